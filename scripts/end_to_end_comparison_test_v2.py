@@ -1,0 +1,200 @@
+"""Side by side with the base model: the same text in, what comes out of both.
+
+    python scripts/end_to_end_comparison_test_v2.py [--model DIR] [--seed N]
+
+The base model is the same directory, read as a plain Qwen2ForCausalLM.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import typer
+from _report import Checks, ModelOption, SeedOption, console, load_subject, show_table
+from rich.markup import escape
+from torch import Tensor
+
+from causal_qwen.calibrate import pad_left
+
+NEW = 20
+PROMPTS = (
+    "The capital of France is",
+    "Water boils at a temperature of",
+    "My neighbour's dog has a habit of",
+    "The recipe calls for flour, butter and",
+    "In the year 1969 two astronauts",
+    "A good teacher knows that",
+    "The train to the coast leaves at",
+    "She opened the letter and read:",
+)
+PASSAGES = (
+    "The garden behind the house had been left alone for years. Nettles grew where the roses once "
+    "stood, and a pear tree leaned on the wall as if it were tired. On the first day of spring "
+    "we carried out the chairs, cut a path to the well and found, under the leaves, a stone bench "
+    "with two names and a date on it that nobody in the village could explain.",
+    "A bakery sells 120 loaves a day from Monday to Friday and 200 on Saturday. It is closed on "
+    "Sunday. If each loaf costs 3 dollars, how much does the bakery earn in a week? On weekdays it "
+    "sells 5 * 120 = 600 loaves, with Saturday 800 loaves, so it earns 800 * 3 = 2400 dollars.",
+    "def greatest_common_divisor(a, b):\n    while b:\n        a, b = b, a % b\n    return a\n\n"
+    "print(greatest_common_divisor(48, 36))  # 12\n",
+)
+
+
+def main(model: ModelOption = None, seed: SeedOption = 0) -> None:
+    """Compare with the base model; exits with 1 when a check fails."""
+    subject = load_subject(model)
+    checks = Checks("Side by side with the base model", subject)
+    if subject.model.config.causal_size != subject.model.config.hidden_size:
+        checks.check("the checkpoint loads as plain Qwen2", False, "causal_size is not hidden_size")
+        checks.finish()
+    with torch.no_grad():
+        base, _ = subject.base()
+        every_position(checks, base)
+        greedy_texts(checks, base, seed)
+        liveliness(checks, base, seed)
+        cost(checks, base)
+    checks.finish()
+
+
+def every_position(checks: Checks, base: Any) -> None:
+    checks.section("the same text in: every position")
+    subject, model = checks.subject, checks.subject.model
+    positions, largest, same = 0, 0.0, dict.fromkeys(("standard", "sampling", "causal"), 0)
+    for passage in (*PASSAGES, *PROMPTS):
+        ids = subject.ids(passage)
+        expected, logits = base(ids).logits, model(ids, output_scale_S=False).logits
+        largest = max(largest, float((logits - expected).abs().max()))
+        positions += ids.numel()
+        for mode in same:
+            still = {} if mode == "standard" else {"temperature": 0.0, "individual": 0}
+            same[mode] += int((model.inference(ids, mode, **still) == expected.argmax(-1)).sum())
+    checks.check(
+        "the logits are the base model's, bit for bit",
+        largest == 0,
+        f"largest difference {largest:.3g} at {positions} positions",
+        unless=subject.why_other_logits,
+    )
+    for mode, count in same.items():
+        checks.check(
+            f"{mode} chooses what the base model would"
+            + ("" if mode == "standard" else " at T = 0"),
+            count == positions,
+            f"{count} of {positions}",
+            unless=subject.why_other_choices,
+        )
+
+
+def greedy_texts(checks: Checks, base: Any, seed: int) -> None:
+    checks.section("the same prompt in: whole texts")
+    subject, model = checks.subject, checks.subject.model
+    ways: dict[str, dict[str, Any]] = {
+        "compatible": {"causal_mode": "compatible", "do_sample": False},
+        "standard": {"do_sample": False},
+        "causal, T = 0": {"causal_mode": "causal", "temperature": 0.0},
+        "causal, T = 1": {"causal_mode": "causal", "individual": seed},
+        "sampling, T = 1": {"do_sample": True, "individual": seed},
+    }
+    agreeing = dict.fromkeys(ways, 0)
+    shown = PROMPTS[:3]
+    for prompt in shown:
+        ids = subject.ids(prompt)
+        expected = generate(base, ids, do_sample=False)
+        rows = [("base model", subject.text(expected[0, ids.shape[1] :]))]
+        for way, options in ways.items():
+            text = generate(model, ids, **options)
+            agreeing[way] += int(torch.equal(text, expected))
+            rows.append((way, subject.text(text[0, ids.shape[1] :])))
+        console.print(f"  [dim]{escape(subject.text(ids[0]))} …[/]")
+        show_table("", "continuation", rows=rows)
+    for way in ("compatible", "standard", "causal, T = 0"):
+        unless = subject.why_other_logits if way == "compatible" else subject.why_other_choices
+        checks.check(
+            f"{way}: the base model's greedy text, token by token",
+            agreeing[way] == len(shown),
+            f"{agreeing[way]} of {len(shown)} texts of {NEW} tokens",
+            unless,
+        )
+    checks.check(
+        "at T = 1 causal and sampling say something else at least once",
+        agreeing["causal, T = 1"] < len(shown) and agreeing["sampling, T = 1"] < len(shown),
+        unless=subject.why_uncalibrated,
+    )
+
+
+def liveliness(checks: Checks, base: Any, seed: int) -> None:
+    checks.section("temperature 1: as lively as softmax sampling, in the base model's eyes")
+    subject, model = checks.subject, checks.subject.model
+    batch = pad_left([subject.ids(prompt)[0] for prompt in PROMPTS], model)
+    who = list(range(seed, seed + len(PROMPTS)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        soft = generate(base, **batch, do_sample=True, temperature=1.0, top_p=0.9, top_k=0)
+    fresh = generate(model, **batch, do_sample=True, temperature=1.0, individual=who)
+    shared = generate(model, **batch, causal_mode="causal", temperature=1.0, individual=who)
+    reference = log_probability(base, soft, batch["attention_mask"])
+    noise = -torch.tensor(float(model.config.vocab_size)).log()
+    rows = [("softmax, top-p 0.9", f"{reference:.2f}", "")]
+    found = {}
+    for mode, text in {"sampling": fresh, "causal": shared}.items():
+        found[mode] = log_probability(base, text, batch["attention_mask"])
+        rows.append((mode, f"{found[mode]:.2f}", f"{found[mode] - reference:+.2f}"))
+    rows.append(("blind guessing", f"{noise:.2f}", f"{noise - reference:+.2f}"))
+    show_table("", "log-probability per token", "difference", rows=rows)
+    for mode, value in found.items():
+        checks.at_most(
+            f"{mode}: within 1 of softmax sampling, over {len(PROMPTS)} prompts",
+            abs(value - reference),
+            1.0,
+            unless=subject.why_uncalibrated or subject.why_other_logits,
+        )
+
+
+def cost(checks: Checks, base: Any) -> None:
+    checks.section("what it costs")
+    subject, model = checks.subject, checks.subject.model
+    ids = subject.ids(PROMPTS[0])
+    ours, theirs = (sum(w.numel() for w in m.state_dict().values()) for m in (model, base))
+    rows = [("numbers in the checkpoint", f"{theirs / 1e6:.2f}M", f"{ours / 1e6:.2f}M")]
+    times = {name: [] for name in ("base", "model")}
+    for _ in range(3):  # interleaved: whatever else runs here disturbs both
+        for name, net in (("base", base), ("model", model)):
+            start = time.perf_counter()
+            generate(net, ids, do_sample=False)
+            times[name].append((time.perf_counter() - start) / NEW * 1000)
+    best = {name: min(values) for name, values in times.items()}
+    rows.append(("ms per token, greedy, best of 3", f"{best['base']:.1f}", f"{best['model']:.1f}"))
+    show_table("", "base model", "causal model", rows=rows)
+    size, vocabulary = model.config.causal_size, model.config.vocab_size
+    hidden = model.config.hidden_size
+    added = 2 * (hidden * size + size) + size + 2 * vocabulary + (size + 1) + hidden
+    added += vocabulary if model.config.head_bias else 0
+    checks.check(
+        "it adds two maps of U, two numbers per token and a few vectors, no more",
+        ours - theirs == added,
+        f"{ours - theirs:,} numbers",
+    )
+
+
+def generate(model: Any, input_ids: Tensor, **options: Any) -> Tensor:
+    """NEW tokens, always: texts of one length are compared token by token."""
+    options.setdefault("attention_mask", torch.ones_like(input_ids))
+    text: Tensor = model.generate(
+        input_ids, max_new_tokens=NEW, min_new_tokens=NEW, pad_token_id=0, **options
+    )
+    return text
+
+
+def log_probability(base: Any, text: Tensor, prompt_mask: Tensor) -> float:
+    """Mean log-probability per new token under the base model's softmax at T = 1."""
+    mask = torch.cat([prompt_mask, torch.ones_like(text[:, prompt_mask.shape[1] :])], dim=-1)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    logits = base(text, attention_mask=mask, position_ids=positions).logits
+    start = prompt_mask.shape[1]
+    log_p = logits[:, start - 1 : -1].float().log_softmax(-1)
+    return float(log_p.gather(-1, text[:, start:].unsqueeze(-1)).mean())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,64 @@
+"""CausalQwen: a language model that decides like an individual.
+
+`import causal_qwen` is light: torch and transformers are imported when a name needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import wrapt
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Cauchy": "cauchy",
+    "CausalQwen2Config": "config",
+    "CausalQwenForCausalLM": "model",
+    "CausalQwenModel": "model",
+    "CausalQwenOutput": "model",
+}
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from causal_qwen.cauchy import Cauchy
+    from causal_qwen.config import CausalQwen2Config
+    from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        importlib.import_module(f"{__name__}.model")  # registers the models with transformers
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("torch", "transformers"):
+            raise
+        raise ImportError(
+            f"{name} needs {error.name}, which is not installed: pip install 'causal-qwen[torch]'"
+        ) from None
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+@wrapt.when_imported("transformers.models.auto.configuration_auto")
+def _announce(auto: Any) -> None:
+    """Let `AutoConfig`, and through it every Auto class, find us without importing torch now.
+
+    transformers resolves the names of its own models lazily, as `transformers.models.<type>`;
+    ours stands there under an alias, and importing it registers the models (see `model.py`).
+    """
+    auto.CONFIG_MAPPING_NAMES["causal_qwen2"] = "CausalQwen2Config"
+    sys.modules.setdefault("transformers.models.causal_qwen2", sys.modules[__name__])
+
+
+@wrapt.when_imported("transformers.models.auto.modeling_auto")
+def _announce_models(auto: Any) -> None:
+    auto.MODEL_MAPPING_NAMES["causal_qwen2"] = "CausalQwenModel"
+    auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["causal_qwen2"] = "CausalQwenForCausalLM"

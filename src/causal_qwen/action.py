@@ -1,0 +1,101 @@
+"""Action: U -> S (a score for every token) and Y (a number). One linear law for everybody.
+
+    loc_S   = W loc_U'
+    scale_S = |W| scale_U' + |a| mean_c(scale_U')
+    Y       ~ Cauchy(w.loc_U' + c, |w|.scale_U')
+
+W is `lm_head.weight` itself. `b_noise` is the exogenous noise that turns U into U'; `a`, the
+decision noise, is independent noise per token in proportion to the individual's own uncertainty.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from causal_qwen.abduction import Float32Module, float32_linear
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.config import CausalQwen2Config
+
+SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
+
+
+class ActionHead(nn.Linear):
+    """`lm_head`, the law's weights: W x (+ bias) for locations, |W| x for scales.
+
+    |W| is taken inside `forward`, where sharded or offloaded weights are whole.
+    """
+
+    def forward(self, input: Tensor, absolute: bool = False, transposed: bool = False) -> Tensor:
+        """`absolute`: |W| x in float32. `transposed`: W x in another order, see `score_pair`."""
+        if absolute:
+            return float32_linear(input, self.weight.abs().to(input.dtype))
+        if transposed:
+            return torch.mm(self.weight, input.to(self.weight.dtype).T).T
+        return F.linear(input, self.weight, self.bias)
+
+
+class ValueHead(Float32Module, nn.Linear):
+    """The number head: one linear function of the individual, in float32."""
+
+    def forward(self, input: Tensor, absolute: bool = False) -> Tensor:
+        if absolute:
+            return float32_linear(input, self.weight.abs())
+        return float32_linear(input, self.weight, self.bias)
+
+
+class ActionNetwork(Float32Module):
+    """U -> (S, Y), with the noise that belongs to the act."""
+
+    def __init__(self, config: CausalQwen2Config) -> None:
+        super().__init__()
+        f32 = torch.float32
+        self.b_noise = nn.Parameter(
+            torch.empty(config.latent_size, dtype=f32), requires_grad=config.b_noise_trainable
+        )
+        self.decision_noise = nn.Parameter(torch.empty(config.vocab_size, dtype=f32))
+        self.value = ValueHead(config.latent_size, 1, dtype=f32)
+
+    def widen(self, u: Cauchy) -> Cauchy:
+        """Scale noise: it widens the decision, whose centre stays."""
+        return Cauchy(u.loc, u.scale + self.b_noise.abs())
+
+    def displacement(self, u: Cauchy, noise: Tensor, regime: str) -> Tensor:
+        """How far noise moves the individual: T kappa b eps ("location") or T kappa scale_U t."""
+        return noise * (self.b_noise.abs() if regime == "location" else u.scale)
+
+    def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
+        """scale_S of every token. (..., C) -> (..., V)"""
+        own = self.decision_noise.abs() * scale.mean(-1, keepdim=True)
+        scores: Tensor = head(scale, absolute=True) + own
+        return scores.clamp_min(SCALE_FLOOR)
+
+    def number(self, u: Cauchy) -> Cauchy:
+        """Y: the distribution of the value, should the next token be a number. (..., C) -> (...)"""
+        scale = self.value(u.scale, absolute=True).clamp_min(SCALE_FLOOR)
+        return Cauchy(self.value(u.loc).squeeze(-1), scale.squeeze(-1))
+
+    def forward(self, u: Cauchy, head: nn.Module) -> tuple[Cauchy, Cauchy]:
+        u = self.widen(u)
+        return Cauchy(head(u.loc), self.score_scale(u.scale, head)), self.number(u)
+
+
+def score_pair(loc: Tensor, shift: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
+    """(W loc + bias, W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
+
+    One position costs the reading of W, so the second product is nearly free. On CPUs the
+    float32 product is fast only as W X^T with X^T a transposed view, hence `transposed`.
+    The shift is scaled to 1 before it meets half-precision weights: Cauchy noise overflows fp16.
+    """
+    shift = shift.float()
+    size = shift.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    stacked = torch.cat([loc, (shift / size).to(loc.dtype)])  # (2B, C)
+    is_slow = loc.device.type == "cpu" and loc.dtype == torch.float32
+    scores = head(stacked, transposed=True) if is_slow else head(stacked)
+    loc_scores, shift_scores = scores.chunk(2)
+    bias = getattr(head, "bias", None)
+    if bias is not None:
+        loc_scores = loc_scores + bias if is_slow else loc_scores
+        shift_scores = shift_scores if is_slow else shift_scores - bias
+    return loc_scores, shift_scores.float() * size

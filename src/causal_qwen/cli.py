@@ -1,0 +1,231 @@
+"""Command line: parse, call, show. Nothing is computed here.
+
+Heavy imports stand inside the commands, so that `causal-qwen --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="causal-qwen",
+    help="A language model that decides like an individual.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="A converted model; the embedded one by default.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    context.obj = {"debug": debug}
+
+
+@app.command()
+def convert(
+    base: Annotated[
+        str,
+        typer.Argument(help="smollm2-135m, a hub name, a Qwen2 or Llama directory, a GGUF file."),
+    ],
+    output: Annotated[Path, typer.Argument(help="The directory to create.")],
+    init: Annotated[
+        str, typer.Option(help="calibrated, or documents for the sources' literal numbers.")
+    ] = "calibrated",
+    causal_size: Annotated[
+        int | None, typer.Option(help="C, the individual's size; the hidden size by default.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; the base model's by default.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A text file to calibrate on, one passage per line.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing directory.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn a Qwen2 checkpoint into a causal model that behaves exactly like it.
+
+    Example: causal-qwen convert smollm2-135m my-model
+    """
+    from causal_qwen.convert import convert as run
+
+    passages = None if text is None else [line for line in _lines(text) if line.strip()]
+    with _status() as progress:
+        report = run(
+            base,
+            output,
+            init=init,
+            causal_size=causal_size,
+            dtype=dtype,
+            texts=passages,
+            overwrite=force,
+            progress=progress,
+        )
+    _show_report(asdict(report), output, as_json)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The beginning of the text.")],
+    model: ModelOption = "",
+    mode: Annotated[
+        str, typer.Option(help="standard, sampling, causal or compatible.")
+    ] = "standard",
+    individual: Annotated[
+        int | None, typer.Option("--individual", "-i", help="The seed of who speaks.")
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0)] = 1.0,
+    min_density: Annotated[
+        float | None, typer.Option(help="Likelihood truncation, 0 to 1.", min=0.0, max=1.0)
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1)] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 60,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask as a user of a chat model.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a prompt in one of the four modes, word by word.
+
+    Example: causal-qwen generate "The train was late, so" --mode causal --individual 7
+    """
+    from transformers import TextStreamer
+
+    tokenizer, causal = _load(model)
+    inputs = _encode(tokenizer, prompt, chat)
+    options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
+    if mode in ("sampling", "causal"):
+        options |= {"individual": individual, "temperature": temperature}
+    elif individual is not None:
+        raise ValueError(f"--individual has no part in mode {mode!r}; use causal or sampling.")
+    elif mode == "compatible" and temperature != 1.0:
+        options |= {"temperature": temperature, "do_sample": True}
+    streamer = None if as_json else TextStreamer(tokenizer, skip_special_tokens=True)
+    result = causal.generate(
+        **inputs,
+        causal_mode=mode,
+        max_new_tokens=max_new_tokens,
+        streamer=streamer,
+        return_dict_in_generate=True,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+    if as_json:
+        text = tokenizer.decode(
+            result.sequences[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
+        seeds = result.get("individual")
+        typer.echo(
+            json.dumps(
+                {"prompt": prompt, "text": text, "mode": mode, "individual": seeds and seeds[0]},
+                ensure_ascii=False,
+            )
+        )
+
+
+@app.command()
+def demo(model: ModelOption = "", as_json: JsonOption = False) -> None:
+    """Convert the embedded model if need be, and meet a few individuals."""
+    from transformers import Qwen2ForCausalLM
+
+    from causal_qwen.convert import quiet
+    from causal_qwen.demo import run
+
+    tokenizer, causal = _load(model)
+    base = None
+    if causal.config.causal_size == causal.config.hidden_size:
+        with quiet():  # a converted checkpoint is still its base model's
+            base = Qwen2ForCausalLM.from_pretrained(causal.name_or_path).eval()
+    run(tokenizer, causal, base, as_json=as_json)
+
+
+def _load(model: str) -> tuple[Any, Any]:
+    from causal_qwen.convert import default_model, load_tokenizer, quiet
+    from causal_qwen.model import CausalQwenForCausalLM
+
+    with _status() as progress:
+        path = Path(model) if model else default_model(progress)
+        progress("loading the model")
+        with quiet():
+            causal = CausalQwenForCausalLM.from_pretrained(path)
+        tokenizer = load_tokenizer(path)
+    if tokenizer is None:
+        raise ValueError(f"{path} holds no tokenizer; copy its base model's tokenizer there.")
+    return tokenizer, causal.eval()
+
+
+def _encode(tokenizer: Any, prompt: str, chat: bool) -> Any:
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; write a few words.")
+    if chat:
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+    return tokenizer(prompt, return_tensors="pt")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Says what is being done: a spinner on a terminal, plain lines elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: console.print(f"{what} ...", highlight=False)
+        return
+    with console.status("starting") as status:
+        yield lambda what: status.update(f"{what} ...")
+
+
+def _show_report(report: dict[str, Any], output: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{report['base']} -> {output}", show_header=False)
+    calibration = report.pop("calibration") or {}
+    for name, value in {**report, **calibration}.items():
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    Console().print(table)
+
+
+def main() -> None:
+    """The entry point: errors are one sentence on stderr, Ctrl-C ends quietly."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, OSError, ImportError) as error:
+        if "--debug" in sys.argv:
+            raise
+        typer.secho(f"causal-qwen: {' '.join(str(error).split())}", fg="red", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

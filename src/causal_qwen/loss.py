@@ -1,0 +1,151 @@
+"""Loss: one-vs-rest classification + gated regression (+ softmax compatibility).
+
+    L_cls,i = - sum_k [ y_k log P_k + (1 - y_k) log(1 - P_k) ]
+    L_nll,i = -log Cauchy(y_i; loc_Y, scale_Y)           in the number head's own space
+    gate_i  = m_i (alpha + (1 - alpha) P_<NUM>,i)        m_i: the label is <NUM>
+    L = w_cls mean_valid(L_cls) + lambda sum(gate L_nll) / sum(m) + w_compat mean_valid(CE(loc_S))
+
+Tokens and numbers are reduced separately: numbers are sparse, and one common mean would drown
+them. The loss takes U and the law, never scores: they exist for a chunk of positions at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from causal_qwen.action import ActionNetwork
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.config import CausalQwen2Config
+from causal_qwen.decision import Decision
+from causal_qwen.embedding import symlog
+
+IGNORE = -100
+AUTO_CHUNK_ELEMENTS = 2**25  # scores of one chunk: 128 MB in float32
+
+
+class LossTerms(NamedTuple):
+    """Each already reduced; `total` is what training minimises."""
+
+    total: Tensor
+    classification: Tensor
+    regression: Tensor
+    compatibility: Tensor
+
+
+def shift_left(values: Tensor, fill: float | int) -> Tensor:
+    """Position i gets what stands at i + 1; the last position gets `fill`. (B, T) -> (B, T)"""
+    return F.pad(values, (0, 1), value=fill)[..., 1:]
+
+
+def causal_loss(
+    u: Cauchy,
+    labels: Tensor,
+    *,
+    action: ActionNetwork,
+    head: nn.Module,
+    decision: Decision,
+    config: CausalQwen2Config,
+    targets: Tensor | None = None,
+    num_items: Tensor | int | None = None,
+    num_numbers: Tensor | int | None = None,
+) -> LossTerms:
+    """The loss of U (B, T, C) against next-token labels (B, T), already shifted.
+
+    `targets` are the values of the labels that are `<NUM>`; `num_items` and `num_numbers` count
+    the tokens and numbers of the whole accumulated batch where it is larger than this one.
+    """
+    u = action.widen(Cauchy(u.loc.flatten(0, -2), u.scale.flatten(0, -2)))  # (N, C)
+    labels = labels.flatten().to(u.loc.device)  # (N,)
+    is_valid = labels != IGNORE
+
+    terms = [
+        _chunk(loc, scale, part, action=action, head=head, decision=decision, config=config)
+        for loc, scale, part in zip(
+            *(x.split(_chunk_size(config, len(labels))) for x in (u.loc, u.scale, labels)),
+            strict=True,
+        )
+    ]
+    ovr, cross_entropy, p_number = (torch.cat(term) for term in zip(*terms, strict=True))  # (N,)
+
+    count = is_valid.sum() if num_items is None else torch.as_tensor(num_items)
+    count = count.to(ovr.device).clamp_min(1)
+    classification = ovr.where(is_valid, 0.0).sum() / count
+    if config.ovr_reduction == "mean":
+        classification = classification / config.vocab_size
+    compatibility = cross_entropy.where(is_valid, 0.0).sum() / count
+    regression = _regression(action.number(u), labels, p_number, targets, num_numbers, config)
+
+    total = (
+        config.classification_loss_weight * classification
+        + config.regression_loss_weight * regression
+        + config.compat_loss_weight * compatibility
+    )
+    return LossTerms(total, classification, regression, compatibility)
+
+
+def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
+    if isinstance(config.loss_chunk_size, int):
+        return config.loss_chunk_size
+    return min(max(AUTO_CHUNK_ELEMENTS // config.vocab_size, 1), max(positions, 1))
+
+
+def _chunk(
+    loc: Tensor,
+    scale: Tensor,
+    labels: Tensor,
+    *,
+    action: ActionNetwork,
+    head: nn.Module,
+    decision: Decision,
+    config: CausalQwen2Config,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L_cls, cross-entropy and P_<NUM> of some positions; their scores are not kept."""
+
+    def terms(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = Cauchy(head(loc).float(), action.score_scale(scale, head))  # (n, V)
+        label = labels.clamp_min(0).unsqueeze(-1)
+        log_not = s.log_shortfall(decision.threshold)
+        chosen = Cauchy(s.loc.gather(-1, label), s.scale.gather(-1, label))
+        log_yes = chosen.log_exceedance(decision.threshold[label])
+        ovr = log_not.gather(-1, label) - log_yes - log_not.sum(-1, keepdim=True)
+        if config.compat_loss_weight:
+            ce = F.cross_entropy(s.loc, labels, ignore_index=IGNORE, reduction="none")
+        else:
+            ce = torch.zeros_like(ovr.squeeze(-1))
+        k = config.num_token_id or 0
+        p_number = Cauchy(s.loc[:, k], s.scale[:, k]).exceedance(decision.threshold[k])
+        return ovr.squeeze(-1), ce, p_number
+
+    if torch.is_grad_enabled():
+        kept: tuple[Tensor, Tensor, Tensor] = checkpoint(terms, loc, scale, use_reentrant=False)
+        return kept
+    return terms(loc, scale)
+
+
+def _regression(
+    y: Cauchy,
+    labels: Tensor,
+    p_number: Tensor,
+    targets: Tensor | None,
+    num_numbers: Tensor | int | None,
+    config: CausalQwen2Config,
+) -> Tensor:
+    """sum(gate L_nll) / sum(m): exactly 0, with a graph, when there is no number."""
+    if targets is None or config.num_token_id is None:
+        is_number = torch.zeros_like(labels, dtype=torch.bool)
+        target = torch.zeros_like(y.loc)
+    else:
+        is_number = labels == config.num_token_id
+        target = targets.flatten().to(y.loc)
+        target = symlog(target) if config.value_space == "symlog" else target
+        target = target.where(is_number, 0.0)
+    gate = config.gate_alpha + (1 - config.gate_alpha) * p_number
+    gate = gate if config.gate_grad else gate.detach()
+    count = is_number.sum() if num_numbers is None else torch.as_tensor(num_numbers)
+    gated = (gate * y.nll(target)).where(is_number, 0.0)
+    return gated.sum() / count.to(gated.device).clamp_min(1)

@@ -1,0 +1,360 @@
+"""Model: the whole chain on one screen.
+
+text -> tokens + values -> embedding -> Qwen2 backbone -> z
+     z -> U (abduction) -> S_1..S_V, Y (action) -> token, value (decision) | loss
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
+from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM, Qwen2Model
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from causal_qwen.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
+from causal_qwen.action import ActionHead, ActionNetwork, ValueHead, score_pair
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.config import CausalQwen2Config
+from causal_qwen.decision import Decision
+from causal_qwen.documents import DocumentedCalls
+from causal_qwen.embedding import embed_values
+from causal_qwen.generation import CausalGenerationMixin
+from causal_qwen.loss import IGNORE, causal_loss, shift_left
+
+
+@dataclass
+class CausalQwenOutput(ModelOutput):
+    """What the chain yields; T here counts the positions kept by `logits_to_keep`.
+
+    `logits` is always loc_S: Hugging Face's name for it. `u_dist`, `s_dist` and `y_dist` are the
+    same tensors as distributions. scale_S and Y belong to the scale-noise regime.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None  # (B, T, V)
+    past_key_values: Cache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    loc_U: Tensor | None = None  # (B, T, C)
+    scale_U: Tensor | None = None  # (B, T, C)
+    scale_S: Tensor | None = None  # (B, T, V), None with output_scale_S=False
+    loc_Y: Tensor | None = None  # (B, T)
+    scale_Y: Tensor | None = None  # (B, T)
+    shift_S: Tensor | None = None  # (B, 1, V), only when noise was given
+
+    @property
+    def loc_S(self) -> Tensor | None:
+        return self.logits
+
+    @property
+    def u_dist(self) -> Cauchy:
+        return _distribution("U", self.loc_U, self.scale_U)
+
+    @property
+    def s_dist(self) -> Cauchy:
+        return _distribution("S", self.logits, self.scale_S)
+
+    @property
+    def y_dist(self) -> Cauchy:
+        return _distribution("Y", self.loc_Y, self.scale_Y)
+
+
+def _distribution(name: str, loc: Tensor | None, scale: Tensor | None) -> Cauchy:
+    if loc is None or scale is None:
+        raise ValueError(
+            f"{name} is not whole in this output; call the model with output_scale_S=True."
+        )
+    return Cauchy(loc, scale)
+
+
+class CausalInitMixin:
+    """How every parameter beyond Qwen2's starts; weights already loaded are left alone."""
+
+    config: CausalQwen2Config
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        config = self.config
+        if isinstance(module, LocationNetwork):
+            module.reset(config.abduction_init_strategy, config.initializer_range)
+        elif isinstance(module, ScaleNetwork):
+            module.reset(config.initial_gamma, config.scale_activation)
+        elif isinstance(module, ValueHead):
+            init.xavier_uniform_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, ActionNetwork):
+            init.constant_(module.b_noise, config.initial_b_noise)
+            init.zeros_(module.decision_noise)
+        elif isinstance(module, Decision):
+            init.constant_(module.threshold, config.initial_threshold)
+        else:
+            super()._init_weights(module)  # type: ignore[misc]
+            if isinstance(module, CausalQwenModel):
+                init.normal_(module.value_direction, mean=0.0, std=0.02)
+                direction = module.value_direction
+                init.copy_(direction, direction / direction.norm())
+
+
+class CausalQwenModel(CausalInitMixin, Qwen2Model):
+    """Qwen2's backbone, which also reads numbers. Without numbers it is Qwen2's, bit for bit."""
+
+    config_class = CausalQwen2Config
+    _keep_in_fp32_modules_strict = ("value_direction",)
+
+    def post_init(self) -> None:
+        # Qwen2Model.__init__ ends here and initialises whatever parameters exist by then
+        direction = torch.empty(self.config.hidden_size, dtype=torch.float32)
+        if self.config.value_direction_trainable:
+            self.value_direction = nn.Parameter(direction)
+        else:
+            self.register_buffer("value_direction", direction)
+        super().post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        numeric_values: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        if numeric_values is not None:
+            inputs_embeds, input_ids = self.embed(input_ids, numeric_values), None
+        elif self.training and self.value_direction.requires_grad and input_ids is not None:
+            # a trained parameter without a gradient breaks FSDP: stay in the graph, with weight 0
+            unused = 0.0 * self.value_direction.sum().to(self.embed_tokens.weight.dtype)
+            inputs_embeds, input_ids = self.embed_tokens(input_ids) + unused, None
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+    def embed(self, input_ids: Tensor | None, numeric_values: Tensor) -> Tensor:
+        """ids (B, T) + values (B, T) -> inputs_embeds (B, T, H)"""
+        if self.config.num_token_id is None:
+            raise ValueError("numeric_values need a <NUM> token: set config.num_token_id first.")
+        if input_ids is None:
+            raise ValueError("numeric_values go with input_ids, not with inputs_embeds.")
+        if numeric_values.shape != input_ids.shape:
+            raise ValueError(
+                f"numeric_values of shape {tuple(numeric_values.shape)} must stand beside "
+                f"input_ids of shape {tuple(input_ids.shape)}, one value per token."
+            )
+        return embed_values(
+            self.embed_tokens(input_ids),
+            numeric_values,
+            input_ids == self.config.num_token_id,
+            self.value_direction,
+            self.config.numeric_encoding,
+        )
+
+
+class CausalQwenForCausalLM(
+    CausalInitMixin, CausalGenerationMixin, DocumentedCalls, Qwen2ForCausalLM, GenerationMixin
+):
+    """`Qwen2ForCausalLM` that first asks who is speaking.
+
+    Drop-in: `logits` are the base model's until training changes them, and every Hugging Face
+    tool that reads logits reads loc_S.
+    """
+
+    config_class = CausalQwen2Config
+    lm_head: ActionHead
+    # a, b, C and W_scale decide between tokens whose scores differ in the last float32 bit
+    _keep_in_fp32_modules_strict = (
+        "abduction.scale",
+        "action.b_noise",
+        "action.decision_noise",
+        "action.value",
+        "decision.threshold",
+        "value_direction",
+    )
+
+    def __init__(self, config: CausalQwen2Config) -> None:
+        super(Qwen2ForCausalLM, self).__init__(config)  # its own backbone and head are not ours
+        self.vocab_size = config.vocab_size
+        self.model = CausalQwenModel(config)
+        self.lm_head = ActionHead(config.latent_size, config.vocab_size, bias=config.head_bias)
+        self.abduction = AbductionNetwork(config)
+        self.action = ActionNetwork(config)
+        self.decision = Decision(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        numeric_values: Tensor | None = None,
+        numeric_targets: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        num_numbers_in_batch: Tensor | int | None = None,
+        u_noise: Tensor | None = None,
+        u_noise_regime: str = "individual",
+        output_scale_S: bool = True,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalQwenOutput:
+        r"""
+        numeric_values (`(B, T)`, optional): the value of every `<NUM>`, 0 elsewhere.
+        labels (`(B, T)`, optional): token ids, -100 where ignored; shifted here.
+        numeric_targets (`(B, T)`, optional): values beside `labels`; `numeric_values` by default.
+        u_noise (`(B, C)`, optional): T kappa times standard Cauchy noise; moves the individual at
+            the last position, and the scores it adds are returned as `shift_S`.
+        u_noise_regime: noise scales with the individual's uncertainty (`"individual"`) or with
+            the exogenous noise b (`"location"`).
+        output_scale_S: False skips scale_S, the second half of the head's work.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            numeric_values=numeric_values,
+            **kwargs,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        z = outputs.last_hidden_state[:, keep, :]  # (B, T, H)
+        u = self.abduct(z)
+        shift = None
+        if u_noise is None:
+            loc_scores = self.lm_head(u.loc)  # (B, T, V)
+        else:
+            loc_scores, shift = self.score_moved(u, u_noise, u_noise_regime)
+        widened = self.action.widen(u)
+        y = self.action.number(widened)
+
+        loss = None
+        if labels is not None and shift_labels is None:
+            shift_labels = shift_left(labels, IGNORE)
+            values = numeric_values if numeric_targets is None else numeric_targets
+            numeric_targets = None if values is None else shift_left(values, 0.0)
+        if shift_labels is not None:
+            loss = causal_loss(
+                u,
+                shift_labels,
+                action=self.action,
+                head=self.lm_head,
+                decision=self.decision,
+                config=self.config,
+                targets=numeric_targets,
+                num_items=num_items_in_batch,
+                num_numbers=num_numbers_in_batch,
+            ).total
+
+        return CausalQwenOutput(
+            loss=loss,
+            logits=loc_scores,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            loc_U=u.loc,
+            scale_U=u.scale,
+            scale_S=self.action.score_scale(widened.scale, self.lm_head)
+            if output_scale_S
+            else None,
+            loc_Y=y.loc,
+            scale_Y=y.scale,
+            shift_S=shift,
+        )
+
+    def abduct(self, hidden_states: Tensor) -> Cauchy:
+        """z (..., H) -> U (..., C)"""
+        u: Cauchy = self.abduction(hidden_states)
+        return u
+
+    def act(self, u: Cauchy) -> tuple[Cauchy, Cauchy]:
+        """U (..., C) -> S (..., V) and Y (...), in the scale-noise regime."""
+        s, y = self.action(u, self.lm_head)
+        return s, y
+
+    def score_moved(self, u: Cauchy, noise: Tensor, regime: str) -> tuple[Tensor, Tensor]:
+        """loc_S, and what the noise adds to it at the last position. -> (B, T, V), (B, 1, V)"""
+        last = Cauchy(u.loc[:, -1], u.scale[:, -1])
+        displacement = self.action.displacement(last, noise, regime)
+        loc_scores, shift = score_pair(last.loc, displacement, self.lm_head)
+        loc_scores = loc_scores.unsqueeze(1)
+        if u.loc.shape[1] > 1:
+            loc_scores = torch.cat([self.lm_head(u.loc[:, :-1]), loc_scores], dim=1)
+        return loc_scores, shift.unsqueeze(1)
+
+    @classmethod
+    def from_qwen(cls, base: Any = "smollm2-135m", **options: Any) -> "CausalQwenForCausalLM":
+        """A causal model that starts as `base` and behaves exactly like it.
+
+        See `causal_qwen.convert.convert_model` for what `base` may be and for the options.
+        """
+        from causal_qwen.convert import convert_model
+
+        return convert_model(base, model_class=cls, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Loads our checkpoints, and plain Qwen2 ones, which it then calibrates."""
+        from causal_qwen.convert import load
+
+        return load(cls, super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
+
+    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> ActionHead:
+        """HF builds a plain Linear; the law needs its own class."""
+        plain = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        head = ActionHead(
+            plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta"
+        )
+        head.weight, head.bias = plain.weight, plain.bias
+        head._is_hf_initialized = True  # type: ignore[assignment]
+        return head
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """New tokens get the usual threshold, and the noise that gives them the usual scale."""
+        old = len(self.decision.threshold)
+        embeddings: nn.Embedding = super().resize_token_embeddings(*args, **kwargs)
+        if (size := embeddings.weight.shape[0]) != old:
+            norms = self.lm_head.weight.detach().abs().sum(-1, dtype=torch.float32)
+            noise, threshold = self.action.decision_noise, self.decision.threshold
+            usual = (norms[:old] + noise.detach().abs()[:size]).median()
+            has_noise = bool((noise != 0).any())
+            new_noise = (usual - norms).clamp_min(0) if has_noise else torch.zeros_like(norms)
+            self.action.decision_noise = _resized(noise, new_noise)
+            self.decision.threshold = _resized(
+                threshold, threshold.detach().median().expand(size).clone()
+            )
+        return embeddings
+
+
+def _resized(old: nn.Parameter, new: Tensor) -> nn.Parameter:
+    """`old` where it reaches, `new` beyond."""
+    kept = min(len(old), len(new))
+    new = new.to(old)
+    new[:kept] = old.detach()[:kept]
+    return nn.Parameter(new, requires_grad=old.requires_grad)
+
+
+AutoModel.register(CausalQwen2Config, CausalQwenModel, exist_ok=True)
+AutoModelForCausalLM.register(CausalQwen2Config, CausalQwenForCausalLM, exist_ok=True)

@@ -1,0 +1,81 @@
+"""Models: the documents' networks, each standing alone, and their name for the whole model.
+
+A network here starts as a bare config says: decision noise 0, which is the documents' formula.
+Inside a model the same networks are `model.abduction_network`, `action_network`, `ovr_classifier`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import initialization as init
+
+from causal_qwen.abduction import AbductionNetwork as Abduction
+from causal_qwen.action import ActionHead
+from causal_qwen.action import ActionNetwork as Law
+from causal_qwen.config import CausalQwen2Config
+from causal_qwen.decision import Decision
+from causal_qwen.documents import AbductionView, ActionView, ClassifierView
+from causal_qwen.model import CausalQwenForCausalLM, CausalQwenOutput
+
+__all__ = [
+    "AbductionNetwork",
+    "ActionNetwork",
+    "CauchyMath",
+    "CausalMVPOutput",
+    "CausalQwen2Config",
+    "CausalQwenMVPForCausalLM",
+    "OvRClassifier",
+]
+
+CausalQwenMVPForCausalLM = CausalQwenForCausalLM
+CausalMVPOutput = CausalQwenOutput
+
+
+class CauchyMath:
+    """The two halves of `causal_qwen.Cauchy.affine`."""
+
+    @staticmethod
+    def cauchy_linear_stable_loc(
+        loc_input: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """W loc + b. (..., C), (K, C) -> (..., K)"""
+        return F.linear(loc_input, weight, bias)
+
+    @staticmethod
+    def cauchy_linear_stable_scale(scale_input: Tensor, weight: Tensor) -> Tensor:
+        """|W| scale. (..., C), (K, C) -> (..., K)"""
+        return F.linear(scale_input, weight.abs())
+
+
+class AbductionNetwork(AbductionView):
+    """z (..., H) -> (loc_U, scale_U), each (..., C)."""
+
+    def __init__(self, config: CausalQwen2Config) -> None:
+        network = Abduction(config)
+        network.loc.reset(config.abduction_init_strategy, config.initializer_range)
+        network.scale.reset(config.initial_gamma, config.scale_activation)
+        super().__init__(network)
+
+
+class ActionNetwork(ActionView):
+    """(loc_U, scale_U) -> (loc_S, scale_S) through its own `lm_head`."""
+
+    def __init__(self, config: CausalQwen2Config) -> None:
+        law = Law(config)
+        init.constant_(law.b_noise, config.initial_b_noise)
+        init.zeros_(law.decision_noise)
+        head = ActionHead(len(law.b_noise), config.vocab_size, bias=config.head_bias)
+        init.normal_(head.weight, mean=0.0, std=config.initializer_range)
+        if config.head_bias:
+            init.zeros_(head.bias)
+        super().__init__(law, head)
+
+
+class OvRClassifier(ClassifierView):
+    """(loc_S, scale_S) -> P_k = P(S_k > C_k)."""
+
+    def __init__(self, config: CausalQwen2Config) -> None:
+        decision = Decision(config)
+        init.constant_(decision.threshold, config.initial_threshold)
+        super().__init__(decision)

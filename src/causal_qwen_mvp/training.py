@@ -1,0 +1,36 @@
+"""Training: the documents' two helpers. The loss itself is the model's own.
+
+For training runs use Hugging Face's Trainer: the model takes `labels` as any causal model does.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from causal_qwen.documents import DocumentedCalls
+from causal_qwen.loss import IGNORE, causal_loss, shift_left
+from causal_qwen.model import CausalQwenForCausalLM, CausalQwenOutput
+
+__all__ = ["compute_ovr_loss", "training_step"]
+
+training_step = DocumentedCalls.training_step
+
+
+def compute_ovr_loss(
+    model: CausalQwenForCausalLM, output: CausalQwenOutput, labels: Tensor
+) -> Tensor:
+    """The one-vs-rest part of the loss of what `model` has yielded for `labels` (B, T).
+
+    It takes the output, where the documents take probabilities: in float32 the logarithm of a
+    probability that was rounded first has lost the gradients of most tokens. Labels are shifted
+    here. `config.ovr_reduction="mean"` is the documents' average over the vocabulary.
+    """
+    terms = causal_loss(
+        output.u_dist,
+        shift_left(labels, IGNORE),
+        action=model.action,
+        head=model.lm_head,
+        decision=model.decision,
+        config=model.config,
+    )
+    return terms.classification

@@ -1,0 +1,131 @@
+"""Shared fixtures: tiny models that are nowhere at a special point of their parameter space.
+
+Sizes are all distinct, so that a transposed or mixed-up axis cannot pass unnoticed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# One fixed set of examples by default; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("explore", deadline=None, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+TINY: dict[str, Any] = {
+    "vocab_size": 97,  # V
+    "hidden_size": 32,  # H, and C where the head is tied
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.4,  # wide enough for the choices to depend on the context
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_fields() -> dict[str, Any]:
+    """Fields of a tiny Qwen2 configuration."""
+    return dict(TINY)
+
+
+@pytest.fixture(scope="session")
+def make_config(tiny_fields: dict[str, Any]) -> Callable[..., Any]:
+    """`make_config(**fields)`: a tiny CausalQwen2Config; an own `causal_size` unties the head."""
+    from causal_qwen.config import CausalQwen2Config
+
+    def make(**fields: Any) -> Any:
+        if fields.get("causal_size") is not None:
+            fields = {"tie_word_embeddings": False, **fields}
+        return CausalQwen2Config(**{**tiny_fields, **fields})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fresh_model(make_config: Callable[..., Any]) -> Callable[..., Any]:
+    """`fresh_model(**fields)`: a tiny model exactly as its config initialises it."""
+    import torch
+
+    from causal_qwen.model import CausalQwenForCausalLM
+
+    def make(seed: int = 0, **fields: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return CausalQwenForCausalLM(make_config(**fields)).eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_model(fresh_model: Callable[..., Any]) -> Callable[..., Any]:
+    """`make_model(**fields)`: a tiny model whose every causal parameter is random."""
+
+    def make(seed: int = 0, **fields: Any) -> Any:
+        return shake(fresh_model(seed, **fields), seed)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_pair(make_model: Callable[..., Any]) -> Callable[..., Any]:
+    """`make_pair(**fields)`: (a tiny Qwen2ForCausalLM, the causal model with its weights).
+
+    W_loc is the identity, as after a conversion; all else of the causal chain is random.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def make(seed: int = 0, **fields: Any) -> Any:
+        model = make_model(seed, **fields)
+        with torch.no_grad():
+            model.abduction.loc.weight.copy_(torch.eye(model.config.hidden_size))
+            model.abduction.loc.bias.zero_()
+        plain = {name: getattr(model.config, name) for name in TINY}
+        base = Qwen2ForCausalLM(Qwen2Config(**plain)).eval()
+        missing, _ = base.load_state_dict(model.state_dict(), strict=False)
+        assert not missing
+        return base, model
+
+    return make
+
+
+def shake(model: Any, seed: int) -> Any:
+    """Random causal parameters: U varies in scale, thresholds and noises differ by token."""
+    import torch
+
+    config = model.config
+    generator = torch.Generator().manual_seed(seed + 1000)
+
+    def normal(like: Any, std: float) -> Any:
+        return torch.randn(like.shape, generator=generator) * std
+
+    def uniform(like: Any, low: float, high: float) -> Any:
+        return torch.rand(like.shape, generator=generator) * (high - low) + low
+
+    with torch.no_grad():
+        scale, action = model.abduction.scale, model.action
+        scale.weight.copy_(normal(scale.weight, 0.1))
+        scale.bias.copy_(uniform(scale.bias, -3.0, -1.0))
+        location = model.abduction.loc
+        location.weight.add_(normal(location.weight, 0.05))
+        location.bias.copy_(normal(location.bias, 0.1))
+        # signs included: b and a act by their absolute value
+        action.b_noise.copy_(uniform(action.b_noise, -0.2, 0.2))
+        action.decision_noise.copy_(uniform(action.decision_noise, -20.0, 20.0))
+        action.value.weight.copy_(normal(action.value.weight, 0.3))
+        action.value.bias.copy_(normal(action.value.bias, 0.3))
+        model.decision.threshold.copy_(uniform(model.decision.threshold, 2.0, 8.0))
+        if config.head_bias:
+            model.lm_head.bias.copy_(normal(model.lm_head.bias, 1.0))
+    return model

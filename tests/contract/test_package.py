@@ -1,0 +1,124 @@
+"""What the package promises before torch is there: light imports, honest errors, matching pins."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+# Hides modules the way an installation without them would: no finder knows them.
+HIDE = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+HIDDEN = {hidden!r}
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+
+HEAVY = {"torch", "transformers", "accelerate", "gguf"}
+REPORT_HEAVY = f"print('heavy:', *sorted({HEAVY!r} & set(sys.modules)))"
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def hide(*modules: str) -> str:
+    return HIDE.replace("{hidden!r}", repr(set(modules)))
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert run(f"import sys, causal_qwen; {REPORT_HEAVY}") == "heavy:\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    out = run(
+        "import sys\n"
+        "from causal_qwen.cli import main\n"
+        "sys.argv = ['causal-qwen', '--help']\n"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        f"{REPORT_HEAVY}\n"
+    )
+    assert "Usage" in out
+    assert out.endswith("heavy:\n")
+
+
+def test_the_package_and_its_help_need_no_torch_extra() -> None:
+    run(f"{hide(*HEAVY)}\nimport causal_qwen, causal_qwen.cli")
+
+
+@pytest.mark.parametrize(
+    "hidden", [{"torch"}, {"transformers"}, HEAVY], ids=["torch", "transformers", "whole extra"]
+)
+def test_a_missing_torch_extra_is_said_in_one_sentence(hidden: set[str]) -> None:
+    message = run(
+        f"{hide(*hidden)}\n"
+        "try:\n    from causal_qwen import CausalQwenForCausalLM\n"
+        "except ImportError as error:\n    print(error)\n"
+        "else:\n    print('no error')\n"
+    ).removesuffix("\n")
+    assert "pip install 'causal-qwen[torch]'" in message
+    assert "\n" not in message
+    assert len(re.findall(r"[.!?](?=\s|$)", message)) <= 1, f"more than one sentence: {message}"
+
+
+def test_the_torch_extra_is_what_was_missing() -> None:
+    """The guard of the test above: with nothing hidden, the same import works."""
+    run("from causal_qwen import CausalQwenForCausalLM")
+
+
+def test_the_command_is_installed() -> None:
+    (command,) = metadata.entry_points(group="console_scripts", name="causal-qwen")
+    assert command.value == "causal_qwen.cli:main"
+    assert callable(command.load())
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert run("import causal_qwen; print(causal_qwen.__version__)").strip() == metadata.version(
+        "causal-qwen"
+    )
+
+
+def pins() -> dict[str, str]:
+    """Name -> version, for every line of the lock files."""
+    lines = [
+        line.split("#")[0].strip()
+        for lock in sorted((ROOT / "requirements").glob("*.lock"))
+        for line in lock.read_text(encoding="utf-8").splitlines()
+    ]
+    pairs = [line.split("==") for line in lines if line]
+    assert all(len(pair) == 2 for pair in pairs), "a lock holds only name==version lines"
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    for text in [*project["dependencies"], *(line for extra in extras for line in extra)]:
+        wanted = Requirement(text)
+        pinned = pins().get(canonicalize_name(wanted.name))
+        assert pinned is not None, f"{wanted.name} has no pin in requirements/*.lock"
+        assert wanted.specifier.contains(pinned), f"{wanted.name}=={pinned} is outside {wanted}"

@@ -1,0 +1,279 @@
+"""Decision: argmax P is what it says, ties fall as argmax lets them fall, and pruning is exact."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from causal_qwen.action import SCALE_FLOOR
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.decision import (
+    BLOCKS,
+    FEW,
+    Decision,
+    HeadBounds,
+    block_edges,
+    choose,
+    choose_pruned,
+)
+
+# --- P and its argmax
+
+
+def test_p_is_the_probability_to_exceed_the_threshold(make_config: Callable[..., Any]) -> None:
+    decision = Decision(make_config(vocab_size=5))
+    thresholds = [5.0, 4.0, -1.0, 0.0, 2.0]
+    with torch.no_grad():
+        decision.threshold.copy_(torch.tensor(thresholds))
+    loc, scale = [4.0, 9.0, -3.0, 0.0, 1e4], [0.5, 2.0, 0.1, 7.0, 3.0]
+    s = Cauchy(torch.tensor(loc), torch.tensor(scale))
+    expected = stats.cauchy.sf(thresholds, loc, scale)
+    np.testing.assert_allclose(decision(s).detach(), expected, rtol=1e-6)
+    log_share = decision.log_normalized(s).detach()
+    np.testing.assert_allclose(log_share, np.log(expected / expected.sum()), rtol=1e-5)
+
+
+def test_normalised_probabilities_survive_when_every_p_is_tiny(
+    make_config: Callable[..., Any],
+) -> None:
+    decision = Decision(make_config(vocab_size=3))
+    with torch.no_grad():
+        decision.threshold.fill_(0.0)
+    s = Cauchy(torch.tensor([-1e20, -2e20, -4e20]), torch.full((3,), 1e-12))
+    share = decision.log_normalized(s).detach().exp()
+    np.testing.assert_allclose(share, [4 / 7, 2 / 7, 1 / 7], rtol=1e-5)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.floats(-20, 20), st.floats(1e-3, 1e3))
+def test_choose_is_a_plain_argmax_of_p_in_float64(
+    seed: int, tokens: int, threshold: float, width: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    loc = rng.normal(0, 8, (2, 3, tokens))
+    scale = width * np.exp(rng.normal(0, 1, loc.shape))
+    thresholds = threshold + rng.normal(0, 1, tokens)
+    # sf rounds to 1 above the threshold and sorts badly there: the log of both tails does not
+    below, above = stats.cauchy.cdf(thresholds, loc, scale), stats.cauchy.sf(thresholds, loc, scale)
+    log_p = np.where(above < 0.5, np.log(above), np.log1p(-below))
+    chosen = choose(*(torch.from_numpy(x) for x in (loc, scale, thresholds)))
+    assert chosen.shape == (2, 3)
+    np.testing.assert_array_equal(chosen, log_p.argmax(-1))
+
+
+def test_the_module_chooses_with_its_own_thresholds(make_config: Callable[..., Any]) -> None:
+    decision = Decision(make_config(vocab_size=3))
+    s = Cauchy(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3))
+    with torch.no_grad():
+        decision.threshold.fill_(0.0)
+        assert int(decision.choose(s)) == 2
+        decision.threshold.copy_(torch.tensor([-9.0, 0.0, 0.0]))
+        assert int(decision.choose(s)) == 0
+
+
+def test_the_wider_token_wins_below_the_threshold_and_loses_above_it() -> None:
+    narrow_or_wide = torch.tensor([1.0, 3.0])
+    same = torch.tensor([2.0, 2.0])
+    assert int(choose(same, narrow_or_wide, torch.tensor([9.0, 9.0]))) == 1
+    assert int(choose(same, narrow_or_wide, torch.tensor([1.0, 1.0]))) == 0
+
+
+def test_equal_scores_fall_to_the_lowest_id() -> None:
+    loc = torch.tensor([0.0, 7.0, 3.0, 7.0, 7.0])
+    scale = torch.ones(5)
+    assert int(choose(loc, scale, torch.full((5,), 5.0))) == 1
+    assert int(choose(loc, scale, torch.full((5,), 50.0))) == 1
+    assert int(loc.argmax()) == 1
+
+
+@pytest.mark.parametrize("threshold", [5.0, 50.0], ids=["above C", "below C"])
+@pytest.mark.parametrize("noise", [3e-6, -3e-6])
+def test_scales_equal_up_to_rounding_leave_the_choice_to_the_scores(
+    threshold: float, noise: float
+) -> None:
+    """In float32 the equalised scales differ by 1e-7; the base model's argmax knows no scales."""
+    scale = torch.tensor([2.0, 2.0 * (1 + noise), 2.0, 2.0 * (1 - noise)], dtype=torch.float64)
+    thresholds = torch.full((4,), threshold)
+    tie = torch.tensor([7.0, 7.0, 3.0, 7.0])
+    assert int(choose(tie, scale, thresholds)) == 0
+    barely = torch.tensor([7.0, 7.000001, 3.0, 7.0])
+    assert int(choose(barely, scale, thresholds)) == 1
+
+
+def test_scales_that_differ_by_more_than_the_tie_decide() -> None:
+    loc = torch.tensor([7.0, 7.0])
+    scale = torch.tensor([2.0, 2.0 * (1 - 3e-5)], dtype=torch.float64)
+    assert int(choose(loc, scale, torch.full((2,), 5.0))) == 1
+    assert int(choose(loc, scale, torch.full((2,), 9.0))) == 0
+
+
+def test_masked_tokens_are_never_chosen() -> None:
+    loc = torch.tensor([-math.inf, -1e4, -math.inf, -2e4])
+    assert int(choose(loc, torch.ones(4), torch.zeros(4))) == 1
+
+
+# --- pruning
+
+
+class Case(NamedTuple):
+    loc: Tensor
+    scale: Tensor
+    threshold: Tensor
+    noise: Tensor
+    weight: Tensor
+    bounds: HeadBounds
+
+
+def full_choice(case: Case) -> int:
+    """The same decision without any short cut, in float64."""
+    scale = case.weight.double().abs() @ case.scale.double()
+    scale = scale + case.noise.double().abs() * case.scale.double().mean()
+    return int(choose(case.loc, scale.clamp_min(SCALE_FLOOR), case.threshold))
+
+
+def pruned_choice(case: Case) -> int:
+    return choose_pruned(case.loc, case.scale, case.threshold, case.noise, case.weight, case.bounds)
+
+
+SHAPES = ((1, 3), (2, 1), (5, 70), (60, 7), (97, 128), (300, 33), (700, 100), (2000, 128))
+
+
+def random_cases(count: int) -> Iterator[tuple[str, Case]]:
+    """Every combination of what can vary, in turn; a law (weights) serves 50 contexts."""
+    rng = np.random.default_rng(0)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    made = 0
+    law = 0
+    while made < count:
+        tokens, size = SHAPES[law % len(SHAPES)]
+        dtype = (torch.float32, torch.bfloat16)[law // len(SHAPES) % 2]
+        equalised = bool(law // (2 * len(SHAPES)) % 2)
+        weight = normal(tokens, size) * 0.2 * normal(tokens, 1).exp()
+        if law % 3 == 0:
+            weight[rng.integers(tokens, size=tokens // 4)] = weight[0].clone()  # exact ties
+        if law % 5 == 0:
+            weight[-1] = 0.0  # a padding row
+        weight = weight.to(dtype)
+        norms = weight.double().abs().sum(-1)
+        noise = ((norms.max() - norms) if equalised else torch.zeros(tokens)).float()
+        bounds = HeadBounds.of(weight)
+        for context in range(min(50, count - made)):
+            spread = (0.0, 0.3, 1.0)[context % 3]  # constant, 30%, a factor e
+            scale = 10 ** rng.uniform(-6, 1) * (normal(size) * spread).exp()
+            u = normal(size) * 3
+            loc = (weight.float() @ u).to(dtype).float()  # bfloat16 scores tie often
+            if context % 4 == 1:
+                loc[rng.random(tokens) < 0.5] = -math.inf
+            top = float(loc.max()) if math.isfinite(loc.max()) else 0.0
+            threshold = torch.full((tokens,), top + (30, 1, 0, -3)[context % 4 - 1])
+            if context % 5 == 2:
+                threshold = threshold + normal(tokens)
+            kind = f"V={tokens} C={size} {dtype} equalised={equalised} spread={spread} {context}"
+            yield kind, Case(loc, scale, threshold, noise, weight, bounds)
+        made += 50
+        law += 1
+
+
+def test_the_pruned_choice_is_the_full_one_in_10_000_random_cases() -> None:
+    wrong = [
+        (kind, pruned, full)
+        for kind, case in random_cases(10_000)
+        if (pruned := pruned_choice(case)) != (full := full_choice(case))
+    ]
+    assert not wrong, f"{len(wrong)} of 10,000: {wrong[:5]}"
+
+
+def test_the_pruned_choice_is_the_base_models_argmax_when_scales_are_equalised() -> None:
+    """The promise: with equalised decision noise and a constant scale_U, argmax P = argmax loc."""
+    cases = [case for kind, case in random_cases(4_000) if "equalised=True spread=0.0" in kind]
+    constant = [case for case in cases if len(set(case.threshold.tolist())) == 1]
+    assert len(constant) > 300
+    for case in constant:
+        assert pruned_choice(case) == int(case.loc.argmax())
+
+
+@pytest.mark.parametrize("tokens", [FEW - 1, FEW + 1, 500])
+@pytest.mark.parametrize("gap", [0.0, 1e-7, 1e-6, 2e-5, 1e-4, 1e-3])
+def test_near_ties_survive_pruning(tokens: int, gap: float) -> None:
+    """Tokens whose ratios differ by less than float32 can bound, on both sides of C."""
+    generator = torch.Generator().manual_seed(tokens)
+    weight = torch.rand(tokens, 40, generator=generator) + 0.1
+    bounds = HeadBounds.of(weight)
+    scale = torch.rand(40, generator=generator) + 0.5
+    exact = weight.double() @ scale.double()
+    for sign in (1.0, -1.0):
+        steps = 1 - sign * gap * torch.arange(tokens, dtype=torch.float64)
+        ratio = sign * 3.0 * steps[torch.randperm(tokens, generator=generator)]
+        case = Case(
+            (ratio * exact).float(),
+            scale,
+            torch.zeros(tokens),
+            torch.zeros(tokens),
+            weight,
+            bounds,
+        )
+        assert pruned_choice(case) == full_choice(case)
+
+
+def test_pruning_reads_few_rows_of_the_head_when_the_scale_is_constant() -> None:
+    """What makes it nearly free: the head's rows are read for the candidates alone."""
+
+    class Watched:
+        def __init__(self, weight: Tensor) -> None:
+            self.weight = weight
+            self.rows = 0
+
+        def __getitem__(self, index: Tensor) -> Tensor:
+            self.rows += len(index)
+            return self.weight[index]
+
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(2000, 64, generator=generator)
+    loc = weight @ torch.randn(64, generator=generator)
+    norms = weight.abs().sum(-1)
+    watched: Any = Watched(weight)
+    chosen = choose_pruned(
+        loc,
+        torch.full((64,), 0.01),
+        torch.full((2000,), float(loc.max())),
+        norms.max() - norms,
+        watched,
+        HeadBounds.of(weight),
+    )
+    assert chosen == int(loc.argmax())
+    assert watched.rows <= FEW
+
+
+def test_scores_of_nan_are_refused_with_the_cure() -> None:
+    weight = torch.ones(5, 3)
+    nan = torch.full((5,), math.nan)
+    with pytest.raises(ValueError, match=r"loc_S holds NaN.*check the model's weights"):
+        choose_pruned(
+            nan, torch.ones(3), torch.zeros(5), torch.zeros(5), weight, HeadBounds.of(weight)
+        )
+
+
+@pytest.mark.parametrize("size", [1, 3, 95, 96, 97, 130, 576])
+def test_bounds_hold_the_norms_of_every_row_whole_and_in_blocks(size: int) -> None:
+    weight = torch.randn(7, size, generator=torch.Generator().manual_seed(size))
+    bounds = HeadBounds.of(weight.bfloat16())
+    exact = weight.bfloat16().double().abs()
+    np.testing.assert_allclose(bounds.rows, exact.sum(-1), rtol=1e-5)
+    edges = [0, *block_edges(size), size]
+    assert len(edges) - 1 == min(BLOCKS, size)
+    assert all(low < high for low, high in itertools.pairwise(edges))
+    for block, (low, high) in enumerate(itertools.pairwise(edges)):
+        np.testing.assert_allclose(bounds.blocks[:, block], exact[:, low:high].sum(-1), rtol=1e-5)
