@@ -14,10 +14,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
        -c requirements/torch.lock -c requirements/environment.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench-decode env clean
+.PHONY: help demo test lint format bench-decode bench-liveliness env clean
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: env  ## convert the embedded model and show what it does
 	$(BIN)/causal-qwen demo $(ARGS)
@@ -37,6 +37,9 @@ format: env  ## let ruff fix and format
 
 bench-decode: env  ## time per token of every mode against the base model
 	$(BIN)/python benchmarks/decode.py $(ARGS)
+
+bench-liveliness: env  ## are individuals alive and fluent, beside softmax sampling
+	$(BIN)/python benchmarks/liveliness.py $(ARGS)
 
 env: $(STAMP)  ## make or update the environment only
 

@@ -55,6 +55,11 @@ PEERS: dict[str, dict[str, Any]] = {
     "greedy": {"causal_mode": "compatible"},
     "causal T=1": {"causal_mode": "causal"},
     "causal T=0.3": {"causal_mode": "causal", "temperature": 0.3},
+    "causal T=3 min_density=0.05": {
+        "causal_mode": "causal",
+        "temperature": 3.0,
+        "min_density": 0.05,
+    },
     "sampling T=1": {"causal_mode": "sampling"},
     "sampling T=0.3": {"causal_mode": "sampling", "temperature": 0.3},
 }

@@ -121,7 +121,7 @@ def temperature_selectivity(checks: Checks, u: Cauchy, ids: Tensor, seed: int) -
 
     def generate(**options: Any) -> list[int]:
         text = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, pad_token_id=0, **options
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, pad_token_id=0, **options
         )
         return text[0, ids.shape[1] :].tolist()
 

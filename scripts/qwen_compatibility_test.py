@@ -29,7 +29,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 PROMPT = "The three things every traveller should remember are"
-NEW = 10
+NEW = 6
 
 OUR_KEYS = {
     "abduction.loc.weight",

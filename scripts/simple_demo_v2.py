@@ -15,7 +15,7 @@ from torch import Tensor
 
 from causal_qwen_mvp import CausalQwen2Config, CausalQwenMVPForCausalLM
 
-NEW = 24
+NEW = 16
 PromptOption = Annotated[str, typer.Option("--prompt", help="What the model continues.")]
 
 

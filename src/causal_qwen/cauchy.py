@@ -70,15 +70,16 @@ class Cauchy(NamedTuple):
         """The central interval that holds the variable with probability `level`."""
         if not 0 < level < 1:
             raise ValueError(f"level={level} is outside (0, 1).")
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        half = self.scale / math.tan(math.pi * (1 - level) / 2)  # symmetric, in any precision
+        return self.loc - half, self.loc + half
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One draw of every variable."""
         uniform = torch.rand(
             self.loc.shape, dtype=self.loc.dtype, device=self.loc.device, generator=generator
         )
-        tiny = torch.finfo(self.loc.dtype).tiny  # rand() may return 0, whose quantile is -inf
-        return self.quantile(uniform.clamp_min(tiny))
+        half_cell = torch.finfo(self.loc.dtype).eps / 4  # rand() may return 0: quantile -inf
+        return self.quantile(uniform.clamp_min(half_cell))
 
     def crps(self, value: Tensor | float) -> Tensor:
         """Continuous ranked probability score: (s/pi) (2 z atan z - ln(1 + z^2) + 2 ln 2)."""
@@ -96,7 +97,12 @@ def _log_tail(scale: Tensor, distance: Tensor) -> Tensor:
 
     Below 1/2 the angle itself is accurate; above it, its complement is. Either form alone is
     biased in float32. The unused branch is fed a harmless value so that its gradient is not NaN.
+    atan2 does not change when both arguments are divided; its gradient squares them, and would
+    overflow beyond 1e19.
     """
+    size = torch.maximum(scale, distance.abs()).detach()
+    size = torch.where(size.isfinite(), size, 1.0)
+    scale, distance = scale / size, distance / size
     tail = torch.atan2(scale, distance) / math.pi
     rest = torch.atan2(scale, -distance) / math.pi
     is_small = tail < 0.5

@@ -107,6 +107,8 @@ def generate(
     """
     from transformers import TextStreamer
 
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; write a few words.")
     tokenizer, causal = _load(model)
     inputs = _encode(tokenizer, prompt, chat)
     options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
@@ -170,8 +172,6 @@ def _load(model: str) -> tuple[Any, Any]:
 
 
 def _encode(tokenizer: Any, prompt: str, chat: bool) -> Any:
-    if not prompt.strip():
-        raise ValueError("The prompt is empty; write a few words.")
     if chat:
         return tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}],

@@ -3,8 +3,6 @@
 Legend used across the package: B batch, T tokens, H hidden size, C latent size, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, get_args
 
@@ -151,7 +149,7 @@ class CausalQwen2Config(Qwen2Config):
         return fields, unused
 
     @classmethod
-    def from_qwen2(cls, config: Qwen2Config, **overrides: Any) -> CausalQwen2Config:
+    def from_qwen2(cls, config: Qwen2Config, **overrides: Any) -> "CausalQwen2Config":
         """The configuration of the causal model that starts from a plain Qwen2 model."""
         return cls(**{**_plain_fields(config), **overrides})
 

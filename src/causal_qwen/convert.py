@@ -22,7 +22,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
-    GenerationConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -31,6 +30,7 @@ from transformers.utils import logging
 
 from causal_qwen.calibrate import PROMPTS, TEXTS, Calibration, calibrate
 from causal_qwen.config import CausalQwen2Config
+from causal_qwen.generation import adopt_generation_config
 from causal_qwen.model import CausalQwenForCausalLM
 
 EMBEDDED = "smollm2-135m"
@@ -167,8 +167,8 @@ def load(
     is_plain = kwargs.get("config") is None and _model_type(path, kwargs) == Qwen2Config.model_type
     with damaged_files_named(path), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
+    model.generation_config = adopt_generation_config(model.generation_config)
     if is_plain:
-        model.generation_config = adopt_generation_config(model.generation_config)
         model.calibration = calibrate(model, encode(load_tokenizer(path), TEXTS))
     return (model, info) if output_loading_info else model
 
@@ -329,13 +329,6 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[Tensor] | None:
     return [tokenizer(text, return_tensors="pt").input_ids[0] for text in texts]
 
 
-def adopt_generation_config(config: GenerationConfig) -> GenerationConfig:
-    """A copy that keeps fields of our own: one made from a model config drops them on reload."""
-    fields = config.to_dict()
-    fields.pop("_from_model_config", None)
-    return GenerationConfig(**fields)
-
-
 @torch.no_grad()
 def compare(base: str, qwen: Any, model: Any, texts: Sequence[Tensor] | None) -> Report:
     """How well the promise is kept, position by position, on a few passages."""
@@ -424,6 +417,11 @@ def quiet() -> Iterator[None]:
 
 def _model_type(path: str | os.PathLike[str], options: dict[str, Any] | None = None) -> str | None:
     hub = {k: v for k, v in (options or {}).items() if k in HUB_OPTIONS}
-    fields, _ = Qwen2Config.get_config_dict(path, **hub)
+    try:
+        fields, _ = Qwen2Config.get_config_dict(path, **hub)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{path} is neither a local model directory nor a hub model that can be reached."
+        ) from error
     model_type: str | None = fields.get("model_type")
     return model_type

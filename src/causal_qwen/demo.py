@@ -13,7 +13,8 @@ from transformers import Qwen2ForCausalLM
 
 PROMPT = "The old lighthouse keeper opened the door and"
 OTHER_PROMPT = "The young mayor opened the letter and"
-PERSONA_TEMPERATURE = 0.3  # calm enough that a small model stays on topic
+# Likelihood truncation keeps a small model on topic; what is left of the noise can be turned up.
+PERSONA = {"causal_mode": "causal", "min_density": 0.05, "temperature": 3.0}
 INDIVIDUALS = (1, 2, 3)
 NEW_TOKENS = 28
 
@@ -38,11 +39,10 @@ def run(tokenizer: Any, model: Any, base: Qwen2ForCausalLM | None, as_json: bool
             Panel(f"Before training, it speaks like the model it came from: {verdict}.", title="1")
         )
 
-    calm = {"temperature": PERSONA_TEMPERATURE}
     modes = {
         "standard": say(PROMPT),
         "sampling": say(PROMPT, causal_mode="sampling", individual=1),
-        "causal": say(PROMPT, causal_mode="causal", individual=1, **calm),
+        "causal": say(PROMPT, individual=1, **PERSONA),
         "compatible": say(PROMPT, causal_mode="compatible"),
     }
     result["modes"] = modes
@@ -59,10 +59,7 @@ def run(tokenizer: Any, model: Any, base: Qwen2ForCausalLM | None, as_json: bool
         table.add_column(f"{prompt} …")
     result["individuals"] = {}
     for seed in INDIVIDUALS:
-        texts = [
-            say(prompt, causal_mode="causal", individual=seed, **calm)
-            for prompt in (PROMPT, OTHER_PROMPT)
-        ]
+        texts = [say(prompt, individual=seed, **PERSONA) for prompt in (PROMPT, OTHER_PROMPT)]
         result["individuals"][seed] = texts
         table.add_row(str(seed), *texts)
     console.print(table)
@@ -72,7 +69,8 @@ def run(tokenizer: Any, model: Any, base: Qwen2ForCausalLM | None, as_json: bool
         print(json.dumps(result, ensure_ascii=False))
     else:
         console.print(
-            'Next: [bold]causal-qwen generate "Once upon a time" --mode causal -i 42 -t 0.3[/]'
+            'Next: [bold]causal-qwen generate "Once upon a time" --mode causal --individual 42 '
+            "--min-density 0.05 --temperature 3[/]"
         )
 
 

@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "normalization": "softmax",
 }
 NOISY = ("sampling", "causal")
+DECODING = ("do_sample", "num_beams", "is_assistant", "prompt_lookup_num_tokens")
 WARPERS = (
     *("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p"),
     *("epsilon_cutoff", "eta_cutoff"),
@@ -63,7 +64,7 @@ class Speaker:
     normalization: str = "softmax"
     individual: Any = None  # as the caller gave it
     seeds: list[int] | None = None  # one per row, unless the caller gave the noise itself
-    given: Tensor | None = None  # (B, C) noise given by the caller
+    given: Tensor | None = None  # (B, C) e in (0, 1), given by the caller
     shared: Tensor | None = field(default=None, repr=False)  # (B, C) noise of every position
 
     @property
@@ -75,15 +76,18 @@ class Speaker:
         if self.mode not in NOISY:
             return
         who, rows = self.individual, prompts * copies
+        if np.size(self.noise_gain) not in (1, rows):
+            raise ValueError(f"noise_gain={self.noise_gain!r} must be 1 number for {rows} texts.")
         if who is None:
             who = torch.randint(2**62, (rows,)).tolist()
-        if isinstance(who, numbers.Integral):
-            who = int(who)
-        if isinstance(who, int) or all(isinstance(seed, numbers.Integral) for seed in who):
-            self.seeds = row_seeds(who, prompts, copies)
+        if (seeds := _as_seeds(who)) is not None:
+            self.seeds = row_seeds(seeds, prompts, copies)
             return
-        noise = to_cauchy(check_noise(who, size), self.min_density)
-        noise = np.atleast_2d(noise)
+        if isinstance(who, (str, numbers.Number)):
+            raise ValueError(
+                f"individual={who!r} is neither a seed, nor a list of seeds, nor the noise itself."
+            )
+        noise = np.atleast_2d(check_noise(who, size))
         if len(noise) not in (1, prompts, rows):
             raise ValueError(
                 f"{len(noise)} individuals were given for {rows} texts; "
@@ -97,14 +101,14 @@ class Speaker:
         if self.shared is not None:
             return self.shared
         if self.given is not None:
-            noise = self.given
+            e = self.given.numpy()
         else:
             seeds = self.seeds or []
             places = position_ids[:, -1].tolist() if self.fresh_noise else [0] * len(seeds)
-            e = [draw_noise(s, size, p) for s, p in zip(seeds, places, strict=True)]
-            noise = torch.from_numpy(to_cauchy(np.stack(e), self.min_density))
-        gain = torch.as_tensor(self.noise_gain, dtype=torch.float64).reshape(-1, 1)
-        noise = (noise * (self.temperature * gain)).to(device=device, dtype=torch.float32)
+            e = np.stack([draw_noise(s, size, p) for s, p in zip(seeds, places, strict=True)])
+        gain = self.temperature * np.asarray(self.noise_gain, dtype=np.float64).reshape(-1, 1)
+        noise = torch.from_numpy(gain * to_cauchy(e, self.min_density))
+        noise = noise.to(device=device, dtype=torch.float32)
         if not self.fresh_noise:
             self.shared = noise
         return noise
@@ -119,6 +123,7 @@ class ModeProcessor(LogitsProcessor):
         self.want_scores = want_scores
         self.u: Any = None  # U of the last position, (B, C)
         self.shift: Tensor | None = None  # what noise adds to loc_S there, (B, V)
+        self.bounds: HeadBounds | None = None
 
     def observe(self, outputs: ModelOutput) -> None:
         self.u = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])
@@ -150,13 +155,20 @@ class ModeProcessor(LogitsProcessor):
         return _crown(s.log_exceedance(threshold), decision.choose(s))
 
     def _bounds(self, weight: Tensor) -> HeadBounds:
-        """Norms of W, computed once for as long as W stays as it is."""
-        key = (weight.data_ptr(), weight._version, weight.shape, weight.dtype)
-        cached = getattr(self.model, "_head_bounds", None)
-        if cached is None or cached[0] != key:
-            cached = self.model._head_bounds = (key, HeadBounds.of(weight))
-        bounds: HeadBounds = cached[1]
-        return bounds
+        """Norms of W, kept on the model for as long as W stays as it is.
+
+        Edits through `.data` (a merged LoRA) leave no trace in the version counter, so one
+        element of every row is looked at too, once per call of `generate`.
+        """
+        if self.bounds is None:
+            version = None if weight.is_inference() else weight._version
+            sample = float(weight.flatten()[:: weight.shape[1] + 1].double().sum())
+            key = (weight.data_ptr(), version, weight.shape, weight.dtype, sample)
+            cached = getattr(self.model, "_head_bounds", None)
+            if cached is None or cached[0] != key:
+                cached = self.model._head_bounds = (key, HeadBounds.of(weight))
+            self.bounds = cached[1]
+        return self.bounds
 
 
 class CausalGenerationMixin:
@@ -168,20 +180,16 @@ class CausalGenerationMixin:
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         is_assisted = kwargs.get("assistant_model") is not None
         is_paged = kwargs.get("cache_implementation") == "paged"
-        if (is_assisted or is_paged) and _explicit_mode(kwargs) is None:
-            logger.warning_once(
-                "Assisted and continuously batched decoding run in causal_mode='compatible'."
-            )
-            kwargs["causal_mode"] = "compatible"
+        if is_assisted or is_paged:
+            what = "assisted decoding" if is_assisted else "continuous batching"
+            kwargs["causal_mode"] = _compatible_only(what, _explicit_mode(kwargs))
+            if _first(kwargs.get("normalization"), "softmax") != "softmax":
+                raise ValueError(f"normalization='ovr' cannot run with {what}.")
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def generate_batch(self, inputs: Any, generation_config: Any = None, **kwargs: Any) -> Any:
         explicit = _explicit_mode({**kwargs, "generation_config": generation_config})
-        if explicit not in (None, "compatible"):
-            raise ValueError(
-                f"Continuous batching chooses by logits alone and cannot run "
-                f"causal_mode={explicit!r}; use 'compatible', or generate()."
-            )
+        _compatible_only("continuous batching", explicit)
         kwargs.pop("causal_mode", None)
         return super().generate_batch(inputs, generation_config=generation_config, **kwargs)  # type: ignore[misc]
 
@@ -200,12 +208,9 @@ class CausalGenerationMixin:
                 getattr(generation_config, name, None),
                 getattr(self.generation_config, name, None),
             )
-            for name in (*WARPERS, "do_sample", "num_beams", "is_assistant")
+            for name in (*WARPERS, *DECODING)
         }
-        is_assisted = asked["is_assistant"] or _first(
-            kwargs.get("prompt_lookup_num_tokens"),
-            getattr(generation_config, "prompt_lookup_num_tokens", None),
-        )
+        is_assisted = asked["is_assistant"] or asked["prompt_lookup_num_tokens"]
         mode = resolve_mode(
             explicit["causal_mode"],
             _first(saved["causal_mode"], self.config.inference_mode),
@@ -218,9 +223,17 @@ class CausalGenerationMixin:
             options["fresh_noise_gain"] = explicit["noise_gain"]
         speaker = _speaker(mode, options, explicit, asked)
 
+        if speaker.normalization == "ovr" and ((asked["num_beams"] or 1) > 1 or is_assisted):
+            raise ValueError("normalization='ovr' runs with one beam and no assistant only.")
         if mode != "compatible":
-            kwargs["do_sample"] = True if mode in NOISY else None  # what HF's validation expects
-            kwargs.pop("temperature", None)
+            # what HF's validation expects of a call that may return several texts
+            settings = {"do_sample": True if mode in NOISY else None, "temperature": None}
+            if generation_config is None:
+                kwargs |= settings
+            else:
+                generation_config = copy.deepcopy(generation_config)
+                vars(generation_config).update(settings)
+                kwargs = {k: v for k, v in kwargs.items() if k not in settings}
         prepared, model_kwargs = super()._prepare_generation_config(  # type: ignore[misc]
             generation_config, **kwargs
         )
@@ -302,7 +315,8 @@ class CausalGenerationMixin:
         result = super()._sample(*args, **kwargs)  # type: ignore[misc]
         mode: ModeProcessor | None = kwargs.get("speaker")
         if mode is not None and isinstance(result, ModelOutput):
-            result["individual"] = mode.speaker.seeds
+            who = mode.speaker
+            result["individual"] = who.given if who.seeds is None else who.seeds
         return result
 
 
@@ -322,14 +336,7 @@ def resolve_mode(
         )
     if num_beams > 1 or is_assisted:
         what = f"num_beams={num_beams}" if num_beams > 1 else "assisted decoding"
-        if explicit not in (None, "compatible"):
-            raise ValueError(
-                f"causal_mode={mode!r} follows one individual and cannot run with {what}; use "
-                "causal_mode='compatible', or one beam."
-            )
-        if mode != "compatible":
-            logger.warning_once(f"{what} runs in causal_mode='compatible'.")
-        return "compatible"
+        return _compatible_only(what, explicit, mode)
     if mode == "standard" and do_sample:
         if explicit == "standard":
             raise ValueError(
@@ -340,14 +347,27 @@ def resolve_mode(
     return mode
 
 
+def _compatible_only(what: str, explicit: str | None, default: str = "standard") -> str:
+    """Ways of decoding that compare logits, not individuals; said when nobody asked for it."""
+    if explicit not in (None, "compatible"):
+        raise ValueError(
+            f"causal_mode={explicit!r} follows one individual and cannot run with {what}; use "
+            "causal_mode='compatible'."
+        )
+    if explicit is None and default != "compatible":
+        logger.warning_once(f"{what} runs in causal_mode='compatible'.")
+    return "compatible"
+
+
 def _speaker(
     mode: str, options: dict[str, Any], explicit: dict[str, Any], asked: dict[str, Any]
 ) -> Speaker:
     temperature = _first(asked["temperature"], 1.0)
     if not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf:
         raise ValueError(f"temperature={temperature!r} must be a number of at least 0.")
-    if not 0 <= options["min_density"] <= 1:
-        raise ValueError(f"min_density={options['min_density']} is outside [0, 1].")
+    density = options["min_density"]
+    if not isinstance(density, (int, float)) or not 0 <= density <= 1:
+        raise ValueError(f"min_density={density!r} must be a number in [0, 1].")
     if options["normalization"] not in ("softmax", "ovr"):
         raise ValueError(
             f"normalization={options['normalization']!r} is unknown; choose softmax or ovr."
@@ -359,8 +379,11 @@ def _speaker(
     if explicit["normalization"] == "ovr" and mode != "compatible":
         raise ValueError(f"normalization='ovr' belongs to 'compatible', not to {mode!r}.")
     fresh = _first(options["fresh_noise"], mode == "sampling")
+    if not isinstance(fresh, bool):
+        raise ValueError(f"fresh_noise={fresh!r} must be True or False.")
     gain = _first(options["fresh_noise_gain"] if fresh else None, options["noise_gain"])
-    if not np.all(np.isfinite(gain)) or np.any(np.asarray(gain) < 0):
+    gains = np.asarray(gain)
+    if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
         raise ValueError(f"noise_gain={gain!r} must be a number of at least 0.")
     return Speaker(
         mode=mode,
@@ -371,6 +394,17 @@ def _speaker(
         normalization=options["normalization"],
         individual=options["individual"],
     )
+
+
+def _as_seeds(who: Any) -> int | list[int] | None:
+    """`who` as one seed or a list of them, or None if it is something else."""
+    who = who.tolist() if hasattr(who, "tolist") else who  # arrays and tensors of seeds
+    if isinstance(who, numbers.Integral):
+        return int(who)
+    is_list = isinstance(who, (list, tuple, range))
+    if is_list and all(isinstance(seed, numbers.Integral) for seed in who):
+        return [int(seed) for seed in who]
+    return None
 
 
 def _explicit_mode(kwargs: dict[str, Any]) -> str | None:
@@ -396,3 +430,10 @@ def _crown(scores: Tensor, chosen: Tensor) -> Tensor:
     best = scores.gather(-1, index)
     below = torch.nextafter(best, best.new_tensor(-torch.inf))
     return torch.where(scores >= best, below, scores).scatter(-1, index, best)
+
+
+def adopt_generation_config(config: GenerationConfig) -> GenerationConfig:
+    """A copy that keeps fields of our own: one made from a model config drops them on reload."""
+    fields = config.to_dict()
+    fields.pop("_from_model_config", None)
+    return GenerationConfig(**fields)

@@ -67,6 +67,8 @@ def row_seeds(individual: int | Sequence[int], prompts: int, copies: int) -> lis
     if isinstance(individual, int):
         return [individual + copy for _ in range(prompts) for copy in range(copies)]
     seeds = [int(seed) for seed in individual]
+    if len(seeds) == 1:
+        return row_seeds(seeds[0], prompts, copies)
     if len(seeds) == prompts * copies:
         return seeds
     if len(seeds) == prompts:

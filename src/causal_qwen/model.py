@@ -26,7 +26,7 @@ from causal_qwen.config import CausalQwen2Config
 from causal_qwen.decision import Decision
 from causal_qwen.documents import DocumentedCalls
 from causal_qwen.embedding import embed_values
-from causal_qwen.generation import CausalGenerationMixin
+from causal_qwen.generation import CausalGenerationMixin, adopt_generation_config
 from causal_qwen.loss import IGNORE, causal_loss, shift_left
 
 
@@ -118,6 +118,13 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
             self.register_buffer("value_direction", direction)
         super().post_init()
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        direction = self.value_direction.data
+        super()._apply(fn, recurse)
+        if self.value_direction.dtype.itemsize < 4:  # as in Float32Module
+            self.value_direction.data = direction.to(self.value_direction.device)
+        return self
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -195,6 +202,7 @@ class CausalQwenForCausalLM(
         self.action = ActionNetwork(config)
         self.decision = Decision(config)
         self.post_init()
+        self.generation_config = adopt_generation_config(self.generation_config)
 
     @can_return_tuple
     def forward(

@@ -454,7 +454,6 @@ def test_a_bad_value_is_refused_with_field_value_and_cure(
         make_config(**fields)
 
 
-@pytest.mark.xfail(reason="`from __future__ import annotations` hides the types from @strict")
 @pytest.mark.parametrize(
     ("field", "value"),
     [

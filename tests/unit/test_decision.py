@@ -144,7 +144,7 @@ def pruned_choice(case: Case) -> int:
     return choose_pruned(case.loc, case.scale, case.threshold, case.noise, case.weight, case.bounds)
 
 
-SHAPES = ((1, 3), (2, 1), (5, 70), (60, 7), (97, 128), (300, 33), (700, 100), (2000, 128))
+SHAPES = ((1, 3), (2, 1), (5, 70), (60, 7), (97, 128), (300, 500), (700, 100), (2000, 128))
 
 
 def random_cases(count: int) -> Iterator[tuple[str, Case]]:
@@ -166,6 +166,8 @@ def random_cases(count: int) -> Iterator[tuple[str, Case]]:
             weight[rng.integers(tokens, size=tokens // 4)] = weight[0].clone()  # exact ties
         if law % 5 == 0:
             weight[-1] = 0.0  # a padding row
+        if law % 7 == 0:
+            weight = weight * (torch.rand(tokens, size, generator=generator) < 0.1)
         weight = weight.to(dtype)
         norms = weight.double().abs().sum(-1)
         noise = ((norms.max() - norms) if equalised else torch.zeros(tokens)).float()
@@ -207,13 +209,16 @@ def test_the_pruned_choice_is_the_base_models_argmax_when_scales_are_equalised()
 
 @pytest.mark.parametrize("tokens", [FEW - 1, FEW + 1, 500])
 @pytest.mark.parametrize("gap", [0.0, 1e-7, 1e-6, 2e-5, 1e-4, 1e-3])
-def test_near_ties_survive_pruning(tokens: int, gap: float) -> None:
+@pytest.mark.parametrize("noise", [0.0, 20.0])
+def test_near_ties_survive_pruning(tokens: int, gap: float, noise: float) -> None:
     """Tokens whose ratios differ by less than float32 can bound, on both sides of C."""
     generator = torch.Generator().manual_seed(tokens)
     weight = torch.rand(tokens, 40, generator=generator) + 0.1
     bounds = HeadBounds.of(weight)
     scale = torch.rand(40, generator=generator) + 0.5
+    decision_noise = noise * torch.randn(tokens, generator=generator)
     exact = weight.double() @ scale.double()
+    exact = exact + decision_noise.double().abs() * scale.double().mean()
     for sign in (1.0, -1.0):
         steps = 1 - sign * gap * torch.arange(tokens, dtype=torch.float64)
         ratio = sign * 3.0 * steps[torch.randperm(tokens, generator=generator)]
@@ -221,9 +226,34 @@ def test_near_ties_survive_pruning(tokens: int, gap: float) -> None:
             (ratio * exact).float(),
             scale,
             torch.zeros(tokens),
-            torch.zeros(tokens),
+            decision_noise,
             weight,
             bounds,
+        )
+        assert pruned_choice(case) == full_choice(case)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0], ids=["above C", "below C"])
+def test_a_bound_by_blocks_holds_for_the_row_that_strains_it(sign: float) -> None:
+    """Rows whose weight sits on the widest, or the narrowest, column of every block."""
+    tokens, blocks, width = 200, BLOCKS, 5
+    generator = torch.Generator().manual_seed(9)
+    scale = torch.rand(blocks, width, generator=generator) + 0.5
+    scale[:, 0], scale[:, 1] = 0.01, 40.0
+    for column in (0, 1, 2):
+        weight = torch.rand(tokens, blocks, width, generator=generator) * 0.01
+        strained = torch.arange(tokens) % 3 == 0
+        weight[strained, :, column] = 1.0
+        weight = weight.flatten(1)
+        exact = weight.double() @ scale.flatten().double()
+        ratio = 1 + 0.02 * torch.randn(tokens, generator=generator)
+        case = Case(
+            (sign * ratio * exact).float(),
+            scale.flatten(),
+            torch.zeros(tokens),
+            torch.zeros(tokens),
+            weight,
+            HeadBounds.of(weight),
         )
         assert pruned_choice(case) == full_choice(case)
 

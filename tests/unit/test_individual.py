@@ -188,7 +188,6 @@ def test_a_list_names_every_prompt_or_every_row() -> None:
     assert row_seeds(np.array([8, 6]), prompts=2, copies=1) == [8, 6]  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(reason="row_seeds([3], 2, 2) says 'give 1, 2 or 4' of the 1 it was given")
 def test_a_list_of_one_seed_is_that_seed() -> None:
     assert row_seeds([3], prompts=2, copies=2) == row_seeds(3, prompts=2, copies=2)
 

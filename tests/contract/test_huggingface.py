@@ -1,0 +1,106 @@
+"""A drop-in for Qwen2 in the Hugging Face world."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    pipeline,
+)
+
+from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
+from causal_qwen.convert import default_model, quiet
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    CausalQwenForCausalLM(CausalQwen2Config(**TINY)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def embedded() -> tuple[Any, Any]:
+    path = default_model()
+    with quiet():
+        model = CausalQwenForCausalLM.from_pretrained(path).eval()
+    return AutoTokenizer.from_pretrained(path), model
+
+
+def test_auto_classes_find_it(saved: Path) -> None:
+    assert type(AutoConfig.from_pretrained(saved)) is CausalQwen2Config
+    assert type(AutoModelForCausalLM.from_pretrained(saved)) is CausalQwenForCausalLM
+    assert type(AutoModel.from_pretrained(saved)) is CausalQwenModel
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import causal_qwen; from transformers import AutoModelForCausalLM",
+        "from transformers import AutoModelForCausalLM; import causal_qwen",
+        "import causal_qwen; from transformers import LlamaForCausalLM, AutoModelForCausalLM",
+        "from causal_qwen.config import CausalQwen2Config; "
+        "from transformers import AutoModelForCausalLM",
+    ],
+)
+def test_auto_classes_find_it_in_any_order_of_imports(saved: Path, imports: str) -> None:
+    code = f"{imports}; print(type(AutoModelForCausalLM.from_pretrained({str(saved)!r})).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "CausalQwenForCausalLM", done.stderr
+
+
+def test_a_device_map_is_honoured(saved: Path) -> None:
+    model = CausalQwenForCausalLM.from_pretrained(saved, device_map="auto")
+    plain = CausalQwenForCausalLM.from_pretrained(saved)
+    ids = torch.arange(12)[None]
+    assert torch.equal(model.generate(ids, max_new_tokens=4), plain.generate(ids, max_new_tokens=4))
+
+
+def test_a_pipeline_speaks_like_generate(embedded: Any) -> None:
+    tokenizer, model = embedded
+    prompt = "The train was late, so"
+    speak = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    said = speak(prompt, max_new_tokens=8, do_sample=False, return_full_text=False)
+    ids = tokenizer(prompt, return_tensors="pt")
+    expected = model.generate(**ids, max_new_tokens=8, do_sample=False)
+    assert said[0]["generated_text"] == tokenizer.decode(
+        expected[0, ids["input_ids"].shape[1] :], skip_special_tokens=True
+    )
+
+
+def test_a_pipeline_takes_a_mode_and_an_individual(embedded: Any) -> None:
+    tokenizer, model = embedded
+    speak = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    options = {"causal_mode": "causal", "max_new_tokens": 8, "return_full_text": False}
+    texts = [
+        speak("The king's daughter", individual=seed, **options)[0]["generated_text"]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_chat_template_works(embedded: Any) -> None:
+    tokenizer, model = embedded
+    speak = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    reply = speak(messages, max_new_tokens=12, do_sample=False)[0]["generated_text"][-1]
+    assert reply["role"] == "assistant"
+    assert "Paris" in reply["content"]
