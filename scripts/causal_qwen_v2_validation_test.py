@@ -119,25 +119,29 @@ def temperature_selectivity(checks: Checks, u: Cauchy, ids: Tensor, seed: int) -
         all(torch.equal(s[1], hot[0][1]) for s in hot.values()),
     )
 
-    def generate(**options: Any) -> list[int]:
-        text = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, pad_token_id=0, **options
+    def generate(tokens: int, **options: Any) -> list[list[int]]:
+        mask = torch.ones_like(ids)
+        texts = model.generate(
+            ids, attention_mask=mask, max_new_tokens=tokens, pad_token_id=0, **options
         )
-        return text[0, ids.shape[1] :].tolist()
+        return texts[:, ids.shape[1] :].tolist()
 
     checks.check(
         "generate(do_sample=False): T = 0.1 and T = 5 give the same tokens",
-        generate(do_sample=False, temperature=0.1) == generate(do_sample=False, temperature=5.0),
+        generate(8, do_sample=False, temperature=0.1)
+        == generate(8, do_sample=False, temperature=5.0),
     )
-    frozen = [generate(do_sample=True, temperature=0.0, individual=seed + i) for i in range(2)]
+    four = {"do_sample": True, "individual": seed, "num_return_sequences": 4}
+    frozen = generate(8, temperature=0.0, **four)
     checks.check(
-        "generate(do_sample=True): at T = 0 two individuals say the same", frozen[0] == frozen[1]
+        "generate(do_sample=True): at T = 0 four individuals say the same",
+        all(text == frozen[0] for text in frozen),
     )
-    lively = {tuple(generate(do_sample=True, individual=seed + i)) for i in range(4)}
+    distinct = {tuple(text) for text in generate(16, temperature=1.0, **four)}
     checks.check(
-        "generate(do_sample=True): at T = 1 four individuals say at least three things",
-        len(lively) >= 3,
-        f"{len(lively)} texts",
+        "generate(do_sample=True): at T = 1 they no longer do",
+        len(distinct) > 1,
+        f"{len(distinct)} texts",
         unless=subject.why_uncalibrated,
     )
 

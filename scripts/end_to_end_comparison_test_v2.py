@@ -18,7 +18,7 @@ from torch import Tensor
 
 from causal_qwen.calibrate import pad_left
 
-NEW = 16
+NEW = 12
 PROMPTS = (
     "The capital of France is",
     "Water boils at a temperature of",
@@ -141,10 +141,10 @@ def liveliness(checks: Checks, base: Any, seed: int) -> None:
         found[mode] = log_probability(base, text, batch["attention_mask"])
         rows.append((mode, f"{found[mode]:.2f}", f"{found[mode] - reference:+.2f}"))
     rows.append(("blind guessing", f"{noise:.2f}", f"{noise - reference:+.2f}"))
-    show_table("", "log-probability per token", "difference", rows=rows)
+    show_table("", "log-probability per token, median text", "difference", rows=rows)
     for mode, value in found.items():
         checks.at_most(
-            f"{mode}: within 1 of softmax sampling, over {len(PROMPTS)} prompts",
+            f"{mode}: the median of {len(PROMPTS)} texts lies within 1 of softmax sampling's",
             abs(value - reference),
             1.0,
             unless=subject.why_uncalibrated or subject.why_other_logits,
@@ -187,13 +187,16 @@ def generate(model: Any, input_ids: Tensor, **options: Any) -> Tensor:
 
 
 def log_probability(base: Any, text: Tensor, prompt_mask: Tensor) -> float:
-    """Mean log-probability per new token under the base model's softmax at T = 1."""
+    """Per new token, under the base model's softmax at T = 1: the median text of the batch.
+
+    One individual in a few is an odd one; the median does not hang on whether it is among eight.
+    """
     mask = torch.cat([prompt_mask, torch.ones_like(text[:, prompt_mask.shape[1] :])], dim=-1)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     logits = base(text, attention_mask=mask, position_ids=positions).logits
     start = prompt_mask.shape[1]
     log_p = logits[:, start - 1 : -1].float().log_softmax(-1)
-    return float(log_p.gather(-1, text[:, start:].unsqueeze(-1)).mean())
+    return float(log_p.gather(-1, text[:, start:].unsqueeze(-1)).mean((1, 2)).median())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ between tokens that the base model's argmax tells apart, or ties that it breaks 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from causal_qwen.config import CausalQwen2Config
 TIE = 1e-5  # relative difference below which two scales count as equal
 SLACK = 1e-4  # rounding allowance of every float32 bound: positive sums of <= 1000s of terms
 BLOCKS = 96  # column blocks of the second bound
+ROWS_AT_ONCE = 4096
 FEW = 64  # candidates that are decided exactly without further pruning
 
 
@@ -55,22 +57,24 @@ def choose(loc: Tensor, scale: Tensor, threshold: Tensor) -> Tensor:
     return margin.masked_fill(~is_equal, -torch.inf).argmax(-1)
 
 
-class HeadBounds(NamedTuple):
+class HeadBounds:
     """What pruning needs to know of |W|: L1 norms of its rows, whole and by column blocks."""
 
-    rows: Tensor  # (V,)
-    blocks: Tensor  # (V, BLOCKS)
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight.detach()
+        self.rows = torch.cat([part.sum(-1) for part in self._parts()])  # (V,)
 
-    @classmethod
-    def of(cls, weight: Tensor) -> HeadBounds:
-        blocks = torch.stack(
-            [
-                torch.linalg.vector_norm(part, ord=1, dim=-1, dtype=torch.float32)
-                for part in weight.detach().tensor_split(block_edges(weight.shape[-1]), dim=-1)
-            ],
-            dim=-1,
-        )
-        return cls(blocks.sum(-1), blocks)
+    @cached_property
+    def blocks(self) -> Tensor:
+        """(V, BLOCKS), made when scales first vary enough to need it."""
+        edges = torch.tensor(block_edges(self.weight.shape[1]), device=self.weight.device)
+        columns = torch.arange(self.weight.shape[1], device=self.weight.device)
+        block = torch.bucketize(columns, edges, right=True)
+        membership = torch.nn.functional.one_hot(block).float()  # (C, BLOCKS)
+        return torch.cat([part @ membership for part in self._parts()])
+
+    def _parts(self) -> Iterator[Tensor]:
+        return (part.float().abs() for part in self.weight.split(ROWS_AT_ONCE))
 
 
 def block_edges(size: int) -> list[int]:

@@ -162,11 +162,11 @@ class ModeProcessor(LogitsProcessor):
         """
         if self.bounds is None:
             version = None if weight.is_inference() else weight._version
-            sample = float(weight.flatten()[:: weight.shape[1] + 1].double().sum())
+            sample = float(weight.flatten()[:: max(weight.shape[1] - 1, 1)].double().sum())
             key = (weight.data_ptr(), version, weight.shape, weight.dtype, sample)
             cached = getattr(self.model, "_head_bounds", None)
             if cached is None or cached[0] != key:
-                cached = self.model._head_bounds = (key, HeadBounds.of(weight))
+                cached = self.model._head_bounds = (key, HeadBounds(weight))
             self.bounds = cached[1]
         return self.bounds
 
@@ -183,8 +183,8 @@ class CausalGenerationMixin:
         if is_assisted or is_paged:
             what = "assisted decoding" if is_assisted else "continuous batching"
             kwargs["causal_mode"] = _compatible_only(what, _explicit_mode(kwargs))
-            if _first(kwargs.get("normalization"), "softmax") != "softmax":
-                raise ValueError(f"normalization='ovr' cannot run with {what}.")
+            if is_assisted:
+                kwargs["has_assistant"] = True
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def generate_batch(self, inputs: Any, generation_config: Any = None, **kwargs: Any) -> Any:
@@ -197,6 +197,7 @@ class CausalGenerationMixin:
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Resolve the mode, take our fields out of HF's sight, and send the speaker along."""
+        has_assistant = kwargs.pop("has_assistant", False)
         explicit = {
             name: _first(kwargs.pop(name, None), getattr(generation_config, name, None))
             for name in DEFAULTS
@@ -210,7 +211,7 @@ class CausalGenerationMixin:
             )
             for name in (*WARPERS, *DECODING)
         }
-        is_assisted = asked["is_assistant"] or asked["prompt_lookup_num_tokens"]
+        is_assisted = asked["is_assistant"] or asked["prompt_lookup_num_tokens"] or has_assistant
         mode = resolve_mode(
             explicit["causal_mode"],
             _first(saved["causal_mode"], self.config.inference_mode),
@@ -363,10 +364,10 @@ def _speaker(
     mode: str, options: dict[str, Any], explicit: dict[str, Any], asked: dict[str, Any]
 ) -> Speaker:
     temperature = _first(asked["temperature"], 1.0)
-    if not isinstance(temperature, (int, float)) or not 0 <= temperature < math.inf:
+    if not isinstance(temperature, numbers.Real) or not 0 <= float(temperature) < math.inf:
         raise ValueError(f"temperature={temperature!r} must be a number of at least 0.")
     density = options["min_density"]
-    if not isinstance(density, (int, float)) or not 0 <= density <= 1:
+    if not isinstance(density, numbers.Real) or not 0 <= float(density) <= 1:
         raise ValueError(f"min_density={density!r} must be a number in [0, 1].")
     if options["normalization"] not in ("softmax", "ovr"):
         raise ValueError(

@@ -171,7 +171,7 @@ def random_cases(count: int) -> Iterator[tuple[str, Case]]:
         weight = weight.to(dtype)
         norms = weight.double().abs().sum(-1)
         noise = ((norms.max() - norms) if equalised else torch.zeros(tokens)).float()
-        bounds = HeadBounds.of(weight)
+        bounds = HeadBounds(weight)
         for context in range(min(50, count - made)):
             spread = (0.0, 0.3, 1.0)[context % 3]  # constant, 30%, a factor e
             scale = 10 ** rng.uniform(-6, 1) * (normal(size) * spread).exp()
@@ -214,7 +214,7 @@ def test_near_ties_survive_pruning(tokens: int, gap: float, noise: float) -> Non
     """Tokens whose ratios differ by less than float32 can bound, on both sides of C."""
     generator = torch.Generator().manual_seed(tokens)
     weight = torch.rand(tokens, 40, generator=generator) + 0.1
-    bounds = HeadBounds.of(weight)
+    bounds = HeadBounds(weight)
     scale = torch.rand(40, generator=generator) + 0.5
     decision_noise = noise * torch.randn(tokens, generator=generator)
     exact = weight.double() @ scale.double()
@@ -234,28 +234,31 @@ def test_near_ties_survive_pruning(tokens: int, gap: float, noise: float) -> Non
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0], ids=["above C", "below C"])
-def test_a_bound_by_blocks_holds_for_the_row_that_strains_it(sign: float) -> None:
-    """Rows whose weight sits on the widest, or the narrowest, column of every block."""
-    tokens, blocks, width = 200, BLOCKS, 5
+@pytest.mark.parametrize("winners", [0, 1], ids=["narrow wins", "wide wins"])
+def test_a_bound_by_blocks_holds_for_the_rows_that_strain_it(sign: float, winners: int) -> None:
+    """Rows on the narrowest or the widest column of every block: one end of the bound is exact."""
+    tokens, width = 300, 5
     generator = torch.Generator().manual_seed(9)
-    scale = torch.rand(blocks, width, generator=generator) + 0.5
+    scale = torch.rand(BLOCKS, width, generator=generator) + 0.5
     scale[:, 0], scale[:, 1] = 0.01, 40.0
-    for column in (0, 1, 2):
-        weight = torch.rand(tokens, blocks, width, generator=generator) * 0.01
-        strained = torch.arange(tokens) % 3 == 0
-        weight[strained, :, column] = 1.0
-        weight = weight.flatten(1)
-        exact = weight.double() @ scale.flatten().double()
-        ratio = 1 + 0.02 * torch.randn(tokens, generator=generator)
-        case = Case(
-            (sign * ratio * exact).float(),
-            scale.flatten(),
-            torch.zeros(tokens),
-            torch.zeros(tokens),
-            weight,
-            HeadBounds.of(weight),
-        )
-        assert pruned_choice(case) == full_choice(case)
+    column = torch.arange(tokens) % 2
+    weight = torch.zeros(tokens, BLOCKS, width)
+    weight[torch.arange(tokens), :, column] = torch.rand(tokens, BLOCKS, generator=generator)
+    weight = weight.flatten(1)
+    exact = weight.double() @ scale.flatten().double()
+    ratio = 1 + 0.01 * torch.randn(tokens, generator=generator)
+    ratio[column == winners] += 0.2 * sign  # P grows with the ratio on both sides of C
+    case = Case(
+        (sign * ratio * exact).float(),
+        scale.flatten(),
+        torch.zeros(tokens),
+        torch.zeros(tokens),
+        weight,
+        HeadBounds(weight),
+    )
+    chosen = pruned_choice(case)
+    assert chosen == full_choice(case)
+    assert int(column[chosen]) == winners
 
 
 def test_pruning_reads_few_rows_of_the_head_when_the_scale_is_constant() -> None:
@@ -281,7 +284,7 @@ def test_pruning_reads_few_rows_of_the_head_when_the_scale_is_constant() -> None
         torch.full((2000,), float(loc.max())),
         norms.max() - norms,
         watched,
-        HeadBounds.of(weight),
+        HeadBounds(weight),
     )
     assert chosen == int(loc.argmax())
     assert watched.rows <= FEW
@@ -292,14 +295,14 @@ def test_scores_of_nan_are_refused_with_the_cure() -> None:
     nan = torch.full((5,), math.nan)
     with pytest.raises(ValueError, match=r"loc_S holds NaN.*check the model's weights"):
         choose_pruned(
-            nan, torch.ones(3), torch.zeros(5), torch.zeros(5), weight, HeadBounds.of(weight)
+            nan, torch.ones(3), torch.zeros(5), torch.zeros(5), weight, HeadBounds(weight)
         )
 
 
 @pytest.mark.parametrize("size", [1, 3, 95, 96, 97, 130, 576])
 def test_bounds_hold_the_norms_of_every_row_whole_and_in_blocks(size: int) -> None:
     weight = torch.randn(7, size, generator=torch.Generator().manual_seed(size))
-    bounds = HeadBounds.of(weight.bfloat16())
+    bounds = HeadBounds(weight.bfloat16())
     exact = weight.bfloat16().double().abs()
     np.testing.assert_allclose(bounds.rows, exact.sum(-1), rtol=1e-5)
     edges = [0, *block_edges(size), size]
