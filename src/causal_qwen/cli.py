@@ -223,7 +223,10 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as error:
         if "--debug" in sys.argv:
             raise
-        typer.secho(f"causal-qwen: {' '.join(str(error).split())}", fg="red", err=True)
+        sentence = " ".join(str(error).split())
+        if isinstance(error, ModuleNotFoundError):
+            sentence = f"{error.name} is not installed: pip install 'causal-qwen[torch]'"
+        typer.secho(f"causal-qwen: {sentence}", fg="red", err=True)
         sys.exit(1)
 
 

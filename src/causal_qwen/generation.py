@@ -134,7 +134,7 @@ class ModeProcessor(LogitsProcessor):
         action, decision = self.model.action, self.model.decision
         threshold = decision.threshold.to(loc.device)
         if self.speaker.mode == "causal":
-            return loc - threshold
+            return loc.double() - threshold.double()  # float32 would round distinct scores together
         u = self.u if self.speaker.mode == "sampling" else action.widen(self.u)
         scale = u.scale.to(loc.device)
         if self.speaker.mode == "compatible":

@@ -1,0 +1,129 @@
+"""The documents' four scripts: they pass on a sound model, and fail on one that breaks a promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+NAMES = (
+    "causal_qwen_v2_validation_test",
+    "qwen_compatibility_test",
+    "simple_demo_v2",
+    "end_to_end_comparison_test_v2",
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet_transformers() -> Iterator[None]:
+    """The scripts silence transformers; other tests may want to hear it."""
+    verbosity = logging.get_verbosity()
+    yield
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], int]:
+    def call(name: str, model: Path) -> int:
+        monkeypatch.syspath_prepend(str(SCRIPTS))
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+        with pytest.raises(typer.Exit) as stop:
+            script.main(model=model)
+        return stop.value.exit_code
+
+    return call
+
+
+def sound_model() -> Any:
+    """As a conversion leaves it, but for the noise gain, which takes long to calibrate."""
+    config = CausalQwen2Config(
+        vocab_size=300,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = CausalQwenForCausalLM(config)
+    norms = model.lm_head.weight.detach().abs().sum(-1)
+    model.action.decision_noise.data.copy_(norms.max() - norms)
+    model.generation_config = GenerationConfig()
+    return model
+
+
+def no_exogenous_noise(model: Any) -> None:
+    model.action.b_noise.data.zero_()
+
+
+def uneven_scales(model: Any) -> None:
+    model.action.decision_noise.data[::2] += 20
+
+
+def no_noise_gain(model: Any) -> None:
+    model.generation_config.noise_gain = 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_passes_on_a_sound_model_without_a_tokenizer(
+    name: str, run: Callable[[str, Path], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound_model().save_pretrained(tmp_path)
+    assert run(name, tmp_path) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "claim"),
+    [
+        (NAMES[0], no_exogenous_noise, "noise widens every token"),
+        (NAMES[1], uneven_scales, "plain"),
+        (NAMES[2], no_noise_gain, "different things"),
+        (NAMES[3], uneven_scales, "standard chooses what the base model would"),
+    ],
+)
+def test_a_script_fails_where_the_model_breaks_its_word(
+    name: str,
+    damage: Callable[[Any], None],
+    claim: str,
+    run: Callable[[str, Path], int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = sound_model()
+    damage(model)
+    model.save_pretrained(tmp_path)
+    assert run(name, tmp_path) == 1
+    summary = capsys.readouterr().out.split(" failed")[-1]
+    assert claim in summary.replace("\n", " ")
+
+
+def test_a_directory_without_a_model_is_named_and_ends_with_another_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "simple_demo_v2.py"), "--model", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "There is no model in" in done.stdout
