@@ -1,4 +1,4 @@
-"""The documents' four scripts: they pass on a sound model, and fail on one that breaks a promise."""
+"""The documents' four scripts pass on a sound model and fail on one that breaks a promise."""
 
 from __future__ import annotations
 
