@@ -8,7 +8,6 @@ between tokens that the base model's argmax tells apart, or ties that it breaks 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -61,20 +60,25 @@ class HeadBounds:
     """What pruning needs to know of |W|: L1 norms of its rows, whole and by column blocks."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = weight.detach()
-        self.rows = torch.cat([part.sum(-1) for part in self._parts()])  # (V,)
+        self.rows = torch.cat([part.sum(-1) for part in _absolute_parts(weight)])  # (V,)
+        self._blocks: Tensor | None = None
 
-    @cached_property
-    def blocks(self) -> Tensor:
-        """(V, BLOCKS), made when scales first vary enough to need it."""
-        edges = torch.tensor(block_edges(self.weight.shape[1]), device=self.weight.device)
-        columns = torch.arange(self.weight.shape[1], device=self.weight.device)
-        block = torch.bucketize(columns, edges, right=True)
-        membership = torch.nn.functional.one_hot(block).float()  # (C, BLOCKS)
-        return torch.cat([part @ membership for part in self._parts()])
+    def blocks(self, weight: Tensor) -> Tensor:
+        """(V, BLOCKS), made when scales first vary enough to need it.
 
-    def _parts(self) -> Iterator[Tensor]:
-        return (part.float().abs() for part in self.weight.split(ROWS_AT_ONCE))
+        `weight` is given again, not kept: a table must not keep an old head alive.
+        """
+        if self._blocks is None:
+            edges = torch.tensor(block_edges(weight.shape[1]), device=weight.device)
+            columns = torch.arange(weight.shape[1], device=weight.device)
+            block = torch.bucketize(columns, edges, right=True)
+            membership = torch.nn.functional.one_hot(block).float()  # (C, BLOCKS)
+            self._blocks = torch.cat([part @ membership for part in _absolute_parts(weight)])
+        return self._blocks
+
+
+def _absolute_parts(weight: Tensor) -> Iterator[Tensor]:
+    return (part.float().abs() for part in weight.detach().split(ROWS_AT_ONCE))
 
 
 def block_edges(size: int) -> list[int]:
@@ -109,7 +113,8 @@ def choose_pruned(
         parts = scale.tensor_split(block_edges(len(scale)))
         block_low = torch.stack([part.min() for part in parts])
         block_high = torch.stack([part.max() for part in parts])
-        table = bounds.blocks if len(keep) == len(loc) else bounds.blocks[keep]
+        table = bounds.blocks(weight)
+        table = table if len(keep) == len(loc) else table[keep]
         low, high = (table @ torch.stack([block_low, block_high]).T + noise[keep, None]).unbind(-1)
         keep = keep[_undominated(margin[keep], low, high)]
 

@@ -178,7 +178,7 @@ class DocumentedCalls:
             if speaker is not None:
                 scores = self._judge(speaker, u)(input_ids, scores)
             asked = {name: options[name] for name in WHOLE if options.get(name) is not None}
-            return self._cut(scores, WHOLE | asked).softmax(-1).unflatten(0, input_ids.shape)
+            return self._cut(scores, asked).softmax(-1).unflatten(0, input_ids.shape)
 
         assert speaker is not None
         with drawing_from(generator, self.device):

@@ -134,7 +134,8 @@ class ModeProcessor(LogitsProcessor):
         action, decision = self.model.action, self.model.decision
         threshold = decision.threshold.to(loc.device)
         if self.speaker.mode == "causal":
-            return loc.double() - threshold.double()  # float32 would round distinct scores together
+            margin = loc.double() - threshold.double()  # float32 would round scores together
+            return _crown(margin.float(), margin.argmax(-1)) if self.want_scores else margin
         u = self.u if self.speaker.mode == "sampling" else action.widen(self.u)
         scale = u.scale.to(loc.device)
         if self.speaker.mode == "compatible":
@@ -211,11 +212,12 @@ class CausalGenerationMixin:
             )
             for name in (*WARPERS, *DECODING)
         }
+        in_call = _first(kwargs.get("do_sample"), getattr(generation_config, "do_sample", None))
         is_assisted = asked["is_assistant"] or asked["prompt_lookup_num_tokens"] or has_assistant
         mode = resolve_mode(
             explicit["causal_mode"],
             _first(saved["causal_mode"], self.config.inference_mode),
-            do_sample=bool(asked["do_sample"]),
+            do_sample=bool(asked["do_sample"] if explicit["causal_mode"] is None else in_call),
             num_beams=asked["num_beams"] or 1,
             is_assisted=bool(is_assisted),
         )

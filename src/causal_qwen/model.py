@@ -257,6 +257,8 @@ class CausalQwenForCausalLM(
         y = self.action.number(widened)
 
         loss = None
+        if shift_labels is not None and numeric_values is not None and numeric_targets is None:
+            raise ValueError("shift_labels with numeric_values need numeric_targets, shifted too.")
         if labels is not None and shift_labels is None:
             shift_labels = shift_left(labels, IGNORE)
             values = numeric_values if numeric_targets is None else numeric_targets

@@ -163,6 +163,17 @@ def u() -> tuple[Tensor, Tensor]:
     return normal(B, T, H, seed=3), normal(B, T, H, seed=4).exp()
 
 
+def test_an_action_network_starts_as_a_bare_config_says() -> None:
+    config = tiny_config(b_noise_init=0.25)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = ActionNetwork(config)
+    assert torch.equal(network.b_noise, torch.full((H,), 0.25))
+    assert network.lm_head.weight.std().item() == pytest.approx(0.3, rel=0.05)
+    assert network.lm_head.bias is None
+    assert ActionNetwork(tiny_config()).b_noise[0].item() == pytest.approx(config.initial_gamma)
+
+
 def test_without_sampling_noise_widens_and_the_centre_stays(
     action: ActionNetwork, u: tuple[Tensor, Tensor]
 ) -> None:

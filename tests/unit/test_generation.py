@@ -275,6 +275,7 @@ RESOLUTION: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("standard", {"do_sample": True}, {}, "sampling"),
     ("standard", {"do_sample": True}, {"do_sample": False}, "standard"),
     ("standard", {"causal_mode": "standard"}, {"do_sample": True}, "sampling"),
+    ("standard", {"do_sample": True}, {"causal_mode": "standard"}, "standard"),
     ("standard", {}, {"causal_mode": "sampling"}, "sampling"),
     ("standard", {}, {"causal_mode": "sampling", "do_sample": False}, "sampling"),
     ("standard", {}, {"causal_mode": "causal", "do_sample": True}, "causal"),

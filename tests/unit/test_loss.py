@@ -490,3 +490,10 @@ def test_gradients_reach_labels_far_below_their_threshold(make_model: Make) -> N
     assert float(model.decision.threshold.grad[4]) == pytest.approx(1e-9, rel=1e-4)
     # the others are content: their gradient is density / (1 - P), practically nothing
     assert float(model.decision.threshold.grad[:4].abs().max()) < 1e-15
+
+
+def test_shifted_labels_beside_values_need_shifted_targets(make_model: Any) -> None:
+    model = make_model(num_token_id=5)
+    ids = torch.tensor([[3, 5, 7, 5]])
+    with pytest.raises(ValueError, match="need numeric_targets"):
+        model(ids, numeric_values=torch.ones(1, 4), shift_labels=ids)
