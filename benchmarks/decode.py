@@ -23,7 +23,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.abduction import inverse_activation
-from causal_qwen.calibrate import row_norms, set_decision_noise
+from causal_qwen.action import row_norms
+from causal_qwen.calibrate import set_decision_noise
 from causal_qwen.convert import default_model, graft, quiet
 
 QWEN_HALF_B = {  # the shape of Qwen2.5-0.5B
@@ -60,11 +61,15 @@ def random_model(dtype: torch.dtype) -> tuple[Any, Any]:
     set_decision_noise(model)
     scores = model(torch.arange(1000, 1064)[None], output_scale_S=False).logits.float()
     threshold = float(scores.amax(-1).quantile(0.9))
-    gamma = np.pi * threshold / (2 * scores.shape[-1] * float(row_norms(model).max()))
+    gamma = (
+        np.pi * threshold / (2 * scores.shape[-1] * float(row_norms(model.lm_head.weight).max()))
+    )
     model.decision.threshold.data.fill_(threshold)
     model.abduction.scale.bias.data.fill_(inverse_activation(gamma, "exp"))
     model.action.b_noise.data.fill_(gamma)
-    model.generation_config.noise_gain = 0.2 * 6 / (gamma * float(row_norms(model).mean()))
+    model.generation_config.noise_gain = (
+        0.2 * 6 / (gamma * float(row_norms(model.lm_head.weight).mean()))
+    )
     return base, model
 
 

@@ -18,6 +18,7 @@ from causal_qwen.abduction import Float32Module, float32_linear
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import CausalQwen2Config
 
+BLUR = 1e-3  # relative differences of equalised scales that rounding can explain
 SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
 
 
@@ -80,9 +81,27 @@ class ActionNetwork(Float32Module):
         scale = self.value(u.scale, absolute=True).clamp_min(SCALE_FLOOR)
         return Cauchy(self.value(u.loc).squeeze(-1), scale.squeeze(-1))
 
+    @torch.no_grad()
+    def restore_equality(self, weight: Tensor) -> None:
+        """Give tokens back the equal scales that rounding W to another dtype has blurred.
+
+        The equaliser a_k = max_j ||W_j||_1 - ||W_k||_1 is exact for the weights it was made for; in
+        bfloat16 the sums differ by some 1e-4, enough to decide the exact ties of its logits.
+        Noise that training has moved further than that is left alone.
+        """
+        norms = row_norms(weight)
+        total = norms + self.decision_noise.abs()
+        if total.max() - total.min() <= BLUR * total.max():
+            self.decision_noise.copy_(total.max() - norms)
+
     def forward(self, u: Cauchy, head: nn.Module) -> tuple[Cauchy, Cauchy]:
         u = self.widen(u)
         return Cauchy(head(u.loc), self.score_scale(u.scale, head)), self.number(u)
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    """||W_k||_1 in float64. (V, C) -> (V,)"""
+    return torch.cat([part.abs().sum(-1, dtype=torch.float64) for part in weight.split(8192)])
 
 
 def score_pair(loc: Tensor, shift: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.abduction import inverse_activation
+from causal_qwen.action import row_norms
 from causal_qwen.cauchy import Cauchy
 
 TOP_QUANTILE = 0.9
@@ -94,7 +95,7 @@ def calibrate(
     set_decision_noise(model)
     progress("thresholds and scales")
     loc = sample_scores(model, texts)  # (N, V)
-    per_token = row_norms(model) + model.action.decision_noise.abs()
+    per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
     threshold = config.ovr_threshold_init
     if threshold == "auto":
         threshold = float(loc.amax(-1).quantile(TOP_QUANTILE))
@@ -125,15 +126,9 @@ def set_decision_noise(model: Any) -> None:
     """a_k = max_j ||W_j||_1 - ||W_k||_1 ("equalize"), or 0 ("zero")."""
     noise = torch.zeros_like(model.action.decision_noise)
     if model.config.decision_noise == "equalize":
-        norms = row_norms(model)
+        norms = row_norms(model.lm_head.weight)
         noise = (norms.max() - norms).to(noise)
     model.action.decision_noise.copy_(noise)
-
-
-def row_norms(model: Any) -> Tensor:
-    """||W_k||_1 in float64. -> (V,)"""
-    weight = model.lm_head.weight
-    return torch.cat([part.abs().sum(-1, dtype=torch.float64) for part in weight.split(8192)])
 
 
 def sample_scores(model: Any, texts: Sequence[Tensor]) -> Tensor:
@@ -245,7 +240,7 @@ def gain_unit(model: Any, texts: Sequence[Tensor]) -> float:
     """The gain at which the typical noise of a score is as large as the scores' own spread."""
     spread = sample_scores(model, texts).std(-1).mean()
     scale = model.abduct(model.model(texts[0].reshape(1, -1)).last_hidden_state).scale
-    return float(spread / (scale.mean() * row_norms(model).mean()))
+    return float(spread / (scale.mean() * row_norms(model.lm_head.weight).mean()))
 
 
 def liveliness(model: Any, batch: dict[str, Tensor], **options: Any) -> float:

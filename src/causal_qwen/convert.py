@@ -164,12 +164,15 @@ def load(
     conversion measures the noise gains, here they are the typical ones.
     """
     kwargs.setdefault("use_safetensors", True)
-    is_plain = kwargs.get("config") is None and _model_type(path, kwargs) == Qwen2Config.model_type
+    fields = {} if kwargs.get("config") is not None else _config_fields(path, kwargs)
+    is_plain = fields.get("model_type") == Qwen2Config.model_type
     with damaged_files_named(path), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
     model.generation_config = adopt_generation_config(model.generation_config)
     if is_plain:
         model.calibration = calibrate(model, encode(load_tokenizer(path), TEXTS))
+    elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
+        model.action.restore_equality(model.lm_head.weight)
     return (model, info) if output_loading_info else model
 
 
@@ -182,7 +185,7 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
         name = EMBEDDED_HUB
     if name.endswith(".gguf"):
         return load_gguf(Path(name), dtype)
-    model_type = _model_type(name)
+    model_type = _config_fields(name).get("model_type")
     if model_type == CausalQwen2Config.model_type:
         raise ValueError(f"{name} is a CausalQwen model already: load it with from_pretrained.")
     classes = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
@@ -415,13 +418,15 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _model_type(path: str | os.PathLike[str], options: dict[str, Any] | None = None) -> str | None:
+def _config_fields(
+    path: str | os.PathLike[str], options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What config.json says, before any class interprets it."""
     hub = {k: v for k, v in (options or {}).items() if k in HUB_OPTIONS}
     try:
-        fields, _ = Qwen2Config.get_config_dict(path, **hub)
+        fields: dict[str, Any] = Qwen2Config.get_config_dict(path, **hub)[0]
     except OSError as error:
         raise FileNotFoundError(
             f"{path} is neither a local model directory nor a hub model that can be reached."
         ) from error
-    model_type: str | None = fields.get("model_type")
-    return model_type
+    return fields

@@ -204,6 +204,13 @@ class CausalQwenForCausalLM(
         self.post_init()
         self.generation_config = adopt_generation_config(self.generation_config)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = self.lm_head.weight.dtype
+        super()._apply(fn, recurse)
+        if self.lm_head.weight.dtype != before and not self.lm_head.weight.is_meta:
+            self.action.restore_equality(self.lm_head.weight)
+        return self
+
     @can_return_tuple
     def forward(
         self,

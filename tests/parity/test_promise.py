@@ -184,3 +184,24 @@ def test_what_was_calibrated_survives_saving(tmp_path: Any) -> None:
         assert torch.equal(again.state_dict()[name], tensor), name
     for name in ("noise_gain", "fresh_noise_gain"):
         assert getattr(again.generation_config, name) == getattr(model.generation_config, name)
+
+
+@pytest.mark.parametrize("how", ["loaded", "cast"])
+@torch.no_grad()
+def test_the_promise_survives_a_change_of_precision(tmp_path: Any, how: str) -> None:
+    model = CausalQwenForCausalLM.from_qwen(tiny_base(True, torch.float32))
+    model.save_pretrained(tmp_path)
+    if how == "loaded":
+        model = CausalQwenForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    else:
+        model = model.to(torch.bfloat16)
+    scale = model(torch.arange(50)[None]).scale_S
+    torch.testing.assert_close(scale, scale[:1, :1, :1].expand_as(scale), rtol=1e-5, atol=0)
+
+
+@torch.no_grad()
+def test_trained_decision_noise_survives_a_change_of_precision() -> None:
+    model = CausalQwenForCausalLM.from_qwen(tiny_base(True, torch.float32))
+    model.action.decision_noise.mul_(torch.rand(TINY["vocab_size"]))
+    before = model.action.decision_noise.clone()
+    assert torch.equal(model.to(torch.bfloat16).action.decision_noise, before)
