@@ -134,59 +134,66 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="the 135M model in float32 only")
+    parser.add_argument("--only", default="", help="e.g. '0.5B bfloat16 mild': renew these rows")
     parser.add_argument("--output", type=Path, default=Path("docs/results/decode.md"))
     options = parser.parse_args()
+    wanted = options.only.split()
 
-    rows = []
-    loads = measure_load(options.rounds)
-    for name, seconds in loads.items():
-        ratio, low, high = paired_ratio(seconds, loads["Qwen2 load"])
-        row = {"model": "SmolLM2-135M", "dtype": "float32", "scale_U": "-", "mode": name}
-        row |= {"ms_per_token": 1e3 * float(np.median(seconds))}
-        rows.append(row | {"ratio": ratio, "low": low, "high": high})
-        print(json.dumps(rows[-1]), flush=True)
+    rows: list[dict[str, Any]] = []
+
+    def add(where: tuple[str, str, str], times: dict[str, list[float]]) -> None:
+        reference = next(iter(times.values()))
+        for name, seconds in times.items():
+            ratio, low, high = paired_ratio(seconds, reference)
+            row = dict(zip(("model", "dtype", "scale_U"), where, strict=True)) | {"mode": name}
+            row |= {"rounds": options.rounds, "ms": 1e3 * float(np.median(seconds))}
+            rows.append(row | {"ratio": ratio, "low": low, "high": high})
+            print(json.dumps(rows[-1]), flush=True)
+
+    def is_wanted(*where: str) -> bool:
+        return all(word in " ".join(where) for word in wanted)
+
+    if is_wanted("SmolLM2-135M", "float32", "load"):
+        add(("SmolLM2-135M", "float32", "load"), measure_load(options.rounds))
     shapes = {"SmolLM2-135M": real_model, "random Qwen2.5-0.5B shape": random_model}
     for shape, make in list(shapes.items())[: 1 if options.quick else None]:
         for dtype in (torch.float32,) if options.quick else (torch.float32, torch.bfloat16):
+            precision = str(dtype).removeprefix("torch.")
+            scales = [v for v in VARIATION if is_wanted(shape, precision, v)]
+            if not scales:
+                continue
             base, model = make(dtype)
-            for variation, spread in VARIATION.items():
-                vary_scale(model, spread)
-                times = measure(base, model, options.rounds)
-                reference = times["Qwen2 greedy"]
-                for name, seconds in times.items():
-                    ratio, low, high = paired_ratio(seconds, reference)
-                    row = {
-                        "model": shape,
-                        "dtype": str(dtype).removeprefix("torch."),
-                        "scale_U": variation,
-                        "mode": name,
-                        "ms_per_token": 1e3 * float(np.median(seconds)),
-                        "ratio": ratio,
-                        "low": low,
-                        "high": high,
-                    }
-                    rows.append(row)
-                    print(json.dumps(row), flush=True)
+            for variation in scales:
+                vary_scale(model, VARIATION[variation])
+                add((shape, precision, variation), measure(base, model, options.rounds))
             del base, model
             gc.collect()
-    write(rows, options)
+    write(renewed(rows, options) if wanted else rows, options)
+
+
+def renewed(rows: list[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the last whole run, with these in their places."""
+    place = {tuple(row[k] for k in ("model", "dtype", "scale_U", "mode")): row for row in rows}
+    old = json.loads(options.output.with_suffix(".json").read_text(encoding="utf-8"))
+    kept = {tuple(row[k] for k in ("model", "dtype", "scale_U", "mode")): row for row in old}
+    return list((kept | place).values())
 
 
 def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     lines = [
         "# Decoding speed",
         "",
-        f"`python benchmarks/decode.py --rounds {options.rounds}`: {PROMPT_TOKENS} prompt tokens, "
+        f"`python benchmarks/decode.py --rounds N`: {PROMPT_TOKENS} prompt tokens, "
         f"{NEW_TOKENS} new ones, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"{platform.machine()}. Ratio: median over rounds of the paired ratio to plain Qwen2 "
         "greedy decoding of the same weights, with its 95% bootstrap interval.",
         "",
-        "| model | dtype | scale_U | mode | ms/token (ms for load) | ratio | 95% interval |",
-        "|---|---|---|---|---|---|---|",
+        "| model | dtype | scale_U | mode | rounds | ms/token, ms/load | ratio | 95% interval |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r['model']} | {r['dtype']} | {r['scale_U']} | {r['mode']} | {r['ms_per_token']:.1f} "
-        f"| {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |"
+        f"| {r['model']} | {r['dtype']} | {r['scale_U']} | {r['mode']} | {r['rounds']} "
+        f"| {r['ms']:.1f} | {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |"
         for r in rows
     ]
     options.output.parent.mkdir(parents=True, exist_ok=True)
