@@ -98,9 +98,14 @@ class CausalInitMixin:
         else:
             super()._init_weights(module)  # type: ignore[misc]
             if isinstance(module, CausalQwenModel):
-                init.normal_(module.value_direction, mean=0.0, std=0.02)
-                direction = module.value_direction
-                init.copy_(direction, direction / direction.norm())
+                init.copy_(module.value_direction, initial_direction(config.hidden_size))
+
+
+def initial_direction(size: int) -> Tensor:
+    """N(0, 0.02^2), normalised. One fixed draw: HF wants buffers that can be made again. -> (H,)"""
+    generator = torch.Generator("cpu").manual_seed(0)
+    direction = 0.02 * torch.randn(size, generator=generator, device="cpu", dtype=torch.float32)
+    return direction / direction.norm()
 
 
 class CausalQwenModel(CausalInitMixin, Qwen2Model):
@@ -111,7 +116,7 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
 
     def post_init(self) -> None:
         # Qwen2Model.__init__ ends here and initialises whatever parameters exist by then
-        direction = torch.empty(self.config.hidden_size, dtype=torch.float32)
+        direction = initial_direction(self.config.hidden_size).to(torch.empty(0).device)
         if self.config.value_direction_trainable:
             self.value_direction = nn.Parameter(direction)
         else:
