@@ -21,7 +21,8 @@ from causal_qwen.calibrate import pad_left
 NEW = 12
 LONG, EARLY = 40, 12  # tokens over which likelihoods are compared, and shown for their beginning
 SOFTMAX = "softmax, top-p 0.9"
-MARGIN = 1.2  # eight texts: the standard error of the difference is about 0.35
+SPEAKERS = 3  # of every prompt
+MARGIN = 0.8  # the bar is 0.5; the standard error of a difference over 24 texts is about 0.2
 PROMPTS = (
     "The capital of France is",
     "Water boils at a temperature of",
@@ -124,7 +125,8 @@ def greedy_texts(checks: Checks, base: Any, seed: int) -> None:
 def liveliness(checks: Checks, base: Any, seed: int) -> None:
     checks.section("temperature 1: as lively as softmax sampling, in the base model's eyes")
     subject, model = checks.subject, checks.subject.model
-    batch = pad_left([subject.ids(prompt)[0] for prompt in PROMPTS], model)
+    prompts = [subject.ids(prompt)[0] for prompt in PROMPTS for _ in range(SPEAKERS)]
+    batch = pad_left(prompts, model)
     texts, start = batch["input_ids"].shape
     who = list(range(seed, seed + texts))
     greedy = generate(base, LONG, **batch, do_sample=False)

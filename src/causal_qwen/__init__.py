@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Cauchy": "cauchy",
@@ -19,13 +19,29 @@ _HOMES = {
     "CausalQwenForCausalLM": "model",
     "CausalQwenModel": "model",
     "CausalQwenOutput": "model",
+    "CausalQwenProcessor": "processor",
+    "CausalTextGenerationPipeline": "pipeline",
+    "NumberPrediction": "prediction",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = [
+    "Cauchy",
+    "CausalQwen2Config",
+    "CausalQwenForCausalLM",
+    "CausalQwenModel",
+    "CausalQwenOutput",
+    "CausalQwenProcessor",
+    "CausalTextGenerationPipeline",
+    "NumberPrediction",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from causal_qwen.cauchy import Cauchy
     from causal_qwen.config import CausalQwen2Config
     from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
+    from causal_qwen.pipeline import CausalTextGenerationPipeline
+    from causal_qwen.prediction import NumberPrediction
+    from causal_qwen.processor import CausalQwenProcessor
 
 
 def __getattr__(name: str) -> Any:
@@ -62,3 +78,8 @@ def _announce(auto: Any) -> None:
 def _announce_models(auto: Any) -> None:
     auto.MODEL_MAPPING_NAMES["causal_qwen2"] = "CausalQwenModel"
     auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["causal_qwen2"] = "CausalQwenForCausalLM"
+
+
+@wrapt.when_imported("transformers.models.auto.processing_auto")
+def _announce_processor(auto: Any) -> None:
+    auto.PROCESSOR_MAPPING_NAMES["causal_qwen2"] = "CausalQwenProcessor"

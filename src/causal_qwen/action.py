@@ -44,10 +44,10 @@ class ActionHead(nn.Linear):
 class ValueHead(Float32Module, nn.Linear):
     """The number head: one linear function of the individual, in float32."""
 
-    def forward(self, input: Tensor, absolute: bool = False) -> Tensor:
-        if absolute:
-            return float32_linear(input, self.weight.abs())
-        return float32_linear(input, self.weight, self.bias)
+    def forward(self, input: Tensor, absolute: bool = False, moved: bool = False) -> Tensor:
+        """w.x + c; `absolute`: |w|.x; `moved`: w.x, what a displacement x of U adds."""
+        weight = self.weight.abs() if absolute else self.weight
+        return float32_linear(input, weight, None if absolute or moved else self.bias)
 
 
 class ActionNetwork(Float32Module):

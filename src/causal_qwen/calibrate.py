@@ -27,10 +27,10 @@ TOP_QUANTILE = 0.9
 POSITIONS = 128  # positions of text whose sum_k P_k is looked at
 NEW_TOKENS = 40
 TOP_P = 0.9
-SHARED_MARGIN = 0.3  # shared noise makes a text repeat itself: keep to the calm side
+SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: keep to the calm side
 NOISE_RANGE = (0.02, 3.0)  # where gains are looked for, in units of the scores' own spread
 NOISE_STEPS = 6
-TYPICAL_NOISE = (0.62, 0.093)  # shared and fresh, in these units, as measured on the embedded model
+TYPICAL_NOISE = (0.465, 0.093)  # shared and fresh, in these units, measured on the embedded model
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "

@@ -109,8 +109,8 @@ def generate(
 
     if not prompt.strip():
         raise ValueError("The prompt is empty; write a few words.")
-    tokenizer, causal = _load(model)
-    inputs = _encode(tokenizer, prompt, chat)
+    processor, causal = _load(model)
+    inputs = _encode(processor, prompt, chat)
     options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
     if mode in ("sampling", "causal"):
         options |= {"individual": individual, "temperature": temperature}
@@ -118,7 +118,8 @@ def generate(
         raise ValueError(f"--individual has no part in mode {mode!r}; use causal or sampling.")
     elif mode == "compatible" and temperature != 1.0:
         options |= {"temperature": temperature, "do_sample": True}
-    streamer = None if as_json else TextStreamer(tokenizer, skip_special_tokens=True)
+    is_live = not as_json and processor.encode_numbers == "text"  # a streamer sees no values
+    streamer = TextStreamer(processor.tokenizer, skip_special_tokens=True) if is_live else None
     result = causal.generate(
         **inputs,
         causal_mode=mode,
@@ -127,14 +128,22 @@ def generate(
         return_dict_in_generate=True,
         **{name: value for name, value in options.items() if value is not None},
     )
+    new = slice(inputs["input_ids"].shape[1], None)
+    ids, values = result.sequences[0, new], result.numeric_values[0, new]
+    text = processor.decode(ids, values, skip_special_tokens=True)
+    if not as_json and not is_live:
+        typer.echo(prompt + text)
     if as_json:
-        text = tokenizer.decode(
-            result.sequences[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-        )
         seeds = result.get("individual")
         typer.echo(
             json.dumps(
-                {"prompt": prompt, "text": text, "mode": mode, "individual": seeds and seeds[0]},
+                {
+                    "prompt": prompt,
+                    "text": text,
+                    "numbers": values[ids == processor.num_token_id].tolist(),
+                    "mode": mode,
+                    "individual": seeds and seeds[0],
+                },
                 ensure_ascii=False,
             )
         )
@@ -148,38 +157,40 @@ def demo(model: ModelOption = "", as_json: JsonOption = False) -> None:
     from causal_qwen.convert import quiet
     from causal_qwen.demo import run
 
-    tokenizer, causal = _load(model)
+    processor, causal = _load(model)
     base = None
     if causal.config.causal_size == causal.config.hidden_size:
         with quiet():  # a converted checkpoint is still its base model's
             base = Qwen2ForCausalLM.from_pretrained(causal.name_or_path).eval()
-    run(tokenizer, causal, base, as_json=as_json)
+    run(processor.tokenizer, causal, base, as_json=as_json)
 
 
 def _load(model: str) -> tuple[Any, Any]:
     from causal_qwen.convert import default_model, load_tokenizer, quiet
     from causal_qwen.model import CausalQwenForCausalLM
+    from causal_qwen.processor import CausalQwenProcessor
 
     with _status() as progress:
         path = Path(model) if model else default_model(progress)
         progress("loading the model")
         with quiet():
             causal = CausalQwenForCausalLM.from_pretrained(path)
-        tokenizer = load_tokenizer(path)
-    if tokenizer is None:
-        raise ValueError(f"{path} holds no tokenizer; copy its base model's tokenizer there.")
-    return tokenizer, causal.eval()
+        if load_tokenizer(path) is None:
+            raise ValueError(f"{path} holds no tokenizer; copy its base model's tokenizer there.")
+        processor = CausalQwenProcessor.from_pretrained(path)
+    return processor, causal.eval()
 
 
-def _encode(tokenizer: Any, prompt: str, chat: bool) -> Any:
+def _encode(processor: Any, prompt: str, chat: bool) -> Any:
     if chat:
-        return tokenizer.apply_chat_template(
+        return processor.apply_chat_template(
             [{"role": "user", "content": prompt}],
             add_generation_prompt=True,
+            tokenize=True,
             return_dict=True,
             return_tensors="pt",
         )
-    return tokenizer(prompt, return_tensors="pt")
+    return processor(prompt, return_tensors="pt")
 
 
 def _lines(path: Path) -> list[str]:

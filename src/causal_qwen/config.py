@@ -21,6 +21,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "inference_mode": INFERENCE_MODES,
     "numeric_encoding": ("log", "sigmoid"),
     "value_space": ("linear", "symlog"),
+    "encode_numbers": ("text", "value"),
     "ovr_reduction": ("sum", "mean"),
 }
 AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
@@ -47,6 +48,8 @@ class CausalQwen2Config(Qwen2Config):
         numeric_encoding: how a value enters its embedding: `log` or `sigmoid`.
         value_direction_trainable: whether training moves the value direction.
         value_space: the space the number head lives in: `symlog` or `linear`.
+        value_fields: name -> (center, spread) of standardised targets; see `causal_qwen.value`.
+        encode_numbers: what the model was taught to read numbers as: `text` (digits) or `value`.
         classification_loss_weight, regression_loss_weight, compat_loss_weight: the three weights.
         gate_alpha, gate_grad: the regression gate's floor, and whether gradients pass through it.
         ovr_reduction: one-vs-rest terms are summed over the vocabulary, or averaged (`mean`).
@@ -62,6 +65,7 @@ class CausalQwen2Config(Qwen2Config):
         "loc_Y",
         "scale_Y",
         "shift_S",
+        "shift_Y",
     ]
 
     causal_size: int | None = None
@@ -79,6 +83,8 @@ class CausalQwen2Config(Qwen2Config):
     numeric_encoding: str = "log"
     value_direction_trainable: bool = False
     value_space: str = "symlog"
+    value_fields: dict[str, list[float] | tuple[float, ...]] | None = None
+    encode_numbers: str = "text"
     classification_loss_weight: float | int = 1.0
     regression_loss_weight: float | int = 1.0
     compat_loss_weight: float | int = 0.0
@@ -133,6 +139,13 @@ class CausalQwen2Config(Qwen2Config):
             raise ValueError(
                 f"num_token_id={self.num_token_id} is outside the vocabulary of {self.vocab_size}."
             )
+
+        for name, pair in (self.value_fields or {}).items():
+            if len(pair) != 2 or not all(map(math.isfinite, pair)) or pair[1] <= 0:
+                raise ValueError(
+                    f"value_fields[{name!r}]={pair!r} must be (center, spread), two finite "
+                    "numbers, the second above 0."
+                )
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:

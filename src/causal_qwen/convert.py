@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -32,6 +34,7 @@ from causal_qwen.calibrate import PROMPTS, TEXTS, Calibration, calibrate
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.generation import adopt_generation_config
 from causal_qwen.model import CausalQwenForCausalLM
+from causal_qwen.processor import CausalQwenProcessor, install_number_token
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -43,6 +46,7 @@ DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "ovr_threshold_init": 100.0,
     "decision_noise": "zero",
 }
+STALE_SECONDS = 3600  # older unfinished output belongs to no running conversion
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 LLAMA_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -94,15 +98,23 @@ def convert_model(
     qwen = as_qwen2(qwen)
     check_finite(qwen)
     if tokenizer is None and not isinstance(base, torch.nn.Module):
-        tokenizer = load_tokenizer(base)
+        tokenizer = load_tokenizer(base)  # and it gets the token <NUM>
     if init == "documents":
         config_fields = {**DOCUMENTS, **config_fields}
     elif init != "calibrated":
         raise ValueError(f"init={init!r} is unknown; choose calibrated or documents.")
 
+    number = None if tokenizer is None else install_number_token(tokenizer, qwen.config.vocab_size)
+    is_new = number is not None and number >= qwen.config.vocab_size
+    if not is_new:
+        config_fields.setdefault("num_token_id", number)
     model = graft(qwen, model_class, causal_size, config_fields)
     model.generation_config = adopt_generation_config(qwen.generation_config)
-    return initialize(model, tokenizer, init, texts, measure_noise, progress)
+    initialize(model, tokenizer, init, texts, measure_noise, progress)
+    if number is not None and is_new:
+        model.resize_token_embeddings(number + 1)
+        model.config.num_token_id = number
+    return model
 
 
 def convert(
@@ -134,7 +146,7 @@ def convert(
         with quiet():
             model.save_pretrained(directory)
         if tokenizer is not None:
-            tokenizer.save_pretrained(directory)
+            CausalQwenProcessor(tokenizer).save_pretrained(directory)
     return report
 
 
@@ -170,7 +182,12 @@ def load(
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
     model.generation_config = adopt_generation_config(model.generation_config)
     if is_plain:
-        model.calibration = calibrate(model, encode(load_tokenizer(path), TEXTS))
+        tokenizer = load_tokenizer(path)
+        if tokenizer is not None:
+            number = install_number_token(tokenizer, model.config.vocab_size)
+            if number < model.config.vocab_size:
+                model.config.num_token_id = number
+        model.calibration = calibrate(model, encode(tokenizer, TEXTS))
     elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
         model.action.restore_equality(model.lm_head.weight)
     return (model, info) if output_loading_info else model
@@ -206,7 +223,7 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"There is no GGUF file {path}.")
     try:
-        with quiet():
+        with quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar heeds no setting
             return AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 gguf_file=path.name,
@@ -342,7 +359,8 @@ def compare(base: str, qwen: Any, model: Any, texts: Sequence[Tensor] | None) ->
     for ids in texts:
         expected = qwen(ids[None]).logits[0]
         output = model(ids[None])
-        worst = max(worst, float((output.logits[0] - expected).abs().max()))
+        logits = output.logits[0, :, : expected.shape[-1]]  # a new <NUM> would come after these
+        worst = max(worst, float((logits - expected).abs().max()))
         chosen = model.decision.choose(output.s_dist)[0]
         agreeing += int((chosen == expected.argmax(-1)).sum())
         positions += len(ids)
@@ -378,6 +396,9 @@ def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
     """A directory that appears under its name only when everything in it was written."""
     if output.exists() and (output.is_file() or any(output.iterdir())) and not overwrite:
         raise FileExistsError(f"{output} exists and is not empty; choose another, or overwrite it.")
+    for stale in output.parent.glob(f".{output.name}-*"):
+        if time.time() - stale.stat().st_mtime > STALE_SECONDS:  # left by a killed conversion
+            shutil.rmtree(stale, ignore_errors=True)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))

@@ -14,7 +14,7 @@ from transformers import Qwen2ForCausalLM
 PROMPT = "The old lighthouse keeper opened the door and"
 OTHER_PROMPT = "The young mayor opened the letter and"
 # Likelihood truncation keeps a small model on topic; what is left of the noise can be turned up.
-PERSONA = {"causal_mode": "causal", "min_density": 0.05, "temperature": 3.0}
+PERSONA = {"causal_mode": "causal", "min_density": 0.05, "temperature": 4.0}
 INDIVIDUALS = (1, 2, 3)
 NEW_TOKENS = 28
 
@@ -70,7 +70,7 @@ def run(tokenizer: Any, model: Any, base: Qwen2ForCausalLM | None, as_json: bool
     else:
         console.print(
             'Next: [bold]causal-qwen generate "Once upon a time" --mode causal --individual 42 '
-            "--min-density 0.05 --temperature 3[/]"
+            "--min-density 0.05 --temperature 4[/]"
         )
 
 

@@ -31,7 +31,9 @@ from transformers.utils import ModelOutput, logging
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import INFERENCE_MODES
 from causal_qwen.decision import HeadBounds, choose_pruned
+from causal_qwen.embedding import check_values
 from causal_qwen.individual import check_noise, draw_noise, row_seeds, to_cauchy
+from causal_qwen.value import ValueSpace, field_space
 
 logger = logging.get_logger("transformers.causal_qwen")
 
@@ -43,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "individual": None,
     "fresh_noise": None,
     "normalization": "softmax",
+    "value_field": None,
 }
 NOISY = ("sampling", "causal")
 DECODING = ("do_sample", "num_beams", "is_assistant", "prompt_lookup_num_tokens")
@@ -114,6 +117,83 @@ class Speaker:
         return noise
 
 
+class Ledger:
+    """The values beside the tokens of one call: what was given, and what was said.
+
+    HF asks for the next token after it has told us the model's output, and for the next input
+    after it has chosen. So a value is entered with every step, in case the token will be `<NUM>`,
+    and struck out when the token is known not to be.
+    """
+
+    def __init__(self, num_token_id: int, space: ValueSpace, num_beams: int) -> None:
+        self.num_token_id = num_token_id
+        self.space = space
+        self.num_beams = num_beams
+        self.values = torch.empty(0)  # (B, T), of the running texts
+        self.ids: Tensor | None = None  # (B, T) or one less, of the running texts
+        self.prompt = torch.empty(0)  # (B, P)
+        self.said: list[Tensor] = []  # one (B,) for every step
+        self.past: int | None = None  # length of the cache that the call began with
+
+    def open(self, ids: Tensor, values: Tensor | None) -> None:
+        """Enter the prompt."""
+        check_values(ids, values, self.num_token_id)
+        if values is None:
+            values = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
+        self.values = self.prompt = values.to(torch.float64)
+
+    def enter(self, outputs: ModelOutput) -> None:
+        """The value of the next token, should it be a number."""
+        y = outputs.loc_Y[:, -1]
+        if outputs.shift_Y is not None:
+            y = y + outputs.shift_Y[:, -1]
+        value = self.space.decode(y).to(self.values.device)
+        self.said.append(value)
+        self.values = torch.cat([self.values, value.unsqueeze(-1)], dim=-1)
+
+    def read(self, ids: Tensor, inputs: Tensor, past: int) -> Tensor | None:
+        """The values of `inputs`, the part of the running texts `ids` that the model reads now."""
+        size = inputs.shape[1]
+        self.past = past if self.past is None else self.past
+        if ids.shape[1] == self.values.shape[1]:
+            self._follow(ids)
+            values = self.values[:, self.values.shape[1] - size :]
+        else:  # a chunk of the prompt
+            start = past if self.values.shape[1] >= past + size else past - self.past
+            values = self.values[:, start : start + size]
+        return values.to(inputs.device) if (inputs == self.num_token_id).any() else None
+
+    def close(self, result: ModelOutput) -> None:
+        """Give the result its values, aligned with its sequences."""
+        sequences = result.sequences
+        is_number = sequences == self.num_token_id
+        prompts, steps = self.prompt.shape[1], sequences.shape[1] - self.prompt.shape[1]
+        if (beams := result.get("beam_indices")) is None:
+            values = self.values
+        else:
+            rows = self.prompt[beams[:, 0].clamp_min(0)]
+            said = torch.stack(self.said[:steps], dim=-1)  # (B beams, steps)
+            chosen = said.gather(0, beams[:, :steps].clamp_min(0).long())
+            values = torch.cat([rows, chosen], dim=-1)
+        values = values[:, : prompts + steps].to(sequences.device)
+        result["numeric_values"] = values.where(is_number, 0.0)
+
+    def _follow(self, ids: Tensor) -> None:
+        """Strike out what was no number; with beams, first see whose text each row continues.
+
+        A row continues the row of its own prompt that had its tokens; equal texts have equal
+        values, so any of them will do.
+        """
+        if self.num_beams > 1 and self.ids is not None and self.ids.shape[1] < ids.shape[1]:
+            groups = self.ids.unflatten(0, (-1, self.num_beams))  # (B, beams, T)
+            before = ids[:, : groups.shape[-1]].unflatten(0, (-1, self.num_beams))
+            is_parent = (before.unsqueeze(2) == groups.unsqueeze(1)).all(-1)  # (B, beams, beams)
+            offset = torch.arange(len(groups), device=ids.device).unsqueeze(-1) * self.num_beams
+            self.values = self.values[(is_parent.int().argmax(-1) + offset).flatten()]
+        self.values = self.values.where(ids == self.num_token_id, 0.0)
+        self.ids = ids
+
+
 class ModeProcessor(LogitsProcessor):
     """The last processor: processed loc_S -> scores whose argmax is the speaker's choice."""
 
@@ -179,6 +259,7 @@ class CausalGenerationMixin:
     generation_config: GenerationConfig
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_reading(kwargs)
         is_assisted = kwargs.get("assistant_model") is not None
         is_paged = kwargs.get("cache_implementation") == "paged"
         if is_assisted or is_paged:
@@ -189,10 +270,21 @@ class CausalGenerationMixin:
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def generate_batch(self, inputs: Any, generation_config: Any = None, **kwargs: Any) -> Any:
+        self._check_reading(kwargs)
         explicit = _explicit_mode({**kwargs, "generation_config": generation_config})
         _compatible_only("continuous batching", explicit)
         kwargs.pop("causal_mode", None)
         return super().generate_batch(inputs, generation_config=generation_config, **kwargs)  # type: ignore[misc]
+
+    def _check_reading(self, kwargs: dict[str, Any]) -> None:
+        """A model that was taught values must not be handed digits without a word."""
+        is_given = kwargs.get("numeric_values") is not None or "inputs_embeds" in kwargs
+        if self.config.encode_numbers == "value" and not is_given:
+            raise ValueError(
+                "This model reads numbers as values, and no numeric_values were given: make the "
+                "inputs with CausalQwenProcessor, or use "
+                "pipeline('text-generation', ..., pipeline_class=CausalTextGenerationPipeline)."
+            )
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -252,7 +344,23 @@ class CausalGenerationMixin:
             model_kwargs["speaker"] = speaker
         elif speaker.normalization == "ovr":
             model_kwargs["speaker"] = speaker
+        if is_assisted and model_kwargs.get("numeric_values") is not None:
+            raise ValueError(
+                "Assisted decoding guesses tokens before their values are known; numeric_values go "
+                "with one model and no prompt lookup."
+            )
+        if not is_assisted and self.config.num_token_id is not None:
+            space = field_space(self.config, options["value_field"])
+            beams = asked["num_beams"] or 1
+            model_kwargs["ledger"] = Ledger(self.config.num_token_id, space, beams)
         return prepared, model_kwargs
+
+    def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """Here HF repeats the prompts for beams and copies; the ledger begins with the result."""
+        ids, model_kwargs = super()._expand_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
+        if (ledger := model_kwargs.get("ledger")) is not None:
+            ledger.open(ids, model_kwargs.pop("numeric_values", None))
+        return ids, model_kwargs
 
     def _get_logits_processor(
         self,
@@ -290,12 +398,17 @@ class CausalGenerationMixin:
         input_ids: Tensor,
         inputs_embeds: Tensor | None = None,
         speaker: ModeProcessor | None = None,
+        ledger: Ledger | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids, inputs_embeds=inputs_embeds, **kwargs
         )
         inputs["output_scale_S"] = False
+        if ledger is not None and inputs["input_ids"] is not None:
+            cache = kwargs.get("past_key_values")
+            past = 0 if cache is None else cache.get_seq_length()
+            inputs["numeric_values"] = ledger.read(input_ids, inputs["input_ids"], past)
         if speaker is not None and speaker.speaker.has_noise:
             is_sampling = speaker.speaker.mode == "sampling"
             inputs["u_noise"] = speaker.speaker.noise(
@@ -309,6 +422,8 @@ class CausalGenerationMixin:
     ) -> dict[str, Any]:
         if (speaker := model_kwargs.get("speaker")) is not None:
             speaker.observe(outputs)
+        if (ledger := model_kwargs.get("ledger")) is not None:
+            ledger.enter(outputs)
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(  # type: ignore[misc]
             outputs, model_kwargs, *args, **kwargs
         )
@@ -320,7 +435,17 @@ class CausalGenerationMixin:
         if mode is not None and isinstance(result, ModelOutput):
             who = mode.speaker
             result["individual"] = who.given if who.seeds is None else who.seeds
-        return result
+        return _with_values(result, kwargs.get("ledger"))
+
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._beam_search(*args, **kwargs)  # type: ignore[misc]
+        return _with_values(result, kwargs.get("ledger"))
+
+
+def _with_values(result: Any, ledger: Ledger | None) -> Any:
+    if ledger is not None and isinstance(result, ModelOutput):
+        ledger.close(result)
+    return result
 
 
 def resolve_mode(

@@ -22,7 +22,7 @@ from causal_qwen.action import ActionNetwork
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.decision import Decision
-from causal_qwen.embedding import symlog
+from causal_qwen.value import position_space
 
 IGNORE = -100
 AUTO_CHUNK_ELEMENTS = 2**25  # scores of one chunk: 128 MB in float32
@@ -51,14 +51,17 @@ def causal_loss(
     decision: Decision,
     config: CausalQwen2Config,
     targets: Tensor | None = None,
+    fields: Tensor | None = None,
     num_items: Tensor | int | None = None,
     num_numbers: Tensor | int | None = None,
 ) -> LossTerms:
     """The loss of U (B, T, C) against next-token labels (B, T), already shifted.
 
-    `targets` are the values of the labels that are `<NUM>`; `num_items` and `num_numbers` count
+    `targets` are the values of the labels that are `<NUM>`, `fields` their fields' places in
+    `config.value_fields` ((B,) or (B, T), -1 for none); `num_items` and `num_numbers` count
     the tokens and numbers of the whole accumulated batch where it is larger than this one.
     """
+    target = _targets(labels, targets, fields, config)
     u = action.widen(Cauchy(u.loc.flatten(0, -2), u.scale.flatten(0, -2)))  # (N, C)
     labels = labels.flatten().to(u.loc.device)  # (N,)
     is_valid = labels != IGNORE
@@ -78,7 +81,7 @@ def causal_loss(
     if config.ovr_reduction == "mean":
         classification = classification / config.vocab_size
     compatibility = cross_entropy.where(is_valid, 0.0).sum() / count
-    regression = _regression(action.number(u), labels, p_number, targets, num_numbers, config)
+    regression = _regression(action.number(u), labels, p_number, target, num_numbers, config)
 
     total = (
         config.classification_loss_weight * classification
@@ -127,23 +130,47 @@ def _chunk(
     return terms(loc, scale)
 
 
+def _targets(
+    labels: Tensor, targets: Tensor | None, fields: Tensor | None, config: CausalQwen2Config
+) -> Tensor | None:
+    """The targets on the number head's scale, flat, 0 where the label is no number."""
+    if config.num_token_id is None:
+        return None
+    is_number = labels == config.num_token_id
+    can_look = not torch.compiler.is_compiling()
+    if targets is None:
+        if can_look and is_number.any():
+            row = int(is_number.nonzero()[0, 0])
+            raise ValueError(
+                f"labels of row {row} hold <NUM> without a value; give numeric_values or "
+                "numeric_targets, or set these labels to -100."
+            )
+        return None
+    targets = targets.to(labels.device)
+    wide = targets.where(is_number, 0.0).double()
+    target = position_space(config, fields, labels).encode(wide).float()
+    if can_look and (is_bad := ~target.isfinite()).any():
+        row = int(is_bad.nonzero()[0, 0])
+        raise ValueError(
+            f"numeric_targets of row {row} hold {wide[is_bad][0].item()}, which cannot be learned; "
+            "give finite numbers (of at most 3e38 in value_space='linear')."
+        )
+    return target.where(is_number, 0.0).flatten()
+
+
 def _regression(
     y: Cauchy,
     labels: Tensor,
     p_number: Tensor,
-    targets: Tensor | None,
+    target: Tensor | None,
     num_numbers: Tensor | int | None,
     config: CausalQwen2Config,
 ) -> Tensor:
     """sum(gate L_nll) / sum(m): exactly 0, with a graph, when there is no number."""
-    if targets is None or config.num_token_id is None:
-        is_number = torch.zeros_like(labels, dtype=torch.bool)
-        target = torch.zeros_like(y.loc)
+    if target is None:
+        is_number, target = torch.zeros_like(labels, dtype=torch.bool), torch.zeros_like(y.loc)
     else:
-        is_number = labels == config.num_token_id
-        target = targets.flatten().to(y.loc)
-        target = symlog(target) if config.value_space == "symlog" else target
-        target = target.where(is_number, 0.0)
+        is_number, target = labels.eq(config.num_token_id or 0), target.to(y.loc)
     gate = config.gate_alpha + (1 - config.gate_alpha) * p_number
     gate = gate if config.gate_grad else gate.detach()
     count = is_number.sum() if num_numbers is None else torch.as_tensor(num_numbers)

@@ -5,6 +5,7 @@ text -> tokens + values -> embedding -> Qwen2 backbone -> z
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +21,15 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
-from causal_qwen.action import ActionHead, ActionNetwork, ValueHead, score_pair
+from causal_qwen.action import ActionHead, ActionNetwork, ValueHead, row_norms, score_pair
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.decision import Decision
 from causal_qwen.documents import DocumentedCalls
-from causal_qwen.embedding import embed_values
+from causal_qwen.embedding import check_values, embed_values
 from causal_qwen.generation import CausalGenerationMixin, adopt_generation_config
 from causal_qwen.loss import IGNORE, causal_loss, shift_left
+from causal_qwen.value import fit_field
 
 
 @dataclass
@@ -49,6 +51,7 @@ class CausalQwenOutput(ModelOutput):
     loc_Y: Tensor | None = None  # (B, T)
     scale_Y: Tensor | None = None  # (B, T)
     shift_S: Tensor | None = None  # (B, 1, V), only when noise was given
+    shift_Y: Tensor | None = None  # (B, 1), only when noise was given
 
     @property
     def loc_S(self) -> Tensor | None:
@@ -141,6 +144,10 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
         numeric_values: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
+        num_token_id = self.config.num_token_id
+        has_channel = num_token_id is not None or numeric_values is not None
+        if has_channel and input_ids is not None and not torch.compiler.is_compiling():
+            check_values(input_ids, numeric_values, num_token_id)
         if numeric_values is not None:
             inputs_embeds, input_ids = self.embed(input_ids, numeric_values), None
         elif self.training and self.value_direction.requires_grad and input_ids is not None:
@@ -159,19 +166,12 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
 
     def embed(self, input_ids: Tensor | None, numeric_values: Tensor) -> Tensor:
         """ids (B, T) + values (B, T) -> inputs_embeds (B, T, H)"""
-        if self.config.num_token_id is None:
-            raise ValueError("numeric_values need a <NUM> token: set config.num_token_id first.")
         if input_ids is None:
             raise ValueError("numeric_values go with input_ids, not with inputs_embeds.")
-        if numeric_values.shape != input_ids.shape:
-            raise ValueError(
-                f"numeric_values of shape {tuple(numeric_values.shape)} must stand beside "
-                f"input_ids of shape {tuple(input_ids.shape)}, one value per token."
-            )
         return embed_values(
             self.embed_tokens(input_ids),
             numeric_values,
-            input_ids == self.config.num_token_id,
+            input_ids.eq(self.config.num_token_id or 0),
             self.value_direction,
             self.config.numeric_encoding,
         )
@@ -229,6 +229,7 @@ class CausalQwenForCausalLM(
         logits_to_keep: int | Tensor = 0,
         numeric_values: Tensor | None = None,
         numeric_targets: Tensor | None = None,
+        numeric_fields: Tensor | None = None,
         shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
@@ -241,6 +242,8 @@ class CausalQwenForCausalLM(
         numeric_values (`(B, T)`, optional): the value of every `<NUM>`, 0 elsewhere.
         labels (`(B, T)`, optional): token ids, -100 where ignored; shifted here.
         numeric_targets (`(B, T)`, optional): values beside `labels`; `numeric_values` by default.
+        numeric_fields (`(B,)` or `(B, T)`, optional): the targets' places in `config.value_fields`
+            (beside `labels`), -1 for the default field.
         u_noise (`(B, C)`, optional): T kappa times standard Cauchy noise; moves the individual at
             the last position, and the scores it adds are returned as `shift_S`.
         u_noise_regime: noise scales with the individual's uncertainty (`"individual"`) or with
@@ -260,11 +263,11 @@ class CausalQwenForCausalLM(
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         z = outputs.last_hidden_state[:, keep, :]  # (B, T, H)
         u = self.abduct(z)
-        shift = None
+        shift = value_shift = None
         if u_noise is None:
             loc_scores = self.lm_head(u.loc)  # (B, T, V)
         else:
-            loc_scores, shift = self.score_moved(u, u_noise, u_noise_regime)
+            loc_scores, shift, value_shift = self.score_moved(u, u_noise, u_noise_regime)
         widened = self.action.widen(u)
         y = self.action.number(widened)
 
@@ -275,6 +278,8 @@ class CausalQwenForCausalLM(
             shift_labels = shift_left(labels, IGNORE)
             values = numeric_values if numeric_targets is None else numeric_targets
             numeric_targets = None if values is None else shift_left(values, 0.0)
+            if numeric_fields is not None and numeric_fields.dim() == 2:
+                numeric_fields = shift_left(numeric_fields, -1)
         if shift_labels is not None:
             loss = causal_loss(
                 u,
@@ -284,6 +289,7 @@ class CausalQwenForCausalLM(
                 decision=self.decision,
                 config=self.config,
                 targets=numeric_targets,
+                fields=numeric_fields,
                 num_items=num_items_in_batch,
                 num_numbers=num_numbers_in_batch,
             ).total
@@ -302,6 +308,7 @@ class CausalQwenForCausalLM(
             loc_Y=y.loc,
             scale_Y=y.scale,
             shift_S=shift,
+            shift_Y=value_shift,
         )
 
     def abduct(self, hidden_states: Tensor) -> Cauchy:
@@ -314,15 +321,36 @@ class CausalQwenForCausalLM(
         s, y = self.action(u, self.lm_head)
         return s, y
 
-    def score_moved(self, u: Cauchy, noise: Tensor, regime: str) -> tuple[Tensor, Tensor]:
-        """loc_S, and what the noise adds to it at the last position. -> (B, T, V), (B, 1, V)"""
+    def score_moved(self, u: Cauchy, noise: Tensor, regime: str) -> tuple[Tensor, Tensor, Tensor]:
+        """loc_S, and what the noise adds to S and Y at the last position.
+
+        -> (B, T, V), (B, 1, V), (B, 1)
+        """
         last = Cauchy(u.loc[:, -1], u.scale[:, -1])
         displacement = self.action.displacement(last, noise, regime)
         loc_scores, shift = score_pair(last.loc, displacement, self.lm_head)
         loc_scores = loc_scores.unsqueeze(1)
         if u.loc.shape[1] > 1:
             loc_scores = torch.cat([self.lm_head(u.loc[:, :-1]), loc_scores], dim=1)
-        return loc_scores, shift.unsqueeze(1)
+        return loc_scores, shift.unsqueeze(1), self.action.value(displacement, moved=True)
+
+    def predict(self, texts: str | Sequence[str], processor: Any, **options: Any) -> Any:
+        """The number that each text asks for next, as a `NumberPrediction`.
+
+        See `causal_qwen.prediction.predict` for the options.
+        """
+        from causal_qwen.prediction import predict
+
+        return predict(self, texts, processor, **options)
+
+    def fit_value_field(self, name: str, values: Any) -> None:
+        """Standardise the targets called `name` by the median and IQR of training values.
+
+        The field "default" is used wherever no field is named.
+        """
+        fields = dict(self.config.value_fields or {})
+        fields[name] = list(fit_field(values, self.config.value_space))
+        self.config.value_fields = fields
 
     @classmethod
     def from_qwen(cls, base: Any = "smollm2-135m", **options: Any) -> "CausalQwenForCausalLM":
@@ -358,7 +386,7 @@ class CausalQwenForCausalLM(
         old = len(self.decision.threshold)
         embeddings: nn.Embedding = super().resize_token_embeddings(*args, **kwargs)
         if (size := embeddings.weight.shape[0]) != old:
-            norms = self.lm_head.weight.detach().abs().sum(-1, dtype=torch.float32)
+            norms = row_norms(self.lm_head.weight.detach()).float()
             noise, threshold = self.action.decision_noise, self.decision.threshold
             usual = (norms[:old] + noise.detach().abs()[:size]).median()
             has_noise = bool((noise != 0).any())

@@ -15,6 +15,7 @@ ORDER = [
     "config",
     "cauchy",
     "numerals",
+    "value",
     "processor",
     "embedding",
     "abduction",
@@ -25,6 +26,8 @@ ORDER = [
     "generation",
     "documents",
     "model",
+    "prediction",
+    "pipeline",
     "calibrate",
     "convert",
     "counterfactual",
@@ -36,6 +39,8 @@ ORDER = [
 ALLOWED_UPWARD = {
     # A model offers to build itself from a checkpoint; the chain itself needs no converter.
     ("model", "convert"): {"from_qwen", "from_pretrained"},
+    # ... and to say which number a text asks for.
+    ("model", "prediction"): {"predict"},
 }
 
 # A stage is a file or a subpackage; the facade `__init__` re-exports everything, lazily.

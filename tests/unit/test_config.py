@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from causal_qwen.config import CausalQwen2Config
-from causal_qwen.embedding import symlog
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel
+from causal_qwen.value import symlog
 
 Make = Callable[..., Any]
 
@@ -47,6 +47,8 @@ FIELDS: dict[str, tuple[Any, Any]] = {
     "numeric_encoding": ("log", "sigmoid"),
     "value_direction_trainable": (False, True),
     "value_space": ("symlog", "linear"),
+    "value_fields": (None, {"default": [1.5, 0.5]}),
+    "encode_numbers": ("text", "value"),
     "classification_loss_weight": (1.0, 0.25),
     "regression_loss_weight": (1.0, 4.0),
     "compat_loss_weight": (0.0, 1.5),
@@ -293,6 +295,25 @@ def value_space(fresh: Make, make: Make) -> None:
 
 
 @probe
+def value_fields(fresh: Make, make: Make) -> None:
+    plain, changed = twins(make, "value_fields", num_token_id=NUM, value_space="linear")
+    data = numbers()
+    standardised = {**data, "numeric_targets": (data["numeric_values"] - 1.5) / 0.5}
+    with torch.no_grad():
+        torch.testing.assert_close(changed(**data).loss, plain(**standardised).loss)
+    assert loss(plain) != pytest.approx(loss(changed), rel=1e-3)
+
+
+@probe
+def encode_numbers(fresh: Make, make: Make) -> None:
+    plain, changed = twins(make, "encode_numbers", num_token_id=NUM)
+    tokens = torch.tensor([[1, 2]])
+    assert plain.generate(tokens, max_new_tokens=1).shape == (1, 3)
+    with pytest.raises(ValueError, match="reads numbers as values"):
+        changed.generate(tokens, max_new_tokens=1)
+
+
+@probe
 def classification_loss_weight(fresh: Make, make: Make) -> None:
     only = {"num_token_id": NUM, "regression_loss_weight": 0.0}
     plain, changed = twins(make, "classification_loss_weight", **only)
@@ -433,6 +454,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_token_id": -1}, rf"num_token_id=-1 is outside the vocabulary of {V}"),
     ({"numeric_encoding": "linear"}, r"numeric_encoding='linear' .* log, sigmoid"),
     ({"value_space": "log"}, r"value_space='log' .* linear, symlog"),
+    ({"value_fields": {"a": [0.0, 0.0]}}, r"value_fields\['a'\]=.* the second above 0"),
+    ({"value_fields": {"a": [math.nan, 1.0]}}, r"value_fields\['a'\]=.* two finite numbers"),
+    ({"encode_numbers": "digits"}, r"encode_numbers='digits' .* text, value"),
     ({"classification_loss_weight": -1.0}, r"classification_loss_weight=-1\.0 must be"),
     ({"regression_loss_weight": math.nan}, r"regression_loss_weight=nan must be a non-negative"),
     ({"compat_loss_weight": math.inf}, r"compat_loss_weight=inf must be a non-negative number"),

@@ -496,4 +496,4 @@ def test_shifted_labels_beside_values_need_shifted_targets(make_model: Any) -> N
     model = make_model(num_token_id=5)
     ids = torch.tensor([[3, 5, 7, 5]])
     with pytest.raises(ValueError, match="need numeric_targets"):
-        model(ids, numeric_values=torch.ones(1, 4), shift_labels=ids)
+        model(ids, numeric_values=(ids == 5).double(), shift_labels=ids)

@@ -1,0 +1,113 @@
+"""Value: numbers <-> the scale on which they are read and predicted.
+
+    y = (g(v) - center) / spread,     g(v) = v ("linear") or sign(v) ln(1 + |v|) ("symlog")
+
+Y lives on that scale: medians and quantiles map back exactly, because the map is monotone. A
+*field* is a named target with a center and a spread of its own, fitted on training data (median
+and interquartile range: outliers move neither) and kept in the config.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+DEFAULT_FIELD = "default"
+LARGEST = torch.finfo(torch.float64).max
+LARGEST_SYMLOG = math.log(LARGEST)
+
+
+def symlog(value: Tensor) -> Tensor:
+    """sign(v) ln(1 + |v|)"""
+    return value.sign() * value.abs().log1p()
+
+
+def symexp(value: Tensor) -> Tensor:
+    """The inverse of `symlog`; ask for float64 input where large values matter."""
+    return value.sign() * value.abs().expm1()
+
+
+class ValueSpace(NamedTuple):
+    """How the values of one field, or of every position (tensors), become Y and come back."""
+
+    kind: str = "symlog"
+    center: Any = 0.0
+    spread: Any = 1.0
+
+    def encode(self, value: Tensor) -> Tensor:
+        """v -> y"""
+        return (self._bend(value) - self.center) / self.spread
+
+    def decode(self, y: Tensor) -> Tensor:
+        """y -> v in float64. What no double can hold becomes the largest one, with a warning."""
+        bent = self.center + self.spread * y.double()
+        value = symexp(bent) if self.kind == "symlog" else bent
+        if value.isinf().any():
+            warnings.warn(
+                f"a value beyond {LARGEST:.2g} was predicted and is clamped to it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            value = value.clamp(-LARGEST, LARGEST)
+        return value
+
+    def log_slope(self, value: Tensor) -> Tensor:
+        """ln dy/dv: what a log-density gains on the way from y to v."""
+        slope = torch.zeros_like(value)
+        if self.kind == "symlog":
+            slope = -value.abs().log1p()
+        return slope - torch.as_tensor(self.spread, dtype=value.dtype).log()
+
+    def _bend(self, value: Tensor) -> Tensor:
+        return symlog(value) if self.kind == "symlog" else value
+
+
+def fit_field(values: Any, kind: str) -> tuple[float, float]:
+    """(center, spread) of training values: their median and interquartile range."""
+    values = torch.as_tensor(values, dtype=torch.float64).flatten()
+    if len(values) == 0 or not values.isfinite().all():
+        raise ValueError("A field is fitted on at least one value, and on finite values only.")
+    bent = ValueSpace(kind).encode(values)
+    low, center, high = bent.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    spread = high - low
+    return center, spread if spread > 0 else 1.0
+
+
+def field_space(config: Any, field: str | None = None) -> ValueSpace:
+    """The space of a named field; without a name, of the field "default" if there is one."""
+    fields = config.value_fields or {}
+    if field is None:
+        return ValueSpace(config.value_space, *fields.get(DEFAULT_FIELD, (0.0, 1.0)))
+    if field not in fields:
+        known = ", ".join(fields) or "none: fit one with model.fit_value_field(name, values)"
+        raise ValueError(f"field={field!r} is unknown; this model knows {known}.")
+    return ValueSpace(config.value_space, *fields[field])
+
+
+def position_space(config: Any, fields: Tensor | None, like: Tensor) -> ValueSpace:
+    """The space of every position. `fields` (B,) or (B, T): places among the names of
+    `config.value_fields` in alphabetical order (in which a saved config comes back), -1 for the
+    default; `like` is (B, T)."""
+    default = field_space(config)
+    if fields is None:
+        return default
+    if fields.shape not in (like.shape, like.shape[:1]):
+        raise ValueError(
+            f"numeric_fields of shape {tuple(fields.shape)} must be one per row or one per token, "
+            f"{tuple(like.shape[:1])} or {tuple(like.shape)}."
+        )
+    pairs = [pair for _, pair in sorted((config.value_fields or {}).items())]
+    # the default is last, where -1 points; float64, for centers far larger than their spread
+    table = torch.tensor([*pairs, default[1:]], dtype=torch.float64, device=like.device)
+    fields = fields.to(like.device)
+    if fields.numel() and not -1 <= int(fields.min()) <= int(fields.max()) < len(pairs):
+        raise ValueError(
+            f"numeric_fields holds {fields.unique().tolist()}; the model has {len(pairs)} "
+            "value fields, numbered from 0, and -1 is the default."
+        )
+    center, spread = table[fields if fields.dim() == 2 else fields.unsqueeze(-1)].unbind(-1)
+    return ValueSpace(config.value_space, center.expand_as(like), spread.expand_as(like))
