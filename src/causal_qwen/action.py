@@ -10,6 +10,8 @@ decision noise, is independent noise per token in proportion to the individual's
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,12 +30,17 @@ class ActionHead(nn.Linear):
     |W| is taken inside `forward`, where sharded or offloaded weights are whole.
     """
 
-    def forward(self, input: Tensor, absolute: bool = False, paired: bool = False) -> Tensor:
+    def forward(
+        self, input: Tensor, absolute: bool = False, paired: bool = False, law: Any = None
+    ) -> Any:
         """`absolute`: |W| x in float32. `paired`: W x without bias, fast for a few rows x.
+        `law`: a function of W and bias, which are whole here.
 
         A few rows cost the reading of W, once. On CPUs the float32 product keeps to that only as
         W X^T with X^T a transposed view: 16 ms for two rows where F.linear takes 87 (V = 151,936).
         """
+        if law is not None:
+            return law(self.weight, self.bias)
         if absolute:
             return float32_linear(input, self.weight.abs().to(input.dtype))
         if paired and input.device.type == "cpu" and input.dtype == torch.float32:

@@ -23,6 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "value_space": ("linear", "symlog"),
     "encode_numbers": ("text", "value"),
     "ovr_reduction": ("sum", "mean"),
+    "loss_precision": ("exact", "fast"),
 }
 AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
 NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
@@ -54,6 +55,7 @@ class CausalQwen2Config(Qwen2Config):
         gate_alpha, gate_grad: the regression gate's floor, and whether gradients pass through it.
         ovr_reduction: one-vs-rest terms are summed over the vocabulary, or averaged (`mean`).
         loss_chunk_size: positions whose scores exist at once in the loss, or `"auto"`.
+        loss_precision: `fast` multiplies with |W| in bfloat16 (4e-3), as bfloat16 models do anyway.
     """
 
     model_type = "causal_qwen2"
@@ -92,6 +94,7 @@ class CausalQwen2Config(Qwen2Config):
     gate_grad: bool = False
     ovr_reduction: str = "sum"
     loss_chunk_size: int | str = "auto"
+    loss_precision: str = "exact"
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.causal_size is None:

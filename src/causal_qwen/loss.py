@@ -6,11 +6,13 @@
     L = w_cls mean_valid(L_cls) + lambda sum(gate L_nll) / sum(m) + w_compat mean_valid(CE(loc_S))
 
 Tokens and numbers are reduced separately: numbers are sparse, and one common mean would drown
-them. The loss takes U and the law, never scores: they exist for a chunk of positions at a time.
+them. The loss takes U and the law, never scores: they exist for a chunk of positions at a time
+(see `one_vs_rest`).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,19 +24,20 @@ from causal_qwen.action import ActionNetwork
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.decision import Decision
+from causal_qwen.one_vs_rest import Law, Plan, one_vs_rest
 from causal_qwen.value import position_space
 
 IGNORE = -100
-AUTO_CHUNK_ELEMENTS = 2**25  # scores of one chunk: 128 MB in float32
+AUTO_CHUNK_ELEMENTS = 80_000_000  # scores of one chunk: 320 MB in float32
 
 
 class LossTerms(NamedTuple):
-    """Each already reduced; `total` is what training minimises."""
+    """Each already reduced. `total` is what training minimises; two others are for the record."""
 
     total: Tensor
-    classification: Tensor
+    classification: Tensor  # without gradients
     regression: Tensor
-    compatibility: Tensor
+    compatibility: Tensor  # without gradients
 
 
 def shift_left(values: Tensor, fill: float | int) -> Tensor:
@@ -57,77 +60,112 @@ def causal_loss(
 ) -> LossTerms:
     """The loss of U (B, T, C) against next-token labels (B, T), already shifted.
 
-    `targets` are the values of the labels that are `<NUM>`, `fields` their fields' places in
-    `config.value_fields` ((B,) or (B, T), -1 for none); `num_items` and `num_numbers` count
-    the tokens and numbers of the whole accumulated batch where it is larger than this one.
+    `targets` are the values of the labels that are `<NUM>`, `fields` their fields' places among
+    the sorted names of `config.value_fields` ((B,) or (B, T), -1 for none); `num_items` and
+    `num_numbers` count the tokens and numbers of the whole accumulated batch where it is larger.
     """
     target = _targets(labels, targets, fields, config)
     u = action.widen(Cauchy(u.loc.flatten(0, -2), u.scale.flatten(0, -2)))  # (N, C)
     labels = labels.flatten().to(u.loc.device)  # (N,)
     is_valid = labels != IGNORE
 
-    terms = [
-        _chunk(loc, scale, part, action=action, head=head, decision=decision, config=config)
-        for loc, scale, part in zip(
-            *(x.split(_chunk_size(config, len(labels))) for x in (u.loc, u.scale, labels)),
-            strict=True,
-        )
-    ]
-    ovr, cross_entropy, p_number = (torch.cat(term) for term in zip(*terms, strict=True))  # (N,)
-
     count = is_valid.sum() if num_items is None else torch.as_tensor(num_items)
-    count = count.to(ovr.device).clamp_min(1)
-    classification = ovr.where(is_valid, 0.0).sum() / count
-    if config.ovr_reduction == "mean":
-        classification = classification / config.vocab_size
-    compatibility = cross_entropy.where(is_valid, 0.0).sum() / count
+    count = count.to(u.loc.device).clamp_min(1)
+    chain = _Chain(action, head, decision, config)
+    work = _fused if _can_fuse(head) else _plain
+    total, ovr, cross_entropy, p_number = work(u, labels, chain)
     regression = _regression(action.number(u), labels, p_number, target, num_numbers, config)
-
-    total = (
-        config.classification_loss_weight * classification
-        + config.regression_loss_weight * regression
-        + config.compat_loss_weight * compatibility
+    return LossTerms(
+        total=total / count + config.regression_loss_weight * regression,
+        classification=chain.reduction * ovr.detach() / count,
+        regression=regression,
+        compatibility=cross_entropy.detach() / count,
     )
-    return LossTerms(total, classification, regression, compatibility)
 
 
-def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
-    if isinstance(config.loss_chunk_size, int):
-        return config.loss_chunk_size
-    return min(max(AUTO_CHUNK_ELEMENTS // config.vocab_size, 1), max(positions, 1))
+class _Chain(NamedTuple):
+    """The parts of the model that the loss needs."""
+
+    action: ActionNetwork
+    head: nn.Module
+    decision: Decision
+    config: CausalQwen2Config
+
+    @property
+    def reduction(self) -> float:
+        return 1 / self.config.vocab_size if self.config.ovr_reduction == "mean" else 1.0
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Of L_cls and of the cross-entropy."""
+        config = self.config
+        return config.classification_loss_weight * self.reduction, config.compat_loss_weight
 
 
-def _chunk(
-    loc: Tensor,
-    scale: Tensor,
-    labels: Tensor,
-    *,
-    action: ActionNetwork,
-    head: nn.Module,
-    decision: Decision,
-    config: CausalQwen2Config,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """L_cls, cross-entropy and P_<NUM> of some positions; their scores are not kept."""
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]  # weighted, L_cls, CE, and P_<NUM> (N,)
 
-    def terms(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+
+def _can_fuse(head: nn.Module) -> bool:
+    """A tensor-parallel head holds a part of W; a compiler wants to fuse for itself."""
+    return not hasattr(head, "_is_hooked") and not torch.compiler.is_compiling()
+
+
+def _fused(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
+    """With gradients that are made along the way; ignored positions cost nothing."""
+    config, k = chain.config, chain.config.num_token_id
+    valid = (labels != IGNORE).nonzero().squeeze(-1)
+    plan = Plan(
+        *chain.weights,
+        chunk=_chunk_size(config, len(valid)),
+        is_fast=config.loss_precision == "fast" or u.loc.dtype == torch.bfloat16,
+    )
+
+    def law(weight: Tensor, bias: Tensor | None) -> Sums:
+        whole = Law(weight, bias, chain.action.decision_noise, chain.decision.threshold)
+        mine = Cauchy(u.loc[valid], u.scale[valid])
+        sums = one_vs_rest(mine, whole, labels[valid], plan)
+        p_number = torch.zeros_like(u.scale[:, 0])
+        if k is not None and (where := (labels == k).nonzero().squeeze(-1)).numel():
+            p_number[where] = whole.exceedance(Cauchy(u.loc[where], u.scale[where]), k)
+        return *sums, p_number
+
+    sums: Sums = chain.head(u.loc, law=law)
+    return sums
+
+
+def _plain(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
+    """By autograd, chunk by chunk, every chunk's scores made again in the backward pass."""
+    action, head, decision, config = chain
+
+    def terms(loc: Tensor, scale: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = Cauchy(head(loc).float(), action.score_scale(scale, head))  # (n, V)
         label = labels.clamp_min(0).unsqueeze(-1)
         log_not = s.log_shortfall(decision.threshold)
         chosen = Cauchy(s.loc.gather(-1, label), s.scale.gather(-1, label))
         log_yes = chosen.log_exceedance(decision.threshold[label])
         ovr = log_not.gather(-1, label) - log_yes - log_not.sum(-1, keepdim=True)
+        ovr = ovr.squeeze(-1).where(labels != IGNORE, 0.0).sum()
+        ce = torch.zeros_like(ovr)
         if config.compat_loss_weight:
-            ce = F.cross_entropy(s.loc, labels, ignore_index=IGNORE, reduction="none")
-        else:
-            ce = torch.zeros_like(ovr.squeeze(-1))
+            ce = F.cross_entropy(s.loc, labels, ignore_index=IGNORE, reduction="sum")
         k = config.num_token_id or 0
         p_number = Cauchy(s.loc[:, k], s.scale[:, k]).exceedance(decision.threshold[k])
-        return ovr.squeeze(-1), ce, p_number
+        return ovr, ce, p_number
 
-    if torch.is_grad_enabled():
-        kept: tuple[Tensor, Tensor, Tensor] = checkpoint(terms, loc, scale, use_reentrant=False)
-        return kept
-    return terms(loc, scale)
+    parts = (x.split(_chunk_size(config, len(labels))) for x in (u.loc, u.scale, labels))
+    work = partial(checkpoint, terms, use_reentrant=False) if torch.is_grad_enabled() else terms
+    results = [work(*part) for part in zip(*parts, strict=True)]
+    ovrs, ces, p_number = zip(*results, strict=True)
+    ovr, ce = torch.stack(ovrs).sum(), torch.stack(ces).sum()
+    of_ovr, of_ce = chain.weights
+    return of_ovr * ovr + of_ce * ce, ovr, ce, torch.cat(p_number)
+
+
+def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
+    if isinstance(config.loss_chunk_size, int):
+        return config.loss_chunk_size
+    most = AUTO_CHUNK_ELEMENTS // config.vocab_size
+    return max(min(most - most % 64 or most, positions), 1)
 
 
 def _targets(

@@ -242,8 +242,8 @@ class CausalQwenForCausalLM(
         numeric_values (`(B, T)`, optional): the value of every `<NUM>`, 0 elsewhere.
         labels (`(B, T)`, optional): token ids, -100 where ignored; shifted here.
         numeric_targets (`(B, T)`, optional): values beside `labels`; `numeric_values` by default.
-        numeric_fields (`(B,)` or `(B, T)`, optional): the targets' places in `config.value_fields`
-            (beside `labels`), -1 for the default field.
+        numeric_fields (`(B,)` or `(B, T)`, optional): the targets' fields, beside `labels`: places
+            among the sorted names of `config.value_fields`, -1 for the default field.
         u_noise (`(B, C)`, optional): T kappa times standard Cauchy noise; moves the individual at
             the last position, and the scores it adds are returned as `shift_S`.
         u_noise_regime: noise scales with the individual's uncertainty (`"individual"`) or with

@@ -20,12 +20,23 @@ from causal_qwen.processor import CausalQwenProcessor
 class CausalTextGenerationPipeline(TextGenerationPipeline):
     """`text-generation` that reads and says numbers as its processor does."""
 
+    tokenizer: Any
+
     def __init__(self, *args: Any, processor: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if processor is None:
-            name = self.model.name_or_path
-            processor = CausalQwenProcessor.from_pretrained(name)
+            if name := self.model.name_or_path:
+                processor = CausalQwenProcessor.from_pretrained(name)
+            else:  # a model that was never saved
+                processor = CausalQwenProcessor(self.tokenizer)
+            if self.model.config.encode_numbers == "value":
+                processor.encode_numbers = "value"
         processor.check(self.model.config)
+        if self.model.config.encode_numbers == "value" != processor.encode_numbers:
+            raise ValueError(
+                "This model reads numbers as values, and its processor would leave them digits: "
+                "use CausalQwenProcessor(..., encode_numbers='value')."
+            )
         self.processor = processor
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"
@@ -34,6 +45,7 @@ class CausalTextGenerationPipeline(TextGenerationPipeline):
         self,
         prompt_text: Any,
         prefix: str = "",
+        handle_long_generation: str | None = None,
         add_special_tokens: bool | None = None,
         truncation: Any = None,
         max_length: int | None = None,
@@ -43,6 +55,8 @@ class CausalTextGenerationPipeline(TextGenerationPipeline):
         documents: Any = None,
         **generate_kwargs: Any,
     ) -> Any:
+        if handle_long_generation is not None:
+            raise ValueError("handle_long_generation is unknown here; use truncation, max_length.")
         options = {"truncation": truncation, "max_length": max_length if truncation else None}
         options |= tokenizer_encode_kwargs or {}
         if isinstance(prompt_text, Chat):
@@ -67,9 +81,15 @@ class CausalTextGenerationPipeline(TextGenerationPipeline):
 
     def _forward(self, model_inputs: Any, **generate_kwargs: Any) -> Any:
         """As in the parent; the values travel as one more argument of `generate`."""
-        generate_kwargs["numeric_values"] = model_inputs.pop("numeric_values")
-        generate_kwargs["return_dict_in_generate"] = True
-        return super()._forward(model_inputs, **generate_kwargs)
+        values = model_inputs.pop("numeric_values")
+        if not values.shape[1]:  # where HF begins an empty prompt with its start token
+            values = values.new_zeros(len(values), 1)
+        generate_kwargs |= {"numeric_values": values, "return_dict_in_generate": True}
+        outputs = super()._forward(model_inputs, **generate_kwargs)
+        extra = outputs.pop("additional_outputs")
+        outputs["numeric_values"] = extra.pop("numeric_values")  # here HF takes batches apart
+        extra.pop("individual", None)
+        return outputs | ({"additional_outputs": extra} if extra else {})
 
     def postprocess(
         self,
@@ -78,30 +98,22 @@ class CausalTextGenerationPipeline(TextGenerationPipeline):
         skip_special_tokens: bool | None = None,
         **options: Any,
     ) -> Any:
-        extra = model_outputs.get("additional_outputs", {})
-        values = extra.pop("numeric_values")[0]  # (copies, T)
-        extra.pop("individual", None)
+        values = model_outputs["numeric_values"][0]  # (copies, T)
         ids = model_outputs["generated_sequence"][0]
         start = 0 if model_outputs["input_ids"] is None else model_outputs["input_ids"].shape[-1]
-        records = super().postprocess(
-            model_outputs,
-            return_type=return_type,
-            skip_special_tokens=skip_special_tokens,
-            **options,
-        )
+        skip = True if skip_special_tokens is None else skip_special_tokens
+        options |= {"return_type": return_type, "skip_special_tokens": skip}
+        records = super().postprocess(model_outputs, **options)
         for record, row, numbers in zip(records, ids, values, strict=True):
             is_number = row[start:] == self.processor.num_token_id
             said = numbers[start:][is_number]
             record["numeric_values"] = said.tolist()
             if return_type != ReturnType.TENSORS and len(said):
-                self._write(record, row[start:], numbers[start:], skip_special_tokens)
+                self._write(record, row[start:], numbers[start:], skip)
         return records
 
-    def _write(
-        self, record: Any, ids: torch.Tensor, values: torch.Tensor, skip: bool | None
-    ) -> None:
+    def _write(self, record: Any, ids: torch.Tensor, values: torch.Tensor, skip: bool) -> None:
         """Put the numbers where the parent wrote `<NUM>`."""
-        skip = True if skip is None else skip
         plain = self.tokenizer.decode(ids.tolist(), skip_special_tokens=skip)
         written = self.processor.decode(ids, values, skip_special_tokens=skip)
         text = record["generated_text"]

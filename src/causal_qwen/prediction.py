@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from transformers.utils import logging
 
+from causal_qwen.action import SCALE_FLOOR
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.individual import check_noise, draw_noise, to_cauchy
 from causal_qwen.numerals import render
@@ -131,6 +132,8 @@ class NumberPrediction:
             ax.plot(values, np.exp(one.log_prob(values.numpy())), color=color, label=label)
             ax.axvline(one.median, color=color, linestyle="--", linewidth=1)
             ax.axvspan(low, high, color=color, alpha=0.12)
+        if self.space.kind == "symlog":
+            ax.set_xscale("symlog")
         ax.set_xlabel("value")
         ax.set_ylabel("density")
         ax.legend()
@@ -190,6 +193,12 @@ def predict(
     `encode_numbers="value"`.
     """
     processor.check(model.config)
+    way = reading.setdefault("encode_numbers", processor.encode_numbers)
+    if model.config.encode_numbers == "value" and way == "text" == processor.encode_numbers:
+        raise ValueError(
+            "This model reads numbers as values, and the processor leaves them as digits: use "
+            'encode_numbers="value".'
+        )
     if model.config.encode_numbers == "text":
         logger.warning_once("This model was not trained on values: its numbers mean nothing yet.")
     space = field_space(model.config, field)
@@ -206,9 +215,7 @@ def predict(
     loc, scale = loc.double(), scale.double()
     head = model.action.value
     weight, bias = head.weight[0].double().cpu(), float(head.bias)
-    y = Cauchy(
-        loc @ weight + bias, (scale @ weight.abs()).clamp_min(torch.finfo(torch.float32).tiny)
-    )
+    y = Cauchy(loc @ weight + bias, (scale @ weight.abs()).clamp_min(SCALE_FLOOR))
     batch = NumberPrediction(
         y, space, probability.double().numpy(), Cauchy(loc, scale), weight, bias
     )

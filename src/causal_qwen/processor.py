@@ -152,9 +152,11 @@ class CausalQwenProcessor(ProcessorMixin):
                     f"values[{place}] is {numbers[place]}: only finite numbers can be written."
                 )
         options = {"skip_special_tokens": skip_special_tokens, **options}
-        parts, start = [], 0
+        parts: list[str] = []
+        start = 0
         for place in places.tolist():
-            parts.append(self.tokenizer.decode(ids[start:place].tolist(), **options))
+            between = self.tokenizer.decode(ids[start:place].tolist(), **options)
+            parts.append(between if between or not parts else " ")  # 5 and 7 are not 57
             parts.append(render(float(numbers[place]), digits))
             start = place + 1
         parts.append(self.tokenizer.decode(ids[start:].tolist(), **options))

@@ -5,6 +5,8 @@ For training runs use Hugging Face's Trainer: the model takes `labels` as any ca
 
 from __future__ import annotations
 
+import copy
+
 from torch import Tensor
 
 from causal_qwen.documents import DocumentedCalls
@@ -25,12 +27,15 @@ def compute_ovr_loss(
     probability that was rounded first has lost the gradients of most tokens. Labels are shifted
     here. `config.ovr_reduction="mean"` is the documents' average over the vocabulary.
     """
+    config = copy.copy(model.config)
+    config.classification_loss_weight, config.compat_loss_weight = 1.0, 0.0
+    config.regression_loss_weight, config.num_token_id = 0.0, None
     terms = causal_loss(
         output.u_dist,
         shift_left(labels, IGNORE),
         action=model.action,
         head=model.lm_head,
         decision=model.decision,
-        config=model.config,
+        config=config,
     )
-    return terms.classification
+    return terms.total

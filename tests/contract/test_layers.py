@@ -22,6 +22,7 @@ ORDER = [
     "action",
     "decision",
     "individual",
+    "one_vs_rest",
     "loss",
     "generation",
     "documents",

@@ -21,8 +21,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+import causal_qwen.loss
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel
+from causal_qwen.one_vs_rest import Plan, one_vs_rest
 from causal_qwen.value import symlog
 
 Make = Callable[..., Any]
@@ -56,6 +58,7 @@ FIELDS: dict[str, tuple[Any, Any]] = {
     "gate_grad": (False, True),
     "ovr_reduction": ("sum", "mean"),
     "loss_chunk_size": ("auto", 4),
+    "loss_precision": ("exact", "fast"),
 }
 
 
@@ -368,20 +371,23 @@ def ovr_reduction(fresh: Make, make: Make) -> None:
 @probe
 def loss_chunk_size(fresh: Make, make: Make) -> None:
     plain, changed = twins(make, "loss_chunk_size", num_token_id=NUM)
-    rows: list[int] = []
-    for model in (plain, changed):
-        model.lm_head.register_forward_hook(
-            lambda _, args, out: rows.append(out.shape[:-1].numel())
-        )
-    with torch.no_grad():
-        plain(**numbers())
-        in_one, rows[:] = sorted(rows), []
-        changed(**numbers())
-    positions = B * T
-    # forward itself takes all positions twice (loc_S, scale_S); the loss chunk by chunk, twice
-    assert in_one == [positions] * 4
-    assert sorted(rows) == sorted([positions] * 2 + ([4] * 5 + [1]) * 2)
-    assert loss(changed) == pytest.approx(loss(plain), rel=1e-6)
+    plans: list[Plan] = []
+
+    def spy(u: Any, law: Any, labels: Tensor, plan: Plan) -> Any:
+        plans.append(plan)
+        return one_vs_rest(u, law, labels, plan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(causal_qwen.loss, "one_vs_rest", spy)
+        assert loss(changed) == pytest.approx(loss(plain), rel=1e-6)
+    assert [plan.chunk for plan in plans] == [4, B * (T - 1)]
+
+
+@probe
+def loss_precision(fresh: Make, make: Make) -> None:
+    plain, changed = twins(make, "loss_precision", num_token_id=NUM)
+    assert loss(changed) != loss(plain)
+    assert loss(changed) == pytest.approx(loss(plain), rel=4e-3)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -463,6 +469,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gate_alpha": 1.5}, r"gate_alpha=1\.5 is outside \[0, 1\]"),
     ({"gate_alpha": math.nan}, r"gate_alpha=nan is outside \[0, 1\]"),
     ({"ovr_reduction": "max"}, r"ovr_reduction='max' .* sum, mean"),
+    ({"loss_precision": "double"}, r"loss_precision='double' .* exact, fast"),
     ({"loss_chunk_size": 0}, r"loss_chunk_size=0 must be a positive integer or 'auto'"),
     ({"loss_chunk_size": "big"}, r"loss_chunk_size='big' must be a positive integer or 'auto'"),
 ]

@@ -1,0 +1,382 @@
+"""Number predictions against SciPy, and against the model that makes them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.individual import draw_noise, to_cauchy
+from causal_qwen.prediction import NumberPrediction
+from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.value import ValueSpace
+
+Make = Callable[..., Any]
+
+C, V = 24, 271
+TEXTS = ["The price is", "It weighs 12.5 kg and costs", "x = -3e4;", "In 7 of 9 cases, a"]
+LINEAR, BENT = ValueSpace("linear", 30.0, 4.0), ValueSpace("symlog", 3.0, 0.5)
+
+
+def prediction(space: ValueSpace, rows: int | None = None) -> NumberPrediction:
+    """A prediction whose individuals and weights are random."""
+    rng = np.random.default_rng(0)
+    shape = (C,) if rows is None else (rows, C)
+    u = Cauchy(
+        torch.from_numpy(rng.normal(size=shape)), torch.from_numpy(rng.uniform(0.1, 1, shape))
+    )
+    weight, bias = torch.from_numpy(rng.normal(size=C) / C), 0.3
+    y = Cauchy(u.loc @ weight + bias, u.scale @ weight.abs())
+    probability = 0.25 if rows is None else np.linspace(0.1, 0.9, rows)
+    return NumberPrediction(y, space, probability, u, weight, bias)
+
+
+def oracle(one: NumberPrediction) -> Any:
+    """In linear space the number is Cauchy itself: center + spread y."""
+    center, spread = one.space.center, one.space.spread
+    return stats.cauchy(center + spread * one.y.loc.numpy(), spread * one.y.scale.numpy())
+
+
+def symlog(value: Any) -> Any:
+    return np.sign(value) * np.log1p(np.abs(value))
+
+
+def symexp(value: Any) -> Any:
+    return np.sign(value) * np.expm1(np.abs(value))
+
+
+# --- the distribution
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_in_linear_space_everything_is_scipys_cauchy(rows: int | None) -> None:
+    one = prediction(LINEAR, rows)
+    expected = oracle(one)
+    values = 31.0 if rows is None else np.array([-50.0, 30.5, 1e4])
+    np.testing.assert_allclose(one.median, expected.median(), rtol=1e-12)
+    np.testing.assert_allclose(one.quantile(0.07), expected.ppf(0.07), rtol=1e-9)
+    np.testing.assert_allclose(one.interval(0.8), expected.interval(0.8), rtol=1e-9)
+    np.testing.assert_allclose(one.cdf(values), expected.cdf(values), rtol=1e-10)
+    np.testing.assert_allclose(one.log_prob(values), expected.logpdf(values), rtol=1e-10)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_in_symlog_space_quantiles_are_mapped_back(rows: int | None) -> None:
+    one = prediction(BENT, rows)
+    bent = oracle(one)
+    values = 25.0 if rows is None else np.array([-5.0, 20.0, 1e4])
+    np.testing.assert_allclose(one.median, symexp(bent.median()), rtol=1e-12)
+    np.testing.assert_allclose(one.quantile(0.07), symexp(bent.ppf(0.07)), rtol=1e-9)
+    np.testing.assert_allclose(one.interval(0.8), symexp(bent.interval(0.8)), rtol=1e-9)
+    np.testing.assert_allclose(one.cdf(values), bent.cdf(symlog(values)), rtol=1e-10)
+
+
+@pytest.mark.parametrize("space", [LINEAR, BENT])
+@pytest.mark.parametrize(("low", "high"), [(0.02, 0.3), (0.3, 0.9)])
+def test_the_density_integrates_to_the_cdf(space: ValueSpace, low: float, high: float) -> None:
+    one = prediction(space)
+    start, end = one.quantile([low, high])
+    mass, _ = integrate.quad(lambda v: math.exp(one.log_prob(v)), start, end, limit=200)
+    assert mass == pytest.approx(high - low, rel=1e-6)
+    assert one.cdf(end) - one.cdf(start) == pytest.approx(high - low, rel=1e-9)
+
+
+def test_one_number_answers_in_floats_and_a_batch_in_arrays() -> None:
+    one, many = prediction(BENT), prediction(BENT, 3)
+    for answer in (one.median, one.quantile(0.2), *one.interval(), one.cdf(3), one.log_prob(3)):
+        assert type(answer) is float
+    for answer in (one.crps(3), one.pinball(3, 0.2), one.probability, many[0].probability):
+        assert type(answer) is float
+    assert one.quantile([0.2, 0.3]).shape == one.cdf([3, 4]).shape == (2,)
+    for answer in (many.median, many.quantile(0.2), *many.interval(), many.cdf(3), many.crps(3)):
+        assert isinstance(answer, np.ndarray)
+        assert answer.shape == (3,)
+    table = many.quantile([0.2, 0.5])
+    assert table.shape == (3, 2)
+    np.testing.assert_array_equal(table[:, 0], many.quantile(0.2))
+
+
+@pytest.mark.parametrize("value", [-200.0, 29.0, 31.0, 400.0])
+def test_crps_in_linear_space_is_its_defining_integral(value: float) -> None:
+    one = prediction(LINEAR)
+    below, _ = integrate.quad(lambda x: one.cdf(x) ** 2, -np.inf, value)
+    above, _ = integrate.quad(lambda x: (1 - one.cdf(x)) ** 2, value, np.inf)
+    assert one.crps(value) == pytest.approx(below + above, rel=1e-6)
+    assert one.crps_name == "crps"
+
+
+def test_crps_in_symlog_space_is_taken_in_symlog_units_and_says_so() -> None:
+    one, value = prediction(BENT), 25.0
+    bent, x = oracle(one), math.log1p(value)
+    below, _ = integrate.quad(lambda t: bent.cdf(t) ** 2, -np.inf, x)
+    above, _ = integrate.quad(lambda t: bent.sf(t) ** 2, x, np.inf)
+    assert one.crps(value) == pytest.approx(below + above, rel=1e-6)
+    assert one.crps_name == "crps_symlog"
+
+
+@pytest.mark.parametrize("space", [LINEAR, BENT])
+def test_pinball_weighs_the_two_sides_of_a_quantile(space: ValueSpace) -> None:
+    many = prediction(space, 3)
+    q = many.quantile(0.8)
+    np.testing.assert_allclose(many.pinball(q + 10, 0.8), [8] * 3, rtol=1e-12)
+    np.testing.assert_allclose(many.pinball(q - 10, 0.8), [2] * 3, rtol=1e-12)
+    one = prediction(space)
+    assert one.pinball(one.median + 3, 0.5) == pytest.approx(1.5, rel=1e-12)
+
+
+def test_a_cauchy_has_no_mean() -> None:
+    for name in ("mean", "std", "var", "variance"):
+        assert not hasattr(prediction(LINEAR), name)
+
+
+@pytest.mark.parametrize("p", [0, 1, [0.5, 1.5], math.nan])
+def test_a_quantile_of_no_probability_is_refused(p: Any) -> None:
+    with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
+        prediction(LINEAR).quantile(p)
+
+
+@pytest.mark.parametrize("level", [0, 1, -0.5, math.nan])
+def test_an_interval_or_pinball_of_no_probability_is_refused(level: float) -> None:
+    with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
+        prediction(LINEAR).interval(level)
+    with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
+        prediction(LINEAR).pinball(3.0, level)
+
+
+@pytest.mark.parametrize("name", ["cdf", "log_prob", "crps"])
+def test_only_finite_numbers_are_compared(name: str) -> None:
+    for value in (math.nan, [1.0, math.inf]):
+        with pytest.raises(ValueError, match="is not finite"):
+            getattr(prediction(LINEAR), name)(value)
+
+
+# --- individuals
+
+
+@pytest.mark.filterwarnings("ignore:a value beyond")  # the few in the far tail
+@pytest.mark.parametrize("space", [LINEAR, BENT])
+def test_samples_are_distributed_as_the_prediction(space: ValueSpace) -> None:
+    one, n = prediction(space), 20_000
+    p = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
+    share = (one.sample(n)[:, None] <= one.quantile(p)).mean(0)
+    assert (np.abs(share - p) < 4 * np.sqrt(p * (1 - p) / n)).all()
+
+
+@pytest.mark.parametrize("space", [LINEAR, BENT])
+def test_an_individual_says_w_u_plus_c(space: ValueSpace) -> None:
+    many = prediction(space, 3)
+    seeds = [5, 2**63]
+    expected = np.empty((3, 2))
+    for row in range(3):
+        for column, seed in enumerate(seeds):
+            t = to_cauchy(draw_noise(seed, C))
+            u = many.individuals.loc[row].numpy() + many.individuals.scale[row].numpy() * t
+            y = space.center + space.spread * (many.weight.numpy() @ u + many.bias)
+            expected[row, column] = y if space.kind == "linear" else symexp(y)
+    np.testing.assert_allclose(many.sample(seeds), expected, rtol=1e-9)
+    np.testing.assert_allclose(many[1].sample(seeds), expected[1], rtol=1e-9)
+    noise = np.stack([draw_noise(seed, C) for seed in seeds])
+    np.testing.assert_array_equal(many.sample(noise), many.sample(seeds))
+    np.testing.assert_array_equal(many.sample(noise[0]), many.sample(seeds[:1]))
+    np.testing.assert_array_equal(many.sample(torch.tensor([5])), many.sample(seeds[:1]))
+
+
+def test_a_count_names_the_first_individuals() -> None:
+    one = prediction(LINEAR)
+    np.testing.assert_array_equal(one.sample(3), one.sample([0, 1, 2]))
+    assert one.sample(0).shape == (0,)
+    assert prediction(LINEAR, 3).sample(0).shape == (3, 0)
+    with pytest.raises(ValueError, match="-1 individuals"):
+        one.sample(-1)
+    with pytest.raises(ValueError, match=rf"is \({C},\) numbers"):
+        one.sample([0.5, 0.5])
+
+
+# --- batches, text, pictures
+
+
+def test_rows_slices_and_iteration_are_predictions_too() -> None:
+    many = prediction(BENT, 5)
+    assert len(many) == 5
+    assert [one.median for one in many] == many.median.tolist()
+    assert [one.probability for one in many] == many.probability.tolist()
+    assert many[-1].interval() == tuple(bound[-1] for bound in many.interval())
+    np.testing.assert_array_equal(many[1:3].median, many.median[1:3])
+    np.testing.assert_array_equal(many[1:3].sample(4), many.sample(4)[1:3])
+    with pytest.raises(IndexError):
+        many[5]
+    assert many in [many[:], many]  # compared by identity
+
+
+def test_one_number_has_neither_rows_nor_length() -> None:
+    one = prediction(BENT)
+    with pytest.raises(TypeError, match="only batches have rows"):
+        one[0]
+    with pytest.raises(TypeError, match="only batches have a length"):
+        len(one)
+
+
+def test_it_prints_the_median_the_interval_and_the_chance() -> None:
+    one = prediction(LINEAR)
+    low, high = one.interval(0.9)
+    expected = f"{one.median:.6g}  (90% interval {low:.6g} to {high:.6g}; P(<NUM>) = 0.25)"
+    assert repr(one) == expected
+
+
+def test_a_long_batch_prints_ten_rows_and_counts_the_rest() -> None:
+    many = prediction(LINEAR, 12)
+    lines = repr(many).splitlines()
+    assert lines[0] == "12 numbers"
+    assert lines[1:-1] == [repr(many[row]) for row in range(10)]
+    assert lines[-1] == "... 2 more"
+    assert repr(many[:3]).splitlines() == ["3 numbers", *lines[1:4]]
+
+
+@pytest.fixture
+def pyplot() -> Any:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    yield pyplot
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("space", [LINEAR, BENT])
+def test_it_draws_its_density_median_and_interval(pyplot: Any, space: ValueSpace) -> None:
+    one = prediction(space)
+    axes = one.plot(level=0.8)
+    density, median = axes.get_lines()
+    assert list(median.get_xdata()) == [one.median] * 2
+    x, y = density.get_xdata(), density.get_ydata()
+    assert x[[0, -1]].tolist() == pytest.approx(one.quantile([0.02, 0.98]).tolist(), rel=1e-12)
+    np.testing.assert_allclose(y, np.exp(one.log_prob(x)), rtol=1e-12)
+    span = axes.patches[0]
+    assert (span.get_x(), span.get_x() + span.get_width()) == pytest.approx(one.interval(0.8))
+    assert f"median {one.median:.6g}, 80%" in axes.get_legend().get_texts()[0].get_text()
+
+
+def test_a_batch_is_drawn_into_the_axes_that_are_given(pyplot: Any) -> None:
+    many = prediction(BENT, 3)
+    axes = pyplot.subplots()[1]
+    assert many.plot(ax=axes) is axes
+    assert [line.get_xdata()[0] for line in axes.get_lines()[1::2]] == many.median.tolist()
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"needs matplotlib.*pip install 'causal-qwen\[plot\]'"):
+        prediction(LINEAR).plot()
+
+
+# --- the model's prediction
+
+
+def byte_tokenizer() -> Any:
+    """One token per byte, and one for padding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(["<pad>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
+
+
+@pytest.fixture(scope="module")
+def processor() -> CausalQwenProcessor:
+    return CausalQwenProcessor(byte_tokenizer(), encode_numbers="value")
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Make, processor: CausalQwenProcessor) -> Any:
+    return make_model(
+        causal_size=C,
+        vocab_size=V,
+        num_token_id=processor.num_token_id,
+        encode_numbers="value",
+        value_fields={"default": (0.5, 2.0), "price": (-1.0, 0.25)},
+    )
+
+
+@torch.no_grad()
+def at_the_end(model: Any, processor: Any, text: str) -> tuple[float, float, float]:
+    """loc_Y, scale_Y and P_<NUM> after the text and its space, from the model's own output."""
+    output = model(**processor(processor.ask(text), return_tensors="pt"))
+    p = model.decision(output.s_dist)[0, -1, processor.num_token_id]
+    return float(output.loc_Y[0, -1]), float(output.scale_Y[0, -1]), float(p)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prediction_is_the_models_y_at_the_end_mapped_back(
+    model: Any, processor: Any, text: str
+) -> None:
+    loc, scale, p = at_the_end(model, processor, text)
+    one = model.predict(text, processor)
+    assert one.median == pytest.approx(symexp(0.5 + 2 * loc), rel=1e-4)
+    assert one.quantile(0.75) == pytest.approx(symexp(0.5 + 2 * (loc + scale)), rel=1e-4)
+    assert one.probability == pytest.approx(p, rel=1e-5)
+    price = model.predict(text, processor, field="price")
+    assert price.median == pytest.approx(symexp(-1 + 0.25 * loc), rel=1e-4)
+
+
+def test_a_prediction_reads_the_values_of_its_text(model: Any, processor: Any) -> None:
+    few, many, digits = (
+        model.predict("2 cost", processor).median,
+        model.predict("2000 cost", processor).median,
+        model.predict("2 cost", processor, encode_numbers="text").median,
+    )
+    assert len({few, many, digits}) == 3
+    loc, _, _ = at_the_end(model, processor, "2000 cost")
+    assert many == pytest.approx(symexp(0.5 + 2 * loc), rel=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_a_batch_predicts_what_its_texts_alone_predict(
+    model: Any, processor: Any, batch_size: int
+) -> None:
+    many = model.predict(TEXTS, processor, batch_size=batch_size)
+    alone = [model.predict(text, processor) for text in TEXTS]
+    for name in ("median", "probability"):
+        expected = [getattr(one, name) for one in alone]
+        np.testing.assert_allclose(getattr(many, name), expected, rtol=1e-4)
+    np.testing.assert_allclose(many.y.scale, [one.y.scale for one in alone], rtol=1e-4)
+    np.testing.assert_allclose(many.sample([3]), [one.sample([3]) for one in alone], rtol=1e-3)
+
+
+def test_no_texts_make_no_numbers(model: Any, processor: Any) -> None:
+    none = model.predict([], processor)
+    assert len(none) == 0
+    assert none.median.shape == none.probability.shape == (0,)
+    assert none.quantile([0.1, 0.9]).shape == (0, 2)
+    assert none.sample(3).shape == (0, 3)
+    assert repr(none) == "0 numbers"
+
+
+def test_an_empty_text_asks_for_nothing(model: Any, processor: Any) -> None:
+    with pytest.raises(ValueError, match=r"texts\[0\] is empty and asks for no number"):
+        model.predict("", processor)
+    with pytest.raises(ValueError, match=r"texts\[2\] is empty and asks for no number"):
+        model.predict(["one", "two", "", "four"], processor, batch_size=2)
+    with pytest.raises(ValueError, match=r"texts\[1\] is empty and asks for no number"):
+        model.predict(["one", ""], processor, batch_size=1)
+
+
+def test_a_processor_of_another_tokenizer_is_refused(model: Any) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<other>"])
+    with pytest.raises(ValueError, match="load the processor from the model's own directory"):
+        model.predict("one", CausalQwenProcessor(tokenizer))
+
+
+def test_an_unknown_field_is_refused(model: Any, processor: Any) -> None:
+    with pytest.raises(ValueError, match="field='size' is unknown; this model knows default, pric"):
+        model.predict("one", processor, field="size")

@@ -1,0 +1,230 @@
+"""The scale of numbers: a map with an exact inverse, fitted fields, and their use in the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from causal_qwen.model import CausalQwenForCausalLM
+from causal_qwen.value import (
+    LARGEST,
+    ValueSpace,
+    field_space,
+    fit_field,
+    position_space,
+    symexp,
+    symlog,
+)
+
+Make = Callable[..., Any]
+
+NUM = 61
+PRICE, WEIGHT = (3.0, 0.5), (-1.0, 4.0)
+SPACES = [ValueSpace(kind, *pair) for kind in ("linear", "symlog") for pair in (PRICE, WEIGHT)]
+
+numbers = st.floats(-1e300, 1e300)
+
+
+def wide(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# --- the map
+
+
+def test_symlog_has_known_values() -> None:
+    v = wide(-(math.e - 1), -0.0, 0.0, math.e - 1, 999, 1e300)
+    expected = [-1, 0, 0, 1, math.log(1000), 300 * math.log(10)]
+    np.testing.assert_allclose(symlog(v), expected, rtol=1e-15)
+
+
+@given(numbers)
+def test_symexp_inverts_symlog(value: float) -> None:
+    # an error of one ulp in ln(1e300) = 691 is an error of 691 ulps in the value
+    assert symexp(symlog(wide(value))).item() == pytest.approx(value, rel=1e-12, abs=0)
+
+
+@given(st.floats(-700, 700))
+def test_symlog_inverts_symexp(bent: float) -> None:
+    assert symlog(symexp(wide(bent))).item() == pytest.approx(bent, rel=1e-14, abs=0)
+
+
+def test_encoding_bends_then_standardises() -> None:
+    v = wide(-20.0, 0.0, 0.3, 1e6)
+    assert ValueSpace("linear", *PRICE).encode(v).tolist() == ((v - 3) / 0.5).tolist()
+    expected = (v.sign() * (1 + v.abs()).log() + 1) / 4
+    np.testing.assert_allclose(ValueSpace("symlog", *WEIGHT).encode(v), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@given(value=st.floats(-1e12, 1e12))
+def test_decoding_inverts_encoding(space: ValueSpace, value: float) -> None:
+    back = space.decode(space.encode(wide(value))).item()
+    assert back == pytest.approx(value, rel=1e-12, abs=1e-14)
+
+
+def test_decoding_float32_is_done_in_float64() -> None:
+    y = torch.tensor([100.0])
+    assert ValueSpace("symlog").decode(y).tolist() == [pytest.approx(math.expm1(100), rel=1e-12)]
+
+
+@pytest.mark.parametrize(("space", "y"), [(ValueSpace("symlog"), 800), (SPACES[1], 1e308)])
+def test_what_no_double_holds_is_clamped_with_a_warning(space: ValueSpace, y: float) -> None:
+    with pytest.warns(RuntimeWarning, match=r"beyond 1\.8e\+308 .* clamped"):
+        value = space.decode(wide(-y, 0, y))
+    assert value[[0, 2]].tolist() == [-LARGEST, LARGEST]
+    assert value[1] == space.decode(wide(0))  # its neighbours stay
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_the_log_slope_is_that_of_the_derivative(space: ValueSpace) -> None:
+    v = wide(-5e4, -2.0, -0.1, 0.1, 0.7, 30.0, 1e6)
+    step = 1e-5 * v.abs()
+    slope = (space.encode(v + step) - space.encode(v - step)) / (2 * step)
+    np.testing.assert_allclose(space.log_slope(v), slope.log(), atol=1e-6)
+
+
+# --- fields
+
+
+@pytest.mark.parametrize("kind", ["linear", "symlog"])
+def test_a_field_is_fitted_by_median_and_interquartile_range(kind: str) -> None:
+    values = np.random.default_rng(0).lognormal(5, 2, size=57)
+    values[::9] *= -1
+    bent = values if kind == "linear" else np.sign(values) * np.log1p(np.abs(values))
+    center, spread = fit_field(values, kind)
+    assert center == pytest.approx(np.median(bent), rel=1e-12)
+    assert spread == pytest.approx(stats.iqr(bent), rel=1e-12)
+    assert fit_field(values.reshape(3, 19), kind) == (center, spread)
+    assert fit_field(torch.from_numpy(values), kind) == (center, spread)
+
+
+def test_outliers_move_a_field_no_further_than_their_rank() -> None:
+    assert fit_field([1, 2, 3, 4, 5], "linear") == fit_field([1, 2, 3, 4, 5e9], "linear")
+
+
+@pytest.mark.parametrize("values", [[7.0], [7.0, 7, 7, 7, 900]])
+def test_values_without_spread_get_a_spread_of_1(values: list[float]) -> None:
+    assert fit_field(values, "linear") == (7, 1)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
+def test_a_field_needs_finite_values(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="at least one value, and on finite values only"):
+        fit_field(values, "linear")
+
+
+def test_a_field_is_found_by_name_and_nameless_means_default(make_config: Make) -> None:
+    config = make_config(value_space="linear", value_fields={"price": PRICE, "weight": WEIGHT})
+    assert field_space(config, "weight") == ValueSpace("linear", *WEIGHT)
+    assert field_space(config) == ValueSpace("linear", 0, 1)
+    config = make_config(value_fields={"price": PRICE, "default": WEIGHT})
+    assert field_space(config) == ValueSpace("symlog", *WEIGHT)
+    assert field_space(make_config()) == ValueSpace("symlog", 0, 1)
+
+
+def test_an_unknown_field_is_refused_with_the_known_ones(make_config: Make) -> None:
+    config = make_config(value_fields={"price": PRICE, "weight": WEIGHT})
+    with pytest.raises(ValueError, match="field='size' is unknown; this model knows price, weight"):
+        field_space(config, "size")
+    with pytest.raises(ValueError, match=r"knows none: fit one with model\.fit_value_field"):
+        field_space(make_config(), "size")
+
+
+@pytest.mark.parametrize("default", [None, (7.0, 9.0)])
+def test_every_position_has_the_field_of_its_number(make_config: Make, default: Any) -> None:
+    """Fields are numbered by name: a config that was saved comes back sorted."""
+    fields = {"weight": WEIGHT, "price": PRICE} | ({"default": default} if default else {})
+    config = make_config(value_fields=fields)
+    pairs = [fields[name] for name in sorted(fields)] + [default or (0.0, 1.0)]
+    like, last = torch.zeros(2, 3), len(fields) - 1
+    places = torch.tensor([[0, last, -1], [-1, last, 0]])
+    space = position_space(config, places, like)
+    expected = torch.tensor(pairs, dtype=torch.float64)[places]
+    assert torch.equal(torch.stack([space.center, space.spread], -1), expected)
+    rows = position_space(config, torch.tensor([last, -1]), like)
+    assert rows.center.tolist() == [[-1] * 3, [pairs[-1][0]] * 3]
+    assert rows.spread.tolist() == [[4] * 3, [pairs[-1][1]] * 3]
+    assert position_space(config, None, like) == field_space(config)
+
+
+@pytest.mark.parametrize("places", [[0, 2], [-2, 0]])
+def test_a_place_outside_the_fields_is_refused(make_config: Make, places: list[int]) -> None:
+    config = make_config(value_fields={"price": PRICE, "weight": WEIGHT})
+    with pytest.raises(ValueError, match="the model has 2 value fields, numbered from 0"):
+        position_space(config, torch.tensor(places), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1), (3, 2)])
+def test_fields_of_another_shape_are_refused(make_config: Make, shape: tuple[int, ...]) -> None:
+    config = make_config(value_fields={"price": PRICE})
+    with pytest.raises(ValueError, match=r"numeric_fields of shape .* \(2,\) or \(2, 3\)"):
+        position_space(config, torch.zeros(shape, dtype=torch.long), torch.zeros(2, 3))
+
+
+def test_a_center_far_beyond_its_spread_loses_nothing(make_config: Make) -> None:
+    """2e9 + 1 is no float32: read so, every target would be off by its whole spread."""
+    config = make_config(value_space="linear", value_fields={"time": (2e9 + 1, 1.0)})
+    space = position_space(config, torch.tensor([0]), torch.zeros(1, 2))
+    assert space.encode(wide(2e9, 2e9 + 4)).tolist() == [[-1, 3]]
+
+
+# --- in the model
+
+
+def batch() -> dict[str, torch.Tensor]:
+    ids = torch.randint(60, (2, 6), generator=torch.Generator().manual_seed(0))
+    ids[0, 2] = ids[0, 5] = ids[1, 3] = NUM
+    values = torch.zeros(2, 6, dtype=torch.float64)
+    values[ids == NUM] = wide(30.0, -2.5, 4e4)
+    return {"input_ids": ids, "numeric_values": values, "labels": ids}
+
+
+def losses(model: Any, *fields: Any) -> list[float]:
+    with torch.no_grad():
+        return [
+            float(model(**batch(), numeric_fields=None if f is None else torch.tensor(f)).loss)
+            for f in fields
+        ]
+
+
+def test_the_loss_standardises_the_targets_of_every_field(make_model: Make) -> None:
+    """A model that standardises by itself, and one that is handed y."""
+    fields = {"price": PRICE, "default": WEIGHT}
+    model = make_model(num_token_id=NUM, value_fields=fields)
+    by_hand = make_model(num_token_id=NUM, value_space="linear")
+    values = batch()["numeric_values"]
+    bent = values.sign() * values.abs().log1p()
+    price, weight = (bent - 3) / 0.5, (bent + 1) / 4
+    rows = torch.stack([price[0], weight[1]])
+    mixed = torch.stack([torch.cat([price[0, :5], weight[0, 5:]]), weight[1]])
+    with torch.no_grad():
+        expected = [
+            float(by_hand(**batch(), numeric_targets=y).loss) for y in (weight, rows, mixed)
+        ]
+    cell = [[1, 1, 1, 1, 1, 0], [0, 0, 0, -1, 0, 0]]  # price, and the default twice
+    assert losses(model, None, [1, -1], cell) == pytest.approx(expected, rel=1e-6)
+    assert len(set(expected)) == 3
+
+
+def test_fitted_fields_are_saved_and_restored(make_model: Make, tmp_path: Path) -> None:
+    model = make_model(num_token_id=NUM, value_space="linear")
+    model.fit_value_field("price", [1.0, 2, 4, 7, 100])
+    model.fit_value_field("default", [5.0, 6, 8])
+    assert model.config.value_fields == {"price": [4, 5], "default": [6, 1.5]}
+    model.save_pretrained(tmp_path)
+    restored = CausalQwenForCausalLM.from_pretrained(tmp_path).eval()
+    assert field_space(restored.config, "price") == ValueSpace("linear", 4, 5)
+    assert field_space(restored.config) == ValueSpace("linear", 6, 1.5)
+    places = ([0, 0], [1, 1], [0, 1])
+    assert losses(restored, *places) == losses(model, *places)
+    assert len(set(losses(model, *places))) == 3
