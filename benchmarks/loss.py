@@ -154,7 +154,7 @@ def training_step() -> Callable[[str], None]:
             F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
             return
         model.config.loss_precision = "fast" if "fast" in peer else "exact"
-        model(ids, labels=ids, output_scale_S=False, use_cache=False).loss.backward()
+        model(ids, labels=ids, skip_logits=True, use_cache=False).loss.backward()
 
     return run
 

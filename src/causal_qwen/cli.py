@@ -150,6 +150,128 @@ def generate(
 
 
 @app.command()
+def train(
+    data: Annotated[
+        str, typer.Option("--data", "-d", help="JSONL, CSV, text, or a dataset's name.")
+    ] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="A new directory.")] = "",
+    model: ModelOption = "",
+    eval_data: Annotated[str | None, typer.Option(help="Held-out rows; else 5% of DATA.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help='For CSV, e.g. "A {carat} carat ring costs |||{price}".')
+    ] = None,
+    numbers: Annotated[str | None, typer.Option(help="Read numbers as text or value.")] = None,
+    steps: Annotated[int, typer.Option(help="Instead of epochs.", min=-1)] = -1,
+    epochs: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", min=0.0)] = 2e-5,
+    head_learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    accumulate: Annotated[int, typer.Option(help="Batches to a step.", min=1)] = 1,
+    max_length: Annotated[int, typer.Option(help="Tokens of a row.", min=2)] = 512,
+    eval_steps: Annotated[int, typer.Option(min=1)] = 100,
+    save_steps: Annotated[int, typer.Option(min=1)] = 100,
+    what: Annotated[str, typer.Option("--train", help="all, or heads only.")] = "all",
+    lora: Annotated[int, typer.Option(help="LoRA's rank; 0 is none.", min=0)] = 0,
+    compat_weight: Annotated[
+        float | None, typer.Option(help="Of the softmax term; 0 is the documents' loss.", min=0.0)
+    ] = None,
+    report_to: Annotated[str, typer.Option(help="tensorboard, wandb, trackio or none.")] = "none",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    seed: int = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from a checkpoint.")] = False,
+    mock: Annotated[bool, typer.Option("--mock", help="A simulation with a known truth.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune a converted model on text and numbers.
+
+    Example: causal-qwen train --data rows.jsonl --output tuned --steps 200
+    """
+    if mock:
+        _mock(seed, as_json)
+        return
+    if not data or not output:
+        raise ValueError("Training needs --data and --output (or --mock, which needs neither).")
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise ValueError(f"--precision {precision} is unknown; choose fp32, bf16 or fp16.")
+    from causal_qwen.convert import default_model
+    from causal_qwen.train import COMPAT_WEIGHT, Run
+    from causal_qwen.train import train as run
+
+    arguments = {
+        "max_steps": steps,
+        "num_train_epochs": epochs,
+        "learning_rate": learning_rate,
+        "head_learning_rate": head_learning_rate,
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": batch_size,
+        "gradient_accumulation_steps": accumulate,
+        "eval_strategy": "steps",
+        "eval_steps": eval_steps,
+        "save_steps": save_steps,
+        "save_total_limit": 2,
+        "logging_steps": 10,
+        "train": what,
+        "report_to": report_to,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.05,
+        "seed": seed,
+    }
+    metrics = run(
+        Run(
+            model or str(default_model()),
+            data,
+            output,
+            eval_data=eval_data,
+            template=template,
+            numbers=numbers,
+            max_length=max_length,
+            compat_weight=COMPAT_WEIGHT if compat_weight is None else compat_weight,
+            lora=lora,
+            resume=resume,
+            arguments=arguments,
+        )
+    )
+    _show_metrics(metrics, output, as_json)
+
+
+@app.command()
+def evaluate(
+    data: Annotated[str, typer.Argument(help="Held-out rows: JSONL, CSV, text or a dataset.")],
+    model: ModelOption = "",
+    template: Annotated[str | None, typer.Option(help="For CSV.")] = None,
+    numbers: Annotated[str | None, typer.Option(help="Read numbers as text or value.")] = None,
+    max_length: Annotated[int, typer.Option(min=2)] = 512,
+    batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    as_json: JsonOption = False,
+) -> None:
+    """Accuracy, perplexity, one-vs-rest likelihood and everything about numbers, on held-out rows.
+
+    Example: causal-qwen evaluate rows.jsonl --model tuned
+    """
+    from causal_qwen.convert import default_model
+    from causal_qwen.train import evaluate as run
+
+    path = model or str(default_model())
+    metrics = run(path, data, template, max_length, batch_size, numbers)
+    _show_metrics(metrics, path, as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The output directory of a training run.")],
+) -> None:
+    """Draw a training run's curves: PNG files and an HTML page.
+
+    Example: causal-qwen report tuned
+    """
+    from causal_qwen.report import write_report
+
+    typer.echo(write_report(run))
+
+
+@app.command()
 def demo(model: ModelOption = "", as_json: JsonOption = False) -> None:
     """Convert the embedded model if need be, and meet a few individuals."""
     from transformers import Qwen2ForCausalLM
@@ -223,6 +345,42 @@ def _show_report(report: dict[str, Any], output: Path, as_json: bool) -> None:
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
         table.add_row(name.replace("_", " "), shown)
     Console().print(table)
+
+
+def _show_metrics(metrics: dict[str, float], title: str, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    for name, value in metrics.items():
+        table.add_row(name.removeprefix("eval_"), f"{value:.6g}")
+    Console().print(table)
+
+
+def _mock(seed: int, as_json: bool) -> None:
+    from causal_qwen.mock import STEPS, simulate
+
+    if as_json:
+        typer.echo(json.dumps([{**asdict(f), "is_found": f.is_found} for f in simulate(seed=seed)]))
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("learning a known world", total=STEPS)
+        findings = simulate(seed=seed, progress=lambda *_: bar.advance(task))
+    table = Table(title="What is true, and what training found")
+    for column in ("", "true", "found", ""):
+        table.add_column(column, justify="left" if not column else "right")
+    for f in findings:
+        table.add_row(f.name, f"{f.true:.3f}", f"{f.found:.3f}", "yes" if f.is_found else "NO")
+    Console().print(table)
+    if not all(f.is_found for f in findings):
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -68,6 +68,9 @@ class CausalQwen2Config(Qwen2Config):
         "scale_Y",
         "shift_S",
         "shift_Y",
+        "classification_loss",
+        "regression_loss",
+        "compatibility_loss",
     ]
 
     causal_size: int | None = None

@@ -33,7 +33,7 @@ from causal_qwen.config import INFERENCE_MODES
 from causal_qwen.decision import HeadBounds, choose_pruned
 from causal_qwen.embedding import check_values
 from causal_qwen.individual import check_noise, draw_noise, row_seeds, to_cauchy
-from causal_qwen.value import ValueSpace, field_space
+from causal_qwen.value import ValueSpace, field_space, warn_if_clamped
 
 logger = logging.get_logger("transformers.causal_qwen")
 
@@ -147,7 +147,7 @@ class Ledger:
         y = outputs.loc_Y[:, -1]
         if outputs.shift_Y is not None:
             y = y + outputs.shift_Y[:, -1]
-        value = self.space.decode(y).to(self.values.device)
+        value = self.space.clamped(y).to(self.values.device)
         self.said.append(value)
         self.values = torch.cat([self.values, value.unsqueeze(-1)], dim=-1)
 
@@ -175,8 +175,9 @@ class Ledger:
             said = torch.stack(self.said[:steps], dim=-1)  # (B beams, steps)
             chosen = said.gather(0, beams[:, :steps].clamp_min(0).long())
             values = torch.cat([rows, chosen], dim=-1)
-        values = values[:, : prompts + steps].to(sequences.device)
-        result["numeric_values"] = values.where(is_number, 0.0)
+        values = values[:, : prompts + steps].to(sequences.device).where(is_number, 0.0)
+        warn_if_clamped(values)
+        result["numeric_values"] = values
 
     def _follow(self, ids: Tensor) -> None:
         """Strike out what was no number; with beams, first see whose text each row continues.

@@ -28,7 +28,7 @@ from causal_qwen.one_vs_rest import Law, Plan, one_vs_rest
 from causal_qwen.value import position_space
 
 IGNORE = -100
-AUTO_CHUNK_ELEMENTS = 80_000_000  # scores of one chunk: 320 MB in float32
+AUTO_CHUNK_ELEMENTS = 50_000_000  # scores of one chunk: 200 MB in float32
 
 
 class LossTerms(NamedTuple):
@@ -62,7 +62,8 @@ def causal_loss(
 
     `targets` are the values of the labels that are `<NUM>`, `fields` their fields' places among
     the sorted names of `config.value_fields` ((B,) or (B, T), -1 for none); `num_items` and
-    `num_numbers` count the tokens and numbers of the whole accumulated batch where it is larger.
+    `num_numbers` count the tokens and numbers of the whole accumulated batch where it is larger
+    (if only the tokens are counted, this part's mean over numbers counts by its share of tokens).
     """
     target = _targets(labels, targets, fields, config)
     u = action.widen(Cauchy(u.loc.flatten(0, -2), u.scale.flatten(0, -2)))  # (N, C)
@@ -75,6 +76,8 @@ def causal_loss(
     work = _fused if _can_fuse(head) else _plain
     total, ovr, cross_entropy, p_number = work(u, labels, chain)
     regression = _regression(action.number(u), labels, p_number, target, num_numbers, config)
+    if num_items is not None and num_numbers is None:
+        regression = regression * (is_valid.sum() / count)  # a part's mean, by the part's size
     return LossTerms(
         total=total / count + config.regression_loss_weight * regression,
         classification=chain.reduction * ovr.detach() / count,

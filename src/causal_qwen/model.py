@@ -52,6 +52,9 @@ class CausalQwenOutput(ModelOutput):
     scale_Y: Tensor | None = None  # (B, T)
     shift_S: Tensor | None = None  # (B, 1, V), only when noise was given
     shift_Y: Tensor | None = None  # (B, 1), only when noise was given
+    classification_loss: Tensor | None = None  # the loss's terms, for the record
+    regression_loss: Tensor | None = None
+    compatibility_loss: Tensor | None = None
 
     @property
     def loc_S(self) -> Tensor | None:
@@ -230,12 +233,12 @@ class CausalQwenForCausalLM(
         numeric_values: Tensor | None = None,
         numeric_targets: Tensor | None = None,
         numeric_fields: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
         u_noise: Tensor | None = None,
         u_noise_regime: str = "individual",
         output_scale_S: bool = True,
+        skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalQwenOutput:
         r"""
@@ -249,7 +252,10 @@ class CausalQwenForCausalLM(
         u_noise_regime: noise scales with the individual's uncertainty (`"individual"`) or with
             the exogenous noise b (`"location"`).
         output_scale_S: False skips scale_S, the second half of the head's work.
+        skip_logits: True skips loc_S too; the loss needs neither.
         """
+        # not an argument of its own: Trainer would wait for a batch's `shift_labels` in vain
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -263,15 +269,17 @@ class CausalQwenForCausalLM(
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         z = outputs.last_hidden_state[:, keep, :]  # (B, T, H)
         u = self.abduct(z)
-        shift = value_shift = None
-        if u_noise is None:
+        loc_scores = shift = value_shift = None
+        if skip_logits:
+            output_scale_S = False
+        elif u_noise is None:
             loc_scores = self.lm_head(u.loc)  # (B, T, V)
         else:
             loc_scores, shift, value_shift = self.score_moved(u, u_noise, u_noise_regime)
         widened = self.action.widen(u)
         y = self.action.number(widened)
 
-        loss = None
+        terms = None
         if shift_labels is not None and numeric_values is not None and numeric_targets is None:
             raise ValueError("shift_labels with numeric_values need numeric_targets, shifted too.")
         if labels is not None and shift_labels is None:
@@ -281,7 +289,7 @@ class CausalQwenForCausalLM(
             if numeric_fields is not None and numeric_fields.dim() == 2:
                 numeric_fields = shift_left(numeric_fields, -1)
         if shift_labels is not None:
-            loss = causal_loss(
+            terms = causal_loss(
                 u,
                 shift_labels,
                 action=self.action,
@@ -292,10 +300,10 @@ class CausalQwenForCausalLM(
                 fields=numeric_fields,
                 num_items=num_items_in_batch,
                 num_numbers=num_numbers_in_batch,
-            ).total
+            )
 
         return CausalQwenOutput(
-            loss=loss,
+            loss=None if terms is None else terms.total,
             logits=loc_scores,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
@@ -309,6 +317,9 @@ class CausalQwenForCausalLM(
             scale_Y=y.scale,
             shift_S=shift,
             shift_Y=value_shift,
+            classification_loss=None if terms is None else terms.classification,
+            regression_loss=None if terms is None else terms.regression.detach(),
+            compatibility_loss=None if terms is None else terms.compatibility,
         )
 
     def abduct(self, hidden_states: Tensor) -> Cauchy:

@@ -250,17 +250,17 @@ def _one_vs_rest_terms(
     """
     distance = threshold - s.loc
     p = torch.atan2(s.scale, distance).div_(math.pi)
-    if (is_high := p > 0.5).any():
-        rest = torch.atan2(s.scale[is_high], -distance[is_high]).div_(math.pi)
-        log_not = p.neg().log1p_().masked_scatter_(is_high, rest.log()).sum(-1, keepdim=True)
-        rest_of_all = p.neg_().add_(1).masked_scatter_(is_high, rest)
+    if bool((p > 0.5).any()):
+        rest = torch.atan2(s.scale, -distance).div_(math.pi)
+        is_high = p > 0.5
+        log_not = torch.where(is_high, rest.log(), p.neg().log1p_()).sum(-1, keepdim=True)
+        p = torch.where(is_high, rest, 1 - p)
     else:
-        p.neg_()
-        log_not = p.log1p().sum(-1, keepdim=True)
-        rest_of_all = p.add_(1)
+        log_not = p.neg_().log1p().sum(-1, keepdim=True)
+        p.add_(1)  # 1 - P
     if not is_learning:
         return log_not, None, None
-    lean = distance.square().addcmul_(s.scale, s.scale).mul_(rest_of_all).mul_(math.pi)
+    lean = distance.square().addcmul_(s.scale, s.scale).mul_(p).mul_(math.pi)
     return log_not, s.scale / lean, distance.div_(lean)
 
 

@@ -44,16 +44,15 @@ class ValueSpace(NamedTuple):
 
     def decode(self, y: Tensor) -> Tensor:
         """y -> v in float64. What no double can hold becomes the largest one, with a warning."""
+        value = self.clamped(y)
+        warn_if_clamped(value)
+        return value
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """`decode` without the warning, for values that may never be said."""
         bent = self.center + self.spread * y.double()
         value = symexp(bent) if self.kind == "symlog" else bent
-        if value.isinf().any():
-            warnings.warn(
-                f"a value beyond {LARGEST:.2g} was predicted and is clamped to it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            value = value.clamp(-LARGEST, LARGEST)
-        return value
+        return value.clamp(-LARGEST, LARGEST)
 
     def log_slope(self, value: Tensor) -> Tensor:
         """ln dy/dv: what a log-density gains on the way from y to v."""
@@ -64,6 +63,15 @@ class ValueSpace(NamedTuple):
 
     def _bend(self, value: Tensor) -> Tensor:
         return symlog(value) if self.kind == "symlog" else value
+
+
+def warn_if_clamped(value: Tensor) -> None:
+    if (value.abs() >= LARGEST).any():
+        warnings.warn(
+            f"a value beyond {LARGEST:.2g} was predicted and is clamped to it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def fit_field(values: Any, kind: str) -> tuple[float, float]:

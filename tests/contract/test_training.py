@@ -1,0 +1,262 @@
+"""Training as a user does it: a directory and a file in, a trained directory out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.data import Collator, encode_rows
+from causal_qwen.metrics import Tally
+from causal_qwen.mock import simulate
+from causal_qwen.model import CausalQwenForCausalLM
+from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.train import Run, evaluate, train
+from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
+
+Make = Callable[..., Any]
+
+VOCABULARY, NUM = 271, 257
+ROWS = [{"text": f"{a} + {b} makes {a + b}"} for a in range(1, 9) for b in range(1, 6)]
+QUICK: dict[str, Any] = {
+    "max_steps": 6,
+    "learning_rate": 3e-3,
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 4,
+    "logging_steps": 1,
+    "save_steps": 2,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "use_cpu": True,
+}
+
+
+@pytest.fixture(scope="module")
+def directory(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer of bytes."""
+    path = tmp_path_factory.mktemp("model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<pad>", *alphabet]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
+    CausalQwenProcessor(fast).save_pretrained(path)
+    fields = {"vocab_size": VOCABULARY, "num_token_id": NUM, "initializer_range": 0.1}
+    make_model(**fields, pad_token_id=0).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
+    return path
+
+
+def history(output: Path) -> list[dict[str, float]]:
+    last = max(output.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    log: list[dict[str, float]] = json.loads((last / "trainer_state.json").read_text())[
+        "log_history"
+    ]
+    return log
+
+
+def losses(output: Path) -> dict[int, float]:
+    return {int(e["step"]): e["total_loss"] for e in history(output) if "total_loss" in e}
+
+
+@pytest.fixture(scope="module")
+def trained(directory: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("runs") / "values"
+    train(Run(str(directory), str(data), str(output), numbers="value", arguments=QUICK))
+    return output
+
+
+def test_the_loss_falls_and_is_logged_by_its_terms(trained: Path) -> None:
+    found = losses(trained)
+    assert sorted(found) == [1, 2, 3, 4, 5, 6]
+    assert found[6] < 0.9 * found[1]
+    for entry in history(trained):
+        if "total_loss" in entry:
+            parts = entry["cls_loss_mean"] + entry["reg_loss_effective"]
+            assert entry["total_loss"] == pytest.approx(
+                parts + 20 * entry["compat_loss_mean"], rel=1e-4
+            )
+            assert entry["reg_loss_effective"] != 0
+
+
+def test_a_model_trained_on_values_says_so_and_loads_again(trained: Path) -> None:
+    model = CausalQwenForCausalLM.from_pretrained(trained)
+    processor = CausalQwenProcessor.from_pretrained(trained)
+    assert model.config.encode_numbers == processor.encode_numbers == "value"
+    assert model.config.compat_loss_weight == 20.0
+    with pytest.raises(ValueError, match="reads numbers as values"):
+        model.generate(torch.tensor([[5]]), max_new_tokens=1)
+    assert math.isfinite(model.predict("3 + 4 makes", processor).median)
+
+
+def test_evaluation_measures_what_the_specification_names(trained: Path, data: Path) -> None:
+    metrics = evaluate(str(trained), str(data))
+    names = {"accuracy", "perplexity", "ovr_nll", "num_precision", "num_recall", "num_f1"}
+    names |= {"reg_mae", "reg_mdae", "crps_symlog", "dist/ovr_prob_sum_median"}
+    names |= {f"coverage_{level}" for level in (50, 80, 90, 95)}
+    names |= {f"dist/U_{of}_{what}" for of in ("loc", "scale") for what in ("mean", "iqr", "std")}
+    assert names <= set(metrics)
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["nll"]))
+    assert json.loads((trained / "metrics.json").read_text()).keys() >= {"eval_accuracy"}
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 40])
+def test_the_metrics_do_not_depend_on_the_batches(
+    trained: Path, data: Path, batch_size: int
+) -> None:
+    expected = evaluate(str(trained), str(data))
+    found = evaluate(str(trained), str(data), batch_size=batch_size)
+    assert found == pytest.approx(expected, rel=2e-3, abs=2e-3)
+
+
+def test_the_metrics_by_hand(make_model: Make) -> None:
+    """Two positions: a word that is said, a number that is missed by a known distance."""
+    model = make_model(num_token_id=5, value_space="linear", head_bias=True)
+    ids, values = torch.tensor([[3, 7, 5]]), torch.tensor([[0.0, 0.0, 12.0]])
+    output = model(ids, numeric_values=values)
+    tally = Tally(model)
+    tally.add(output.u_dist, {"labels": ids, "numeric_values": values})
+    metrics = tally.compute()
+    y = Cauchy(output.loc_Y[0, 1], output.scale_Y[0, 1])
+    assert metrics["reg_mae"] == pytest.approx(abs(12 - y.loc.item()), rel=1e-5)
+    assert metrics["crps"] == pytest.approx(y.crps(torch.tensor(12.0)).item(), rel=1e-5)
+    log_p = output.logits[0, :2].log_softmax(-1)
+    assert metrics["nll"] == pytest.approx(-(log_p[0, 7] + log_p[1, 5]).item() / 2, rel=1e-5)
+    chosen = model.decision.choose(output.s_dist)[0, :2]
+    hits = int(chosen[0] == 7) + int(chosen[1] == 5)
+    assert metrics["accuracy"] == hits / 2
+    sums = model.decision(output.s_dist)[0, :2].sum(-1)
+    assert metrics["dist/ovr_prob_sum_median"] == pytest.approx(sums.min().item(), rel=1e-5)
+    for level in (50, 80, 90, 95):
+        low, high = y.interval(level / 100)
+        assert metrics[f"coverage_{level}"] == float(low <= 12 <= high)
+
+
+def trainer_of(directory: Path, output: Path, kind: Any = CausalTrainer, **options: Any) -> Any:
+    processor = CausalQwenProcessor.from_pretrained(directory, encode_numbers="value")
+    arguments = CausalTrainingArguments if kind is CausalTrainer else TrainingArguments
+    settings = {**QUICK, "max_steps": 2, "save_strategy": "no", "remove_unused_columns": False}
+    return kind(
+        model=CausalQwenForCausalLM.from_pretrained(directory),
+        args=arguments(output_dir=str(output), **{**settings, **options}),
+        train_dataset=encode_rows(ROWS[:16], processor, 64),
+        data_collator=Collator(0),
+    )
+
+
+def weights_after(trainer: Any) -> dict[str, torch.Tensor]:
+    trainer.train()
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", [CausalTrainer, Trainer])
+def test_accumulated_batches_are_one_big_batch(directory: Path, tmp_path: Path, kind: Any) -> None:
+    """The plain Trainer does not count numbers; as each part has as many here, it is right too."""
+    options = {"optim": "sgd", "learning_rate": 1e-3, "max_grad_norm": 0.0}
+    big = trainer_of(directory, tmp_path, kind, per_device_train_batch_size=8, **options)
+    parts = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    small = trainer_of(directory, tmp_path, kind, **parts, **options)
+    tolerance = 1e-6 if kind is CausalTrainer else 1e-3
+    for (name, one), two in zip(
+        weights_after(big).items(), weights_after(small).values(), strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=tolerance, msg=name)
+
+
+def test_a_plain_trainer_evaluates_the_loss(directory: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(directory, tmp_path, Trainer)
+    loss = trainer.evaluate(trainer.train_dataset)["eval_loss"]
+    assert loss == pytest.approx(
+        trainer_of(directory, tmp_path).evaluate(trainer.train_dataset)["eval_loss"], rel=1e-4
+    )
+
+
+def test_heads_alone_leave_the_backbone_and_have_their_own_rate(
+    directory: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(directory, tmp_path, train="heads", head_learning_rate=1e-2)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    after = weights_after(trainer)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith(("abduction", "action", "decision")) for name in moved)
+    assert {group["initial_lr"] for group in trainer.optimizer.param_groups if group["params"]} == {
+        1e-2
+    }
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(directory: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(directory, tmp_path)
+    with torch.no_grad():
+        trainer.model.decision.threshold.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="The loss is nan at step 1"):
+        trainer.train()
+
+
+SCRIPT = """
+import sys, json
+from causal_qwen.train import Run, train
+train(Run(*sys.argv[1:4], numbers="value", resume=sys.argv[4] == "resume",
+          arguments=json.loads(sys.argv[5])))
+"""
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    directory: Path, data: Path, tmp_path: Path
+) -> None:
+    """Really killed, with signal 9, after its first checkpoint; losses are equal bit for bit."""
+    arguments = {**QUICK, "max_steps": 16}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    command = [sys.executable, "-c", SCRIPT, str(directory), str(data)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    rest = json.dumps(arguments)
+    subprocess.run([*command, str(whole), "new", rest], check=True, env=environment)
+    process = subprocess.Popen([*command, str(broken), "new", rest], env=environment)
+    while not list(broken.glob("checkpoint-*/trainer_state.json")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (broken / "metrics.json").exists()
+    subprocess.run([*command, str(broken), "resume", rest], check=True, env=environment)
+    assert losses(broken) == losses(whole)
+    one, two = (CausalQwenForCausalLM.from_pretrained(path) for path in (whole, broken))
+    for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
+def test_bad_runs_are_refused_in_one_sentence(
+    directory: Path, data: Path, trained: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FileExistsError, match="not empty; choose another, or go on with --resume"):
+        train(Run(str(directory), str(data), str(trained)))
+    with pytest.raises(ValueError, match="no checkpoint to resume from"):
+        train(Run(str(directory), str(data), str(tmp_path / "new"), resume=True))
+    with pytest.raises(ValueError, match="train='some' is unknown"):
+        CausalTrainingArguments(output_dir=str(tmp_path), train="some")
+
+
+def test_the_simulation_finds_the_law_again() -> None:
+    findings = simulate()
+    assert [f.name for f in findings if not f.is_found] == []
+    assert {f.name for f in simulate(steps=5) if not f.is_found}  # and it has to be learned

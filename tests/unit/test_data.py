@@ -1,0 +1,614 @@
+"""Data: what is read, what is learned of it, and that both channels stay together."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+
+from causal_qwen.data import Collator, Example, Examples, encode_row, encode_rows, pack, read_rows
+from causal_qwen.numerals import encode
+from causal_qwen.processor import CausalQwenProcessor
+
+Make = Callable[..., Any]
+
+IGNORE = -100
+LONG = 10_000
+VOCABULARY = 300
+SPECIAL = ["<s>", "</s>", "<pad>"]
+SIGNS = {"<s>": "[", "</s>": "]", "<pad>": "_", "<NUM>": "#", "Ġ": " ", "Ċ": "\n"}
+CHAT = (
+    "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+FORGETFUL = (  # as templates do that drop the thoughts of earlier turns
+    "{% for m in messages %}<s>{{ m.role }}\n"
+    "{{ m.content if loop.last or m.role == 'user' else '-' }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+
+
+def reader(encode_numbers: str = "value", *, is_framed: bool = False, **options: Any) -> Any:
+    """One token for every byte, and one for "ab"; <s>, </s> and <pad> are 0, 1 and 2."""
+    tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+    core = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, [("a", "b")]))
+    core.add_special_tokens(SPECIAL)
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    if is_framed:
+        core.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": CHAT}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **{**names, **options})
+    return CausalQwenProcessor(tokenizer, encode_numbers=encode_numbers)
+
+
+PROCESSOR = reader()
+NUM = PROCESSOR.num_token_id
+
+
+def shown(ids: list[int]) -> str:
+    """One sign for every token but "ab": [a #] is framed and has a number; . is no label."""
+    tokens = PROCESSOR.tokenizer.convert_ids_to_tokens([i for i in ids if i >= 0])
+    signs = iter(SIGNS.get(token, token) for token in tokens)
+    return "".join("." if i == IGNORE else next(signs) for i in ids)
+
+
+def encoded(row: dict[str, Any], processor: Any = PROCESSOR, **options: Any) -> Example:
+    return encode_row(row, processor, **{"max_length": LONG, **options})
+
+
+def chat(*contents: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    turns = enumerate(contents)
+    return {"messages": [{"role": roles[i % 2], "content": content} for i, content in turns]}
+
+
+# ---------------------------------------------------------------- files -> rows
+
+
+def written(directory: Path, name: str, content: str | bytes) -> Path:
+    path = directory / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_jsonl_rows_keep_all_their_keys_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+    rows = [
+        {"text": "价格 5\u2028元", "target": 12.5, "field": "price"},
+        {"prompt": "", "completion": "b", "id": 7},
+        chat("Hi", "Ho"),
+    ]
+    lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path = written(tmp_path, "rows.JSONL", "\ufeff" + lines)
+    assert read_rows(path) == rows
+    assert read_rows(str(path)) == rows
+
+
+CSV = 'carat,cut,price,target\n0.7,"Very ""Good"", {x}",2757,4\n1.5,||| Fair,9000,5\n'
+
+
+def test_a_template_makes_a_text_of_every_csv_row(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.csv", "\ufeff" + CSV)
+    assert read_rows(path, "{carat} ct, {cut}: {price}!") == [
+        {"text": '0.7 ct, Very "Good", {x}: 2757!', "target": "4"},
+        {"text": "1.5 ct, ||| Fair: 9000!", "target": "5"},
+    ]
+
+
+def test_a_template_can_say_where_the_prompt_ends(tmp_path: Path) -> None:
+    rows = read_rows(written(tmp_path, "a.csv", CSV), "{cut} costs |||{target} {target}")
+    assert rows[1] == {
+        "prompt": "||| Fair costs ",
+        "completion": "5 5",
+        "carat": "1.5",
+        "price": "9000",
+    }
+
+
+def test_a_template_replaces_the_texts_of_other_files(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", '{"messages": 1, "text": 2, "question": "2?", "n": 3}')
+    assert read_rows(path, "{question}|||\n{n}") == [{"prompt": "2?", "completion": "\n3"}]
+
+
+def test_every_line_of_a_txt_file_is_a_text(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.txt", "one 1\r\n\n  two\u2028\nthree")
+    assert [row["text"] for row in read_rows(path)] == ["one 1", "  two\u2028", "three"]
+
+
+BAD_FILES = [
+    ("a.jsonl", "", None, "a.jsonl is empty"),
+    ("a.jsonl", " \n\n", None, "a.jsonl is empty"),
+    ("a.txt", "\n", None, "a.txt is empty"),
+    ("a.csv", "a,b\n", "{a}", "a.csv is empty"),
+    ("a.jsonl", '{"text": "x"}\n\n{"text": ', None, r"a.jsonl:3: broken JSON, .* column 10"),
+    ("a.jsonl", '["text"]', None, "a.jsonl:1: a list is no row"),
+    ("a.jsonl", '{"text": "x"}\n{"id": 7}', None, "a.jsonl:2: the row has no text.* has 'id'"),
+    ("a.jsonl", "{}", None, "a.jsonl:1: the row has no text.* has nothing"),
+    ("a.jsonl", '{"text": " "}', None, "a.jsonl:1: `text` is empty"),
+    ("a.jsonl", '{"text": null}', None, "a.jsonl:1: the row has no text"),
+    ("a.jsonl", '{"text": 5}', None, "a.jsonl:1: `text` is int, not text"),
+    ("a.jsonl", '{"prompt": "x"}', None, "a.jsonl:1: the row has no text.* has 'prompt'"),
+    ("a.jsonl", '{"prompt": ["x"], "completion": "y"}', None, "1: `prompt` is list, not text"),
+    ("a.jsonl", '{"prompt": "x", "completion": ""}', None, "1: `completion` is empty"),
+    ("a.jsonl", '{"messages": []}', None, "1: `messages` must be a list"),
+    ("a.jsonl", '{"messages": [{"role": "user"}]}', None, "1: `messages` must be a list"),
+    ("a.jsonl", b'{"text": "\xff"}', None, "a.jsonl is not UTF-8 text"),
+    ("a.csv", CSV, None, r"a.csv needs a template .*\{carat\}"),
+    ("a.csv", CSV, "{colour} {x}", "the template names 'colour', but .* 'carat', 'cut', 'price'"),
+    ("a.csv", CSV, "costs $price", r"names no column; write \{price\}"),
+    ("a.csv", CSV, "{cut}|||{carat}|||{price}", r"may hold \|\|\| once"),
+    ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv:3: there is no value for 'b'"),
+    ("a.csv", "a,b\n1,2\n3,4,5\n", "{a}", "a.csv:3: more cells than columns"),
+    ("a.csv", 'a,b\n1,"2\n', "{a}", "a.csv:2: broken CSV"),
+    ("a.csv", "a,b\n,2\n", "{a}", "a.csv:2: `text` is empty"),
+    ("a.json", "[]", None, r"a.json is not read: a file must end in .jsonl, .csv, .txt"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "template", "message"), BAD_FILES)
+def test_a_bad_file_is_named_with_the_line_and_the_fault(
+    tmp_path: Path, name: str, content: str | bytes, template: str | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_rows(written(tmp_path, name, content), template)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone\.jsonl is no file"):
+        read_rows(tmp_path / "gone.jsonl")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A stand-in for `datasets` that keeps what it was asked for."""
+    asked: list[Any] = []
+
+    def load_dataset(*names: Any, split: str) -> list[dict[str, Any]]:
+        asked.append((*names, split))
+        return [{"text": "one"}, {"text": None if split == "broken" else "two"}]
+
+    def load_from_disk(path: str) -> Any:
+        asked.append(path)
+        rows = [{"text": "disk"}]
+        return {"dev": rows} if (Path(path) / "dataset_dict.json").exists() else rows
+
+    fake = SimpleNamespace(load_dataset=load_dataset, load_from_disk=load_from_disk)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    return asked
+
+
+def test_a_dataset_is_read_by_name_config_and_split(hub: list[Any]) -> None:
+    for source in ("my/set", "my/set:test", "my/set:main:test"):
+        assert read_rows(source) == [{"text": "one"}, {"text": "two"}]
+    assert hub == [
+        ("my/set", None, "train"),
+        ("my/set", None, "test"),
+        ("my/set", "main", "test"),
+    ]
+    with pytest.raises(ValueError, match="my/set:broken, row 1: the row has no text"):
+        read_rows("my/set:broken")
+    with pytest.raises(ValueError, match="'a:b:c:d' must be name"):
+        read_rows("a:b:c:d")
+
+
+@pytest.mark.parametrize(("mark", "split"), [("state.json", ""), ("dataset_dict.json", ":dev")])
+def test_a_dataset_saved_to_disk_is_read(
+    hub: list[Any], tmp_path: Path, mark: str, split: str
+) -> None:
+    written(tmp_path, mark, "{}")
+    assert read_rows(f"{tmp_path}{split}") == [{"text": "disk"}]
+    assert hub == [str(tmp_path)]
+
+
+def test_a_dataset_without_the_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"'trian' is no .jsonl.* file.*pip install datasets"):
+        read_rows("trian")
+
+
+# ---------------------------------------------------------------- rows -> examples
+
+
+def test_a_text_is_learned_to_its_end() -> None:
+    one = encoded({"text": "ab 2.5kg"})
+    assert shown(one.ids) == "ab #kg]"
+    assert one.labels == one.ids
+    assert one.values == [0, 0, 2.5, 0, 0, 0] == one.targets
+    assert one.fields == [-1] * 6
+    assert (one.positions, one.truncated) == (None, 0)
+
+
+def test_numbers_are_read_in_the_processors_way() -> None:
+    one = encoded({"text": "a 2.5"}, reader("text"))
+    assert shown(one.ids) == "a 2.5]"
+    assert one.values == [0] * 6
+
+
+@pytest.mark.parametrize("text", ["a", "a</s>"])
+def test_a_text_ends_once(text: str) -> None:
+    assert shown(encoded({"text": text}).ids) == "a]"
+
+
+def test_a_tokenizer_without_an_end_of_text_adds_none() -> None:
+    assert shown(encoded({"text": "a"}, reader(eos_token=None)).ids) == "a"
+
+
+@pytest.mark.parametrize(
+    ("row", "ids", "labels"),
+    [
+        ({"text": "a7"}, "[a7]", "[a7]"),
+        ({"text": "7"}, "[#]", "[#]"),
+        ({"prompt": "c ", "completion": "7d"}, "[c #d]", "...#d]"),
+        ({"prompt": "", "completion": "d"}, "[d]", ".d]"),
+        (chat("q", "r"), "[user\nq][assistant\nr]", "." * 19 + "r]"),
+    ],
+)
+def test_what_the_tokenizer_puts_around_a_text_is_there_once(
+    row: dict[str, Any], ids: str, labels: str
+) -> None:
+    one = encoded(row, reader(is_framed=True))
+    assert (shown(one.ids), shown(one.labels)) == (ids, labels)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "ids", "labels"),
+    [
+        ("is ", "2.5 or", "is # or]", "...# or]"),
+        ("is", " 2.5", "is #]", ".. #]"),
+        ("ca", "bd", "cabd]", ".abd]"),  # "ab" is one token, and holds some of the completion
+        ("x 1", "2", "x #]", "..#]"),  # and so is the number 12
+        ("价", "格", "ä»·æł¼]", "...æł¼]"),
+    ],
+)
+def test_the_completion_and_its_end_are_learned(
+    prompt: str, completion: str, ids: str, labels: str
+) -> None:
+    row = {"prompt": prompt, "completion": completion, "text": "not this"}
+    one = encoded(row)
+    assert (shown(one.ids), shown(one.labels)) == (ids, labels)
+    assert encoded(row, mask_prompt=False).labels == one.ids
+
+
+def test_of_a_chat_the_assistants_turns_are_learned() -> None:
+    row = chat("1?", "2.5", "ok", "b")
+    one = encoded(row)
+    assert shown(one.ids) == "[user\n#?][assistant\n#][user\nok][assistant\nb]"
+    learned = "." * len("[user\n#?][assistant\n") + "#]"
+    learned += "." * len("[user\nok][assistant\n") + "b]"
+    assert shown(one.labels) == learned
+    assert [value for value in one.values if value] == [1.0, 2.5]
+    assert encoded(row, mask_prompt=False).labels == one.ids
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        (chat("a", "b", "c", "d"), {"chat_template": FORGETFUL}, r"leads to messages\[1\] diff"),
+        (chat("a", "b"), {"chat_template": None}, "chat template"),
+        (chat("a"), {"chat_template": "{{ raise_exception('no') }}"}, r"rows\[0\]: no"),
+        ({"messages": chat("a", "b")["messages"][1:]}, {}, "the assistant speaks first"),
+        (chat("a"), {}, "1 rows hold nothing to learn"),
+        ({"text": "a"}, {"eos_token": None}, "1 rows hold nothing to learn"),
+        ({"id": 1}, {}, r"rows\[0\]: the row has no text"),
+        ({"text": "a\ud800b"}, {}, r"rows\[0\]: .* surrogates not allowed"),
+    ],
+)
+def test_a_row_that_cannot_be_learned_is_named(
+    row: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        encode_rows([row], reader(**options), LONG)
+
+
+def test_a_forgetful_template_can_still_teach_the_last_answer() -> None:
+    one = encoded(chat("a", "b"), reader(chat_template=FORGETFUL))
+    assert shown(one.labels).strip(".") == "b]"
+
+
+WORDS = st.sampled_from(
+    ["<NUM>", "5", "-2.5e3", "1,234.5", "0", "99.9元", "a", "ab", "b", " ", "\n"]
+)
+TEXTS = st.one_of(st.text(), st.lists(WORDS).map("".join)).filter(str.strip)
+ROWS = st.one_of(
+    st.builds(lambda text: {"text": text}, TEXTS),
+    st.builds(lambda p, c: {"prompt": p, "completion": c}, TEXTS, TEXTS),
+    st.builds(lambda texts: chat(*texts), st.lists(TEXTS, min_size=2, max_size=4)),
+    st.builds(lambda text, y: {"text": text, "target": y}, TEXTS, st.floats(-1e9, 1e9)),
+)
+
+
+def whole_text(row: dict[str, Any]) -> str:
+    if "messages" in row:
+        return str(PROCESSOR.apply_chat_template(row["messages"], tokenize=False))
+    if "prompt" in row:
+        return str(row["prompt"] + row["completion"])
+    return str(row["text"])
+
+
+@given(ROWS)
+@example({"text": "0 <NUM> 5"})
+def test_there_are_as_many_number_tokens_as_numbers(row: dict[str, Any]) -> None:
+    one = encoded(row)
+    found = [value for token, value in zip(one.ids, one.values, strict=True) if token == NUM]
+    wanted = [*encode(whole_text(row)).values, *([row["target"]] if "target" in row else [])]
+    assert found == wanted
+    assert all(token == NUM for token, value in zip(one.ids, one.values, strict=True) if value)
+
+
+@given(ROWS, st.integers(2, 12))
+def test_ids_values_and_labels_are_cut_together(row: dict[str, Any], length: int) -> None:
+    whole, cut = encoded(row), encoded(row, max_length=length)
+    kept = slice(-length, None) if "target" in row else slice(length)
+    for name in ("ids", "values", "labels", "fields", "targets"):
+        assert getattr(cut, name) == getattr(whole, name)[kept]
+    assert cut.truncated == (len(whole.ids) > length)
+
+
+@given(TEXTS, TEXTS)
+@example("ca", "bd")
+def test_the_prompt_has_no_labels_and_the_completion_has_them_all(
+    prompt: str, completion: str
+) -> None:
+    one = encoded({"prompt": prompt, "completion": completion})
+    offsets = PROCESSOR(prompt + completion, return_offsets_mapping=True)["offset_mapping"]
+    inside = sum(end <= len(prompt) for _, end in offsets)
+    assert one.labels == [IGNORE] * inside + one.ids[inside:]
+
+
+@given(st.lists(TEXTS, min_size=2, max_size=4))
+def test_the_tokens_of_a_chat_are_those_of_its_prompts_and_answers(texts: list[str]) -> None:
+    """What is learned follows what the model will be given, token by token."""
+    texts = [f"q {text} q" for text in texts]
+    row = chat(*texts)
+    one = encoded(row)
+    prompt = PROCESSOR.apply_chat_template(
+        row["messages"][:1], add_generation_prompt=True, tokenize=False
+    )
+    before = PROCESSOR(prompt)["input_ids"]
+    answer = PROCESSOR(f"{texts[1]}</s>")["input_ids"]
+    both = len(before) + len(answer)
+    assert one.ids[:both] == before + answer
+    assert one.labels[:both] == [IGNORE] * len(before) + answer
+
+
+# ---------------------------------------------------------------- targets
+
+
+def test_a_target_is_the_number_that_the_text_asks_for() -> None:
+    row = {"text": "costs", "target": "12.5", "field": "price"}
+    one = encoded(row, target_fields=("size", "price", "age"))
+    assert shown(one.ids) == "costs #"
+    assert one.ids[:-1] == PROCESSOR(PROCESSOR.ask("costs"))["input_ids"]  # as in `predict`
+    assert one.labels == [IGNORE] * 6 + [NUM]
+    assert one.values == [0.0] * 6 + [12.5]
+    assert one.fields == [-1] * 6 + [1]  # age, price, size
+    assert encoded({"text": "costs", "target": 0}).fields == [-1] * 7
+    assert encoded(row, target_fields=["price"], mask_prompt=False).labels == one.ids
+    assert shown(encoded({"text": "costs", "target": None, "field": None}).ids) == "costs]"
+
+
+def test_a_target_is_kept_when_its_text_is_cut() -> None:
+    one = encoded({"text": "It costs", "target": 3}, max_length=4)
+    assert (shown(one.ids), one.values, one.truncated) == ("ts #", [0, 0, 0, 3.0], 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"target": "dear"}, "target='dear' is no finite number"),
+        ({"target": float("nan")}, "target=nan is no finite number"),
+        ({"target": 10**400}, "is no finite number"),
+        ({"target": [1]}, r"target=\[1\] is no finite number"),
+        ({"target": 1, "field": "prize"}, "field='prize' is unknown; known are: age, price"),
+        ({"target": 1, "prompt": "a", "completion": "b"}, "goes with `text`, not with `prompt`"),
+    ],
+)
+def test_a_bad_target_is_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encoded({"text": "a", **row}, target_fields=("price", "age"))
+
+
+# ---------------------------------------------------------------- examples
+
+
+def test_examples_count_what_was_cut() -> None:
+    examples = encode_rows([{"text": "a"}, {"text": "cccc"}, {"text": "dddd"}], PROCESSOR, 3)
+    assert (len(examples), examples.truncated) == (3, 2)
+    assert [shown(one.ids) for one in examples] == ["a]", "ccc", "ddd"]
+    assert examples[1] == encode_row({"text": "cccc"}, PROCESSOR, 3)
+    assert Examples(pack(examples, 5)).truncated == 2
+    assert pickle.loads(pickle.dumps(examples))[2] == examples[2]
+
+
+def test_data_whose_every_label_was_cut_is_refused() -> None:
+    rows = [{"prompt": "long", "completion": "x"}]
+    with pytest.raises(ValueError, match=r"1 rows hold nothing to learn.*max_length=4"):
+        encode_rows(rows, PROCESSOR, 4)
+    assert encode_rows(rows, PROCESSOR, 5).truncated == 1
+    with pytest.raises(ValueError, match="max_length=1 leaves nothing to predict"):
+        encode_row(rows[0], PROCESSOR, 1)
+
+
+# ---------------------------------------------------------------- packing
+
+
+def numbered(sizes: list[int]) -> list[Example]:
+    """Examples of these sizes, in which every token is another."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    ids = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    return [Example(one, [float(i) for i in one], list(one), [i % 3 for i in one]) for one in ids]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.integers(9, 20))
+def test_every_example_stands_whole_in_one_packed_row(sizes: list[int], length: int) -> None:
+    examples = numbered(sizes)
+    found = []
+    for row in pack(examples, length):
+        assert len(row.ids) <= length
+        assert row.values == row.ids
+        assert row.positions is not None
+        starts = [place for place, position in enumerate(row.positions) if position == 0]
+        for start, stop in zip(starts, [*starts[1:], len(row.ids)], strict=True):
+            assert row.positions[start:stop] == list(range(stop - start))
+            assert row.labels[start:stop] == [IGNORE, *row.ids[start + 1 : stop]]
+            found.append((row.ids[start:stop], row.fields[start:stop]))
+    assert sorted(found) == [(one.ids, one.fields) for one in examples]
+
+
+def test_packing_fills_the_row_that_fits_best() -> None:
+    rows = pack(numbered([6, 7, 3, 4, 9]), 10)
+    assert [row.positions and len(row.positions) for row in rows] == [10, 10, 9]
+    assert rows[0].ids == [0, 1, 2, 3, 4, 5, 16, 17, 18, 19]
+
+
+def test_packing_again_changes_nothing() -> None:
+    examples = numbered([3, 4, 2])
+    assert pack(pack(examples, 7), 9) == pack(examples, 9)
+
+
+def test_an_example_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"examples\[1\] has 8 tokens .* length=7"):
+        pack(numbered([3, 8]), 7)
+
+
+# ---------------------------------------------------------------- batches
+
+
+def test_a_batch_is_padded_on_the_right() -> None:
+    rows = [{"prompt": "c", "completion": "d"}, {"text": "5"}]
+    batch = Collator(2)(list(encode_rows(rows, PROCESSOR, LONG)))
+    c, d = (PROCESSOR(letter)["input_ids"][0] for letter in "cd")
+    assert {name: column.tolist() for name, column in batch.items()} == {
+        "input_ids": [[c, d, 1], [NUM, 1, 2]],
+        "attention_mask": [[1, 1, 1], [1, 1, 0]],
+        "labels": [[IGNORE, d, 1], [NUM, 1, IGNORE]],
+        "numeric_values": [[0, 0, 0], [5, 0, 0]],
+    }
+    dtypes = {name: column.dtype for name, column in batch.items()}
+    assert dtypes.pop("numeric_values") == torch.float64
+    assert set(dtypes.values()) == {torch.int64}
+
+
+def test_the_padding_token_is_learned_where_it_ends_a_text() -> None:
+    batch = Collator(1)(list(encode_rows([{"text": "a"}, {"text": "cc"}], PROCESSOR, LONG)))
+    assert batch["labels"][0, 1:].tolist() == [1, IGNORE]
+
+
+def test_a_batch_is_as_wide_as_asked() -> None:
+    widths = [Collator(0, m)(numbered([3, 5]))["labels"].shape[1] for m in (None, 1, 4, 5, 8)]
+    assert widths == [5, 5, 8, 5, 8]
+
+
+def test_targets_and_fields_are_there_when_there_are_any() -> None:
+    plain = Example([3, 4], [0.0, 0.0], [3, 4], [-1, -1])
+    other = Example([NUM], [7.0], [NUM], [2], targets=[8.5])
+    assert {"numeric_targets", "numeric_fields"}.isdisjoint(Collator(0)([plain]))
+    batch = Collator(0)([plain, other])
+    assert batch["numeric_targets"].tolist() == [[0, 0], [8.5, 0]]
+    assert batch["numeric_targets"].dtype == torch.float64
+    assert batch["numeric_fields"].tolist() == [[-1, -1], [2, -1]]
+    (packed,) = pack([plain, other], 3)
+    assert packed.targets == [0, 0, 8.5]
+
+
+def test_a_packed_batch_has_positions_instead_of_a_mask() -> None:
+    batch = Collator(0, 4)([*pack(numbered([2, 1]), 3), *numbered([2])])
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 0], [0, 1, 0, 1]]
+    assert "attention_mask" not in batch
+    assert batch["use_cache"] is False
+    assert batch["labels"].tolist() == [[IGNORE, 1, IGNORE, IGNORE], [0, 1, IGNORE, IGNORE]]
+
+
+def test_without_a_padding_token_the_cure_is_named() -> None:
+    with pytest.raises(ValueError, match=r"set processor\.tokenizer\.pad_token"):
+        Collator(None)
+
+
+# ---------------------------------------------------------------- with a model
+
+TRAINING_ROWS: list[dict[str, Any]] = [
+    {"prompt": "0.7 carat costs ", "completion": "2,757 euro"},
+    {"text": "5 kg", "target": 12.5, "field": "price"},
+    {"text": "no numbers"},
+    chat("1?", "2"),
+    {"text": "and", "target": -3, "field": "age"},
+]
+FIELDS = {"price": [2.0, 3.0], "age": [1.0, 0.5]}
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Make) -> Any:
+    return make_model(vocab_size=VOCABULARY, num_token_id=NUM, value_fields=FIELDS, gate_alpha=1.0)
+
+
+@pytest.fixture(scope="module")
+def examples() -> Examples:
+    return encode_rows(TRAINING_ROWS, PROCESSOR, 64, target_fields=FIELDS)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_packed_row_gives_the_losses_of_its_separate_texts(
+    model: Any, examples: Examples, attention: str
+) -> None:
+    model.set_attn_implementation(attention)
+    assert model.config.use_cache  # which hides borders from transformers, unless we say no
+    collate = Collator(2, 8)
+    rows = pack(examples, 48)
+    assert sorted(len(row.ids) for row in rows) == [22, 43]
+    with torch.no_grad():
+        separate, packed = model(**collate(list(examples))), model(**collate(rows))
+    torch.testing.assert_close(packed.loss, separate.loss, rtol=1e-5, atol=0)
+    alone = [ids for one in examples for ids in one.ids]
+    together = [ids for row in rows for ids in row.ids]
+    assert sorted(alone) == sorted(together)
+    for name in ("logits", "scale_S", "loc_Y", "scale_Y"):  # what the losses are made of
+        ours = [getattr(packed, name)[i, : len(row.ids)] for i, row in enumerate(rows)]
+        theirs = {
+            tuple(one.ids): getattr(separate, name)[i, : len(one.ids)]
+            for i, one in enumerate(examples)
+        }
+        for row, output in zip(rows, ours, strict=True):
+            assert row.positions is not None
+            starts = [place for place, position in enumerate(row.positions) if position == 0]
+            for start, stop in zip(starts, [*starts[1:], len(row.ids)], strict=True):
+                wanted = theirs[tuple(row.ids[start:stop])]
+                torch.testing.assert_close(output[start:stop], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_changes_no_loss(model: Any, examples: Examples) -> None:
+    with torch.no_grad():
+        losses = [model(**Collator(2, m)(list(examples))).loss for m in (None, 64)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
+
+
+def test_a_targets_field_reaches_the_loss(model: Any) -> None:
+    def loss(name: str | None) -> float:
+        row = {"text": "It costs", "target": 1000.0, "field": name}
+        batch = Collator(2)([encoded(row, target_fields=FIELDS)])
+        with torch.no_grad():
+            return float(model(**batch).loss)
+
+    assert len({round(loss(name), 4) for name in (None, "price", "age")}) == 3
+
+
+def test_a_loader_feeds_the_model(model: Any, examples: Examples) -> None:
+    loader = DataLoader(examples, batch_size=2, collate_fn=Collator(2))
+    shapes = [tuple(batch["input_ids"].shape) for batch in loader]
+    assert [rows for rows, _ in shapes] == [2, 2, 1]
+    assert all(model(**batch).loss.isfinite() for batch in loader)
