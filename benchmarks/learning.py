@@ -40,7 +40,7 @@ SIZE: dict[str, Any] = {
 SOFTMAX = "softmax"
 OBJECTIVES: dict[str, dict[str, Any]] = {
     SOFTMAX: {"classification_loss_weight": 0.0, "compat_loss_weight": 1.0},
-    "one-vs-rest + softmax": {"compat_loss_weight": 20.0},
+    "one-vs-rest + softmax": {"compat_loss_weight": 5.0},
     "one-vs-rest alone": {},
 }
 RATES = (1e-3, 3e-3)

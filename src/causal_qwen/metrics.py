@@ -82,6 +82,17 @@ class Tally:
     def _keep(name: str, column: Tensor, where: dict[str, list[Tensor]]) -> None:
         where.setdefault(name, []).append(column.detach().cpu())
 
+    def gather(self) -> None:
+        """What every process has added, in each of them. (A sampler that fills up the last batch
+        with rows that it has already dealt out lets them count twice.)"""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            parts: list[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(parts, (self.columns, self.spread))
+            self.columns, self.spread = (
+                {name: [x for one in kind for x in one[name]] for name in kind[0]}
+                for kind in zip(*parts, strict=True)
+            )
+
     def compute(self) -> dict[str, float]:
         """Every metric that the batches allow: without numbers there are none about numbers."""
         if not self.columns:

@@ -20,11 +20,10 @@ from causal_qwen.cauchy import Cauchy
 from causal_qwen.metrics import Tally
 
 HEADS = ("abduction.", "action.", "decision.", "model.value_direction")
-TERMS = {
-    "total_loss": "loss",
-    "cls_loss_mean": "classification_loss",
-    "reg_loss_effective": "regression_loss",
-    "compat_loss_mean": "compatibility_loss",
+TERMS = {  # as they are logged: in the output, and their weight in the config
+    "cls_loss_mean": ("classification_loss", "classification_loss_weight"),
+    "reg_loss_effective": ("regression_loss", "regression_loss_weight"),
+    "compat_loss_mean": ("compatibility_loss", "compat_loss_weight"),
 }
 
 
@@ -94,16 +93,19 @@ class CausalTrainer(Trainer):
                 f"The loss is {loss.item()} at step {self.state.global_step + 1}; see that batch, "
                 f"or lower the learning rate. Checkpoints in {self.args.output_dir} are whole."
             )
-        for name, key in TERMS.items():
+        for name, (key, _) in TERMS.items():
             self._terms[name].append(float(outputs[key].detach()))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """With the loss's terms, added up over an accumulated batch and averaged over steps."""
-        if "loss" in logs and self._terms["total_loss"]:
-            parts = self.args.gradient_accumulation_steps
-            for name, values in self._terms.items():
-                logs[name] = sum(values) / len(values) * parts
-                values.clear()
+        """With the loss's terms: summed over processes and accumulated batches, mean over steps."""
+        if "loss" in logs and (parts := len(self._terms["cls_loss_mean"])):
+            steps = parts / self.args.gradient_accumulation_steps
+            sums = torch.tensor([sum(values) / steps for values in self._terms.values()])
+            means = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
+            weights = [getattr(self.causal_model.config, weight) for _, weight in TERMS.values()]
+            logs |= dict(zip(TERMS, means, strict=True))
+            logs["total_loss"] = sum(w * x for w, x in zip(weights, means, strict=True))
+            self._terms = {name: [] for name in TERMS}
         super().log(logs, *args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +127,7 @@ class CausalTrainer(Trainer):
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         self._tally = Tally(self.causal_model)
         metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self._tally.gather()
         mine = {f"{metric_key_prefix}_{name}": v for name, v in self._tally.compute().items()}
         self._tally = None
         self.log(mine)

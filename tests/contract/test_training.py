@@ -24,7 +24,7 @@ from causal_qwen.metrics import Tally
 from causal_qwen.mock import simulate
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.train import Run, evaluate, train
+from causal_qwen.train import COMPAT_WEIGHT, Run, evaluate, train
 from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
 
 Make = Callable[..., Any]
@@ -93,9 +93,9 @@ def test_the_loss_falls_and_is_logged_by_its_terms(trained: Path) -> None:
     for entry in history(trained):
         if "total_loss" in entry:
             parts = entry["cls_loss_mean"] + entry["reg_loss_effective"]
-            assert entry["total_loss"] == pytest.approx(
-                parts + 20 * entry["compat_loss_mean"], rel=1e-4
-            )
+            total = parts + COMPAT_WEIGHT * entry["compat_loss_mean"]
+            assert entry["total_loss"] == pytest.approx(total, rel=1e-6)
+            assert entry["loss"] == pytest.approx(total, rel=1e-3)
             assert entry["reg_loss_effective"] != 0
 
 
@@ -103,7 +103,7 @@ def test_a_model_trained_on_values_says_so_and_loads_again(trained: Path) -> Non
     model = CausalQwenForCausalLM.from_pretrained(trained)
     processor = CausalQwenProcessor.from_pretrained(trained)
     assert model.config.encode_numbers == processor.encode_numbers == "value"
-    assert model.config.compat_loss_weight == 20.0
+    assert model.config.compat_loss_weight == COMPAT_WEIGHT
     with pytest.raises(ValueError, match="reads numbers as values"):
         model.generate(torch.tensor([[5]]), max_new_tokens=1)
     assert math.isfinite(model.predict("3 + 4 makes", processor).median)
@@ -243,6 +243,26 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     one, two = (CausalQwenForCausalLM.from_pretrained(path) for path in (whole, broken))
     for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
         assert torch.equal(p, q), name
+
+
+def test_two_processes_are_one_with_twice_the_batch(
+    directory: Path, data: Path, tmp_path: Path
+) -> None:
+    """DDP over gloo: tokens and numbers are counted over both."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    single = {**QUICK, "max_steps": 4, "per_device_train_batch_size": 8}
+    arguments = json.dumps({**single, "per_device_train_batch_size": 4})
+    train(Run(str(directory), str(data), str(one), numbers="value", arguments=single))
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command = [*launch, "2", str(script), str(directory), str(data), str(two)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    subprocess.run([*command, "new", arguments], check=True, env=environment)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-6)
+    found = json.loads((two / "metrics.json").read_text())
+    expected = json.loads((one / "metrics.json").read_text())
+    assert found["eval_nll"] == pytest.approx(expected["eval_nll"], rel=1e-4)
 
 
 def test_bad_runs_are_refused_in_one_sentence(
