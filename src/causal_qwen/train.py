@@ -165,7 +165,9 @@ def _with_lora(model: Any, rank: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError:
-        raise ImportError("LoRA needs peft, which is not installed: pip install peft") from None
+        raise ImportError(
+            "LoRA needs peft, which is not installed: pip install 'causal-qwen[lora]'"
+        ) from None
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,

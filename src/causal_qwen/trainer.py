@@ -147,6 +147,10 @@ class CausalTrainer(Trainer):
 
     def finish(self, processor: Any, texts: Sequence[Tensor], prompts: Sequence[Tensor]) -> None:
         """Recalibrate the noise, let model and processor say how numbers are read, and save."""
+        if hasattr(self.causal_model, "merge_and_unload"):  # LoRA: what is saved is a whole model
+            self.model = self.model_wrapped = self.causal_model = (
+                self.causal_model.merge_and_unload()
+            )
         if self.args.recalibrate:
             calibrate_noise(self.causal_model, prompts, texts)
         self.causal_model.config.encode_numbers = processor.encode_numbers

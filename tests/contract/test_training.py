@@ -24,6 +24,7 @@ from causal_qwen.metrics import Tally
 from causal_qwen.mock import simulate
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.report import write_report
 from causal_qwen.train import COMPAT_WEIGHT, Run, evaluate, train
 from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
 
@@ -263,6 +264,32 @@ def test_two_processes_are_one_with_twice_the_batch(
     found = json.loads((two / "metrics.json").read_text())
     expected = json.loads((one / "metrics.json").read_text())
     assert found["eval_nll"] == pytest.approx(expected["eval_nll"], rel=1e-4)
+
+
+def test_low_rank_training_saves_a_whole_model(directory: Path, data: Path, tmp_path: Path) -> None:
+    """The causal heads are trained themselves, the backbone through LoRA, and both are merged."""
+    pytest.importorskip("peft", reason="LoRA needs peft")
+    output = tmp_path / "lora"
+    metrics = train(Run(str(directory), str(data), str(output), lora=4, arguments=QUICK))
+    found = losses(output)
+    assert found[6] < found[1]
+    before, after = (CausalQwenForCausalLM.from_pretrained(path) for path in (directory, output))
+    for name in ("model.layers.0.mlp.up_proj.weight", "decision.threshold"):
+        assert not torch.equal(before.get_parameter(name), after.get_parameter(name)), name
+    embeddings = "model.embed_tokens.weight"
+    assert torch.equal(before.get_parameter(embeddings), after.get_parameter(embeddings))
+    assert math.isfinite(metrics["eval_nll"])
+
+
+def test_a_report_shows_what_was_logged(trained: Path) -> None:
+    page = write_report(trained).read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") >= 6
+    assert "eval_accuracy" in page
+    assert "total_loss" in page
+    pictures = {path.stem for path in (trained / "report").glob("*.png")}
+    assert {"loss", "accuracy", "scale-of-U", "coverage-of-intervals"} <= pictures
+    with pytest.raises(FileNotFoundError, match="is it a training run"):
+        write_report(trained.parent)
 
 
 def test_bad_runs_are_refused_in_one_sentence(
