@@ -261,6 +261,11 @@ class CausalGenerationMixin:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         self._check_reading(kwargs)
+        ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+        if isinstance(ids, Tensor) and not len(ids):
+            values = torch.zeros(ids.shape, dtype=torch.float64)
+            is_dict = kwargs.get("return_dict_in_generate")
+            return ModelOutput(sequences=ids, numeric_values=values) if is_dict else ids
         is_assisted = kwargs.get("assistant_model") is not None
         is_paged = kwargs.get("cache_implementation") == "paged"
         if is_assisted or is_paged:
@@ -279,7 +284,8 @@ class CausalGenerationMixin:
 
     def _check_reading(self, kwargs: dict[str, Any]) -> None:
         """A model that was taught values must not be handed digits without a word."""
-        is_given = kwargs.get("numeric_values") is not None or "inputs_embeds" in kwargs
+        given = (kwargs.get(name) for name in ("numeric_values", "inputs_embeds"))
+        is_given = any(value is not None for value in given)
         if self.config.encode_numbers == "value" and not is_given:
             raise ValueError(
                 "This model reads numbers as values, and no numeric_values were given: make the "
@@ -350,6 +356,9 @@ class CausalGenerationMixin:
                 "Assisted decoding guesses tokens before their values are known; numeric_values go "
                 "with one model and no prompt lookup."
             )
+        if is_assisted and self.config.num_token_id is not None:
+            # its value would be known only after the guesses that follow it
+            prepared.suppress_tokens = [*(prepared.suppress_tokens or []), self.config.num_token_id]
         if not is_assisted and self.config.num_token_id is not None:
             space = field_space(self.config, options["value_field"])
             beams = asked["num_beams"] or 1

@@ -187,7 +187,14 @@ def _targets(
                 "numeric_targets, or set these labels to -100."
             )
         return None
+    if targets.shape != labels.shape:
+        raise ValueError(
+            f"numeric_targets of shape {tuple(targets.shape)} must stand beside labels of shape "
+            f"{tuple(labels.shape)}."
+        )
     targets = targets.to(labels.device)
+    if can_look:
+        _check_alignment(targets != 0, is_number, labels != IGNORE)
     wide = targets.where(is_number, 0.0).double()
     target = position_space(config, fields, labels).encode(wide).float()
     if can_look and (is_bad := ~target.isfinite()).any():
@@ -197,6 +204,16 @@ def _targets(
             "give finite numbers (of at most 3e38 in value_space='linear')."
         )
     return target.where(is_number, 0.0).flatten()
+
+
+def _check_alignment(is_given: Tensor, is_number: Tensor, is_valid: Tensor) -> None:
+    """A row whose numbers all have target 0, while other labels have targets, is off by some."""
+    is_missed = is_number.any(-1) & ~(is_given & is_number).any(-1)
+    if (is_off := is_missed & (is_given & is_valid & ~is_number).any(-1)).any():
+        raise ValueError(
+            f"numeric_targets of row {int(is_off.nonzero()[0])} are 0 at its <NUM> labels and "
+            "stand beside other labels; shift, pad and cut targets and labels together."
+        )
 
 
 def _regression(

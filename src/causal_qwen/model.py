@@ -147,6 +147,9 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
         numeric_values: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
+        if input_ids is not None and not input_ids.numel():  # Qwen2 cannot reshape nothing
+            nothing = self.embed_tokens(input_ids)
+            return BaseModelOutputWithPast(nothing, past_key_values=past_key_values)
         num_token_id = self.config.num_token_id
         has_channel = num_token_id is not None or numeric_values is not None
         if has_channel and input_ids is not None and not torch.compiler.is_compiling():
@@ -284,6 +287,8 @@ class CausalQwenForCausalLM(
             raise ValueError("shift_labels with numeric_values need numeric_targets, shifted too.")
         if labels is not None and shift_labels is None:
             shift_labels = shift_left(labels, IGNORE)
+            if numeric_targets is None and numeric_values is not None and input_ids is not None:
+                self._check_labels(input_ids, labels)
             values = numeric_values if numeric_targets is None else numeric_targets
             numeric_targets = None if values is None else shift_left(values, 0.0)
             if numeric_fields is not None and numeric_fields.dim() == 2:
@@ -321,6 +326,17 @@ class CausalQwenForCausalLM(
             regression_loss=None if terms is None else terms.regression.detach(),
             compatibility_loss=None if terms is None else terms.compatibility,
         )
+
+    def _check_labels(self, input_ids: Tensor, labels: Tensor) -> None:
+        """Values beside ids are targets only of labels that are these ids."""
+        k = self.config.num_token_id
+        if k is None or labels.shape != input_ids.shape or torch.compiler.is_compiling():
+            return
+        if (is_bare := (labels == k) & (input_ids != k)).any():
+            raise ValueError(
+                f"labels of row {int(is_bare.nonzero()[0, 0])} hold <NUM> without a value: "
+                "input_ids have another token there; give numeric_targets."
+            )
 
     def abduct(self, hidden_states: Tensor) -> Cauchy:
         """z (..., H) -> U (..., C)"""

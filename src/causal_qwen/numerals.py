@@ -34,7 +34,7 @@ double quotes, ``! & * ; < = > ? | ~`` and their kin, commas, CJK letters, emoji
 digits does not, nor does a sep space, nor what is spelt ``times 10^`` after a number. A word is
 read whole or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are no part of it.
 
-    word      = [label ":"] [[sign] currency] number [unit]
+    word      = [label ":"] [["+"] currency] number [unit]                       not -$5
               | [currency] number [unit] dash [currency] number [unit]          range
               | number "," number {"," number}                                  list
               | [currency] number [unit] {"+" [currency] number [unit]}         sum
@@ -290,7 +290,7 @@ def _read_word(shadow: str, start: int, end: int) -> list[Found]:
 
 _SINGLE = re.compile(
     r"(?!\+[0-9]{8,}\Z|[12][0-9]{2}0s\Z|localhost:)"
-    rf"(?:[^\W\d]+:)?(?:{_SIGN}?{_CURRENCY})?({_SIGN}?{_NUMBER})([^0-9,.]*)"
+    rf"(?:[^\W\d]+:)?(?:\+?{_CURRENCY})?({_SIGN}?{_NUMBER})([^0-9,.]*)"
 )
 _NO_DASH = r"[^-\u2010-\u2013\u22120-9,.]*"
 _RANGE = re.compile(

@@ -67,11 +67,11 @@ class NumberPrediction:
 
     def cdf(self, value: ArrayLike) -> Any:
         """P(number <= value); one value for all, or one per row."""
-        return _out(self.y.cdf(self.space.encode(_finite(value))))
+        return _out(self.y.cdf(self.space.encode(self._beside(value))))
 
     def log_prob(self, value: ArrayLike) -> Any:
         """The log-density at `value`, in units of the value itself."""
-        v = _finite(value)
+        v = self._beside(value)
         return _out(self.y.log_prob(self.space.encode(v)) + self.space.log_slope(v))
 
     def crps(self, value: ArrayLike) -> Any:
@@ -80,7 +80,7 @@ class NumberPrediction:
         In "symlog" space it is infinite in units of the value, so it is taken in symlog units;
         `pinball` scores quantiles in units of the value.
         """
-        return _out(self.y.crps(self.space.encode(_finite(value))) * self.space.spread)
+        return _out(self.y.crps(self.space.encode(self._beside(value))) * self.space.spread)
 
     @property
     def crps_name(self) -> str:
@@ -171,6 +171,13 @@ class NumberPrediction:
             rows.append(f"... {len(self) - ROWS_SHOWN} more")
         return "\n".join([f"{len(self)} numbers", *rows])
 
+    def _beside(self, value: ArrayLike) -> Tensor:
+        """Finite numbers to compare with: one for all, or one per row."""
+        v = _finite(value)
+        if self.y.loc.dim() and v.dim() and v.shape[-1] not in (1, len(self)):
+            raise ValueError(f"{v.shape[-1]} values were given for {len(self)} predictions.")
+        return v
+
     def _facing(self, other: Tensor) -> Cauchy:
         """Y with room for the dimensions of `other` behind its own."""
         shape = (*self.y.loc.shape, *(1,) * other.dim())
@@ -192,7 +199,14 @@ def predict(
     `field` names the standardised target that the number is; `reading` goes to the processor, e.g.
     `encode_numbers="value"`.
     """
+    if not hasattr(processor, "check"):
+        raise TypeError(
+            f"processor is {type(processor).__name__}; predict needs a CausalQwenProcessor, e.g. "
+            "CausalQwenProcessor.from_pretrained(path)."
+        )
     processor.check(model.config)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1.")
     way = reading.setdefault("encode_numbers", processor.encode_numbers)
     if model.config.encode_numbers == "value" and way == "text" == processor.encode_numbers:
         raise ValueError(
@@ -244,7 +258,10 @@ def _last_position(
 def _finite(value: ArrayLike) -> Tensor:
     v = np.asarray(value, dtype=np.float64)
     if not np.isfinite(v).all():
-        raise ValueError(f"{value!r} is not finite; a prediction is compared with finite numbers.")
+        row = int(np.flatnonzero(~np.isfinite(v))[0])
+        raise ValueError(
+            f"value {row} is {v.flat[row]}, which is not finite; correct it, or drop that row."
+        )
     return torch.from_numpy(np.array(v))
 
 

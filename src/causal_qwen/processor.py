@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ PADDINGS = (None, True, False, "longest", "max_length", "do_not_pad")
 TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncate")
 IDLE = re.compile(r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]")
 ASKS_FOR_SPACE = re.compile(r"[A-Za-zÀ-ɏͰ-ԯ0-9:;,.!?)\]%\"'”’]$")
+
+
+RUNS_INTO = re.compile(r"[0-9][.,]?$")
+RUNS_ON = re.compile(r"[0-9]|[.,][0-9]|[eE][+-]?[0-9]")
 
 
 class CausalQwenProcessor(ProcessorMixin):
@@ -152,15 +157,13 @@ class CausalQwenProcessor(ProcessorMixin):
                     f"values[{place}] is {numbers[place]}: only finite numbers can be written."
                 )
         options = {"skip_special_tokens": skip_special_tokens, **options}
-        parts: list[str] = []
-        start = 0
-        for place in places.tolist():
-            between = self.tokenizer.decode(ids[start:place].tolist(), **options)
-            parts.append(between if between or not parts else " ")  # 5 and 7 are not 57
-            parts.append(render(float(numbers[place]), digits))
-            start = place + 1
-        parts.append(self.tokenizer.decode(ids[start:].tolist(), **options))
-        return "".join(parts)
+        edges = [-1, *places.tolist(), len(ids)]
+        texts = [
+            self.tokenizer.decode(ids[before + 1 : after].tolist(), **options)
+            for before, after in pairwise(edges)
+        ]
+        said = [render(float(numbers[place]), digits) for place in places.tolist()]
+        return _interleave(texts, said)
 
     def batch_decode(self, token_ids: Any, values: Any = None, **options: Any) -> list[str]:
         """One text for every row."""
@@ -359,6 +362,20 @@ def _pieces(text: str, way: str) -> Iterator[tuple[str, int, float | None]]:
         yield text[start:close], start, value
         end = close
     yield cut.pieces[-1], end, None
+
+
+def _interleave(texts: list[str], numbers: list[str]) -> str:
+    """Text, number, text, ..., text, with a space where digits would run into a number.
+
+    Nothing that was read looks like that (numbers are whole runs), but a model may say it.
+    """
+    parts = [texts[0]]
+    for place, (number, text) in enumerate(zip(numbers, texts[1:], strict=True)):
+        is_stuck = not texts[place] if place else False  # 5 and 7 are not 57
+        if is_stuck or RUNS_INTO.search(texts[place]) or (place and texts[place] == "."):
+            parts.append(" ")
+        parts += number, " " if RUNS_ON.match(text) else "", text
+    return "".join(parts)
 
 
 def _frame(plain: Tokenizer) -> tuple[list[int], list[int]]:

@@ -279,3 +279,33 @@ def test_assistants_refuse_values(model: Any) -> None:
     ids, values = torch.tensor([PROMPT]), torch.tensor([VALUES])
     with pytest.raises(ValueError, match="before their values are known"):
         model.generate(ids, numeric_values=values, prompt_lookup_num_tokens=2, max_new_tokens=4)
+
+
+def test_a_target_beside_another_label_is_refused(model: Any) -> None:
+    ids = torch.tensor([[3, 4, 6]])
+    labels = torch.tensor([[3, NUM, 6]])
+    with pytest.raises(ValueError, match="labels of row 0 hold <NUM> without a value"):
+        model(ids, labels=labels, numeric_values=torch.zeros(1, 3))
+    shifted = torch.tensor([[0.0, 0.0, 5.0]])
+    with pytest.raises(ValueError, match="row 0 are 0 at its <NUM> labels"):
+        model(ids, labels=labels, numeric_targets=shifted)
+    with pytest.raises(ValueError, match=r"shape \(1, 2\) must stand beside labels"):
+        model(ids, labels=labels, numeric_targets=shifted[:, :2])
+    right = torch.tensor([[0.0, 5.0, 0.0]])
+    assert model(ids, labels=labels, numeric_targets=right).loss.isfinite()
+
+
+def test_empty_batches_work(model: Any) -> None:
+    empty = torch.empty(0, 3, dtype=torch.long)
+    output = model(empty, labels=empty, numeric_values=torch.empty(0, 3))
+    assert output.logits.shape == (0, 3, 97)
+    assert output.loc_Y.shape == (0, 3)
+    assert output.loss == 0
+    result = model.generate(empty, max_new_tokens=2, return_dict_in_generate=True)
+    assert result.sequences.shape == result.numeric_values.shape == (0, 3)
+
+
+def test_an_assistant_never_guesses_a_number(model: Any) -> None:
+    ids = torch.tensor([[3, 8, 20, 3, 8]])
+    said = model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=NEW)
+    assert not (said == NUM).any()

@@ -676,6 +676,28 @@ def test_a_tokenizer_is_needed_and_a_fast_one() -> None:
         CausalQwenProcessor(ByT5Tokenizer())
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("It is 2", "", "It is 2 5"),
+        ("costs 3.", "", "costs 3. 5"),
+        ("It is ", "0 kg", "It is 5 0 kg"),
+        ("x", ".5", "x5 .5"),
+        ("x ", "e5", "x 5 e5"),
+        ("a ", ", b.", "a 5, b."),
+    ],
+)
+def test_a_number_that_is_said_keeps_apart_from_digits(
+    processor: CausalQwenProcessor, before: str, after: str, text: str
+) -> None:
+    parts = [processor.tokenizer(part).input_ids for part in (before, after)]
+    ids = [*parts[0], processor.num_token_id, *parts[1]]
+    values = [5.0 if token == processor.num_token_id else 0.0 for token in ids]
+    assert processor.decode(ids, values) == text
+
+
 def test_numbers_said_one_after_the_other_stay_two(processor: CausalQwenProcessor) -> None:
     number = processor.num_token_id
     assert processor.decode([number, number], [5.0, 7.0]) == "5 7"
+    ids = processor("1,2,3", encode_numbers="value")["input_ids"]
+    assert processor.decode(ids, [1.0, 0.0, 2.0, 0.0, 3.0]) == "1,2,3"
