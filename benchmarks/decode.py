@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _results import paired_ratio, save
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
@@ -121,14 +122,6 @@ def measure_load(rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def paired_ratio(times: list[float], base: list[float]) -> tuple[float, float, float]:
-    """Median of the paired ratios with its 95% bootstrap interval."""
-    ratios = np.array(times) / np.array(base)
-    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return float(np.median(ratios)), float(low), float(high)
-
-
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -196,10 +189,7 @@ def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
         f"| {r['ms']:.1f} | {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |"
         for r in rows
     ]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    options.output.with_suffix(".json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    print("\n".join(lines))
+    save(lines, rows, options.output)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _results import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from causal_qwen.config import CausalQwen2Config
@@ -173,10 +174,7 @@ def main() -> None:
     for name, fields in OBJECTIVES.items():
         results += run(name, fields, data, options.seeds, options.steps, tuple(options.rates))
     lines = summary(results, options.steps)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    options.output.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print("\n".join(lines))
+    save(lines, results, options.output)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _results import save
 from transformers import AutoTokenizer, LogitsProcessorList
 
 from causal_qwen import CausalQwenForCausalLM
@@ -171,10 +172,7 @@ def main() -> None:
         f"| {r['example'].replace('|', '/')} |"
         for name, r in results.items()
     ]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    options.output.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print("\n".join(lines))
+    save(lines, results, options.output)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _results import paired_ratio, save
 from torch.nn import functional as F
 
 from causal_qwen.action import ActionHead, ActionNetwork
@@ -124,10 +125,7 @@ def measure_times(
 
 def ratios(times: dict[str, list[float]], peer: str) -> tuple[float, float, float]:
     """Median paired ratio to cross-entropy, with its 95% bootstrap interval."""
-    paired = np.array(times[peer]) / np.array(times["cross-entropy"][: len(times[peer])])
-    draws = np.random.default_rng(0).choice(paired, (2000, len(paired)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return float(np.median(paired)), float(low), float(high)
+    return paired_ratio(times[peer], times["cross-entropy"][: len(times[peer])])
 
 
 def training_step() -> Callable[[str], None]:
@@ -223,10 +221,7 @@ def write(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
         )
         for r in results
     ]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    options.output.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print("\n".join(lines))
+    save(lines, results, options.output)
 
 
 if __name__ == "__main__":

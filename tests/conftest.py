@@ -100,6 +100,23 @@ def make_pair(make_model: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Callable[..., Any]:
+    """`byte_tokenizer(**options)`: a fresh tokenizer with one token per byte, and <pad>."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def make(**options: Any) -> Any:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {letter: i for i, letter in enumerate(["<pad>", *alphabet])}
+        core = Tokenizer(models.BPE(vocabulary, merges=[]))
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        core.decoder = decoders.ByteLevel()
+        return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", **options)
+
+    return make
+
+
 def shake(model: Any, seed: int) -> Any:
     """Random causal parameters: U varies in scale, thresholds and noises differ by token."""
     import torch

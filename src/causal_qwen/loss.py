@@ -45,6 +45,11 @@ def shift_left(values: Tensor, fill: float | int) -> Tensor:
     return F.pad(values, (0, 1), value=fill)[..., 1:]
 
 
+def shift_fields(fields: Tensor | None) -> Tensor | None:
+    """Fields of positions (B, T) move with their labels; fields of rows (B,) stay."""
+    return fields if fields is None or fields.dim() != 2 else shift_left(fields, -1)
+
+
 def causal_loss(
     u: Cauchy,
     labels: Tensor,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.loss import IGNORE, shift_left
+from causal_qwen.loss import IGNORE, shift_fields, shift_left
 from causal_qwen.value import position_space
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -44,9 +44,7 @@ class Tally:
         error, rank, crps = target.clone(), target.clone(), target.clone()
         if k is not None and targets is not None:
             values = shift_left(targets, 0.0).double()
-            fields = batch.get("numeric_fields")
-            if fields is not None and fields.dim() == 2:
-                fields = shift_left(fields, -1)
+            fields = shift_fields(batch.get("numeric_fields"))
             space = position_space(self.model.config, fields, labels)
             whole = Cauchy(target.clone(), target.clone() + 1)
             whole.loc[is_valid], whole.scale[is_valid] = y.loc.to(kind), y.scale.to(kind)

@@ -28,7 +28,7 @@ from causal_qwen.decision import Decision
 from causal_qwen.documents import DocumentedCalls
 from causal_qwen.embedding import check_values, embed_values
 from causal_qwen.generation import CausalGenerationMixin, adopt_generation_config
-from causal_qwen.loss import IGNORE, causal_loss, shift_left
+from causal_qwen.loss import IGNORE, causal_loss, shift_fields, shift_left
 from causal_qwen.value import fit_field
 
 
@@ -291,8 +291,7 @@ class CausalQwenForCausalLM(
                 self._check_labels(input_ids, labels)
             values = numeric_values if numeric_targets is None else numeric_targets
             numeric_targets = None if values is None else shift_left(values, 0.0)
-            if numeric_fields is not None and numeric_fields.dim() == 2:
-                numeric_fields = shift_left(numeric_fields, -1)
+            numeric_fields = shift_fields(numeric_fields)
         if shift_labels is not None:
             terms = causal_loss(
                 u,

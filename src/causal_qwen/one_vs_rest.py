@@ -250,9 +250,9 @@ def _one_vs_rest_terms(
     """
     distance = threshold - s.loc
     p = torch.atan2(s.scale, distance).div_(math.pi)
-    if bool((p > 0.5).any()):
+    is_high = p > 0.5
+    if bool(is_high.any()):
         rest = torch.atan2(s.scale, -distance).div_(math.pi)
-        is_high = p > 0.5
         log_not = torch.where(is_high, rest.log(), p.neg().log1p_()).sum(-1, keepdim=True)
         p = torch.where(is_high, rest, 1 - p)
     else:

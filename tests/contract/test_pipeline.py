@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedTokenizerFast,
     pipeline,
 )
 
@@ -31,16 +30,10 @@ CHAT = (
 )
 
 
-def byte_tokenizer() -> Any:
-    """One token per byte, and one for padding."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: i for i, letter in enumerate(["<pad>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", chat_template=CHAT
-    )
+@pytest.fixture
+def byte_tokenizer(byte_tokenizer: Make) -> Make:
+    """The usual one, that can chat."""
+    return partial(byte_tokenizer, chat_template=CHAT)
 
 
 class Script(LogitsProcessor):
@@ -56,7 +49,7 @@ class Script(LogitsProcessor):
 
 
 @pytest.fixture
-def processor() -> CausalQwenProcessor:
+def processor(byte_tokenizer: Make) -> CausalQwenProcessor:
     return CausalQwenProcessor(byte_tokenizer(), encode_numbers="value")
 
 
@@ -235,7 +228,9 @@ def test_a_plain_pipeline_refuses_a_model_that_reads_values(model: Any, processo
         plain(PROMPT, max_new_tokens=2)
 
 
-def test_a_plain_pipeline_speaks_with_a_model_that_reads_digits(make_speaker: Make) -> None:
+def test_a_plain_pipeline_speaks_with_a_model_that_reads_digits(
+    make_speaker: Make, byte_tokenizer: Make
+) -> None:
     model = make_speaker(encode_numbers="text")
     processor = CausalQwenProcessor(byte_tokenizer())
     options = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
@@ -276,7 +271,7 @@ def test_a_model_that_reads_values_gets_them_from_a_bare_tokenizer_too(
 
 
 def test_a_model_that_was_never_saved_takes_the_tokenizer_it_is_given(
-    model: Any, processor: Any
+    model: Any, processor: Any, byte_tokenizer: Make
 ) -> None:
     own = CausalTextGenerationPipeline
     speak = pipeline("text-generation", model, tokenizer=byte_tokenizer(), pipeline_class=own)
@@ -286,7 +281,9 @@ def test_a_model_that_was_never_saved_takes_the_tokenizer_it_is_given(
     )
 
 
-def test_a_processor_that_leaves_digits_is_refused_by_a_model_that_reads_values(model: Any) -> None:
+def test_a_processor_that_leaves_digits_is_refused_by_a_model_that_reads_values(
+    model: Any, byte_tokenizer: Make
+) -> None:
     with pytest.raises(ValueError, match="encode_numbers='value'"):
         CausalTextGenerationPipeline(model=model, processor=CausalQwenProcessor(byte_tokenizer()))
 
@@ -296,7 +293,7 @@ def test_an_option_that_it_does_not_know_is_refused(speak: Any) -> None:
         speak(PROMPT, handle_long_generation="hole")
 
 
-def test_a_processor_of_another_tokenizer_is_refused(model: Any) -> None:
+def test_a_processor_of_another_tokenizer_is_refused(model: Any, byte_tokenizer: Make) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<other>"])
     with pytest.raises(ValueError, match="load the processor from the model's own directory"):

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.data import Collator, encode_rows
@@ -46,16 +45,12 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def directory(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(
+    make_model: Make, byte_tokenizer: Make, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A tiny model with a tokenizer of bytes."""
     path = tmp_path_factory.mktemp("model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<pad>", *alphabet]
-    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
-    CausalQwenProcessor(fast).save_pretrained(path)
+    CausalQwenProcessor(byte_tokenizer()).save_pretrained(path)
     fields = {"vocab_size": VOCABULARY, "num_token_id": NUM, "initializer_range": 0.1}
     make_model(**fields, pad_token_id=0).save_pretrained(path)
     return path

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.individual import draw_noise, to_cauchy
@@ -281,18 +279,8 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 # --- the model's prediction
 
 
-def byte_tokenizer() -> Any:
-    """One token per byte, and one for padding."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: i for i, letter in enumerate(["<pad>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>")
-
-
 @pytest.fixture(scope="module")
-def processor() -> CausalQwenProcessor:
+def processor(byte_tokenizer: Make) -> CausalQwenProcessor:
     return CausalQwenProcessor(byte_tokenizer(), encode_numbers="value")
 
 
@@ -370,7 +358,7 @@ def test_an_empty_text_asks_for_nothing(model: Any, processor: Any) -> None:
         model.predict(["one", ""], processor, batch_size=1)
 
 
-def test_a_processor_of_another_tokenizer_is_refused(model: Any) -> None:
+def test_a_processor_of_another_tokenizer_is_refused(model: Any, byte_tokenizer: Make) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<other>"])
     with pytest.raises(ValueError, match="load the processor from the model's own directory"):
