@@ -24,7 +24,7 @@ demo: env  ## convert the embedded model and show what it does
 
 # One thread per worker: two workers with two threads each on two cores only wait for each other.
 test: lint  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: env  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check .
