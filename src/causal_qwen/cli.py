@@ -6,6 +6,7 @@ Heavy imports stand inside the commands, so that `causal-qwen --help` answers at
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,6 +157,9 @@ def train(
     ] = "",
     output: Annotated[str, typer.Option("--output", "-o", help="A new directory.")] = "",
     model: ModelOption = "",
+    from_scratch: Annotated[
+        str | None, typer.Option(help="No base model: tiny, small or medium, untrained.")
+    ] = None,
     eval_data: Annotated[str | None, typer.Option(help="Held-out rows; else 5% of DATA.")] = None,
     template: Annotated[
         str | None, typer.Option(help='For CSV, e.g. "A {carat} carat ring costs |||{price}".')
@@ -163,13 +167,26 @@ def train(
     numbers: Annotated[str | None, typer.Option(help="Read numbers as text or value.")] = None,
     steps: Annotated[int, typer.Option(help="Instead of epochs.", min=-1)] = -1,
     epochs: Annotated[float, typer.Option(min=0.0)] = 1.0,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", min=0.0)] = 2e-5,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option("--learning-rate", "--lr", help="2e-5; from scratch 3e-3.", min=0.0),
+    ] = None,
     head_learning_rate: Annotated[float | None, typer.Option(min=0.0)] = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
     accumulate: Annotated[int, typer.Option(help="Batches to a step.", min=1)] = 1,
     max_length: Annotated[int, typer.Option(help="Tokens of a row.", min=2)] = 512,
+    pack: Annotated[bool, typer.Option("--pack", help="Several rows side by side.")] = False,
     eval_steps: Annotated[int, typer.Option(min=1)] = 100,
     save_steps: Annotated[int, typer.Option(min=1)] = 100,
+    log_steps: Annotated[int, typer.Option(min=1)] = 10,
+    early_stopping: Annotated[
+        int, typer.Option(help="Evaluations without a better loss; keeps the best.", min=0)
+    ] = 0,
+    scheduler: Annotated[str, typer.Option(help="Of the learning rate, as in HF.")] = "cosine",
+    clip: Annotated[float, typer.Option(help="The gradient's norm.", min=0.0)] = 1.0,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
     what: Annotated[str, typer.Option("--train", help="all, or heads only.")] = "all",
     lora: Annotated[int, typer.Option(help="LoRA's rank; 0 is none.", min=0)] = 0,
     compat_weight: Annotated[
@@ -193,10 +210,16 @@ def train(
         raise ValueError("Training needs --data and --output (or --mock, which needs neither).")
     if precision not in ("fp32", "bf16", "fp16"):
         raise ValueError(f"--precision {precision} is unknown; choose fp32, bf16 or fp16.")
+    if from_scratch is not None and (model or lora or what == "heads"):
+        raise ValueError(
+            "--from-scratch trains all of a new model; leave --model, --lora, --train."
+        )
     from causal_qwen.convert import default_model
     from causal_qwen.train import COMPAT_WEIGHT, Run
     from causal_qwen.train import train as run
 
+    if learning_rate is None:
+        learning_rate = 2e-5 if from_scratch is None else 3e-3
     arguments = {
         "max_steps": steps,
         "num_train_epochs": epochs,
@@ -209,24 +232,29 @@ def train(
         "eval_steps": eval_steps,
         "save_steps": save_steps,
         "save_total_limit": 2,
-        "logging_steps": 10,
+        "logging_steps": log_steps,
         "train": what,
         "report_to": report_to,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        "lr_scheduler_type": "cosine",
+        "lr_scheduler_type": scheduler,
         "warmup_steps": 0.05,
+        "max_grad_norm": clip,
+        "gradient_checkpointing": gradient_checkpointing,
         "seed": seed,
     }
     metrics = run(
         Run(
-            model or str(default_model()),
+            None if from_scratch is not None else model or str(default_model()),
             data,
             output,
+            scratch=from_scratch or "",
             eval_data=eval_data,
             template=template,
             numbers=numbers,
             max_length=max_length,
+            pack=pack,
+            patience=early_stopping,
             compat_weight=COMPAT_WEIGHT if compat_weight is None else compat_weight,
             lora=lora,
             resume=resume,
@@ -240,6 +268,7 @@ def train(
 def evaluate(
     data: Annotated[str, typer.Argument(help="Held-out rows: JSONL, CSV, text or a dataset.")],
     model: ModelOption = "",
+    base: Annotated[str | None, typer.Option(help="A second model, e.g. before training.")] = None,
     template: Annotated[str | None, typer.Option(help="For CSV.")] = None,
     numbers: Annotated[str | None, typer.Option(help="Read numbers as text or value.")] = None,
     max_length: Annotated[int, typer.Option(min=2)] = 512,
@@ -255,7 +284,11 @@ def evaluate(
 
     path = model or str(default_model())
     metrics = run(path, data, template, max_length, batch_size, numbers)
-    _show_metrics(metrics, path, as_json)
+    if base is None:
+        _show_metrics(metrics, path, as_json)
+        return
+    before = run(base, data, template, max_length, batch_size, numbers)
+    _show_metrics(metrics, path, as_json, {"base": before})
 
 
 @app.command()
@@ -288,19 +321,12 @@ def demo(model: ModelOption = "", as_json: JsonOption = False) -> None:
 
 
 def _load(model: str) -> tuple[Any, Any]:
-    from causal_qwen.convert import default_model, load_tokenizer, quiet
-    from causal_qwen.model import CausalQwenForCausalLM
-    from causal_qwen.processor import CausalQwenProcessor
+    from causal_qwen.convert import default_model, open_model
 
     with _status() as progress:
-        path = Path(model) if model else default_model(progress)
+        path = model or default_model(progress)
         progress("loading the model")
-        with quiet():
-            causal = CausalQwenForCausalLM.from_pretrained(path)
-        if load_tokenizer(path) is None:
-            raise ValueError(f"{path} holds no tokenizer; copy its base model's tokenizer there.")
-        processor = CausalQwenProcessor.from_pretrained(path)
-    return processor, causal.eval()
+        return open_model(path)
 
 
 def _encode(processor: Any, prompt: str, chat: bool) -> Any:
@@ -347,16 +373,24 @@ def _show_report(report: dict[str, Any], output: Path, as_json: bool) -> None:
     Console().print(table)
 
 
-def _show_metrics(metrics: dict[str, float], title: str, as_json: bool) -> None:
+def _show_metrics(
+    metrics: dict[str, float],
+    title: str,
+    as_json: bool,
+    others: dict[str, dict[str, float]] | None = None,
+) -> None:
+    """One model's metrics, or several side by side."""
+    others = others or {}
     if as_json:
-        typer.echo(json.dumps(metrics))
+        typer.echo(json.dumps({**metrics, **others}))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, show_header=False)
+    table = Table("", "this model", *others, title=title, show_header=bool(others))
     for name, value in metrics.items():
-        table.add_row(name.removeprefix("eval_"), f"{value:.6g}")
+        cells = [value, *(other.get(name, math.nan) for other in others.values())]
+        table.add_row(name.removeprefix("eval_"), *(f"{cell:.6g}" for cell in cells))
     Console().print(table)
 
 
@@ -389,7 +423,7 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, ArithmeticError) as error:
         if "--debug" in sys.argv:
             raise
         sentence = " ".join(str(error).split())

@@ -150,15 +150,33 @@ def convert(
     return report
 
 
+def cache_home() -> Path:
+    """The user's cache directory: what is here can be made again."""
+    cache = os.environ.get("CAUSAL_QWEN_CACHE")
+    return Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
+
+
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The embedded model, converted once and kept in the user's cache directory."""
-    cache = os.environ.get("CAUSAL_QWEN_CACHE")
-    home = Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
-    output = home / f"{EMBEDDED}-{version('causal-qwen')}"
+    output = cache_home() / f"{EMBEDDED}-{version('causal-qwen')}"
     if not (output / "config.json").is_file():
         with contextlib.suppress(FileExistsError):  # another process was faster
             convert(EMBEDDED, output, progress=progress)
     return output
+
+
+def open_model(path: str | os.PathLike[str]) -> tuple[CausalQwenProcessor, Any]:
+    """A model, ready to speak, and its own processor."""
+    with quiet():
+        model = CausalQwenForCausalLM.from_pretrained(path).eval()
+        try:
+            processor = CausalQwenProcessor.from_pretrained(path)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} holds no tokenizer; copy its base model's tokenizer there."
+            ) from error
+    processor.check(model.config)
+    return processor, model
 
 
 def load(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from causal_qwen.checkpoints import read_log
 
 CURVES: dict[str, Sequence[str]] = {
     "loss": ("total_loss", "cls_loss_mean", "reg_loss_effective", "compat_loss_mean", "eval_loss"),
@@ -28,16 +29,6 @@ PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
 td{{padding:0 1em 0 0}}</style>
 <h1>{title}</h1><table>{rows}</table>{images}
 """
-
-
-def read_log(run: Path) -> list[dict[str, float]]:
-    """Everything a run has logged, from its newest checkpoint."""
-    checkpoints = [path for path in run.glob("checkpoint-*/trainer_state.json") if path.is_file()]
-    if not checkpoints:
-        raise FileNotFoundError(f"{run} holds no checkpoint with a log; is it a training run?")
-    newest = max(checkpoints, key=lambda path: int(path.parent.name.rpartition("-")[2]))
-    log: list[dict[str, float]] = json.loads(newest.read_text(encoding="utf-8"))["log_history"]
-    return log
 
 
 def write_report(run: Path) -> Path:

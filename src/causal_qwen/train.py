@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import EarlyStoppingCallback, ProgressCallback
 from transformers.utils import logging
 
 from causal_qwen.calibrate import PROMPTS, TEXTS
-from causal_qwen.data import Collator, Examples, encode_rows, read_rows
+from causal_qwen.checkpoints import last_checkpoint
+from causal_qwen.convert import open_model
+from causal_qwen.data import Collator, Examples, encode_rows, pack, read_rows
 from causal_qwen.metrics import Tally
-from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.progress import TrainingProgress
+from causal_qwen.scratch import new_model, texts_of
 from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -34,16 +37,19 @@ HELD_OUT = 0.05
 class Run:
     """What to train on what; `arguments` are further fields of `CausalTrainingArguments`."""
 
-    model: str
+    model: str | None  # None: from scratch
     data: str
     output: str
+    scratch: str = "small"  # the size of a model from scratch
     eval_data: str | None = None
     template: str | None = None
     numbers: str | None = None  # "text" or "value"; as the processor says by default
     max_length: int = 512
     mask_prompt: bool = True
+    pack: bool = False  # several short rows in one
     compat_weight: float = COMPAT_WEIGHT
     lora: int = 0  # rank; 0 trains the weights themselves
+    patience: int = 0  # evaluations without a better loss before it stops; 0 never stops early
     resume: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -53,25 +59,26 @@ def train(run: Run) -> dict[str, float]:
     output = Path(run.output)
     checkpoint = _checkpoint(output, run.resume)
     rows, held_out_rows = _rows(run)
-    processor, model = load(run.model)
+    processor, model = _model(run, rows)
     has_targets = any("target" in row for row in rows)
     processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
     model.config.compat_loss_weight = run.compat_weight
     fit_fields(model, rows)
     learn, held_out = (_examples(part, processor, model, run) for part in (rows, held_out_rows))
+    if run.pack:
+        learn = Examples(pack(learn, run.max_length))
     trainer = CausalTrainer(
         model=_with_lora(model, run.lora),
-        args=CausalTrainingArguments(
-            output_dir=run.output,
-            remove_unused_columns=False,
-            # not trainer.evaluate() beforehand: accelerate would then train without DDP
-            eval_on_start=checkpoint is None,
-            **run.arguments,
-        ),
+        args=_arguments(run, is_new=checkpoint is None),
         train_dataset=learn,
         eval_dataset=held_out,
         data_collator=Collator(processor.tokenizer.pad_token_id),
     )
+    if run.patience:
+        trainer.add_callback(EarlyStoppingCallback(run.patience))
+    if not trainer.args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(TrainingProgress)
     trainer.train(resume_from_checkpoint=checkpoint)
     metrics: dict[str, float] = trainer.evaluate()
     texts, prompts = (
@@ -79,6 +86,7 @@ def train(run: Run) -> dict[str, float]:
         for some in (TEXTS, PROMPTS)
     )
     trainer.finish(processor, texts, prompts)
+    trainer.save_state()
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
     return metrics
 
@@ -93,7 +101,7 @@ def evaluate(
     numbers: str | None = None,
 ) -> dict[str, float]:
     """The metrics of a model on held-out rows; `perplexity` is its base model's before training."""
-    processor, model = load(path)
+    processor, model = open_model(path)
     processor.encode_numbers = numbers or processor.encode_numbers
     run = Run(path, data, "", max_length=max_length, mask_prompt=True)
     examples = _examples(read_rows(data, template), processor, model, run)
@@ -105,14 +113,6 @@ def evaluate(
         output = model(**inputs, numeric_values=batch["numeric_values"], skip_logits=True)
         tally.add(output.u_dist, batch)
     return tally.compute()
-
-
-def load(path: str) -> tuple[CausalQwenProcessor, Any]:
-    """A model and its own processor."""
-    processor = CausalQwenProcessor.from_pretrained(path)
-    model = CausalQwenForCausalLM.from_pretrained(path).eval()
-    processor.check(model.config)
-    return processor, model
 
 
 def fit_fields(model: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -137,6 +137,29 @@ def _rows(run: Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return rows[count:], rows[:count]
 
 
+def _model(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[CausalQwenProcessor, Any]:
+    """The one to go on from, or a new one: the same every time for the same rows and seed."""
+    if run.model is not None:
+        return open_model(run.model)
+    torch.manual_seed(run.arguments.get("seed", 0))
+    return new_model(texts_of(rows), run.scratch, max_length=run.max_length)
+
+
+def _arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
+    arguments: dict[str, Any] = {
+        "output_dir": run.output,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": torch.accelerator.is_available(),
+        "include_num_input_tokens_seen": "all",
+        # not trainer.evaluate() beforehand: accelerate would then train without DDP
+        "eval_on_start": is_new,
+        **run.arguments,
+    }
+    if run.patience:
+        arguments |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    return CausalTrainingArguments(**arguments)
+
+
 def _examples(
     rows: Sequence[Mapping[str, Any]], processor: CausalQwenProcessor, model: Any, run: Run
 ) -> Examples:
@@ -150,12 +173,12 @@ def _examples(
 
 
 def _checkpoint(output: Path, resume: bool) -> str | None:
-    last = get_last_checkpoint(str(output)) if output.is_dir() else None
+    last = last_checkpoint(output)
     if resume and last is None:
         raise ValueError(f"{output} holds no checkpoint to resume from; leave --resume out.")
     if not resume and output.is_dir() and any(output.iterdir()):
         raise FileExistsError(f"{output} is not empty; choose another, or go on with --resume.")
-    return last
+    return None if last is None else str(last)
 
 
 def _with_lora(model: Any, rank: int) -> Any:

@@ -7,8 +7,10 @@ learning rate of their own, logs the loss by its terms, and measures everything 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from transformers import Trainer, TrainingArguments
 
 from causal_qwen.calibrate import calibrate_noise
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.checkpoints import PREFIX
+from causal_qwen.convert import quiet
 from causal_qwen.metrics import Tally
 
 HEADS = ("abduction.", "action.", "decision.", "model.value_direction")
@@ -143,6 +147,21 @@ class CausalTrainer(Trainer):
             self._tally.add(Cauchy(outputs["loc_U"], outputs["scale_U"]), inputs)
         return loss.detach(), None, None
 
+    # ------------------------------------------------------------ saving
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """All of a checkpoint or nothing: what a full disk cuts short is removed again."""
+        try:
+            with quiet():
+                super()._save_checkpoint(*args, **kwargs)
+        except Exception as error:
+            name = f"{PREFIX}{self.state.global_step}"
+            shutil.rmtree(Path(self.args.output_dir) / name, ignore_errors=True)
+            raise OSError(
+                f"{name} could not be saved in {self.args.output_dir} ({error}); make room and "
+                "go on with --resume: earlier checkpoints are whole."
+            ) from error
+
     # ------------------------------------------------------------ afterwards
 
     def finish(self, processor: Any, texts: Sequence[Tensor], prompts: Sequence[Tensor]) -> None:
@@ -151,10 +170,11 @@ class CausalTrainer(Trainer):
             self.model = self.model_wrapped = self.causal_model = (
                 self.causal_model.merge_and_unload()
             )
-        if self.args.recalibrate:
-            calibrate_noise(self.causal_model, prompts, texts)
-        self.causal_model.config.encode_numbers = processor.encode_numbers
-        self.save_model()
+        with quiet():
+            if self.args.recalibrate:
+                calibrate_noise(self.causal_model, prompts, texts)
+            self.causal_model.config.encode_numbers = processor.encode_numbers
+            self.save_model()
         if self.args.should_save:
             processor.save_pretrained(self.args.output_dir)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,15 +17,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from rich.console import Console
+from transformers import Trainer, TrainerState, TrainingArguments
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.checkpoints import last_checkpoint
 from causal_qwen.data import Collator, encode_rows
 from causal_qwen.metrics import Tally
 from causal_qwen.mock import simulate
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.progress import TrainingProgress
 from causal_qwen.report import write_report
+from causal_qwen.scratch import new_model
 from causal_qwen.train import COMPAT_WEIGHT, Run, evaluate, train
 from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
 
@@ -239,6 +245,116 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     one, two = (CausalQwenForCausalLM.from_pretrained(path) for path in (whole, broken))
     for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
         assert torch.equal(p, q), name
+
+
+FULL_DISK = """
+import resource, signal, sys
+from transformers import TrainerCallback
+from causal_qwen import train as module
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+class FillDisk(TrainerCallback):  # from the first checkpoint on, no file can grow past 20 kB
+    def on_save(self, args, state, control, **_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+class Trainer(module.CausalTrainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, callbacks=[FillDisk()], **kwargs)
+
+module.CausalTrainer = Trainer
+"""
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(
+    directory: Path, data: Path, tmp_path: Path
+) -> None:
+    """Writes really fail; the run says so, and goes on once there is room."""
+    output, rest = tmp_path / "run", json.dumps(QUICK)
+    arguments = [str(directory), str(data), str(output)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    full = [sys.executable, "-c", FULL_DISK + SCRIPT, *arguments, "new", rest]
+    failed = subprocess.run(full, env=environment, capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert "OSError: checkpoint-4 could not be saved in" in failed.stderr
+    assert "earlier checkpoints are whole" in failed.stderr
+    assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-2"]
+    again = [sys.executable, "-c", SCRIPT, *arguments, "resume", rest]
+    subprocess.run(again, check=True, env=environment)
+    assert sorted(losses(output)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
+    for step, state in ((2, '{"log_history": []}'), (10, '{"log_hist'), (12, None)):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        if state is not None:
+            (checkpoint / "trainer_state.json").write_text(state)
+    (tmp_path / "checkpoint-best").mkdir()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_from_scratch_it_learns(data: Path, tmp_path: Path) -> None:
+    """A tokenizer of its own, numbers as values, several rows in one."""
+    run = Run(
+        None,
+        str(data),
+        str(tmp_path / "run"),
+        scratch="tiny",
+        numbers="value",
+        pack=True,
+        max_length=64,
+        arguments={**QUICK, "max_steps": 16, "learning_rate": 1e-2},
+    )
+    metrics = train(run)
+    first = next(e["eval_loss"] for e in history(tmp_path / "run") if "eval_loss" in e)
+    assert metrics["eval_loss"] < 0.5 * first
+    model, processor = (
+        kind.from_pretrained(tmp_path / "run")
+        for kind in (CausalQwenForCausalLM, CausalQwenProcessor)
+    )
+    assert model.config.vocab_size == len(processor.tokenizer)
+    text = "3 + 4 makes 七 ÿ"
+    ids = processor(text, encode_numbers="text")["input_ids"]
+    assert processor.decode(ids) == text
+    with pytest.raises(ValueError, match="size='huge' is unknown; choose tiny, small, medium"):
+        new_model(["a"], "huge")
+
+
+def test_early_stopping_keeps_the_best(directory: Path, data: Path, tmp_path: Path) -> None:
+    """A rate that overshoots: one evaluation without a better loss, and the best comes back."""
+    steps = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "max_steps": 60}
+    arguments = {**QUICK, **steps, "learning_rate": 0.1}
+    run = Run(str(directory), str(data), str(tmp_path / "run"), patience=1, arguments=arguments)
+    metrics = train(run)
+    log = history(tmp_path / "run")
+    measured = {int(e["step"]): e["eval_loss"] for e in log if "eval_loss" in e}
+    best = min(measured, key=measured.__getitem__)
+    assert 0 < best == max(measured) - 2 < 58
+    assert metrics["eval_loss"] == pytest.approx(measured[best], rel=1e-4)
+
+
+def test_progress_shows_loss_speed_and_time(directory: Path, data: Path, tmp_path: Path) -> None:
+    """Lines where there is no terminal, a bar where there is one."""
+    lines = io.StringIO()
+    console = Console(file=lines, width=200)
+    state = TrainerState(global_step=0, max_steps=10, num_input_tokens_seen=0)
+    progress, rest = TrainingProgress(console), (None, state, None)
+    progress.on_train_begin(*rest)
+    state.global_step, state.num_input_tokens_seen = 5, 640
+    progress.on_log(*rest, logs={"total_loss": 12.345, "epoch": 1})
+    line = r"step 5/10  loss 12\.35  [1-9]\d* tokens/s  0:00:0\d to go\n"
+    assert re.fullmatch(line, lines.getvalue())
+    progress.on_log(*rest, logs={"epoch": 1})  # nothing that is shown
+    assert len(lines.getvalue().splitlines()) == 1
+    drawn = io.StringIO()
+    terminal = TrainingProgress(Console(file=drawn, width=120, force_terminal=True))
+    terminal.on_train_begin(*rest)
+    terminal.on_log(*rest, logs={"total_loss": 12.345})
+    terminal.on_step_end(*rest)
+    terminal.on_train_end(*rest)
+    assert "5/10" in drawn.getvalue()
+    assert "loss 12.35" in drawn.getvalue()
 
 
 def test_two_processes_are_one_with_twice_the_batch(
