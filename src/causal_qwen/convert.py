@@ -131,12 +131,12 @@ def convert(
         progress("loading the base model")
         qwen = as_qwen2(load_base(base, options.pop("dtype", None)))
         tokenizer = load_tokenizer(base)
+        options.setdefault("measure_noise", str(base) != EMBEDDED)  # whose own are the typical ones
         model = convert_model(
             qwen,
             model_class=CausalQwenForCausalLM,
             tokenizer=tokenizer,
             init=init,
-            measure_noise=str(base) != EMBEDDED,  # the typical gains are this model's own
             progress=progress,
             **options,
         )

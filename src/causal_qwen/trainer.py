@@ -56,9 +56,21 @@ class CausalTrainer(Trainer):
         if getattr(self.args, "train", "all") == "heads":
             for name, parameter in self.causal_model.named_parameters():
                 parameter.requires_grad_(_is_head(name) and parameter.requires_grad)
+        self._check_shards()
         self._num_numbers: Tensor | None = None
         self._terms: dict[str, list[float]] = {name: [] for name in TERMS}
         self._tally: Tally | None = None
+
+    def _check_shards(self) -> None:
+        """FSDP2 trains a tied head wrongly, in plain Qwen2 too, if its rows do not divide evenly:
+        the losses differ from one process's from the second step on, and nothing else tells."""
+        config, shards = self.causal_model.config, self.args.world_size
+        rows = config.vocab_size
+        if self.is_fsdp_enabled and config.tie_word_embeddings and rows % shards:
+            raise ValueError(
+                f"FSDP cannot share {rows} tied rows evenly among {shards} processes; first call "
+                f"model.resize_token_embeddings({-(-rows // shards) * shards})."
+            )
 
     # ------------------------------------------------------------ one step
 
@@ -156,10 +168,11 @@ class CausalTrainer(Trainer):
                 super()._save_checkpoint(*args, **kwargs)
         except Exception as error:
             name = f"{PREFIX}{self.state.global_step}"
-            shutil.rmtree(Path(self.args.output_dir) / name, ignore_errors=True)
+            if self.args.should_save:
+                shutil.rmtree(Path(self.args.output_dir) / name, ignore_errors=True)
             raise OSError(
-                f"{name} could not be saved in {self.args.output_dir} ({error}); make room and "
-                "go on with --resume: earlier checkpoints are whole."
+                f"{name} could not be saved in {self.args.output_dir} ({error}); earlier "
+                "checkpoints are whole: mend that, and go on with --resume."
             ) from error
 
     # ------------------------------------------------------------ afterwards

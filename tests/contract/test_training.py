@@ -276,7 +276,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     failed = subprocess.run(full, env=environment, capture_output=True, text=True)
     assert failed.returncode == 1
     assert "OSError: checkpoint-4 could not be saved in" in failed.stderr
-    assert "earlier checkpoints are whole" in failed.stderr
+    assert "checkpoints are whole: mend that, and go on with --resume" in failed.stderr
     assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-2"]
     again = [sys.executable, "-c", SCRIPT, *arguments, "resume", rest]
     subprocess.run(again, check=True, env=environment)
