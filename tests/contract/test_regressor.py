@@ -1,0 +1,230 @@
+"""What scikit-learn, the command line and a saved directory promise about the text regressor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from sklearn.base import clone, is_regressor  # noqa: E402
+from sklearn.compose import TransformedTargetRegressor  # noqa: E402
+from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import FunctionTransformer  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from causal_qwen import CausalTextRegressor  # noqa: E402
+from causal_qwen.cli import app  # noqa: E402
+from causal_qwen.processor import CausalQwenProcessor  # noqa: E402
+
+WORTH = {"A": 100.0, "B": 200.0, "C": 400.0, "D": 800.0}
+
+
+@pytest.fixture(scope="module")
+def backbone(
+    tmp_path_factory: pytest.TempPathFactory,
+    fresh_model: Callable[..., Any],
+    byte_tokenizer: Callable[..., Any],
+) -> str:
+    path = tmp_path_factory.mktemp("backbone")
+    processor = CausalQwenProcessor(byte_tokenizer())
+    model = fresh_model(
+        vocab_size=len(processor.tokenizer),
+        num_token_id=processor.num_token_id,
+        initializer_range=0.1,
+    )
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def table() -> Any:
+    rng = np.random.default_rng(0)
+    grade = rng.choice(list(WORTH), 80)
+    price = np.array([WORTH[g] for g in grade]) * np.exp(rng.normal(0, 0.1, 80))
+    return pd.DataFrame({"grade": grade, "price": price.round(2)})
+
+
+@pytest.fixture
+def regressor(backbone: str) -> Any:
+    return CausalTextRegressor(model=backbone, folds=2, value_space="symlog")
+
+
+# --- scikit-learn
+
+
+def test_it_is_a_regressor_whose_settings_are_its_arguments(regressor: Any) -> None:
+    assert is_regressor(regressor)
+    settings = regressor.get_params()
+    assert clone(regressor).get_params() == settings
+    assert regressor.set_params(folds=3, backbone="scratch").get_params() == {
+        **settings,
+        "folds": 3,
+        "backbone": "scratch",
+    }
+    with pytest.raises(ValueError, match="Invalid parameter 'flods'"):
+        regressor.set_params(flods=3)
+
+
+def test_fitting_changes_no_setting_and_no_data(regressor: Any, table: Any) -> None:
+    settings, before = regressor.get_params(), table.copy()
+    assert regressor.fit(table, "price") is regressor
+    assert regressor.get_params() == settings
+    pd.testing.assert_frame_equal(table, before)
+
+
+def test_cross_validation_works(regressor: Any, table: Any) -> None:
+    scores = cross_val_score(regressor, table[["grade"]], table["price"], cv=2)
+    assert (scores > 0.5).all()
+    robust = cross_val_score(
+        regressor, table["grade"], table["price"], cv=2, scoring="neg_median_absolute_error"
+    )
+    assert (robust > -100).all()
+
+
+def test_it_stands_in_pipelines_and_searches(regressor: Any, table: Any) -> None:
+    louder = FunctionTransformer(lambda texts: [f"It is of grade {text}" for text in texts])
+    pipeline = make_pipeline(louder, regressor)
+    pipeline.fit(table["grade"], table["price"])
+    assert pipeline.score(table["grade"], table["price"]) > 0.5
+    search = GridSearchCV(regressor, {"value_space": ["symlog", "linear"]}, cv=2)
+    search.fit(table[["grade"]], table["price"])
+    assert search.best_params_["value_space"] in ("symlog", "linear")
+    wrapped = TransformedTargetRegressor(regressor, func=np.log, inverse_func=np.exp)
+    assert wrapped.fit(table["grade"].to_numpy(), table["price"].to_numpy()).predict(
+        table["grade"].to_numpy()[:3]
+    ).shape == (3,)
+
+
+def test_the_same_seed_gives_the_same_numbers(regressor: Any, table: Any) -> None:
+    first = regressor.fit(table, "price").predict(table)
+    assert np.array_equal(clone(regressor).fit(table, "price").predict(table), first)
+
+
+# --- the command line
+
+
+def causal_qwen(*arguments: str) -> Any:
+    """In this process: another one would only import everything again."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path: Path) -> None:
+    spoiled = table.copy()
+    spoiled["price"] = spoiled["price"].astype(object)
+    spoiled.loc[3, "price"] = "n/a"
+    spoiled.loc[5, "price"] = "cheap"
+    spoiled.to_csv(tmp_path / "known.csv", index=False)
+    table[["grade"]][:7].to_csv(tmp_path / "asked.csv", index=False)
+    options = ["--target", "price", "--model", backbone, "--calibration", "0.3"]
+    report = causal_qwen(
+        "fit", str(tmp_path / "known.csv"), *options, "-o", str(tmp_path / "kept"), "--json"
+    )
+    assert (report["rows"], report["calibration_rows"]) == (55, 23)
+    assert report["notes"] == ["2 rows without a finite target are skipped: lines 5 and 7."]
+    assert report["targets"]["price"]["mdae"] < 100
+    rows = causal_qwen("predict", str(tmp_path / "kept"), str(tmp_path / "asked.csv"), "--json")
+    assert len(rows) == 7
+    for row in rows:
+        assert row["price_low"] < row["price_predicted"] < row["price_high"]
+    median = np.array([row["price_predicted"] for row in rows])
+    worth = np.array([WORTH[row["grade"]] for row in rows])
+    assert np.median(np.abs(np.log(median / worth))) < 0.4
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "is no file"),
+        ("", "cannot be read as a CSV file"),
+        ("grade,price\n", "has a header and no row"),
+        ("grade\nA\n", "there is no column 'price'; the table has 'grade'"),
+        ("grade,price\nA,x\n", "no row has a finite number for 'price'"),
+        ("grade,price\nA,3\n", "too few to learn from"),
+        ("grade,price\nA,3\nB,3\nC,3\n", "constant"),
+    ],
+)
+def test_a_bad_file_gets_one_sentence_and_leaves_nothing(
+    content: str | None, sentence: str, backbone: str, tmp_path: Path
+) -> None:
+    from causal_qwen.tabular import fit_csv
+
+    if content is not None:
+        (tmp_path / "table.csv").write_text(content)
+    with pytest.raises((ValueError, OSError), match=sentence) as caught:
+        fit_csv(tmp_path / "table.csv", ["price"], tmp_path / "kept", model=backbone, calibration=0)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_an_existing_directory_is_refused_before_the_work(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    from causal_qwen.tabular import fit_csv
+
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "mine.txt").write_text("precious")
+    table.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(FileExistsError, match="not empty"):
+        fit_csv(tmp_path / "table.csv", ["price"], tmp_path / "kept", model=backbone)
+    assert (tmp_path / "kept" / "mine.txt").read_text() == "precious"
+
+
+def test_columns_weights_and_several_targets_reach_the_regressor(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    from causal_qwen.tabular import fit_csv, predict_csv
+
+    many = table.assign(tax=-0.1 * table.price, noise="x", weight=1.0)
+    many.loc[:9, ["price", "weight"]] = [1e9, 0.0]
+    many.to_csv(tmp_path / "table.csv", index=False)
+    fit_csv(
+        tmp_path / "table.csv",
+        ["price", "tax"],
+        tmp_path / "kept",
+        columns=["grade"],
+        weight="weight",
+        model=backbone,
+        folds=2,
+        calibration=0.0,
+    )
+    settings = json.loads((tmp_path / "kept" / "regressor.json").read_text())
+    assert settings["columns"] == ["grade"]
+    said = predict_csv(tmp_path / "kept", tmp_path / "table.csv", level=0.5)
+    assert (said["tax_predicted"] < 0).all()
+    assert said["price_predicted"].median() < 1e4
+
+
+@pytest.mark.slow
+def test_five_lines_on_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real features: a price that depends on words and digits is found."""
+    monkeypatch.delenv("CAUSAL_QWEN_CACHE")
+    rng = np.random.default_rng(0)
+    rings = pd.DataFrame(
+        {
+            "carat": rng.uniform(0.3, 3, 240).round(2),
+            "note": rng.choice(["a flawless stone", "a stone with visible flaws"], 240),
+        }
+    )
+    price = 4000 * rings.carat * np.where(rings.note == "a flawless stone", 1.5, 1.0)
+    rings["price"] = (price * np.exp(rng.normal(0, 0.05, 240))).round()
+    regressor = CausalTextRegressor(text="note").fit(rings[:140], "price")
+    regressor.calibrate(rings[140:190], "price")
+    assert regressor.score(rings[190:], "price") > 0.8
+    low, high = regressor.predict_interval(rings[190:], 0.8)
+    assert 0.6 < ((low <= rings.price[190:]) & (rings.price[190:] <= high)).mean() < 0.95

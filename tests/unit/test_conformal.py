@@ -1,0 +1,81 @@
+"""Split conformal: the rank that guarantees coverage, and what is said when there is none."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.conformal import Conformal, TooFewRows, rows_needed
+
+
+def fitted(residuals: list[float], scale: float = 1.0) -> Conformal:
+    loc = torch.zeros(len(residuals), dtype=torch.float64)
+    return Conformal.fit(Cauchy(loc, torch.full_like(loc, scale)), residuals)
+
+
+def test_scores_are_residuals_in_units_of_the_predicted_scale() -> None:
+    y = Cauchy(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
+    assert Conformal.fit(y, [2.0, -2.0]).scores.tolist() == [-1.0, 2.0]
+
+
+def test_the_radius_is_the_ranked_score() -> None:
+    conformal = fitted([-9.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, -8.0])  # |score| 1 to 9
+    assert conformal.radius(0.5) == 5  # ceil(10 * 0.5)
+    assert conformal.radius(0.51) == 6
+    assert conformal.radius(0.9) == 9
+
+
+@pytest.mark.parametrize(("level", "rows"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
+def test_so_many_rows_are_needed_and_no_fewer(level: float, rows: int) -> None:
+    assert rows_needed(level) == rows
+    assert math.isfinite(fitted([1.0] * rows).radius(level))
+    with pytest.warns(TooFewRows, match=rf"{rows - 1} calibration rows .* at least {rows}\."):
+        assert fitted([1.0] * (rows - 1)).radius(level) == math.inf
+
+
+@given(st.integers(1, 200), st.floats(0.01, 0.995))
+def test_the_guarantee_holds_for_every_size_and_level(rows: int, level: float) -> None:
+    """Exchangeable without ties: P(new |score| <= the k-th of n) = k / (n + 1)."""
+    if rows < rows_needed(level):
+        return
+    k = fitted(np.arange(1.0, rows + 1).tolist()).radius(level)
+    assert level - 1e-6 <= k / (rows + 1) <= level + 1 / (rows + 1) + 1e-6
+
+
+def test_light_tails_make_raw_cauchy_intervals_too_wide_and_calibrated_ones_right() -> None:
+    noise = np.random.default_rng(0).normal(size=4000)
+    scale = 0.62  # a Cauchy fitted to standard normal residuals
+    conformal = fitted(noise[:2000].tolist(), scale)
+    raw = scale * math.tan(math.pi * 0.95 / 2)
+    assert raw > 3.9 * 1.96  # four times too wide
+    assert scale * conformal.radius(0.95) == pytest.approx(1.96, rel=0.06)
+    assert np.mean(np.abs(noise[2000:]) <= scale * conformal.radius(0.95)) == pytest.approx(
+        0.95, abs=0.015
+    )
+
+
+def test_quantiles_keep_the_side_of_skewed_residuals() -> None:
+    residuals = np.random.default_rng(1).exponential(size=999)
+    conformal = fitted(residuals.tolist())
+    for p in (0.05, 0.5, 0.9):
+        assert conformal.quantile(p) == pytest.approx(np.sort(residuals)[round(1000 * p) - 1])
+
+
+@pytest.mark.parametrize(("p", "rows", "expected"), [(0.05, 18, -math.inf), (0.95, 18, math.inf)])
+def test_a_quantile_beyond_the_rows_is_infinite(p: float, rows: int, expected: float) -> None:
+    with pytest.warns(TooFewRows, match="at least 19"):
+        assert fitted(np.arange(float(rows)).tolist()).quantile(p) == expected
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -0.2])
+def test_levels_outside_are_refused(level: float) -> None:
+    with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
+        fitted([1.0]).radius(level)
+    with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
+        fitted([1.0]).quantile(level)

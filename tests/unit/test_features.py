@@ -1,0 +1,136 @@
+"""Features: the hidden state at the end of a text, in any company, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from causal_qwen.features import (
+    batches_by_length,
+    encode_texts,
+    features,
+    fingerprint,
+    hidden_at_end,
+    too_long,
+)
+from causal_qwen.processor import CausalQwenProcessor
+
+TEXTS = ["A ring", "A much longer text, of 12 parts", "x", "A ring", "Ten 3"]
+
+
+@pytest.fixture(scope="module")
+def pair(byte_tokenizer: Callable[..., Any], make_model: Callable[..., Any]) -> Any:
+    processor = CausalQwenProcessor(byte_tokenizer())
+    size, number = len(processor.tokenizer), processor.num_token_id
+    return processor, make_model(vocab_size=size, num_token_id=number)
+
+
+def test_a_text_says_the_same_in_any_company(pair: Any) -> None:
+    processor, model = pair
+    together = features(TEXTS, model, processor, max_length=64)
+    alone = [features([text], model, processor, max_length=64)[0] for text in TEXTS]
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+    ids = processor(TEXTS[0] + " ", return_tensors="pt")["input_ids"]
+    expected = model.model(input_ids=ids).last_hidden_state[0, -1].detach()
+    np.testing.assert_allclose(together[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_are_read_as_the_processor_says(pair: Any) -> None:
+    processor, model = pair
+    as_digits = features(["Ten 3 and 4"], model, processor, max_length=64)
+    processor.encode_numbers = "value"
+    try:
+        three, four = (
+            features([f"Ten {n} and 4"], model, processor, max_length=64) for n in (3, 5)
+        )
+    finally:
+        processor.encode_numbers = "text"
+    assert not np.allclose(as_digits, three, atol=1e-3)
+    assert not np.allclose(three, four, atol=1e-3)
+
+
+def test_a_long_text_loses_its_beginning(pair: Any) -> None:
+    processor, model = pair
+    (ids, values) = encode_texts(["abcdef"], processor, 4)[0]
+    assert processor.tokenizer.decode(ids) == "def "
+    assert len(values) == 4
+    assert too_long(["abcdef", "abc", "abcd"], processor, 4) == [0, 2]
+    cut, whole = (features([t], model, processor, max_length=4) for t in ("abcdef", "def"))
+    np.testing.assert_allclose(cut, whole, rtol=1e-5)
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
+def test_batches_hold_every_text_once_and_not_too_many_tokens(
+    lengths: list[int], tokens: int
+) -> None:
+    encoded = [([7] * length, [0.0] * length) for length in lengths]
+    batches = batches_by_length(encoded, tokens)
+    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    for batch in batches:
+        longest = max(lengths[place] for place in batch)
+        assert len(batch) == 1 or longest * len(batch) <= tokens
+
+
+def test_gradients_reach_the_backbone(pair: Any) -> None:
+    processor, model = pair
+    z = hidden_at_end(model, encode_texts(TEXTS, processor, 64))
+    (gradient,) = torch.autograd.grad(z.sum(), model.model.layers[0].mlp.up_proj.weight)
+    assert gradient.abs().max() > 0
+
+
+def test_what_was_read_is_remembered_even_if_the_rest_was_not(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, model = pair
+    cache = tmp_path / "new" / "features.sqlite"
+    first = features(TEXTS[:2], model, processor, max_length=64, cache=cache)
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("causal_qwen.features.hidden_at_end", fail)
+    again = features(TEXTS[1::-1], model, processor, max_length=64, cache=cache)
+    assert np.array_equal(again[::-1], first)
+    with pytest.raises(KeyboardInterrupt):
+        features(TEXTS, model, processor, max_length=64, cache=cache)
+
+
+def test_no_text_is_no_feature(pair: Any) -> None:
+    processor, model = pair
+    assert features([], model, processor, max_length=64).shape == (0, 32)
+
+
+def test_the_fingerprint_is_of_what_z_depends_on(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, model = pair
+    before = fingerprint(model, processor, 64)
+    assert fingerprint(model, processor, 65) != before
+    monkeypatch.setattr(model.config, "gate_alpha", 0.7)  # nothing of the backbone's
+    monkeypatch.setattr(model.config, "value_space", "linear")
+    assert fingerprint(model, processor, 64) == before
+    monkeypatch.setattr(model.config, "rms_norm_eps", 1e-3)
+    assert fingerprint(model, processor, 64) != before
+    monkeypatch.undo()
+    monkeypatch.setattr(processor, "encode_numbers", "value")
+    assert fingerprint(model, processor, 64) != before
+    monkeypatch.undo()
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.data *= 1.001
+    assert fingerprint(model, processor, 64) != before
+    weight.data /= 1.001
+
+
+def test_progress_counts_distinct_texts(pair: Any) -> None:
+    processor, model = pair
+    seen: list[tuple[int, int]] = []
+    features(TEXTS, model, processor, max_length=64, progress=lambda *at: seen.append(at))
+    assert seen[0] == (0, 4)
+    assert seen[-1] == (4, 4)

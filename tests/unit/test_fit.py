@@ -1,0 +1,223 @@
+"""Linear heads on fixed features: the basis, the optimum, robustness, and the chain they become."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.fit import (
+    PENALTIES,
+    STEPS,
+    Lesson,
+    Output,
+    _Search,
+    fit_chain,
+    fit_head,
+    location_loss,
+    number_of,
+    principal_basis,
+    scale_loss,
+    start_from_chain,
+    start_from_nothing,
+    teach,
+    to_chain,
+)
+
+N, H = 300, 24
+
+
+def squared(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs[..., 0] - y) ** 2 / 2
+
+
+def world(seed: int = 0, rows: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    """Nearly collinear features far from 0, a linear truth, and its coefficients' image."""
+    g = torch.Generator().manual_seed(seed)
+    causes = torch.randn(rows, 6, generator=g, dtype=torch.float64)
+    mixing = torch.randn(6, H, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    noise = 0.1 * torch.randn(rows, H, generator=g, dtype=torch.float64)
+    return causes @ mixing + noise + 40.0, causes[:, 0] - 0.5 * causes[:, 1], causes
+
+
+def test_components_are_uncorrelated_and_of_unit_variance() -> None:
+    z, _, _ = world()
+    weights = torch.rand(N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    basis = principal_basis(z, weights)
+    t = basis(z)
+    share = (weights / weights.sum()).unsqueeze(-1)
+    torch.testing.assert_close(
+        (share * t).sum(0), torch.zeros(t.shape[1]).double(), atol=1e-9, rtol=0
+    )
+    torch.testing.assert_close(t.T @ (share * t), torch.eye(t.shape[1]).double(), atol=1e-7, rtol=0)
+    assert basis.variance.sum().item() == pytest.approx(H)  # of H standardised features
+
+
+def test_constant_and_repeated_features_do_no_harm() -> None:
+    z, y, _ = world()
+    doubled = torch.cat([z, z, torch.full((N, 3), 5.0)], -1)
+    one, two = (fit_head(features, y, squared, [Output()]) for features in (z, doubled))
+    torch.testing.assert_close(one(z), two(doubled), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("penalty", [0.03, 3.0])
+def test_the_optimum_is_the_ridge_solution(penalty: float) -> None:
+    """Without stopping early, against the closed form."""
+    z, y, _ = world()
+    y = y + torch.randn(N, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    basis = principal_basis(z, torch.ones(N).double())
+    search = _Search(
+        basis(z).float(), basis.variance.float(), torch.tensor([penalty]), [Output()], 1
+    )
+    for _ in range(STEPS):
+        losses = squared(search.outputs(), y.float().unsqueeze(-1)).mean(0)
+        search.step(losses, STEPS)
+    standard = (z - z.mean(0)) / z.std(0, correction=0)
+    gram = standard.T @ standard / N + penalty * torch.eye(H)
+    ridge = standard @ torch.linalg.solve(gram, standard.T @ (y - y.mean()) / N) + y.mean()
+    assert (search.outputs()[:, 0, 0] - ridge).abs().max() < 0.01 * ridge.std()
+
+
+def test_useless_features_get_the_strongest_penalties() -> None:
+    g = torch.Generator().manual_seed(0)
+    z, y = torch.randn(N, H, generator=g), torch.randn(N, generator=g)
+    head = fit_head(z, y, squared, [Output()])
+    assert head.penalty >= PENALTIES[-2]
+    assert head(z.double()).std() < 0.3
+
+
+def test_a_third_of_gross_errors_is_forgiven() -> None:
+    z, truth, _ = world()
+    g = np.random.default_rng(0)
+    is_wrong = g.random(N) < 0.3
+    y = truth + 0.1 * torch.from_numpy(g.normal(size=N))
+    y = torch.where(torch.from_numpy(is_wrong), 10 * y + 8, y)
+    fresh, expected, _ = world(seed=5)
+    _, ours = fit_chain(z, y)[0](fresh)
+    mean = fit_head(z, y, squared, [Output()])(fresh)[:, 0]
+    assert (ours.loc - expected).abs().median() < 0.15
+    assert (mean - expected).abs().median() > 1.5
+
+
+def test_the_scale_follows_the_noise() -> None:
+    z, truth, causes = world(rows=1200)
+    g = torch.Generator().manual_seed(2)
+    y = truth + (causes[:, 2] * 0.7 - 1.5).exp() * torch.randn(1200, generator=g)
+    scale = fit_chain(z, y)[0](z)[1].scale
+    high, low = scale[causes[:, 2] > 1].median(), scale[causes[:, 2] < -1].median()
+    assert high / low == pytest.approx(math.exp(0.7 * 3), rel=0.5)
+
+
+def test_rows_without_weight_are_not_learned_from() -> None:
+    z, y, _ = world()
+    spoiled = torch.where(torch.arange(N) < 100, 50.0, y)
+    weights = (torch.arange(N) >= 100).double()
+    head = fit_head(z, spoiled, squared, [Output()], weights=weights)
+    assert (head(z)[:, 0] - y)[100:].abs().max() < 0.3
+
+
+def test_the_same_seed_gives_the_same_head() -> None:
+    z, y, _ = world()
+    first, again, other = (fit_head(z, y, squared, [Output()], seed=seed) for seed in (4, 4, 5))
+    assert torch.equal(first.weight, again.weight)
+    assert not torch.equal(first.unseen, other.unseen)
+
+
+def test_what_is_said_about_unseen_rows_does_not_know_them() -> None:
+    """A value that is moved moves what is said about its own row only through the penalty."""
+    z, y, _ = world(rows=60)
+    moved = y.clone()
+    moved[7] += 100
+    options = {"penalties": [0.1], "steps": 2, "folds": 60}  # every row is a fold of its own
+    before, after = (fit_head(z, v, squared, [Output()], **options) for v in (y, moved))
+    assert before.unseen[7] == after.unseen[7]
+    assert not torch.equal(before.unseen[8], after.unseen[8])
+
+
+def test_two_rows_are_enough_to_run() -> None:
+    z, y, _ = world(rows=2)
+    assert fit_chain(z, y)[0](z)[1].scale.isfinite().all()
+
+
+def test_the_location_loss_is_a_cauchy_that_starts_as_a_square() -> None:
+    r = torch.tensor([0.0, 1e-3, 0.5, 20.0], dtype=torch.float64)
+    found = location_loss(0.3, torch.zeros(4, 1, dtype=torch.float64), r)
+    np.testing.assert_allclose(found, 0.045 * ((r / 0.3) ** 2).log1p(), rtol=1e-6, atol=1e-12)
+    assert found[1].item() == pytest.approx(r[1].item() ** 2 / 2, rel=1e-4)
+
+
+def test_the_chain_says_what_the_fitted_heads_say() -> None:
+    z, y, _ = world()
+    location = fit_head(z, y, squared, [Output()])
+    starts = [Output(-1.0), Output(-2.0, caution=math.inf)]
+    scale = fit_head(z, y - location.unseen[:, 0], scale_loss, starts)
+    assert scale.weight[1].abs().max() == 0  # a constant
+    u, found = to_chain(location, scale)(z)
+    torch.testing.assert_close(found.loc, location(z)[:, 0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.scale, scale(z).exp().sum(-1), rtol=1e-9, atol=1e-9)
+    weight = location.weight[0]
+    image = Cauchy(u.loc @ weight + location.bias, u.scale @ weight.abs())  # Y is U's linear image
+    torch.testing.assert_close(image, found)
+
+
+def test_a_model_can_start_from_a_chain(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(60, 20, generator=g) @ torch.randn(20, model.config.hidden_size, generator=g)
+    chain, _ = fit_chain(z, z[:, 0])
+    assert len(chain.action.b_noise) == 20 < model.config.latent_size
+    start_from_chain(model, chain)
+    y = model.action.number(model.action.widen(model.abduct(z)))
+    _, expected = chain(z)
+    torch.testing.assert_close(y.loc.double(), expected.loc, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(y.scale.double(), expected.scale, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_can_start_from_nothing(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    start_from_nothing(model)
+    y = model.action.number(model.action.widen(model.abduct(torch.randn(5, 32))))
+    torch.testing.assert_close(y.scale, torch.full((5,), 0.5))
+
+
+def lesson(model: Any, rows: int = 120) -> Lesson:
+    """Texts of three tokens; the value is said by the middle one. A fifth has no weight."""
+    ids = torch.randint(1, 10, (rows, 3), generator=torch.Generator().manual_seed(0))
+    weights = (torch.arange(rows) % 5 > 0).float()
+    y = torch.where(weights > 0, (ids[:, 1] % 3 - 1).float(), 100.0)
+    return Lesson(model, [(row, [0.0] * 3) for row in ids.tolist()], y, weights)
+
+
+def test_teaching_moves_backbone_and_head_and_ignores_rows_without_weight(
+    make_model: Callable[..., Any],
+) -> None:
+    model = make_model()
+    course = lesson(model)
+    start_from_nothing(model)
+    before = model.model.layers[0].mlp.up_proj.weight.clone()
+    options = {"batch_size": 16, "held_out": 0.1, "patience": 30, "seed": 0}
+    seen = []
+    teach(model, course, 120, rate=1e-2, epochs=20, progress=lambda *at: seen.append(at), **options)
+    assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
+    assert seen[-1] == (20 * 7, 20 * 7)
+    error = (number_of(model, course.encoded).loc - course.y).abs()[course.weights > 0]
+    assert error.median() < 0.3
+
+
+def test_teaching_that_does_harm_is_taken_back(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    course = lesson(model)
+    own = Lesson(
+        model, course.encoded, number_of(model, course.encoded).loc.detach(), course.weights
+    )
+    options = {"batch_size": 16, "held_out": 0.2, "patience": 2, "seed": 0}
+    teach(model, own, 120, rate=1.0, epochs=2, **options)
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)

@@ -1,0 +1,485 @@
+"""The text regressor on a tiny backbone: what it learns, says, keeps and refuses."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.metrics import r2_score  # noqa: E402
+
+from causal_qwen import features as features_module  # noqa: E402
+from causal_qwen.conformal import TooFewRows  # noqa: E402
+from causal_qwen.processor import CausalQwenProcessor  # noqa: E402
+from causal_qwen.regressor import CausalTextRegressor  # noqa: E402
+
+ROWS = 90
+
+
+@pytest.fixture(scope="module")
+def backbone(
+    tmp_path_factory: pytest.TempPathFactory,
+    fresh_model: Callable[..., Any],
+    byte_tokenizer: Callable[..., Any],
+) -> Path:
+    """A tiny random model with a byte tokenizer, on disk."""
+    path = tmp_path_factory.mktemp("backbone")
+    processor = CausalQwenProcessor(byte_tokenizer())
+    size, number = len(processor.tokenizer), processor.num_token_id
+    model = fresh_model(
+        vocab_size=size, num_token_id=number, max_position_embeddings=256, initializer_range=0.1
+    )
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def make(backbone: Path) -> Callable[..., Any]:
+    def make(*args: Any, **options: Any) -> Any:
+        quick = {"model": str(backbone), "folds": 2, "value_space": "symlog"}
+        return CausalTextRegressor(*args, **{**quick, **options})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def table() -> Any:
+    """Prices by grade; a random byte model can tell letters apart, if little else."""
+    rng = np.random.default_rng(0)
+    grade = rng.choice(list("ABCD"), ROWS)
+    price = np.array([{"A": 100, "B": 200, "C": 400, "D": 800}[g] for g in grade])
+    price = price * np.exp(rng.normal(0, 0.1, ROWS))
+    frame = {"city": rng.choice(["Ulm", "Bonn"], ROWS), "grade": grade, "price": price.round(1)}
+    return pd.DataFrame(frame)
+
+
+@pytest.fixture
+def fitted(make: Callable[..., Any], table: Any) -> Any:
+    return make().fit(table[:60], "price")
+
+
+def count_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts every call of the backbone reads."""
+    counts: list[int] = []
+    real = features_module.hidden_at_end
+
+    def counting(model: Any, encoded: Any) -> Any:
+        counts.append(len(encoded))
+        return real(model, encoded)
+
+    monkeypatch.setattr(features_module, "hidden_at_end", counting)
+    return counts
+
+
+# --- learning and predicting
+
+
+def test_it_learns_from_a_table(fitted: Any, table: Any) -> None:
+    test = table[60:]
+    error = np.abs(np.log(fitted.predict(test) / test["price"]))
+    assert np.median(error) < 0.3  # the training median is off by 0.7
+    assert fitted.score(test, "price") == pytest.approx(
+        r2_score(test["price"], fitted.predict(test))
+    )
+
+
+def test_texts_and_tables_say_the_same_when_their_words_are_the_same(
+    make: Callable[..., Any], table: Any
+) -> None:
+    texts = [f"city is {c}, grade is {g}" for c, g in zip(table.city, table.grade, strict=True)]
+    of_table = make().fit(table[:60], "price").predict(table[60:])
+    of_texts = make().fit(texts[:60], table.price[:60]).predict(texts[60:])
+    np.testing.assert_allclose(of_texts, of_table, rtol=1e-6)
+    template = "city is {city}, grade is {grade}. The price is"
+    of_template = make(template=template).fit(table[:60], "price").predict(table[60:])
+    np.testing.assert_allclose(of_template, of_table, rtol=1e-6)
+
+
+def test_the_target_column_may_be_there_or_not(fitted: Any, table: Any) -> None:
+    without = table[60:].drop(columns="price")
+    assert fitted.predict(without).tolist() == fitted.predict(table[60:]).tolist()
+
+
+def test_several_targets_have_a_head_each(make: Callable[..., Any], table: Any) -> None:
+    table = table.assign(tax=table.price * -0.1)
+    both = make(question="The price is").fit(table[:60], ["price", "tax"])
+    alone = make(question="The price is").fit(table[:60].drop(columns="tax"), "price")
+    test = table[60:]
+    assert both.predict(test).shape == (30, 2)
+    np.testing.assert_allclose(both.predict(test)[:, 0], alone.predict(test), rtol=1e-6)
+    assert (both.predict(test)[:, 1] < 0).all()
+    low, high = both.predict_interval(test)
+    assert low.shape == high.shape == (30, 2)
+    assert both.predict_quantiles(test, [0.1, 0.5, 0.9]).shape == (30, 2, 3)
+    assert set(both.predict_distribution(test)) == {"price", "tax"}
+    expected = r2_score(test[["price", "tax"]], both.predict(test))
+    assert both.score(test, ["price", "tax"]) == pytest.approx(expected)
+
+
+def test_median_quantiles_and_intervals_agree(fitted: Any, table: Any) -> None:
+    test = table[60:]
+    low, high = fitted.predict_interval(test, 0.8)
+    quantiles = fitted.predict_quantiles(test, [0.1, 0.5, 0.9])
+    np.testing.assert_allclose(quantiles, np.stack([low, fitted.predict(test), high], -1))
+    number = fitted.predict_distribution(test)
+    np.testing.assert_allclose(number.median, fitted.predict(test))
+    assert number.sample(3).shape == (30, 3)  # individuals can be asked, too
+
+
+def test_rows_without_weight_are_not_learned_from(make: Callable[..., Any], table: Any) -> None:
+    spoiled = table[:60].copy()
+    spoiled.loc[:29, "price"] = 1e6
+    weight = (np.arange(60) >= 30).astype(float)
+    regressor = make().fit(spoiled, "price", sample_weight=weight)
+    assert np.median(regressor.predict(table[60:])) < 2000
+
+
+@pytest.mark.parametrize("shift", [0.0, -400.0])
+def test_the_space_is_chosen_by_what_explains_the_values(
+    make: Callable[..., Any], table: Any, shift: float
+) -> None:
+    """Multiplicative noise wants logarithms; moved across 0 it does not."""
+    moved = table.assign(price=table.price + shift)
+    found = make(value_space="auto").fit(moved, "price").targets_["price"].space.kind
+    assert found == ("symlog" if shift == 0 else "linear")
+
+
+# --- calibration
+
+
+def test_calibrated_intervals_hold_and_raw_ones_stay_available(
+    make: Callable[..., Any], table: Any
+) -> None:
+    many = pd.concat([table] * 4, ignore_index=True)
+    rng = np.random.default_rng(1)
+    many["price"] *= np.exp(rng.normal(0, 0.2, len(many)))
+    regressor = make().fit(many[:120], "price")
+    raw = regressor.predict_interval(many[240:], 0.8)
+    regressor.calibrate(many[120:240], "price")
+    assert np.array_equal(regressor.predict_interval(many[240:], 0.8, calibrated=False), raw)
+    low, high = regressor.predict_interval(many[240:], 0.8)
+    inside = (low <= many.price[240:]) & (many.price[240:] <= high)
+    assert inside.mean() == pytest.approx(0.8, abs=0.1)
+    assert not np.array_equal(low, raw[0])
+    quantiles = regressor.predict_quantiles(many[240:], [0.1, 0.9])
+    below = (many.price[240:].to_numpy()[:, None] < quantiles).mean(0)
+    assert below == pytest.approx([0.1, 0.9], abs=0.1)
+
+
+def test_too_few_calibration_rows_are_said(fitted: Any, table: Any) -> None:
+    fitted.calibrate(table[60:75], "price")
+    with pytest.warns(TooFewRows, match="15 calibration rows are too few for level 0.95"):
+        low, high = fitted.predict_interval(table[75:], 0.95)
+    assert (low == -math.inf).all()
+    assert (high == math.inf).all()
+    assert np.isfinite(fitted.predict_interval(table[75:], 0.9)).all()
+
+
+def test_calibrated_intervals_need_calibration(fitted: Any, table: Any) -> None:
+    with pytest.raises(ValueError, match="needs calibrate"):
+        fitted.predict_interval(table, calibrated=True)
+
+
+def test_calibration_wants_the_fitted_targets(fitted: Any, table: Any) -> None:
+    with pytest.raises(ValueError, match="2 targets; fitted were price"):
+        fitted.calibrate(table, {"a": table.price, "b": table.price})
+
+
+# --- the cache of features
+
+
+def test_a_text_is_read_once(
+    make: Callable[..., Any], table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = count_read(monkeypatch)
+    make().fit(table[:60], "price").predict(table[:60])
+    distinct = len(table[:60].drop_duplicates(["city", "grade"]))
+    assert sum(counts) == distinct == 8
+    make().fit(table[30:], "price")  # other rows, the same words
+    assert sum(counts) == distinct
+    make(cache=False).fit(table[:60], "price")
+    assert sum(counts) == 2 * distinct
+
+
+def test_another_backbone_does_not_share_the_cache(
+    make: Callable[..., Any],
+    table: Any,
+    backbone: Path,
+    tmp_path: Path,
+    fresh_model: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = count_read(monkeypatch)
+    make().fit(table[:60], "price")
+    other = tmp_path / "other"
+    shutil.copytree(backbone, other)
+    config = CausalTextRegressor(model=str(backbone))._open()[1].config
+    fresh_model(
+        seed=1,
+        vocab_size=config.vocab_size,
+        num_token_id=config.num_token_id,
+        max_position_embeddings=256,
+    ).save_pretrained(other)
+    make(model=str(other)).fit(table[:60], "price")
+    assert sum(counts) == 16
+
+
+# --- keeping
+
+
+def test_saved_and_loaded_it_says_the_same(fitted: Any, table: Any, tmp_path: Path) -> None:
+    fitted.calibrate(table[60:], "price")
+    fitted.save(tmp_path / "kept")
+    again = CausalTextRegressor.load(tmp_path / "kept")
+    assert again.get_params() == fitted.get_params()
+    assert np.array_equal(again.predict(table), fitted.predict(table))
+    assert np.array_equal(again.predict_interval(table, 0.8), fitted.predict_interval(table, 0.8))
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "regressor.json",
+        "regressor.safetensors",
+    ]
+
+
+def test_it_can_be_pickled(fitted: Any, table: Any) -> None:
+    again = pickle.loads(pickle.dumps(fitted))
+    assert np.array_equal(again.predict(table), fitted.predict(table))
+
+
+def test_saving_never_replaces_unasked_and_never_leaves_a_half(
+    fitted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path / "kept")
+    with pytest.raises(FileExistsError, match="not empty"):
+        fitted.save(tmp_path / "kept")
+    fitted.save(tmp_path / "kept", overwrite=True)
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("causal_qwen.regressor.save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        fitted.save(tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["kept"]
+
+
+def test_what_is_no_regressor_is_not_loaded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no regressor\.json"):
+        CausalTextRegressor.load(tmp_path)
+
+
+def test_a_changed_backbone_is_noticed(
+    make: Callable[..., Any],
+    backbone: Path,
+    table: Any,
+    tmp_path: Path,
+    fresh_model: Callable[..., Any],
+) -> None:
+    from causal_qwen import regressor as module
+
+    mine = tmp_path / "mine"
+    shutil.copytree(backbone, mine)
+    make(model=str(mine)).fit(table[:60], "price").save(tmp_path / "kept")
+    config = CausalTextRegressor(model=str(mine))._open()[1].config
+    fresh_model(
+        seed=1,
+        vocab_size=config.vocab_size,
+        num_token_id=config.num_token_id,
+        max_position_embeddings=256,
+    ).save_pretrained(mine)
+    module._open_once.cache_clear()
+    with pytest.raises(ValueError, match="not the one that this regressor was fitted on"):
+        CausalTextRegressor.load(tmp_path / "kept")
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({3: np.nan}, "target 'price' is NaN or infinite in row 3: correct them"),
+        ({3: np.nan, 5: np.inf}, "NaN or infinite in rows 3 and 5"),
+        (dict.fromkeys(range(7), np.nan), r"in 7 rows \(0, 1, 2, 3, 4, \.\.\.\)"),
+        (dict.fromkeys(range(ROWS), 5.0), r"'price' is constant \(5 in all 90 rows\)"),
+    ],
+)
+def test_targets_that_cannot_be_learned_are_named(
+    make: Callable[..., Any], table: Any, change: dict[int, float], sentence: str
+) -> None:
+    spoiled = table.copy()
+    for row, value in change.items():
+        spoiled.loc[row, "price"] = value
+    with pytest.raises(ValueError, match=sentence):
+        make().fit(spoiled, "price")
+
+
+def test_bad_rows_can_be_skipped_and_are_counted(make: Callable[..., Any], table: Any) -> None:
+    spoiled = table.copy()
+    spoiled.loc[[3, 5], "price"] = np.nan
+    with pytest.warns(UserWarning, match="2 rows are skipped: .*'price' .* rows 3 and 5"):
+        skipping = make(bad_rows="skip").fit(spoiled, "price")
+    dropped = make().fit(spoiled.drop(index=[3, 5]), "price")
+    np.testing.assert_allclose(skipping.predict(table), dropped.predict(table), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "sentence"),
+    [
+        (["one"], [1.0], "1 rows are too few"),
+        ([], [], "0 rows are too few"),
+        (["a", "b"], [1.0], "has 1 values for 2 rows"),
+        (["a", " ", "c"], [1.0, 2.0, 3.0], "row 1 without a text"),
+    ],
+)
+def test_rows_that_cannot_be_learned_from_are_refused(
+    make: Callable[..., Any], X: Any, y: Any, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make().fit(X, np.array(y))
+
+
+def test_a_target_that_does_not_exist_is_named(make: Callable[..., Any], table: Any) -> None:
+    with pytest.raises(ValueError, match="no column 'prize'; the table has 'city', 'grade'"):
+        make().fit(table, "prize")
+
+
+def test_empty_columns_are_left_out_and_named(make: Callable[..., Any], table: Any) -> None:
+    with pytest.warns(UserWarning, match="1 columns without any value are left out: 'memo'"):
+        regressor = make().fit(table.assign(memo=None), "price")
+    assert regressor.columns_ == ["city", "grade"]
+    with pytest.raises(ValueError, match="text column 'memo' is empty"):
+        make(text="memo").fit(table.assign(memo=None), "price")
+
+
+def test_a_column_that_is_gone_is_named(fitted: Any, table: Any) -> None:
+    with pytest.raises(ValueError, match="no column 'grade'"):
+        fitted.predict(table.drop(columns="grade"))
+    with pytest.raises(ValueError, match="fit has seen a table"):
+        fitted.predict(["city is Ulm"])
+
+
+def test_texts_longer_than_the_context_are_named(make: Callable[..., Any], table: Any) -> None:
+    texts = [f"grade is {grade}" for grade in table.grade]
+    texts[4] = "A " * 100 + texts[4]
+    with pytest.warns(UserWarning, match=r"1 of 90 texts are longer than 64 tokens .*: row 4\."):
+        make(max_length=64).fit(texts, table.price)
+    texts[4] = "A " * 200 + texts[4]  # the model has 256 positions
+    with pytest.warns(UserWarning, match=r"1 of 90 texts are longer than 256 tokens"):
+        regressor = make().fit(texts, table.price)
+    with pytest.raises(ValueError, match="row 1 without a text"):
+        regressor.predict(["grade is A", ""])
+
+
+def test_a_second_fit_forgets_the_first(make: Callable[..., Any], table: Any) -> None:
+    regressor = make("finetune", epochs=1).fit(table[:60], "price")
+    again = regressor.set_params(backbone="frozen").fit(table[:60], "price")
+    assert not hasattr(again, "model_")
+    assert np.array_equal(again.predict(table), make().fit(table[:60], "price").predict(table))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"backbone": "forzen"}, "backbone='forzen' is unknown; choose frozen"),
+        ({"value_space": "log"}, "value_space='log' is unknown"),
+        ({"bad_rows": "drop"}, "bad_rows='drop' is unknown"),
+        ({"folds": 1}, "folds=1 leaves no row unseen"),
+        ({"max_length": 1}, "max_length=1"),
+    ],
+)
+def test_unknown_settings_are_refused(
+    make: Callable[..., Any], table: Any, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make(**options).fit(table, "price")
+
+
+@pytest.mark.parametrize("weight", [[1.0], [-1.0] * ROWS, [0.0] * ROWS, [np.nan] * ROWS])
+def test_weights_that_weigh_nothing_are_refused(
+    make: Callable[..., Any], table: Any, weight: list[float]
+) -> None:
+    with pytest.raises(ValueError, match="sample_weight"):
+        make().fit(table, "price", sample_weight=weight)
+
+
+def test_before_fit_nothing_is_predicted(make: Callable[..., Any], table: Any) -> None:
+    for call in ("predict", "predict_interval", "predict_quantiles", "predict_distribution"):
+        with pytest.raises(NotFittedError):
+            getattr(make(), call)(table)
+    with pytest.raises(NotFittedError):
+        make().save("nowhere")
+
+
+# --- other backbones
+
+
+def test_finetuning_starts_from_the_fitted_chain(make: Callable[..., Any], table: Any) -> None:
+    frozen = make().fit(table[:60], "price").predict(table)
+    options = {"epochs": 1, "learning_rate": 1e-12}
+    tuned = make("finetune", **options).fit(table[:60], "price").predict(table)
+    np.testing.assert_allclose(tuned, frozen, rtol=0.02)
+
+
+def test_a_finetuned_model_is_kept_whole(
+    make: Callable[..., Any], table: Any, tmp_path: Path
+) -> None:
+    tuned = make("finetune", epochs=1).fit(table[:60], "price")
+    tuned.calibrate(table[60:], "price").save(tmp_path / "kept")
+    again = CausalTextRegressor.load(tmp_path / "kept")
+    np.testing.assert_allclose(again.predict(table), tuned.predict(table), rtol=1e-6)
+    assert (tmp_path / "kept" / "model" / "model.safetensors").is_file()
+
+
+def test_from_scratch_it_reads_numbers_as_values(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"side": rng.uniform(1, 100, 190).round(1)})
+    frame["area"] = frame.side**2
+    options = {"size": "tiny", "epochs": 30, "learning_rate": 3e-3, "patience": 30}
+    regressor = CausalTextRegressor("scratch", **options).fit(frame[:140], "area")
+    error = np.abs(np.log(regressor.predict(frame[140:]) / frame.area[140:]))
+    assert np.median(error) < 0.1
+    regressor.save(tmp_path / "kept")
+    again = CausalTextRegressor.load(tmp_path / "kept")
+    np.testing.assert_allclose(again.predict(frame), regressor.predict(frame), rtol=1e-6)
+
+
+def test_one_model_tells_its_targets_apart_by_what_it_is_asked(table: Any) -> None:
+    two = table.assign(weight=table.price * 1e-3)[["grade", "price", "weight"]]
+    options = {"size": "tiny", "epochs": 8, "learning_rate": 3e-3}
+    regressor = CausalTextRegressor("scratch", **options).fit(two, ["price", "weight"])
+    ratio = regressor.predict(two)[:, 0] / regressor.predict(two)[:, 1]
+    assert np.median(ratio) == pytest.approx(1000, rel=0.6)
+
+
+def test_a_clone_is_unfitted_and_has_the_same_settings(fitted: Any, table: Any) -> None:
+    again = clone(fitted)
+    assert again.get_params() == fitted.get_params()
+    with pytest.raises(NotFittedError):
+        again.predict(table)
+
+
+def test_fitting_and_predicting_say_nothing_unasked(
+    make: Callable[..., Any], table: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make().fit(table, "price").predict(table)
+    assert capfd.readouterr() == ("", "")
