@@ -15,7 +15,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
        -c requirements/torch.lock -c requirements/environment.lock -c requirements/tests.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench-decode bench-liveliness env clean
+.PHONY: help demo test lint format env clean bench-decode bench-liveliness bench-loss \
+        bench-learning bench-numbers bench-engine bench-individuals
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +42,21 @@ bench-decode: env  ## time per token of every mode against the base model
 
 bench-liveliness: env  ## are individuals alive and fluent, beside softmax sampling
 	$(BIN)/python benchmarks/liveliness.py $(ARGS)
+
+bench-loss: env  ## the loss beside cross-entropy: time and memory (ARGS=--step adds a whole step)
+	$(BIN)/python benchmarks/loss.py $(ARGS)
+
+bench-learning: env  ## does it learn as softmax training does (ARGS="--data text.jsonl")
+	$(BIN)/python benchmarks/learning.py $(ARGS)
+
+bench-numbers: env  ## the text regressor on real tables, with corrupted labels
+	$(BIN)/python benchmarks/bench_numbers.py $(ARGS)
+
+bench-engine: env  ## the NumPy engine beside torch: speed, memory, share of the bandwidth
+	$(BIN)/python benchmarks/engine.py $(ARGS)
+
+bench-individuals: env  ## personas, diversity, counterfactuals: five parts, hours (ARGS=... for one)
+	$(BIN)/python benchmarks/individuals.py $(or $(ARGS),all)
 
 env: $(STAMP)  ## make or update the environment only
 

@@ -21,8 +21,18 @@ _HOMES = {
     "CausalQwenOutput": "model",
     "CausalQwenProcessor": "processor",
     "CausalTextGenerationPipeline": "pipeline",
+    "CausalTextRegressor": "regressor",
+    "ChangedNumber": "counterfactual",
+    "ChangedPrompt": "counterfactual",
+    "ChangedToken": "counterfactual",
+    "GumbelIndividual": "gumbel",
+    "Individual": "individual",
     "NumberPrediction": "prediction",
+    "OtherModel": "counterfactual",
+    "infer_individual": "posterior",
+    "stability_violations": "counterfactual",
 }
+_LIGHT = ("Individual",)  # needs no torch
 __all__ = [
     "Cauchy",
     "CausalQwen2Config",
@@ -31,17 +41,37 @@ __all__ = [
     "CausalQwenOutput",
     "CausalQwenProcessor",
     "CausalTextGenerationPipeline",
+    "CausalTextRegressor",
+    "ChangedNumber",
+    "ChangedPrompt",
+    "ChangedToken",
+    "GumbelIndividual",
+    "Individual",
     "NumberPrediction",
+    "OtherModel",
     "__version__",
+    "infer_individual",
+    "stability_violations",
 ]
 
 if TYPE_CHECKING:
     from causal_qwen.cauchy import Cauchy
     from causal_qwen.config import CausalQwen2Config
+    from causal_qwen.counterfactual import (
+        ChangedNumber,
+        ChangedPrompt,
+        ChangedToken,
+        OtherModel,
+        stability_violations,
+    )
+    from causal_qwen.gumbel import GumbelIndividual
+    from causal_qwen.individual import Individual
     from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
     from causal_qwen.pipeline import CausalTextGenerationPipeline
+    from causal_qwen.posterior import infer_individual
     from causal_qwen.prediction import NumberPrediction
     from causal_qwen.processor import CausalQwenProcessor
+    from causal_qwen.regressor import CausalTextRegressor
 
 
 def __getattr__(name: str) -> Any:
@@ -49,7 +79,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-        importlib.import_module(f"{__name__}.model")  # registers the models with transformers
+        if name not in _LIGHT:
+            importlib.import_module(f"{__name__}.model")  # registers it with transformers
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("torch", "transformers"):
             raise

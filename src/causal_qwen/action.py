@@ -73,9 +73,16 @@ class ActionNetwork(Float32Module):
         """Scale noise: it widens the decision, whose centre stays."""
         return Cauchy(u.loc, u.scale + self.b_noise.abs())
 
-    def displacement(self, u: Cauchy, noise: Tensor, regime: str) -> Tensor:
-        """How far noise moves the individual: T kappa b eps ("location") or T kappa scale_U t."""
-        return noise * (self.b_noise.abs() if regime == "location" else u.scale)
+    def displacement(
+        self, u: Cauchy, noise: Tensor, regime: str, exogenous: Tensor | None = None
+    ) -> Tensor:
+        """How far noise moves the individual: T kappa b eps ("location") or T kappa scale_U t.
+
+        `exogenous` noise comes on top, always in units of b: T kappa (scale_U t + b eps).
+        """
+        b = self.b_noise.abs()
+        moved = noise * (b if regime == "location" else u.scale)
+        return moved if exogenous is None else moved + exogenous * b
 
     def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
         """scale_S of every token. (..., C) -> (..., V)"""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,9 +91,11 @@ def generate(
         str, typer.Option(help="standard, sampling, causal or compatible.")
     ] = "standard",
     individual: Annotated[
-        int | None, typer.Option("--individual", "-i", help="The seed of who speaks.")
+        str | None, typer.Option("--individual", "-i", help="Who speaks: a seed, or a saved file.")
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0)] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", help="1 by default.", min=0.0)
+    ] = None,
     min_density: Annotated[
         float | None, typer.Option(help="Likelihood truncation, 0 to 1.", min=0.0, max=1.0)
     ] = None,
@@ -100,6 +103,9 @@ def generate(
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 60,
     chat: Annotated[bool, typer.Option("--chat", help="Ask as a user of a chat model.")] = False,
+    save_individual: Annotated[
+        Path | None, typer.Option(help="Keep who spoke in this file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a prompt in one of the four modes, word by word.
@@ -108,16 +114,20 @@ def generate(
     """
     from transformers import TextStreamer
 
+    from causal_qwen.individual import called
+
     if not prompt.strip():
         raise ValueError("The prompt is empty; write a few words.")
+    if (individual or save_individual) is not None and mode not in ("sampling", "causal"):
+        raise ValueError(f"--individual has no part in mode {mode!r}; use causal or sampling.")
+    who = None if individual is None else called(individual)
     processor, causal = _load(model)
     inputs = _encode(processor, prompt, chat)
     options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
     if mode in ("sampling", "causal"):
-        options |= {"individual": individual, "temperature": temperature}
-    elif individual is not None:
-        raise ValueError(f"--individual has no part in mode {mode!r}; use causal or sampling.")
-    elif mode == "compatible" and temperature != 1.0:
+        usual = 1.0 if who is None or isinstance(who, int) else None  # a saved one brings its own
+        options |= {"individual": who, "temperature": usual if temperature is None else temperature}
+    elif mode == "compatible" and temperature not in (None, 1.0):
         options |= {"temperature": temperature, "do_sample": True}
     is_live = not as_json and processor.encode_numbers == "text"  # a streamer sees no values
     streamer = TextStreamer(processor.tokenizer, skip_special_tokens=True) if is_live else None
@@ -134,8 +144,10 @@ def generate(
     text = processor.decode(ids, values, skip_special_tokens=True)
     if not as_json and not is_live:
         typer.echo(prompt + text)
+    speakers = result.get("individual")
+    if save_individual is not None:
+        speakers[0].save(save_individual)
     if as_json:
-        seeds = result.get("individual")
         typer.echo(
             json.dumps(
                 {
@@ -143,11 +155,62 @@ def generate(
                     "text": text,
                     "numbers": values[ids == processor.num_token_id].tolist(),
                     "mode": mode,
-                    "individual": seeds and seeds[0],
+                    "individual": speakers and speakers[0].seed,
                 },
                 ensure_ascii=False,
             )
         )
+
+
+@app.command()
+def counterfactual(
+    text: Annotated[str, typer.Argument(help="The beginning of the text, as it was.")],
+    individual: Annotated[
+        str, typer.Option("--individual", "-i", help="Who speaks: a seed, or a saved file.")
+    ] = "0",
+    prompt: Annotated[str | None, typer.Option(help="Edit: another beginning.")] = None,
+    token: Annotated[str | None, typer.Option(help='Edit: one token, "POSITION=TOKEN".')] = None,
+    number: Annotated[str | None, typer.Option(help='Edit: a value, "INDEX=VALUE".')] = None,
+    other_model: Annotated[str | None, typer.Option(help="Edit: another model.")] = None,
+    semantics: Annotated[str, typer.Option(help="pearl, or disco: redraw chance.")] = "pearl",
+    model: ModelOption = "",
+    temperature: Annotated[float | None, typer.Option("--temperature", "-t", min=0.0)] = None,
+    min_density: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 40,
+    html: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What the same individual would have said had the text, or the model, been different.
+
+    Example: causal-qwen counterfactual "The king's daughter" --prompt "The king's son" -i 7
+    """
+    from causal_qwen.counterfactual import counterfactual as run
+    from causal_qwen.counterfactual import parse_edit
+    from causal_qwen.individual import called
+
+    edit = parse_edit(prompt, token, number, other_model)
+    who = called(individual)
+    processor, causal = _load(model)
+    if other_model is not None:
+        edit = parse_edit(other_model=_load(other_model)[1])
+    way = "value" if number is not None else None
+    options: dict[str, Any] = {"temperature": temperature, "min_density": min_density}
+    result = run(
+        causal,
+        processor(text, return_tensors="pt", encode_numbers=way),
+        who,
+        edit,
+        semantics=semantics,
+        processor=processor,
+        max_new_tokens=max_new_tokens,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+    if html is not None:
+        html.write_text(result.to_html(), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), ensure_ascii=False))
+    else:
+        result.show()
 
 
 @app.command()
@@ -320,6 +383,188 @@ def demo(model: ModelOption = "", as_json: JsonOption = False) -> None:
     run(processor.tokenizer, causal, base, as_json=as_json)
 
 
+@app.command()
+def fit(
+    data: Annotated[str, typer.Argument(help="A CSV file with a header.")],
+    target: Annotated[
+        list[str], typer.Option("--target", "-t", help="The column to predict; may be repeated.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="A new directory.")],
+    text: Annotated[
+        list[str] | None, typer.Option(help="A column of free text; may be repeated.")
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="A column to learn from; all of them by default.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help='E.g. "A {carat} carat ring, {cut}, costs"; else made.')
+    ] = None,
+    weight: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
+    backbone: Annotated[str, typer.Option(help="frozen, finetune or scratch.")] = "frozen",
+    model: ModelOption = "",
+    calibration: Annotated[
+        float, typer.Option(help="The share of rows held out to calibrate on.", min=0.0, max=0.9)
+    ] = 0.2,
+    max_length: Annotated[int, typer.Option(help="Tokens of a row.", min=2)] = 512,
+    seed: int = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing directory.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn to predict numbers from the rows of a table, with calibrated intervals.
+
+    Example: causal-qwen fit rings.csv --target price --text description --output priced
+    """
+    from causal_qwen.tabular import fit_csv
+
+    report = fit_csv(
+        data,
+        target,
+        output,
+        columns=column or (),
+        weight=weight,
+        calibration=calibration,
+        overwrite=force,
+        seed=seed,
+        text=text or None,
+        template=template,
+        backbone=backbone,
+        model=model or None,
+        max_length=max_length,
+    )
+    _show_fit(report, output, as_json)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="What `causal-qwen fit` has written.")],
+    data: Annotated[str, typer.Argument(help="A CSV file with the same columns.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A CSV file; else it is printed.")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Of the interval, 0 to 1.")] = 0.9,
+    raw: Annotated[bool, typer.Option("--raw", help="The Cauchy's own interval.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a median and an interval beside every row of a table.
+
+    Example: causal-qwen predict priced more-rings.csv --level 0.8 --output answers.csv
+    """
+    import warnings
+
+    from causal_qwen.tabular import predict_csv
+
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        table = predict_csv(model, data, level=level, calibrated=False if raw else None)
+    for note in notes:
+        typer.echo(f"note: {note.message}", err=True)
+    if output is not None:
+        table.to_csv(output, index=False)
+    elif as_json:
+        typer.echo(table.to_json(orient="records"))
+    else:
+        typer.echo(table.to_csv(index=False), nl=False)
+
+
+@app.command("np-generate")
+def np_generate(
+    model: Annotated[str, typer.Argument(help="A Qwen2 or converted directory, or smollm2-135m.")],
+    prompt: Annotated[str, typer.Argument(help="The beginning of the text.")],
+    mode: Annotated[
+        str | None, typer.Option(help="standard, sampling, causal or compatible.")
+    ] = None,
+    individual: Annotated[
+        int | None, typer.Option("--individual", "-i", help="The seed of who speaks.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", "-t", min=0.0)] = None,
+    top_k: Annotated[int | None, typer.Option(min=1)] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
+    seed: Annotated[int | None, typer.Option(help="Of softmax sampling.", min=0)] = None,
+    min_density: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 60,
+    numbers: Annotated[str | None, typer.Option(help="Read numbers as text or value.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 keeps a widened copy; else as stored.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask as a user of a chat model.")] = False,
+    attention: Annotated[bool, typer.Option("--attention", help="Where it looks.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Figures of U, S, P, Y.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The new text only.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a prompt with NumPy alone, and watch every token being born.
+
+    Example: causal-qwen np-generate my-model "The train was late, so" --mode causal -i 7
+    """
+    from causal_qwen.engine import Engine
+    from causal_qwen.watch import as_record, watch
+
+    engine = Engine.from_pretrained(_model_directory(model), dtype=dtype)
+    if individual is None and mode in ("sampling", "causal"):
+        individual = secrets.randbelow(2**62)  # said in JSON, so that the text can be told again
+    options: dict[str, Any] = {"mode": mode, "individual": individual}
+    options |= {"min_density": min_density, "encode_numbers": numbers}
+    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    if engine.heads is None or mode == "compatible":
+        random = (temperature, top_k, top_p, seed)
+        options["do_sample"] = True if any(value is not None for value in random) else None
+    options |= {"max_new_tokens": max_new_tokens, "chat": chat}
+    if as_json:
+        steps = list(engine.stream(prompt, summarize=summary, **options))
+        record = {**as_record(prompt, steps), "mode": mode, "individual": individual}
+        typer.echo(json.dumps(record, ensure_ascii=False))
+    else:
+        watch(engine, prompt, quiet=quiet, attention=attention, summary=summary, **options)
+
+
+@app.command()
+def verify(
+    model: Annotated[str, typer.Argument(help="A Qwen2 or converted directory, or smollm2-135m.")],
+    prompt: Annotated[str | None, typer.Option(help="The text to compare on.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 32,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest logit difference to torch float32.", min=0.0)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write verify.json and verify.png there.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove the NumPy engine against torch in float32 and float64; exits 1 if a bar is missed.
+
+    Example: causal-qwen verify smollm2-135m --max-new-tokens 256
+    """
+    from causal_qwen.verify import PROMPT, TOLERANCE, live, plot
+    from causal_qwen.verify import verify as run
+
+    with live(quiet=as_json) as progress:
+        result = run(
+            _model_directory(model),
+            PROMPT if prompt is None else prompt,
+            max_new_tokens,
+            TOLERANCE if tolerance is None else tolerance,
+            progress,
+        )
+    if as_json:
+        typer.echo(result.to_json())
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "verify.json").write_text(result.to_json(), encoding="utf-8")
+        plot(result, output / "verify.png")
+    if not result.is_passed:
+        raise typer.Exit(1)
+
+
+def _model_directory(model: str) -> Path:
+    """A directory as it is; the embedded model by its name, converted once."""
+    if model != "smollm2-135m" or Path(model).exists():
+        return Path(model)
+    from causal_qwen.convert import default_model
+
+    with _status() as progress:
+        return default_model(progress)
+
+
 def _load(model: str) -> tuple[Any, Any]:
     from causal_qwen.convert import default_model, open_model
 
@@ -392,6 +637,18 @@ def _show_metrics(
         cells = [value, *(other.get(name, math.nan) for other in others.values())]
         table.add_row(name.removeprefix("eval_"), *(f"{cell:.6g}" for cell in cells))
     Console().print(table)
+
+
+def _show_fit(report: dict[str, Any], output: str, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    for note in report["notes"]:
+        typer.echo(f"note: {note}", err=True)
+    rows = {name: float(report[name]) for name in ("rows", "calibration_rows")}
+    for target, metrics in report["targets"].items():
+        rows |= {f"{target}: {name.replace('_', ' ')}": value for name, value in metrics.items()}
+    _show_metrics(rows, output, as_json)
 
 
 def _mock(seed: int, as_json: bool) -> None:

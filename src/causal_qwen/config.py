@@ -29,6 +29,18 @@ AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
 NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
 BARE_THRESHOLD = 5.0  # "auto" threshold of a model that starts from random weights
 
+# A checkpoint brings this module along: `trust_remote_code=True` then finds the installed package.
+AUTO_MODULE = "causal_qwen_auto"
+AUTO_CODE = """from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
+
+__all__ = ["CausalQwen2Config", "CausalQwenForCausalLM", "CausalQwenModel"]
+"""
+AUTO_MAP = {
+    "AutoConfig": f"{AUTO_MODULE}.CausalQwen2Config",
+    "AutoModel": f"{AUTO_MODULE}.CausalQwenModel",
+    "AutoModelForCausalLM": f"{AUTO_MODULE}.CausalQwenForCausalLM",
+}
+
 
 @strict
 class CausalQwen2Config(Qwen2Config):
@@ -152,6 +164,11 @@ class CausalQwen2Config(Qwen2Config):
                     f"value_fields[{name!r}]={pair!r} must be (center, spread), two finite "
                     "numbers, the second above 0."
                 )
+
+    def to_dict(self) -> dict[str, Any]:
+        """With the way to our classes, for tools that have not imported them."""
+        fields: dict[str, Any] = {**super().to_dict(), "auto_map": AUTO_MAP}
+        return fields
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:

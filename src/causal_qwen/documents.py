@@ -186,7 +186,7 @@ class DocumentedCalls:
         scores = self._cut(scores, {name: getattr(settings, name) for name in WARPERS})
         judge = self._judge(speaker, u)
         if speaker.has_noise:
-            noise = noise_everywhere(speaker, positions, self.config.causal_size).flatten(0, 1)
+            noise = noise_everywhere(speaker, positions).flatten(0, 1)
             regime = "location" if speaker.mode == "sampling" else "individual"
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
             judge.shift = self.score_moved(alone, noise, regime)[1].squeeze(1)
@@ -280,12 +280,12 @@ def check_options(options: dict[str, Any]) -> None:
         raise TypeError(f"Unknown option {', '.join(unknown)}; there are {', '.join(OPTIONS)}.")
 
 
-def noise_everywhere(speaker: Speaker, positions: Tensor, size: int) -> Tensor:
+def noise_everywhere(speaker: Speaker, positions: Tensor) -> Tensor:
     """T kappa t of every position, each as if it were the last. (B, T) -> (B, T, C)"""
     length = positions.shape[1]
     if not speaker.fresh_noise:
-        return speaker.noise(positions, size).unsqueeze(1).expand(-1, length, -1)
-    return torch.stack([speaker.noise(positions[:, : i + 1], size) for i in range(length)], dim=1)
+        return speaker.noise(positions).unsqueeze(1).expand(-1, length, -1)
+    return torch.stack([speaker.noise(positions[:, : i + 1]) for i in range(length)], dim=1)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import INFERENCE_MODES
 from causal_qwen.decision import HeadBounds, choose_pruned
 from causal_qwen.embedding import check_values
-from causal_qwen.individual import check_noise, draw_noise, row_seeds, to_cauchy
+from causal_qwen.individual import Individual, gather, to_cauchy
 from causal_qwen.value import ValueSpace, field_space, warn_if_clamped
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -44,10 +44,12 @@ DEFAULTS: dict[str, Any] = {
     "min_density": 0.0,
     "individual": None,
     "fresh_noise": None,
+    "exogenous": None,
     "normalization": "softmax",
     "value_field": None,
 }
 NOISY = ("sampling", "causal")
+OWN = ("temperature", "min_density", "fresh_noise")  # what an Individual brings
 DECODING = ("do_sample", "num_beams", "is_assistant", "prompt_lookup_num_tokens")
 WARPERS = (
     *("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p"),
@@ -57,64 +59,92 @@ WARPERS = (
 
 @dataclass
 class Speaker:
-    """One call's decision rule: the mode, its noise, and who speaks on every row."""
+    """One call's decision rule: the mode, its noise, and who speaks on every row.
+
+    Temperature, truncation and freshness are those of speakers given as seeds or as e; an
+    `Individual` brings its own, and naming another in the same call is an error.
+    """
 
     mode: str
     temperature: float = 1.0
-    noise_gain: Any = 1.0  # a number, or one per row
+    noise_gain: Any = 1.0  # a number, or one per row; of shared noise
+    fresh_noise_gain: Any = None  # the same, of fresh noise; None is noise_gain
     min_density: float = 0.0
     fresh_noise: bool = False
     normalization: str = "softmax"
     individual: Any = None  # as the caller gave it
-    seeds: list[int] | None = None  # one per row, unless the caller gave the noise itself
-    given: Tensor | None = None  # (B, C) e in (0, 1), given by the caller
+    exogenous: Any = None  # who draws T kappa b eps beside the individual's own noise, in "causal"
+    asked: dict[str, Any] = field(default_factory=dict)  # what the call itself named
+    people: list[Individual] = field(default_factory=list)  # one per row
+    chance: list[Individual] | None = None  # one per row, of the exogenous noise
     shared: Tensor | None = field(default=None, repr=False)  # (B, C) noise of every position
 
     @property
     def has_noise(self) -> bool:
-        return self.mode in NOISY and self.temperature > 0
+        return self.mode in NOISY and any(person.temperature > 0 for person in self.people)
 
     def meet(self, prompts: int, copies: int, size: int) -> None:
         """Decide who speaks on each of the prompts x copies rows."""
         if self.mode not in NOISY:
             return
         who, rows = self.individual, prompts * copies
-        if np.size(self.noise_gain) not in (1, rows):
-            raise ValueError(f"noise_gain={self.noise_gain!r} must be 1 number for {rows} texts.")
+        for gain in (self.noise_gain, self.fresh_noise_gain):
+            if np.size(gain) not in (1, rows):
+                raise ValueError(f"noise_gain={gain!r} must be 1 number for {rows} texts.")
         if who is None:
             who = torch.randint(2**62, (rows,)).tolist()
-        if (seeds := _as_seeds(who)) is not None:
-            self.seeds = row_seeds(seeds, prompts, copies)
-            return
-        if isinstance(who, (str, numbers.Number)):
-            raise ValueError(
-                f"individual={who!r} is neither a seed, nor a list of seeds, nor the noise itself."
-            )
-        noise = np.atleast_2d(check_noise(who, size))
-        if len(noise) not in (1, prompts, rows):
-            raise ValueError(
-                f"{len(noise)} individuals were given for {rows} texts; "
-                f"give 1, {prompts} or {rows}."
-            )
-        self.given = torch.from_numpy(noise.repeat(rows // len(noise), axis=0))
+        self.people = gather(
+            who,
+            prompts,
+            copies,
+            size,
+            fresh=self.fresh_noise,
+            min_density=self.min_density,
+            temperature=self.temperature,
+            asked=self.asked,
+        )
+        self.fresh_noise = any(person.is_fresh for person in self.people)
+        if self.exogenous is not None:
+            self.chance = gather(self.exogenous, prompts, copies, size, fresh=True)
 
-    def noise(self, position_ids: Tensor, size: int) -> Tensor:
+    def heat(self, person: Individual, row: int) -> float:
+        """T kappa of a person on a row; fresh noise has a kappa of its own."""
+        gain = self.noise_gain
+        if person.is_fresh and self.fresh_noise_gain is not None:
+            gain = self.fresh_noise_gain
+        gains = np.asarray(gain, dtype=np.float64).reshape(-1)
+        return float(person.temperature * gains[row % len(gains)])
+
+    def noise(self, position_ids: Tensor) -> Tensor:
         """T kappa t for the last position of every row. (B, T) -> (B, C)"""
-        device = position_ids.device
         if self.shared is not None:
             return self.shared
-        if self.given is not None:
-            e = self.given.numpy()
-        else:
-            seeds = self.seeds or []
-            places = position_ids[:, -1].tolist() if self.fresh_noise else [0] * len(seeds)
-            e = np.stack([draw_noise(s, size, p) for s, p in zip(seeds, places, strict=True)])
-        gain = self.temperature * np.asarray(self.noise_gain, dtype=np.float64).reshape(-1, 1)
-        noise = torch.from_numpy(gain * to_cauchy(e, self.min_density))
-        noise = noise.to(device=device, dtype=torch.float32)
+        places = position_ids[:, -1].tolist()
+        rows = enumerate(zip(self.people, places, strict=True))
+        noise = np.stack(
+            [self.heat(person, row) * person.cauchy(place) for row, (person, place) in rows]
+        )
+        sent = torch.from_numpy(noise).to(device=position_ids.device, dtype=torch.float32)
         if not self.fresh_noise:
-            self.shared = noise
-        return noise
+            self.shared = sent
+        return sent
+
+    def exogenous_noise(self, position_ids: Tensor) -> Tensor | None:
+        """T kappa eps for the last position of every row. (B, T) -> (B, C)
+
+        T and truncation are the individual's, kappa is that of fresh noise, as in `sampling`.
+        """
+        if self.chance is None:
+            return None
+        places = position_ids[:, -1].tolist()
+        rows = enumerate(zip(self.people, self.chance, places, strict=True))
+        noise = [
+            person.temperature
+            * self.heat(chance, row)
+            * to_cauchy(chance.at(place), person.min_density)
+            for row, (person, chance, place) in rows
+        ]
+        return torch.from_numpy(np.stack(noise)).to(position_ids.device, torch.float32)
 
 
 class Ledger:
@@ -298,6 +328,7 @@ class CausalGenerationMixin:
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Resolve the mode, take our fields out of HF's sight, and send the speaker along."""
         has_assistant = kwargs.pop("has_assistant", False)
+        in_person = {name: kwargs.get(name) for name in OWN}  # a config's are only defaults
         explicit = {
             name: _first(kwargs.pop(name, None), getattr(generation_config, name, None))
             for name in DEFAULTS
@@ -311,6 +342,7 @@ class CausalGenerationMixin:
             )
             for name in (*WARPERS, *DECODING)
         }
+        named = {name: value for name, value in in_person.items() if value is not None}
         in_call = _first(kwargs.get("do_sample"), getattr(generation_config, "do_sample", None))
         is_assisted = asked["is_assistant"] or asked["prompt_lookup_num_tokens"] or has_assistant
         mode = resolve_mode(
@@ -323,7 +355,7 @@ class CausalGenerationMixin:
         options = {name: _first(explicit[name], saved[name], DEFAULTS[name]) for name in DEFAULTS}
         if explicit["noise_gain"] is not None and explicit["fresh_noise_gain"] is None:
             options["fresh_noise_gain"] = explicit["noise_gain"]
-        speaker = _speaker(mode, options, explicit, asked)
+        speaker = _speaker(mode, options, explicit, asked, named)
 
         if speaker.normalization == "ovr" and ((asked["num_beams"] or 1) > 1 or is_assisted):
             raise ValueError("normalization='ovr' runs with one beam and no assistant only.")
@@ -421,10 +453,9 @@ class CausalGenerationMixin:
             inputs["numeric_values"] = ledger.read(input_ids, inputs["input_ids"], past)
         if speaker is not None and speaker.speaker.has_noise:
             is_sampling = speaker.speaker.mode == "sampling"
-            inputs["u_noise"] = speaker.speaker.noise(
-                inputs["position_ids"], self.config.causal_size
-            )
+            inputs["u_noise"] = speaker.speaker.noise(inputs["position_ids"])
             inputs["u_noise_regime"] = "location" if is_sampling else "individual"
+            inputs["exogenous_noise"] = speaker.speaker.exogenous_noise(inputs["position_ids"])
         return inputs
 
     def _update_model_kwargs_for_generation(
@@ -443,8 +474,7 @@ class CausalGenerationMixin:
         result = super()._sample(*args, **kwargs)  # type: ignore[misc]
         mode: ModeProcessor | None = kwargs.get("speaker")
         if mode is not None and isinstance(result, ModelOutput):
-            who = mode.speaker
-            result["individual"] = who.given if who.seeds is None else who.seeds
+            result["individual"] = mode.speaker.people or None
         return _with_values(result, kwargs.get("ledger"))
 
     def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
@@ -498,7 +528,11 @@ def _compatible_only(what: str, explicit: str | None, default: str = "standard")
 
 
 def _speaker(
-    mode: str, options: dict[str, Any], explicit: dict[str, Any], asked: dict[str, Any]
+    mode: str,
+    options: dict[str, Any],
+    explicit: dict[str, Any],
+    asked: dict[str, Any],
+    named: dict[str, Any],
 ) -> Speaker:
     temperature = _first(asked["temperature"], 1.0)
     if not isinstance(temperature, numbers.Real) or not 0 <= float(temperature) < math.inf:
@@ -519,30 +553,24 @@ def _speaker(
     fresh = _first(options["fresh_noise"], mode == "sampling")
     if not isinstance(fresh, bool):
         raise ValueError(f"fresh_noise={fresh!r} must be True or False.")
-    gain = _first(options["fresh_noise_gain"] if fresh else None, options["noise_gain"])
-    gains = np.asarray(gain)
-    if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
-        raise ValueError(f"noise_gain={gain!r} must be a number of at least 0.")
+    for gain in (options["noise_gain"], _first(options["fresh_noise_gain"], 0.0)):
+        gains = np.asarray(gain)
+        if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
+            raise ValueError(f"noise_gain={gain!r} must be a number of at least 0.")
+    if explicit["exogenous"] is not None and mode != "causal":
+        raise ValueError(f"exogenous= belongs to causal_mode='causal', not to {mode!r}.")
     return Speaker(
         mode=mode,
         temperature=float(temperature),
-        noise_gain=gain,
+        noise_gain=options["noise_gain"],
+        fresh_noise_gain=options["fresh_noise_gain"],
         min_density=float(options["min_density"]),
         fresh_noise=bool(fresh),
         normalization=options["normalization"],
         individual=options["individual"],
+        exogenous=options["exogenous"],
+        asked=named,
     )
-
-
-def _as_seeds(who: Any) -> int | list[int] | None:
-    """`who` as one seed or a list of them, or None if it is something else."""
-    who = who.tolist() if hasattr(who, "tolist") else who  # arrays and tensors of seeds
-    if isinstance(who, numbers.Integral):
-        return int(who)
-    is_list = isinstance(who, (list, tuple, range))
-    if is_list and all(isinstance(seed, numbers.Integral) for seed in who):
-        return [int(seed) for seed in who]
-    return None
 
 
 def _explicit_mode(kwargs: dict[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ text -> tokens + values -> embedding -> Qwen2 backbone -> z
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from causal_qwen.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
 from causal_qwen.action import ActionHead, ActionNetwork, ValueHead, row_norms, score_pair
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.config import CausalQwen2Config
+from causal_qwen.config import AUTO_CODE, AUTO_MODULE, CausalQwen2Config
 from causal_qwen.decision import Decision
 from causal_qwen.documents import DocumentedCalls
 from causal_qwen.embedding import check_values, embed_values
@@ -240,6 +241,7 @@ class CausalQwenForCausalLM(
         num_numbers_in_batch: Tensor | int | None = None,
         u_noise: Tensor | None = None,
         u_noise_regime: str = "individual",
+        exogenous_noise: Tensor | None = None,
         output_scale_S: bool = True,
         skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
@@ -254,6 +256,8 @@ class CausalQwenForCausalLM(
             the last position, and the scores it adds are returned as `shift_S`.
         u_noise_regime: noise scales with the individual's uncertainty (`"individual"`) or with
             the exogenous noise b (`"location"`).
+        exogenous_noise (`(B, C)`, optional): T kappa times standard Cauchy noise that comes on
+            top of `u_noise`, in units of b.
         output_scale_S: False skips scale_S, the second half of the head's work.
         skip_logits: True skips loc_S too; the loss needs neither.
         """
@@ -278,7 +282,9 @@ class CausalQwenForCausalLM(
         elif u_noise is None:
             loc_scores = self.lm_head(u.loc)  # (B, T, V)
         else:
-            loc_scores, shift, value_shift = self.score_moved(u, u_noise, u_noise_regime)
+            loc_scores, shift, value_shift = self.score_moved(
+                u, u_noise, u_noise_regime, exogenous_noise
+            )
         widened = self.action.widen(u)
         y = self.action.number(widened)
 
@@ -347,13 +353,15 @@ class CausalQwenForCausalLM(
         s, y = self.action(u, self.lm_head)
         return s, y
 
-    def score_moved(self, u: Cauchy, noise: Tensor, regime: str) -> tuple[Tensor, Tensor, Tensor]:
+    def score_moved(
+        self, u: Cauchy, noise: Tensor, regime: str, exogenous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """loc_S, and what the noise adds to S and Y at the last position.
 
         -> (B, T, V), (B, 1, V), (B, 1)
         """
         last = Cauchy(u.loc[:, -1], u.scale[:, -1])
-        displacement = self.action.displacement(last, noise, regime)
+        displacement = self.action.displacement(last, noise, regime, exogenous)
         loc_scores, shift = score_pair(last.loc, displacement, self.lm_head)
         loc_scores = loc_scores.unsqueeze(1)
         if u.loc.shape[1] > 1:
@@ -396,6 +404,14 @@ class CausalQwenForCausalLM(
         from causal_qwen.convert import load
 
         return load(cls, super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> None:
+        """As usual, and with the file that leads tools to our classes."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            Path(save_directory, f"{AUTO_MODULE}.py").write_text(AUTO_CODE, encoding="utf-8")
 
     def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> ActionHead:
         """HF builds a plain Linear; the law needs its own class."""

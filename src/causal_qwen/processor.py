@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,17 +22,14 @@ from transformers import AutoProcessor, BatchEncoding, PreTrainedConfig
 from transformers.processing_utils import ProcessorMixin
 
 from causal_qwen.config import CausalQwen2Config
-from causal_qwen.numerals import PLACEHOLDER, encode, render
+from causal_qwen.numerals import PLACEHOLDER, render
+from causal_qwen.pieces import cut_at_numbers, frame, interleave, without_placeholder
 
 WAYS = ("text", "value")
 PADDINGS = (None, True, False, "longest", "max_length", "do_not_pad")
 TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncate")
 IDLE = re.compile(r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]")
 ASKS_FOR_SPACE = re.compile(r"[A-Za-zÀ-ɏͰ-ԯ0-9:;,.!?)\]%\"'”’]$")
-
-
-RUNS_INTO = re.compile(r"[0-9][.,]?$")
-RUNS_ON = re.compile(r"[0-9]|[.,][0-9]|[eE][+-]?[0-9]")
 
 
 class CausalQwenProcessor(ProcessorMixin):
@@ -57,8 +54,8 @@ class CausalQwenProcessor(ProcessorMixin):
         template = getattr(tokenizer, "chat_template", None)
         super().__init__(tokenizer, chat_template=chat_template or template)
         self.num_token_id: int = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
-        self._plain = without_number_token(tokenizer)
-        self._frame = _frame(self._plain)
+        self._plain = without_placeholder(tokenizer.backend_tokenizer)
+        self._frame = frame(self._plain)
 
     @property
     def model_input_names(self) -> list[str]:
@@ -163,7 +160,7 @@ class CausalQwenProcessor(ProcessorMixin):
             for before, after in pairwise(edges)
         ]
         said = [render(float(numbers[place]), digits) for place in places.tolist()]
-        return _interleave(texts, said)
+        return interleave(texts, said)
 
     def batch_decode(self, token_ids: Any, values: Any = None, **options: Any) -> list[str]:
         """One text for every row."""
@@ -212,7 +209,7 @@ class CausalQwenProcessor(ProcessorMixin):
         ids: list[int] = []
         values: list[float] = []
         offsets: list[tuple[int, int]] = []
-        for piece, start, value in _pieces(text, way):
+        for piece, start, value in cut_at_numbers(text, way):
             if value is not None:
                 ids.append(self.num_token_id)
                 values.append(value)
@@ -315,14 +312,6 @@ def _vocab_size_beside(tokenizer: Any) -> int | None:
     return size
 
 
-def without_number_token(tokenizer: Any) -> Tokenizer:
-    """The tokenizer's own copy that reads a typed `<NUM>` as text."""
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] != PLACEHOLDER]
-    state["truncation"] = state["padding"] = None
-    return Tokenizer.from_str(json.dumps(state))
-
-
 def _idle_token(tokenizer: Any) -> str | None:
     """A special token that neither the tokenizer's settings nor the chat template use."""
     used = {token for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
@@ -349,43 +338,6 @@ def _rename(tokenizer: Any, old: str) -> None:
 
 
 # ---------------------------------------------------------------- small parts
-
-
-def _pieces(text: str, way: str) -> Iterator[tuple[str, int, float | None]]:
-    """(text, where it starts, its value or None) of every piece and number."""
-    if way == "text":
-        yield text, 0, None
-        return
-    cut, end = encode(text), 0
-    for piece, (start, close), value in zip(cut.pieces, cut.spans, cut.values, strict=False):
-        yield piece, end, None
-        yield text[start:close], start, value
-        end = close
-    yield cut.pieces[-1], end, None
-
-
-def _interleave(texts: list[str], numbers: list[str]) -> str:
-    """Text, number, text, ..., text, with a space where digits would run into a number.
-
-    Nothing that was read looks like that (numbers are whole runs), but a model may say it.
-    """
-    parts = [texts[0]]
-    for place, (number, text) in enumerate(zip(numbers, texts[1:], strict=True)):
-        is_stuck = not texts[place] if place else False  # 5 and 7 are not 57
-        if is_stuck or RUNS_INTO.search(texts[place]) or (place and texts[place] == "."):
-            parts.append(" ")
-        parts += number, " " if RUNS_ON.match(text) else "", text
-    return "".join(parts)
-
-
-def _frame(plain: Tokenizer) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after every text."""
-    bare = plain.encode("a", add_special_tokens=False).ids
-    whole = plain.encode("a").ids
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
-    return [], []
 
 
 def _known(name: str, value: Any, choices: tuple[Any, ...]) -> None:

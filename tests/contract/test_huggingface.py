@@ -67,6 +67,18 @@ def test_auto_classes_find_it_in_any_order_of_imports(saved: Path, imports: str)
     assert done.stdout.strip() == "CausalQwenForCausalLM", done.stderr
 
 
+def test_a_tool_that_never_heard_of_us_is_led_to_our_classes(saved: Path) -> None:
+    """`trust_remote_code=True` runs the one-line module that lies beside the weights."""
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM;"
+        "assert 'causal_qwen' not in sys.modules;"
+        f"model = AutoModelForCausalLM.from_pretrained({str(saved)!r}, trust_remote_code=True);"
+        "print(type(model).__module__, type(model).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["causal_qwen.model", "CausalQwenForCausalLM"]
+
+
 def test_a_device_map_is_honoured(saved: Path) -> None:
     model = CausalQwenForCausalLM.from_pretrained(saved, device_map="auto")
     plain = CausalQwenForCausalLM.from_pretrained(saved)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from causal_qwen.individual import check_noise, draw_noise, row_seeds, to_cauchy
+from causal_qwen.individual import (
+    Individual,
+    check_noise,
+    draw_noise,
+    from_cauchy,
+    gather,
+    row_seeds,
+    to_cauchy,
+)
 
 SEEDS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**31)
@@ -199,3 +210,204 @@ def test_a_list_of_another_length_is_refused_with_the_choices(seeds: list[int]) 
         match=rf"{len(seeds)} individuals .* 2 prompts with 2 texts each; give 1, 2 or 4",
     ):
         row_seeds(seeds, prompts=2, copies=2)
+
+
+# --- Individual: drawn, kept, mixed, truncated
+
+
+C = 24
+
+
+@given(SEEDS, st.booleans(), st.floats(0, 1), st.floats(0, 5))
+def test_an_individual_comes_back_from_its_file_as_it_was(
+    seed: int, is_fresh: bool, density: float, heat: float
+) -> None:
+    one = Individual.draw(
+        C, seed=seed, fresh=is_fresh, min_density=density, temperature=heat, name="Ada"
+    ).shift(3)
+    with tempfile.TemporaryDirectory() as folder:
+        one.save(Path(folder) / "ada.safetensors")
+        back = Individual.load(Path(folder) / "ada.safetensors")
+        assert [path.name for path in Path(folder).iterdir()] == ["ada.safetensors"]
+    assert back == one
+    assert hash(back) == hash(one)
+    assert back.name == "Ada"
+    np.testing.assert_array_equal(back.at(7), one.at(7))
+
+
+def test_noise_of_every_position_comes_back_too(tmp_path: Path) -> None:
+    noise = np.stack([draw_noise(seed, C) for seed in range(3)])
+    one = Individual(noise, seed=9)
+    one.save(tmp_path / "one")
+    back = Individual.load(tmp_path / "one")
+    assert back == one
+    np.testing.assert_array_equal(back.at(2), noise[2])
+    np.testing.assert_array_equal(back.at(3), draw_noise(9, C, 3))
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one"
+    Individual.draw(C, seed=1).save(path)
+
+    def fail(*args: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    with pytest.raises(OSError, match="no room"):
+        Individual.draw(C, seed=2).save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["one"]
+    assert Individual.load(path) == Individual.draw(C, seed=1)
+
+
+def test_what_is_no_individual_is_not_loaded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="is no file"):
+        Individual.load(tmp_path / "nobody")
+    (tmp_path / "text").write_text("Ada")
+    with pytest.raises(ValueError, match="text holds no individual"):
+        Individual.load(tmp_path / "text")
+
+
+def test_a_shared_individual_is_the_same_at_every_position() -> None:
+    one = Individual.draw(C, seed=42)
+    np.testing.assert_array_equal(one.at(0), draw_noise(42, C))
+    np.testing.assert_array_equal(one.at(17), draw_noise(42, C))
+    assert one.shift(5) == one
+
+
+def test_a_fresh_individual_is_another_at_every_position_and_can_be_moved() -> None:
+    one = Individual.draw(C, seed=42, fresh=True)
+    np.testing.assert_array_equal(one.at(7), draw_noise(42, C, 7))
+    np.testing.assert_array_equal(one.shift(3).at(7), draw_noise(42, C, 4))
+    with pytest.raises(ValueError, match="begins at position 3, not at 2"):
+        one.shift(3).at(2)
+    with pytest.raises(ValueError, match="for 2 positions and no seed for more"):
+        Individual(np.full((2, C), 0.5)).at(2)
+
+
+def test_equality_is_what_an_individual_does() -> None:
+    one = Individual.draw(C, seed=1)
+    assert one == Individual(draw_noise(1, C), name="Ada")  # neither name nor seed count
+    assert one != Individual.draw(C, seed=2)
+    assert one != one.truncate(0.1)
+    assert one != replace(one, temperature=2.0)
+    assert one != Individual.draw(C, seed=1, fresh=True)
+    assert Individual.draw(C, seed=1, fresh=True) != Individual.draw(C, seed=2, fresh=True)
+    assert len({one, Individual(draw_noise(1, C)), one.truncate(0.1)}) == 2
+    assert one != "Ada"
+
+
+def test_an_individual_cannot_be_changed() -> None:
+    noise = draw_noise(1, C)
+    one = Individual(noise)
+    noise[0] = 0.25
+    assert one == Individual.draw(C, seed=1)
+    with pytest.raises(ValueError, match="read-only"):
+        one.noise[0] = 0.5
+
+
+def test_its_name_is_short() -> None:
+    assert repr(Individual.draw(C, seed=7)) == "Individual(seed=7, size=24)"
+    one = Individual.draw(C, seed=7, fresh=True, temperature=0.5, name="Ada")
+    assert repr(one) == "Individual('Ada', seed=7, size=24, fresh, temperature=0.5)"
+
+
+@given(st.floats(-1e15, 1e15), st.floats(0, 0.99))
+def test_noise_and_cauchy_are_each_others_inverse(t: float, density: float) -> None:
+    bound = math.sqrt(1 / density - 1) if density > 0 else math.inf
+    t = min(max(t, -bound), bound)
+    assert float(to_cauchy(from_cauchy(t, density), density)) == pytest.approx(t, rel=0.2, abs=1e-9)
+    if abs(t) < 1e3:
+        back = float(to_cauchy(from_cauchy(t, density), density))
+        assert back == pytest.approx(t, rel=1e-9, abs=1e-9)
+
+
+@given(SEEDS, SEEDS, st.floats(0, 1), st.floats(0, 0.9))
+def test_a_mix_lies_between_its_parents_in_cauchy_space(
+    first: int, second: int, t: float, density: float
+) -> None:
+    one = Individual.draw(C, seed=first, min_density=density)
+    other = Individual.draw(C, seed=second, min_density=density)
+    x = one.mix(other, t).cauchy()
+    expected = (1 - t) * one.cauchy() + t * other.cauchy()
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-9)
+    assert one.mix(other, 0.0).min_density == density
+
+
+@pytest.mark.parametrize("t", [0.1, 0.5])
+def test_a_mix_of_independent_individuals_is_again_standard_cauchy(t: float) -> None:
+    one, other = (Individual.draw(200_000, seed=seed) for seed in (1, 2))
+    x = one.mix(other, t).cauchy()
+    assert stats.kstest(x, "cauchy").pvalue > 0.01
+    wrong = np.sqrt(1 - t) * one.cauchy() + np.sqrt(t) * other.cauchy()  # as Gaussians would mix
+    assert stats.kstest(wrong, "cauchy").pvalue < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (Individual.draw(C, seed=2, min_density=0.5), "min_density 0 and 0.5 do not mix"),
+        (Individual.draw(C, seed=2, temperature=2.0), "temperature 1 and 2 do not mix"),
+        (Individual.draw(C + 1, seed=2), "size 24 and 25 do not mix"),
+        (Individual.draw(C, seed=2, fresh=True), "Only shared individuals mix"),
+    ],
+)
+def test_individuals_of_another_kind_do_not_mix(other: Individual, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Individual.draw(C, seed=1).mix(other, 0.5)
+
+
+@pytest.mark.parametrize("t", [-0.1, 1.1, math.nan])
+def test_a_mix_stays_between(t: float) -> None:
+    with pytest.raises(ValueError, match="is outside"):
+        Individual.draw(C, seed=1).mix(Individual.draw(C, seed=2), t)
+
+
+def test_truncation_keeps_the_noise() -> None:
+    one = Individual.draw(C, seed=1)
+    np.testing.assert_array_equal(one.truncate(0.2).noise, one.noise)
+    assert np.abs(one.truncate(0.2).cauchy()).max() <= 2.0
+    with pytest.raises(ValueError, match=r"min_density=1\.5 is outside"):
+        one.truncate(1.5)
+    with pytest.raises(ValueError, match="temperature=-1"):
+        replace(one, temperature=-1)
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        Individual(np.array([0.5, 1.0]))
+
+
+# --- who speaks on which row
+
+
+def test_individuals_are_one_for_all_or_one_per_prompt_or_row() -> None:
+    people = [Individual.draw(C, seed=seed) for seed in range(6)]
+    assert gather(people[0], 2, 3, C) == [people[0]] * 6
+    assert gather(people[:2], 2, 3, C) == [people[0]] * 3 + [people[1]] * 3
+    assert gather(people, 2, 3, C) == people
+    with pytest.raises(ValueError, match="4 individuals were given for 6 texts; give 1, 2 or 6"):
+        gather(people[:4], 2, 3, C)
+
+
+def test_seeds_and_noise_become_individuals_with_what_the_call_asks() -> None:
+    drawn = gather([3, 9], 2, 1, C, min_density=0.1, temperature=2.0)
+    assert drawn == [
+        Individual.draw(C, seed=seed, min_density=0.1, temperature=2.0) for seed in (3, 9)
+    ]
+    assert gather(draw_noise(3, C), 1, 1, C) == [Individual.draw(C, seed=3)]
+    (fresh,) = gather(3, 1, 1, C, fresh=True)
+    assert fresh == Individual.draw(C, seed=3, fresh=True)
+    with pytest.raises(ValueError, match="fresh_noise=True needs seeds"):
+        gather(draw_noise(3, C), 1, 1, C, asked={"fresh_noise": True})
+
+
+def test_who_cannot_speak_is_refused() -> None:
+    one = Individual.draw(C, seed=1)
+    with pytest.raises(ValueError, match="has 24 coordinates and the model's individuals have 32"):
+        gather(one, 1, 1, 32)
+    with pytest.raises(ValueError, match="stands among Individuals and is none"):
+        gather([one, 3], 2, 1, C)
+    with pytest.raises(ValueError, match=r"temperature=0.5 contradicts Individual\(seed=1"):
+        gather(one, 1, 1, C, asked={"temperature": 0.5})
+    assert gather(one, 1, 1, C, asked={"temperature": 1.0}) == [one]
+    with pytest.raises(ValueError, match="neither a seed"):
+        gather("Ada", 1, 1, C)
+    with pytest.raises(TypeError, match="str is neither a causal model nor a latent size"):
+        Individual.draw("model", seed=1)

@@ -1,0 +1,641 @@
+"""Qwen2 in NumPy, from token ids to logits, top to bottom.
+
+    ids -> embedding -> [ x + attention(norm(x)) -> x + mlp(norm(x)) ] per layer -> norm -> head
+
+Legend: B batch, T tokens read now, S tokens seen so far (the cache's length), H hidden size,
+I intermediate size, V vocabulary, Q query heads, K key-value heads, G = Q/K query heads to each of
+them, D size of a head.
+
+Everything is float32; angles of rotation take their cosine in float64. Long inputs are read in
+blocks, so that no (T, T) array ever exists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from causal_qwen.engine import threads
+from causal_qwen.engine.matrix import Matrix, project
+from causal_qwen.engine.weights import Float32, Stored, check_tensors, widen
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Observer = Callable[[str, Float32], None]
+
+BLOCK = 512  # tokens that go through all layers together
+SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
+LOWEST = np.finfo(np.float32).min  # the score of a forbidden key; finite, so that 0/0 cannot be
+MODEL_TYPES = ("qwen2", "causal_qwen2")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+# ---------------------------------------------------------------- the model's shape
+
+
+@dataclass(frozen=True)
+class Qwen2Config:
+    """What config.json says of the architecture, under its names there."""
+
+    vocab_size: int  # V
+    hidden_size: int  # H
+    intermediate_size: int  # I
+    num_hidden_layers: int
+    num_attention_heads: int  # Q
+    num_key_value_heads: int  # K
+    head_dim: int  # D
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 32_768
+    tie_word_embeddings: bool = False
+    rope: dict[str, Any] = field(default_factory=dict)
+    windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees, None for all
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Qwen2Config:
+        """From config.json; what it leaves out has the value it has in Hugging Face's Qwen2."""
+        model_type = fields.get("model_type", "qwen2")
+        if model_type not in MODEL_TYPES:
+            raise ValueError(
+                f"The checkpoint has the architecture {model_type!r}; this engine runs Qwen2 "
+                "(`causal-qwen convert` turns Llama models into it)."
+            )
+        if (activation := fields.get("hidden_act", "silu")) != "silu":
+            raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
+        sizes = {name: _size(fields, name) for name in _SIZES}
+        heads = sizes["num_attention_heads"]
+        key_value_heads = int(fields.get("num_key_value_heads") or heads)
+        if heads % key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={heads} is no multiple of "
+                f"num_key_value_heads={key_value_heads}; config.json is damaged."
+            )
+        longest = int(fields.get("max_position_embeddings", 32_768))
+        return cls(
+            **sizes,
+            num_key_value_heads=key_value_heads,
+            head_dim=int(fields.get("head_dim") or sizes["hidden_size"] // heads),
+            rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+            max_position_embeddings=longest,
+            tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+            rope=_rope_fields(fields, longest),
+            windows=_windows(fields, sizes["num_hidden_layers"]),
+        )
+
+    @property
+    def context(self) -> int:
+        """How many positions the model can tell apart; YaRN stretches what it was trained on."""
+        if self.rope.get("rope_type") == "yarn":
+            stretched = self.rope["original_max_position_embeddings"] * self.rope["factor"]
+            return max(self.max_position_embeddings, int(stretched))
+        return self.max_position_embeddings
+
+
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads"),
+)
+
+
+def _size(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"config.json says {name}={value!r}; it must be a positive integer.")
+    return value
+
+
+def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """One dictionary, whether the checkpoint is old (rope_theta, rope_scaling) or new."""
+    rope = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    rope.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] not in ROPE_TYPES:
+        raise ValueError(
+            f"rope_type={rope['rope_type']!r} is unknown; choose one of {', '.join(ROPE_TYPES)}."
+        )
+    if rope["rope_type"] in ("yarn", "llama3"):
+        rope.setdefault("original_max_position_embeddings", longest)
+    if rope["rope_type"] == "yarn" and rope.get("factor") is None:
+        rope["factor"] = longest / rope["original_max_position_embeddings"]
+    return rope
+
+
+def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    if not fields.get("use_sliding_window", False):
+        return (None,) * layers
+    window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 28)
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return tuple(window if layer >= first else None for layer in range(layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def rms_norm(hidden_states: Float32, weight: Float32, eps: float = 1e-6) -> Float32:
+    """x / sqrt(mean(x^2) + eps) * weight: every position to the same length. (..., H)"""
+    if hidden_states.size == hidden_states.shape[-1]:  # one position: no temporaries
+        flat = hidden_states.reshape(-1)
+        scale = 1 / math.sqrt(float(flat @ flat) / flat.size + eps)
+        return np.float32(scale) * hidden_states * weight
+    mean = np.mean(np.square(hidden_states), axis=-1, keepdims=True)
+    return hidden_states * (1 / np.sqrt(mean + np.float32(eps))) * weight
+
+
+def rotate_half(x: Float32) -> Float32:
+    """(x1, x2) -> (-x2, x1): each coordinate of the first half is paired with one of the second."""
+    half = x.shape[-1] // 2
+    return np.concatenate((-x[..., half:], x[..., :half]), axis=-1)
+
+
+def apply_rotary_pos_emb(
+    q: Float32, k: Float32, cos: Float32, sin: Float32
+) -> tuple[Float32, Float32]:
+    """Turn every pair by its angle: (a, b) -> (a cos - b sin, b cos + a sin). (..., T, D)"""
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def inverse_frequencies(
+    rope: Mapping[str, Any], size: int, longest: int, seen: int = 0
+) -> tuple[Float32, float]:
+    """theta^(-2i/D) for every pair i, bent by the scaling; and the factor on cos and sin. -> (D/2,)
+
+    `seen` counts only for "dynamic", whose theta grows with the text beyond `longest`.
+    """
+    kind, theta, attention = rope["rope_type"], float(rope["rope_theta"]), 1.0
+    if kind == "dynamic":
+        growth = rope["factor"] * max(seen, longest) / longest - (rope["factor"] - 1)
+        theta *= growth ** (size / (size - 2))
+    exponents = np.arange(0, size, 2).astype(np.float32) / np.float32(size)
+    wavelengths = (theta ** exponents.astype(np.float64)).astype(np.float32)  # over 2 pi
+    inverse = np.float32(1) / wavelengths
+    if kind == "linear":
+        inverse = inverse / np.float32(rope["factor"])
+    elif kind == "yarn":
+        inverse, attention = _yarn(rope, size, theta, wavelengths)
+    elif kind == "llama3":
+        inverse = _llama3(rope, inverse)
+    return inverse, attention
+
+
+def _yarn(
+    rope: Mapping[str, Any], size: int, theta: float, wavelengths: Float32
+) -> tuple[Float32, float]:
+    """Long waves are stretched by `factor`, short ones stay, with a ramp between the two."""
+    factor, trained = rope["factor"], rope["original_max_position_embeddings"]
+
+    def pair_that_turns(times: float) -> float:
+        return size * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_that_turns(rope.get("beta_fast") or 32)
+    high = pair_that_turns(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    high = high + 0.001 if low == high else high
+    ramp = (np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    kept = 1 - np.clip(ramp, 0, 1)  # 1: as trained, 0: stretched
+    stretched = np.float32(1) / (np.float32(factor) * wavelengths)
+    inverse = stretched * (1 - kept) + np.float32(1) / wavelengths * kept
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    attention = rope.get("attention_factor")
+    if attention is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+        attention = magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
+    return inverse, float(magnitude(1.0) if attention is None else attention)
+
+
+def _llama3(rope: Mapping[str, Any], inverse: Float32) -> Float32:
+    """Waves longer than the trained context are stretched, short ones stay, smoothly between."""
+    factor, trained = rope["factor"], rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = trained * inverse.astype(np.float64) / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return ((1 - kept) * inverse / factor + kept * inverse).astype(np.float32)
+
+
+class RotaryEmbedding:
+    """cos and sin of position x frequency."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        self.config = config
+        self.longest_seen = config.max_position_embeddings
+        self.frequencies, self.attention = self._frequencies(0)
+
+    def _frequencies(self, seen: int) -> tuple[Float32, float]:
+        config = self.config
+        return inverse_frequencies(
+            config.rope, config.head_dim, config.max_position_embeddings, seen
+        )
+
+    def adapt(self, seen: int) -> None:
+        """Dynamic scaling follows the longest text, and forgets it when a short one begins."""
+        if self.config.rope["rope_type"] != "dynamic":
+            return
+        longest = self.config.max_position_embeddings
+        if seen > self.longest_seen or (seen < longest < self.longest_seen):
+            self.longest_seen = max(seen, longest)
+            self.frequencies, _ = self._frequencies(seen)
+
+    def __call__(self, positions: Ints) -> tuple[Float32, Float32]:
+        """(B, T) -> cos, sin (B, 1, T, D), one for all heads"""
+        angles = positions.astype(np.float32)[:, None, :, None] * self.frequencies
+        angles = np.concatenate((angles, angles), axis=-1).astype(np.float64)
+        cos, sin = self.attention * np.cos(angles), self.attention * np.sin(angles)
+        return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def repeat_kv(hidden_states: Float32, n_rep: int) -> Float32:
+    """Every key-value head for each of its query heads. (B, K, S, D) -> (B, K n_rep, S, D)"""
+    return np.repeat(hidden_states, n_rep, axis=1)
+
+
+def softmax_in_place(scores: Float32) -> Float32:
+    """exp(s) / sum exp(s) over the last axis; the largest is subtracted first."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def attention_forward(
+    query: Float32,
+    key: Float32,
+    value: Float32,
+    attention_mask: Float32 | None,
+    scaling: float,
+    num_key_value_groups: int,
+) -> tuple[Float32, Float32]:
+    """softmax(Q K^T scaling + mask) V, as it is defined: whole arrays, repeated keys.
+
+    query (B, Q, T, D), key and value (B, K, S, D), mask (B or 1, 1, T, S) or None for none
+    -> (B, T, Q, D), and the weights (B, Q, T, S). `attend` computes the same, block by block.
+    """
+    keys = repeat_kv(key, num_key_value_groups)  # (B, Q, S, D)
+    values = repeat_kv(value, num_key_value_groups)
+    scores = query @ keys.swapaxes(-1, -2) * np.float32(scaling)  # (B, Q, T, S)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = softmax_in_place(scores)
+    return (weights @ values).swapaxes(1, 2), weights
+
+
+def causal_mask(
+    new: int, seen: int, window: int | None = None, padding: Bools | None = None
+) -> Float32:
+    """0 where the i-th of `new` last positions may look, the lowest float where not.
+
+    Not at later tokens, not further back than the window, not at padding (B, S).
+    -> (B or 1, 1, T, S)
+    """
+    mask: Float32 = np.where(_forbidden(new, seen, window, padding), LOWEST, np.float32(0))
+    return mask
+
+
+def _forbidden(new: int, seen: int, window: int | None, padding: Bools | None) -> Bools:
+    own = np.arange(seen - new, seen)[:, None]  # (T, 1)
+    other = np.arange(seen)
+    is_forbidden = other > own  # (T, S)
+    if window is not None:
+        is_forbidden |= other <= own - window
+    whole = is_forbidden[None, None]  # (1, 1, T, S)
+    return whole if padding is None else whole | padding[:, None, None, :]
+
+
+def attend(
+    query: Float32,
+    key: Float32,
+    value: Float32,
+    window: int | None = None,
+    padding: Bools | None = None,
+) -> Float32:
+    """Causal attention without repeated keys and without a (T, S) mask.
+
+    query (B, Q, T, D) of the last T positions, key and value (B, K, S, D) of all -> (B, T, Q D).
+    The G query heads of one key-value head are rows of one product with its keys.
+    """
+    batch, heads, new, size = query.shape
+    key_value_heads, seen = key.shape[1:3]
+    group = heads // key_value_heads
+    grouped = query.reshape(batch, key_value_heads, group, new, size)
+    grouped = grouped * np.float32(size**-0.5)
+    if new == 1:
+        first = 0 if window is None else max(seen - window, 0)
+        near = key[:, :, first:]  # (B, K, S, D)
+        scores: Float32 = grouped[:, :, :, 0] @ near.swapaxes(-1, -2)  # (B, K, G, S)
+        if padding is not None:
+            np.copyto(scores, LOWEST, where=padding[:, None, None, first:seen])
+        out = softmax_in_place(scores) @ value[:, :, first:]  # (B, K, G, D)
+        return out.reshape(batch, 1, heads * size)
+
+    out = np.empty((batch, new, key_value_heads, group, size), np.float32)
+    step = int(np.clip(SCORES // (group * seen), 16, new))
+    jobs = [
+        (row, head, start)
+        for row in range(batch)
+        for head in range(key_value_heads)
+        for start in range(0, new, step)
+    ]
+
+    def work(share: int) -> None:
+        for row, head, start in jobs[share :: threads.COUNT]:  # interleaved: later blocks see more
+            stop = min(start + step, new)
+            last = seen - new + stop  # keys up to the block's last query
+            first = 0 if window is None else max(last - (stop - start) - window + 1, 0)
+            rows = grouped[row, head, :, start:stop].reshape(-1, size)  # (G T', D)
+            scores: Float32 = rows @ key[row, head, first:last].T  # (G T', S')
+            shaped = scores.reshape(group, stop - start, last - first)
+            if window is None and padding is None:  # only the block's own triangle is forbidden
+                own = shaped[:, :, start - stop :]
+                np.copyto(own, LOWEST, where=_forbidden(stop - start, stop - start, None, None)[0])
+            else:
+                hidden = None if padding is None else padding[row : row + 1, :last]
+                mask = _forbidden(stop - start, last, window, hidden)[0, :, :, first:]
+                np.copyto(shaped, LOWEST, where=mask)
+            mixed = softmax_in_place(scores) @ value[row, head, first:last]  # (G T', D)
+            out[row, start:stop, head] = mixed.reshape(group, -1, size).swapaxes(0, 1)
+
+    threads.run([partial(work, share) for share in range(min(threads.COUNT, len(jobs)))])
+    return out.reshape(batch, new, heads * size)
+
+
+def swiglu(gate: Float32, up: Float32) -> Float32:
+    """silu(gate) * up = gate / (1 + exp(-gate)) * up, into `gate`'s memory. (..., I)
+
+    exp(-gate) overflows to infinity below -88, where silu is 0: gate / inf is just that.
+    """
+    flat, other = gate.reshape(-1), up.reshape(-1)
+
+    def work(share: slice) -> None:
+        for start in range(share.start, share.stop, 2**15):  # temporaries that stay in cache
+            part = slice(start, min(start + 2**15, share.stop))
+            with np.errstate(over="ignore"):
+                decay = np.exp(-flat[part])
+            decay += 1
+            flat[part] /= decay
+            flat[part] *= other[part]
+
+    parts = threads.COUNT if flat.size > 2**17 else 1
+    threads.run([partial(work, share) for share in threads.shares(flat.size, parts)])
+    return gate
+
+
+# ---------------------------------------------------------------- the whole
+
+
+class KeyValueCache:
+    """Keys and values of every layer and position so far: each token is read once."""
+
+    def __init__(self, config: Qwen2Config, batch: int = 1, capacity: int = 256) -> None:
+        shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
+        self.keys = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
+        self.values = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
+        self.length = 0  # S
+        self.padding: Bools | None = None  # (B, S): positions that are no tokens
+
+    def append(self, layer: int, key: Float32, value: Float32) -> tuple[Float32, Float32]:
+        """Enter (B, K, T, D) after what is there. -> all keys, all values (B, K, S, D)"""
+        end = self.length + key.shape[2]
+        for table, new in ((self.keys, key), (self.values, value)):
+            old = table[layer]
+            if end > old.shape[2]:  # twice the room: copying stays linear in the text's length
+                wider = np.empty(
+                    (*old.shape[:2], max(2 * old.shape[2], end), old.shape[3]), np.float32
+                )
+                wider[:, :, : self.length] = old[:, :, : self.length]
+                table[layer] = wider
+            table[layer][:, :, self.length : end] = new
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+
+@dataclass
+class Layer:
+    """One layer's weights."""
+
+    input_norm: Float32  # (H,)
+    query: Matrix  # (Q D, H)
+    key: Matrix  # (K D, H)
+    value: Matrix
+    query_bias: Float32  # (Q D,)
+    key_bias: Float32  # (K D,)
+    value_bias: Float32
+    output: Matrix  # (H, Q D)
+    post_norm: Float32  # (H,)
+    gate: Matrix  # (I, H)
+    up: Matrix
+    down: Matrix  # (H, I)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Stored], prefix: str) -> Layer:
+        def vector(name: str) -> Float32:
+            return widen(parameters[f"{prefix}.{name}"])
+
+        def matrix(name: str) -> Matrix:
+            return Matrix(parameters[f"{prefix}.{name}.weight"])
+
+        return cls(
+            input_norm=vector("input_layernorm.weight"),
+            query=matrix("self_attn.q_proj"),
+            key=matrix("self_attn.k_proj"),
+            value=matrix("self_attn.v_proj"),
+            query_bias=vector("self_attn.q_proj.bias"),
+            key_bias=vector("self_attn.k_proj.bias"),
+            value_bias=vector("self_attn.v_proj.bias"),
+            output=matrix("self_attn.o_proj"),
+            post_norm=vector("post_attention_layernorm.weight"),
+            gate=matrix("mlp.gate_proj"),
+            up=matrix("mlp.up_proj"),
+            down=matrix("mlp.down_proj"),
+        )
+
+
+def expected_tensors(config: Qwen2Config, head_size: int | None = None) -> dict[str, Any]:
+    """Name -> shape of every tensor of a Qwen2 checkpoint; the head reads `head_size` (H)."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    parts = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.q_proj.bias": (queries,),
+        "self_attn.k_proj.bias": (keys,),
+        "self_attn.v_proj.bias": (keys,),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    shapes: dict[str, Any] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_hidden_layers):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, head_size or hidden)
+    return shapes
+
+
+class Qwen2:
+    """The backbone and its head: ids -> hidden states -> logits."""
+
+    def __init__(
+        self,
+        config: Qwen2Config,
+        parameters: Mapping[str, Stored],
+        where: str = "The checkpoint",
+        head_size: int | None = None,
+    ) -> None:
+        expected = expected_tensors(config, head_size)
+        check_tensors(parameters, expected, where)
+        self.config = config
+        self.rotary = RotaryEmbedding(config)
+        self.embedding = Matrix(parameters["model.embed_tokens.weight"])  # (V, H)
+        self.norm = widen(parameters["model.norm.weight"])  # (H,)
+        tied = config.tie_word_embeddings
+        self.head = self.embedding if tied else Matrix(parameters["lm_head.weight"])  # (V, H)
+        self.layers = [
+            Layer.of(parameters, f"model.layers.{layer}")
+            for layer in range(config.num_hidden_layers)
+        ]
+
+    def embed(self, ids: Ints) -> Float32:
+        """(B, T) -> (B, T, H)"""
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+            raise ValueError(
+                f"Token id {int(ids.max() if ids.max() > 0 else ids.min())} is outside the "
+                f"vocabulary of {self.config.vocab_size}: the tokenizer is another model's."
+            )
+        return self.embedding.rows(ids)
+
+    def forward(
+        self,
+        embeddings: Float32,
+        cache: KeyValueCache,
+        observe: Observer | None = None,
+        block: int | None = None,
+    ) -> Float32:
+        """Read (B, T, H) after what the cache holds. -> hidden states (B, T, H), normed
+
+        `observe(name, array)` is shown the embedding, every layer's attention weights (B, Q, T, S)
+        and output, and the final norm's, block by block.
+        """
+        total = cache.length + embeddings.shape[1]
+        if total > self.config.context:
+            raise ValueError(
+                f"{total} tokens are more than this model's context of {self.config.context}: "
+                "shorten the prompt."
+            )
+        self.rotary.adapt(total)
+        block = BLOCK if block is None else block
+        blocks = [
+            self._read(embeddings[:, start : start + block], cache, observe)
+            for start in range(0, embeddings.shape[1], block)
+        ]
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+
+    def _read(
+        self, x: Float32, cache: KeyValueCache, observe: Observer | None
+    ) -> Float32:  # (B, T, H) -> (B, T, H)
+        eps, end = self.config.rms_norm_eps, cache.length + x.shape[1]
+        cos, sin = self.rotary(self._positions(cache, len(x), end))
+        padding = None if cache.padding is None else cache.padding[:, :end]
+        if observe is not None:
+            observe("embedding", x)
+        for index, layer in enumerate(self.layers):
+            normed = rms_norm(x, layer.input_norm, eps)  # (B, T, H)
+            q, k, v = self._heads(layer, normed)  # (B, Q, T, D), (B, K, T, D) twice
+            q, k = apply_rotary_pos_emb(q, k, cos, sin)
+            keys, values = cache.append(index, k, v)  # (B, K, S, D)
+            window = self.config.windows[index]
+            mixed = attend(q, keys, values, window, padding)  # (B, T, Q D)
+            x = x + layer.output(mixed)
+            normed = rms_norm(x, layer.post_norm, eps)
+            gate, up = project(normed, layer.gate, layer.up)  # (B, T, I)
+            x = x + layer.down(swiglu(gate, up))
+            if observe is not None:
+                observe(f"attention.{index}", self._weights(q, keys, values, window, padding))
+                observe(f"layer.{index}", x)
+        cache.length = end
+        z = rms_norm(x, self.norm, eps)
+        if observe is not None:
+            observe("norm", z)
+        return z
+
+    def _heads(self, layer: Layer, normed: Float32) -> tuple[Float32, Float32, Float32]:
+        """Queries, keys and values, head by head. (B, T, H) -> (B, Q or K, T, D)"""
+        batch, new, _ = normed.shape
+        q, k, v = project(normed, layer.query, layer.key, layer.value)
+        q += layer.query_bias
+        k += layer.key_bias
+        v += layer.value_bias
+        q, k, v = (
+            x.reshape(batch, new, -1, self.config.head_dim).swapaxes(1, 2) for x in (q, k, v)
+        )
+        return q, k, v
+
+    def _positions(self, cache: KeyValueCache, batch: int, end: int) -> Ints:
+        """Places among the tokens that are no padding. -> (B, T)"""
+        if cache.padding is None:
+            return np.broadcast_to(np.arange(cache.length, end), (batch, end - cache.length))
+        counted = np.cumsum(~cache.padding[:, :end], axis=1) - 1
+        return np.maximum(counted[:, cache.length :], 0)
+
+    def _weights(
+        self,
+        q: Float32,
+        keys: Float32,
+        values: Float32,
+        window: int | None,
+        padding: Bools | None,
+    ) -> Float32:
+        """The attention weights of the positions just read. -> (B, Q, T, S)"""
+        mask = causal_mask(q.shape[2], keys.shape[2], window, padding)
+        groups = q.shape[1] // keys.shape[1]
+        return attention_forward(q, keys, values, mask, self.config.head_dim**-0.5, groups)[1]
+
+    def logits(self, z: Float32) -> Float32:
+        """(..., H) -> (..., V)"""
+        return self.head(z)
+
+
+def greedy_decode(
+    input_ids: ArrayLike,
+    all_parameters: Mapping[str, Stored],
+    config: Mapping[str, Any] | Qwen2Config,
+    max_new_tokens: int,
+    eos_token_id: int | Sequence[int] | None = None,
+) -> Ints:
+    """The likeliest next token, again and again. (T,) or (B, T) -> the same with the new tokens
+
+    `all_parameters` are a checkpoint's tensors under their names there; what `config` leaves out
+    of the vocabulary is read off their shapes. Stops early only if `eos_token_id` is given and
+    every row has said it.
+    """
+    if not isinstance(config, Qwen2Config):
+        vocabulary = all_parameters["model.embed_tokens.weight"].shape[0]
+        tied = "lm_head.weight" not in all_parameters
+        found = {"vocab_size": vocabulary, "tie_word_embeddings": tied}
+        config = Qwen2Config.from_dict({**found, **config})
+    model = Qwen2(config, all_parameters)
+    ids = np.atleast_2d(np.asarray(input_ids, np.int64))
+    stops = np.atleast_1d([] if eos_token_id is None else eos_token_id)
+    cache = KeyValueCache(config, len(ids), ids.shape[1] + max_new_tokens)
+    new, is_done = ids, np.zeros(len(ids), bool)
+    for _ in range(max_new_tokens):
+        z = model.forward(model.embed(new), cache)
+        new = model.logits(z[:, -1]).argmax(-1)[:, None]
+        ids = np.concatenate((ids, new), axis=1)
+        is_done |= np.isin(new[:, 0], stops)
+        if is_done.all():
+            break
+    return ids[0] if np.ndim(input_ids) == 1 else ids

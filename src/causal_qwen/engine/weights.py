@@ -1,0 +1,141 @@
+"""Weights: a checkpoint directory -> its config, and its tensors as they are stored.
+
+A safetensors file is eight bytes (the header's length), the header (JSON: name -> dtype, shape,
+where the bytes are) and the bytes. They are mapped, not read: a tensor costs memory when it is
+used, and the system may take that memory back.
+
+NumPy has no bfloat16. Here a uint16 array *is* one: its bits are the upper half of a float32's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Stored = NDArray[Any]  # float32, float16, or uint16 that holds bfloat16
+Float32 = NDArray[np.float32]
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+def widen(stored: Stored) -> Float32:
+    """The same numbers in float32; no copy of what already is."""
+    if stored.dtype == np.uint16:
+        wide = np.zeros(stored.shape, np.float32)
+        wide.view(np.uint16)[..., 1::2] = stored  # little-endian: the upper half comes second
+        return wide
+    return stored.astype(np.float32, copy=False)
+
+
+def narrow(values: Float32) -> NDArray[np.uint16]:
+    """float32 -> bfloat16 bits, rounded to nearest, ties to even; for what is not NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist: give a model's directory.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): fetch it again.") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} holds {type(fields).__name__}, not an object: fetch it again.")
+    return fields
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """Every tensor of one file, memory-mapped."""
+    damaged = f"{path} is damaged or truncated: fetch it again."
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist, and its model needs it.") from None
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(damaged)
+        try:
+            header = json.loads(file.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise ValueError(damaged) from None
+    header.pop("__metadata__", None)
+    start = 8 + length
+    if start + max((entry["data_offsets"][1] for entry in header.values()), default=0) > size:
+        raise ValueError(damaged)
+    data = np.memmap(path, np.uint8, "r") if header else np.zeros(0, np.uint8)
+    tensors: dict[str, Stored] = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(
+                f"{name} in {path} is stored as {entry['dtype']}; only float32, float16 and "
+                "bfloat16 can be read: save the model in one of them."
+            )
+        begin, end = (start + offset for offset in entry["data_offsets"])
+        dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(damaged)
+        # plain arrays over the map: slicing a memmap costs microseconds, and we slice a lot
+        tensors[name] = np.asarray(data[begin:end]).view(dtype).reshape(shape)
+    return tensors
+
+
+def read_tensors(directory: Path) -> dict[str, Stored]:
+    """Every tensor of a checkpoint, in one file or in shards listed by an index."""
+    if not (directory / INDEX).exists():
+        if not (directory / SINGLE).exists():
+            raise FileNotFoundError(
+                f"{directory} holds no {SINGLE}: give a model saved as safetensors."
+            )
+        return read_safetensors(directory / SINGLE)
+    index = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(index, dict):
+        raise ValueError(f"{directory / INDEX} has no weight_map: fetch it again.")
+    tensors: dict[str, Stored] = {}
+    for shard in sorted(set(index.values())):
+        tensors |= read_safetensors(directory / shard)
+    if lost := sorted(set(index) - set(tensors)):
+        raise ValueError(f"{lost[0]} is listed in {INDEX} and in none of its files.")
+    return tensors
+
+
+def check_tensors(
+    tensors: Mapping[str, Stored], expected: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Every expected tensor is there and has its shape; the error names those that have not."""
+    if missing := [name for name in expected if name not in tensors]:
+        raise ValueError(f"{where} lacks {_listed(missing)}: it is incomplete; fetch it again.")
+    wrong = [
+        f"{name} of shape {tensors[name].shape} instead of {shape}"
+        for name, shape in expected.items()
+        if tensors[name].shape != shape
+    ]
+    if wrong:
+        raise ValueError(f"{where} has {_listed(wrong)}: its config.json is another model's.")
+
+
+def find_not_finite(tensors: Mapping[str, Stored]) -> str | None:
+    """The first tensor that holds NaN or infinity, by name; reads everything."""
+    for name, stored in tensors.items():
+        if stored.dtype == np.uint16:
+            is_bad = bool(((stored & np.uint16(0x7F80)) == np.uint16(0x7F80)).any())
+        else:
+            is_bad = not bool(np.isfinite(stored).all())
+        if is_bad:
+            return name
+    return None
+
+
+def _listed(names: Iterable[str], shown: int = 3) -> str:
+    names = list(names)
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

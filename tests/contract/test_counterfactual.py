@@ -1,0 +1,133 @@
+"""Individuals of the embedded model: replayed anywhere, counterfactual, found behind a text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from causal_qwen import Individual, infer_individual
+from causal_qwen.calibrate import pad_left
+from causal_qwen.convert import default_model, open_model
+from causal_qwen.counterfactual import ChangedToken, OtherModel, counterfactual
+from causal_qwen.generation import ModeProcessor
+
+TEXT = "The king's daughter"
+NEW = 8
+SURE = 1e-4  # a margin between the two best tokens that no rounding closes
+
+
+@pytest.fixture(scope="module")
+def embedded() -> tuple[Any, Any]:
+    return open_model(default_model())
+
+
+@pytest.fixture(scope="module")
+def ada(embedded: Any) -> Individual:
+    return Individual.draw(embedded[1], seed=7, temperature=0.5, name="Ada")
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "causal_qwen.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def said(model: Any, prompts: list[torch.Tensor], who: Any, **options: Any) -> list[list[int]]:
+    batch = pad_left(prompts, model)
+    start = batch["input_ids"].shape[1]
+    options = {"causal_mode": "causal", "individual": who, "max_new_tokens": NEW, **options}
+    return model.generate(**batch, **options)[:, start:].tolist()
+
+
+def test_a_saved_individual_says_the_same_in_another_process(
+    embedded: Any, ada: Individual, tmp_path: Path
+) -> None:
+    processor, model = embedded
+    ids = processor(TEXT, return_tensors="pt")["input_ids"]
+    here = processor.decode(said(model, [ids[0]], ada)[0], [0.0] * NEW)
+    ada.save(tmp_path / "ada.safetensors")
+    speak = ("generate", TEXT, "--mode", "causal", "-n", str(NEW), "--json")
+    there = command(*speak, "-i", str(tmp_path / "ada.safetensors"))
+    assert json.loads(there.stdout)["text"] == here
+
+
+def test_replay_is_exact_alone_in_company_and_without_a_cache(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the first choice that rounding may decide, which hardly ever comes."""
+    processor, model = embedded
+    texts = [TEXT, "Without electricity, a modern hospital", "Why"]
+    prompts = [processor(text, return_tensors="pt")["input_ids"][0] for text in texts]
+    people = [
+        Individual.draw(model, seed=3, temperature=0.5),
+        Individual.draw(model, seed=4, temperature=0.5, fresh=True),
+        Individual.draw(model, seed=5, temperature=4.0, min_density=0.05),
+    ]
+    margins: list[torch.Tensor] = []
+    choose = ModeProcessor.__call__
+
+    def watch(self: Any, input_ids: Any, scores: Any) -> Any:
+        result = choose(self, input_ids, scores)
+        best = result.topk(2, dim=-1).values
+        margins.append(best[:, 0] - best[:, 1])
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModeProcessor, "__call__", watch)
+        together = said(model, prompts, people)
+    is_sure = (torch.stack(margins, dim=-1) > SURE).cumprod(-1).sum(-1).tolist()
+    assert sum(is_sure) >= 0.9 * 3 * NEW
+    alone = [said(model, [p], one)[0] for p, one in zip(prompts, people, strict=True)]
+    uncached = said(model, prompts, people, use_cache=False)
+    for row, sure in enumerate(is_sure):
+        assert alone[row][:sure] == together[row][:sure] == uncached[row][:sure]
+
+
+def test_an_edit_of_the_embedded_model(embedded: Any, ada: Individual) -> None:
+    processor, model = embedded
+    options = {"max_new_tokens": NEW, "processor": processor}
+    result = counterfactual(model, TEXT, ada, "The king's son", max_new_tokens=NEW)
+    assert result.factual.text.startswith(TEXT)
+    assert result.counterfactual.text.startswith("The king's son")
+    assert result.divergence is not None
+    assert result.stability().violations == 0  # a fresh conversion has equal scales
+    assert (abs(result.scale_ratio - 1) < 1e-6).all()
+    noop = counterfactual(model, TEXT, ada, TEXT, **options)
+    assert noop.divergence is None
+    again = counterfactual(model, TEXT, ada, OtherModel(model), **options)
+    assert again.divergence is None
+    position = result.factual.start + 3
+    token = ChangedToken(position, " never")
+    changed = counterfactual(model, TEXT, ada, token, **options)
+    assert changed.divergence == 3
+    assert changed.counterfactual.tokens[3] == " never"
+    assert changed.counterfactual.tokens[:3] == changed.factual.tokens[:3]
+
+
+def test_somebody_is_found_behind_an_observed_text(embedded: Any) -> None:
+    processor, model = embedded
+    options = {"n": 3, "burn_in": 1, "sweeps": 1, "processor": processor}
+    found = infer_individual(model, " was the first", prompt="The old man", **options)
+    assert found.success_rate == 1.0
+    options = {"max_new_tokens": 3, "processor": processor}
+    result = counterfactual(model, "The old man", found.individuals[0], "The old woman", **options)
+    assert result.factual.text == "The old man was the first"
+
+
+def test_the_command_line_answers(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    ask = ("counterfactual", TEXT, "-i", "7", "-t", "0.5", "-n", "4")
+    done = command(*ask, "--prompt", "The king's son", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "counterfactual" in done.stdout
+    assert "The king's son" in done.stdout
+    assert page.read_text(encoding="utf-8").startswith("<div class='counterfactual'>")

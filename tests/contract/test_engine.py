@@ -1,0 +1,413 @@
+"""What the NumPy engine promises a user: no torch, the torch side's words, honest errors."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from causal_qwen.engine import Engine
+from causal_qwen.engine.random import TINY, random_checkpoint
+from causal_qwen.engine.text import TextReader
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def directory(
+    tmp_path: Path, make_model: Callable[..., Any], byte_tokenizer: Callable[..., Any]
+) -> Path:
+    """A saved causal model with its processor: one token per byte, and <NUM>."""
+    from causal_qwen.processor import CausalQwenProcessor
+
+    processor = CausalQwenProcessor(byte_tokenizer(), encode_numbers="value")
+    size = len(processor.tokenizer)
+    model = make_model(vocab_size=size, num_token_id=processor.num_token_id, encode_numbers="value")
+    model.decision.threshold.data[processor.num_token_id] = 0.0
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+WITHOUT_TORCH = """
+import importlib.abc, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"blocked: {name}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_without_torch(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", WITHOUT_TORCH + code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@torch.no_grad()
+def test_it_speaks_where_torch_cannot_be_imported(directory: Path) -> None:
+    """The same text as the torch side's, numbers read and said included."""
+    from causal_qwen.convert import open_model
+
+    out = run_without_torch(
+        "import json\n"
+        "from causal_qwen.engine import Engine\n"
+        "engine = Engine.from_pretrained(sys.argv[1])\n"
+        "result = engine.generate('It costs 12.5 or', mode='causal', individual=3, "
+        "noise_gain=1.0, max_new_tokens=24)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        "values = result.numeric_values\n"
+        "print(json.dumps([result.text, result.ids.tolist(), values.tolist()]))\n",
+        str(directory),
+    )
+    text, ids, values = json.loads(out)
+    processor, model = open_model(directory)
+    inputs = processor(["It costs 12.5 or"], return_tensors="pt")
+    assert (inputs["input_ids"] == processor.num_token_id).sum() == 1
+    options = {"causal_mode": "causal", "individual": 3, "noise_gain": 1.0}
+    result = model.generate(
+        **inputs, **options, max_new_tokens=24, return_dict_in_generate=True, pad_token_id=0
+    )
+    assert ids == result.sequences.tolist()
+    assert np.allclose(values, result.numeric_values.numpy(), rtol=1e-4)
+    start = inputs["input_ids"].shape[1]
+    assert processor.num_token_id in ids[0][start:]  # a number was said, and read again
+    assert text == processor.decode(ids[0][start:], values[0][start:])
+
+
+def test_the_command_speaks_where_torch_cannot_be_imported(directory: Path) -> None:
+    code = (
+        "from causal_qwen.cli import main\n"
+        "sys.argv = ['causal-qwen', 'np-generate', sys.argv[1], 'It costs 12.5 or', '-n', '5']\n"
+        "main()\n"
+    )
+    out = run_without_torch(code, str(directory))
+    assert out.startswith("It costs 12.5 or")
+
+
+def test_nothing_under_the_engine_imports_torch() -> None:
+    files = [*(ROOT / "src/causal_qwen/engine").glob("*.py"), ROOT / "src/causal_qwen/watch.py"]
+    assert len(files) > 8
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {m.split(".")[0] for m in modules} & {"torch", "transformers"}, file
+
+
+@torch.no_grad()
+def test_the_embedded_model_says_the_same_on_both_sides() -> None:
+    from causal_qwen.convert import default_model, open_model
+
+    engine = Engine.from_pretrained(default_model())
+    processor, model = open_model(default_model())
+    prompt = "The old lighthouse keeper opened the door and"
+    inputs = processor([prompt], return_tensors="pt")
+    for mode in ("standard", "causal", "sampling", "compatible"):
+        noise = {"individual": 7} if mode in ("causal", "sampling") else {}
+        ours = engine.generate(prompt, max_new_tokens=12, mode=mode, **noise)
+        theirs = model.generate(**inputs, causal_mode=mode, max_new_tokens=12, **noise)
+        assert ours.ids.tolist() == theirs.tolist(), mode
+    chat = processor.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+    ours = engine.generate(prompt, max_new_tokens=1, chat=True)
+    assert ours.ids[0, : ours.new.start].tolist() == chat["input_ids"][0].tolist()
+
+
+def test_the_reader_reads_as_the_processor_does(directory: Path) -> None:
+    from causal_qwen.processor import CausalQwenProcessor
+
+    processor = CausalQwenProcessor.from_pretrained(directory)
+    reader = TextReader.from_directory(
+        directory, json.loads((directory / "config.json").read_text())
+    )
+    assert reader is not None
+    for text in ("", "价格是99.9元", "a typed <NUM> stays text, 5 does not", "1e300 and -7.25%"):
+        for way in ("text", "value"):
+            expected = processor(text, encode_numbers=way)
+            ids, values = reader.encode(text, way)
+            assert (ids, values) == (expected["input_ids"], expected["numeric_values"])
+            assert reader.decode(np.array(ids, np.int64), np.array(values)) == processor.decode(
+                ids, values
+            )
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def edit(path: Path, **changes: Any) -> None:
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**fields, **changes}), encoding="utf-8")
+
+
+def without(directory: Path, *names: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    for name in names:
+        del tensors[name]
+    save_file(tensors, directory / "model.safetensors")
+
+
+def with_nan(directory: Path, name: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    tensors[name].view(-1)[3] = float("nan")
+    save_file(tensors, directory / "model.safetensors")
+
+
+def truncate(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
+    "broken config": (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "holds no model.safetensors"),
+    "truncated": (truncate, "model.safetensors is damaged or truncated: fetch it again"),
+    "empty file": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged or truncated"),
+    "architecture": (
+        lambda d: edit(d / "config.json", model_type="gpt2"),
+        "architecture 'gpt2'; this engine runs Qwen2",
+    ),
+    "missing": (
+        lambda d: without(d, "model.layers.1.mlp.up_proj.weight", "model.norm.weight"),
+        "lacks model.layers.1.mlp.up_proj.weight, model.norm.weight",
+    ),
+    "missing heads": (lambda d: without(d, "action.b_noise"), "lacks action.b_noise"),
+    "misshapen": (
+        lambda d: edit(d / "config.json", intermediate_size=47),
+        r"mlp.gate_proj.weight of shape \(48, 32\) instead of \(47, 32\)",
+    ),
+    "rope": (
+        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "spiral"}),
+        "rope_type='spiral' is unknown",
+    ),
+    "tokenizer": (
+        lambda d: edit(d / "config.json", num_token_id=5),
+        "tokenizer.json has .* it is another model's",
+    ),
+    "NaN": (
+        lambda d: with_nan(d, "model.layers.0.self_attn.q_proj.weight"),
+        "model.layers.0.self_attn.q_proj.weight holds NaN or infinity",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(BAD))
+def test_a_bad_checkpoint_is_said_in_one_sentence(what: str, directory: Path) -> None:
+    break_it, message = BAD[what]
+    break_it(directory)
+    with pytest.raises((ValueError, OSError), match=message) as caught:
+        Engine.from_pretrained(directory).generate("Hello", max_new_tokens=2)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": "x" * 200}, "200 tokens; this model reads 1 to 128: shorten it"),
+        ({"prompts": ""}, "has no token"),
+        ({"prompts": []}, "There is no prompt"),
+        ({"prompts": [[5, 9999]]}, "Token id 9999 is outside the vocabulary"),
+        ({"mode": "bold"}, "mode='bold' is unknown; choose one of standard"),
+        ({"mode": "standard", "do_sample": True}, "contradicts do_sample=True"),
+        ({"mode": "standard", "individual": 3}, "individual= has no part in mode='standard'"),
+        ({"mode": "causal", "individual": "me"}, "individual='me' is neither a seed"),
+        ({"mode": "causal", "individual": [0.5, 0.5]}, r"of this model is \(32,\) numbers"),
+        ({"temperature": -1}, "temperature=-1 must be a number of at least 0"),
+        ({"top_p": 2}, r"top_p=2 must be a number in \[0, 1\]"),
+        ({"normalization": "l2"}, "normalization='l2' is unknown"),
+        ({"value_field": "price"}, "field='price' is unknown"),
+        ({"encode_numbers": "roman"}, "encode_numbers='roman' is unknown"),
+        ({"prompts": [[5, 6]], "numeric_values": [[1.0, 0.0]]}, "0 wherever the token is not"),
+    ],
+)
+def test_a_bad_call_is_said_in_one_sentence(
+    arguments: dict[str, Any], message: str, directory: Path
+) -> None:
+    engine = Engine.from_pretrained(directory)
+    with pytest.raises(ValueError, match=message):
+        engine.generate(**{"prompts": "Hello", "max_new_tokens": 2, **arguments})
+
+
+def test_unknown_options_raise(directory: Path) -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        Engine.from_pretrained(directory).generate("Hello", temprature=1.0)
+
+
+def test_a_plain_checkpoint_speaks_as_qwen_only(tmp_path: Path) -> None:
+    engine = Engine.from_pretrained(random_checkpoint(tmp_path, TINY))
+    assert engine.generate([5, 6, 7], max_new_tokens=3).mode == "compatible"
+    with pytest.raises(ValueError, match="this checkpoint is plain Qwen2"):
+        engine.generate([5, 6, 7], mode="causal")
+    with pytest.raises(ValueError, match=r"no tokenizer\.json: give token ids"):
+        engine.generate("Hello")
+
+
+# ---------------------------------------------------------------- commands
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from causal_qwen.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_command_says_the_text_and_more_when_asked(directory: Path) -> None:
+    plain = command("np-generate", str(directory), "It costs", "-n", "6", "--quiet")
+    assert plain.returncode == 0, plain.stderr
+    told = command("np-generate", str(directory), "It costs", "-n", "6", "--json", "--summary")
+    record = json.loads(told.stdout)
+    assert plain.stdout == record["text"] + "\n"
+    whole = Engine.from_pretrained(directory).generate("It costs", max_new_tokens=6)
+    assert record["text"] == whole.text
+    assert len(record["tokens"]) == 6
+    assert record["tokens"][0]["summary"]["P_sum"] > 0
+    shown = command("np-generate", str(directory), "It costs", "-n", "2", "--attention")
+    assert shown.stdout.count("looked at") == 2
+
+
+def test_the_command_fails_in_one_sentence(directory: Path) -> None:
+    truncate(directory)
+    done = command("np-generate", str(directory), "Hello")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "damaged or truncated" in done.stderr
+
+
+def test_the_live_view_shows_tokens_bar_and_runners_up(directory: Path) -> None:
+    import io
+
+    from causal_qwen import watch
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    steps = watch.watch(
+        Engine.from_pretrained(directory),
+        "It costs",
+        max_new_tokens=4,
+        attention=True,
+        summary=True,
+        out=out,
+    )
+    seen = out.getvalue()
+    assert len(steps) == 4
+    for part in ("4/4 tokens", "tokens/s", "runners-up", "looked at", "P_sum"):
+        assert part in seen, part
+
+
+def test_verify_proves_it_and_writes_its_evidence(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from causal_qwen.cli import app
+
+    model = random_checkpoint(tmp_path / "model", TINY, std=0.1, is_causal=True)
+    arguments = ["verify", str(model), "-n", "12", "-o", str(tmp_path / "proof")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "layer.1" in done.output
+    proof = json.loads((tmp_path / "proof/verify.json").read_text(encoding="utf-8"))
+    assert proof["is_passed"]
+    assert len(proof["tokens"]) == 12
+    assert [stage["name"] for stage in proof["stages"]][-2:] == ["norm", "logits"]
+    assert 0 < proof["stages"][-1]["differences"]["numpy_float32"]["maximum"] < 2e-4
+    assert (tmp_path / "proof/verify.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_the_embedded_model_meets_every_bar_for_256_tokens() -> None:
+    from causal_qwen.convert import default_model
+    from causal_qwen.verify import verify
+
+    result = verify(default_model(), max_new_tokens=256)
+    assert len(result.tokens) == 256
+    assert result.is_passed, result.checks
+
+
+def test_verify_fails_where_the_engine_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from causal_qwen.engine import qwen2
+    from causal_qwen.verify import verify
+
+    model = random_checkpoint(tmp_path, TINY, std=0.1)
+    assert verify(model, max_new_tokens=3).is_passed
+    monkeypatch.setattr(qwen2, "swiglu", lambda gate, up: gate * up)
+    result = verify(model, max_new_tokens=3)
+    assert not result.is_passed
+    assert not result.checks[0].is_met
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_every_function_that_the_page_names_exists() -> None:
+    page = (ROOT / "docs/numpy-engine.md").read_text(encoding="utf-8")
+    names = sorted(set(re.findall(r"`(causal_qwen\.[\w.]+)`", page)))
+    assert len(names) > 25
+    for name in names:
+        parts = name.split(".")
+        for cut in range(len(parts), 0, -1):
+            try:
+                found: Any = importlib.import_module(".".join(parts[:cut]))
+                break
+            except ModuleNotFoundError:
+                continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+
+
+def test_the_notebook_runs_on_a_tiny_model(tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    code = (
+        "import nbformat, sys\n"
+        "from nbclient import NotebookClient\n"
+        "notebook = nbformat.read(sys.argv[1], as_version=4)\n"
+        "NotebookClient(notebook, timeout=120, kernel_name='python3').execute()\n"
+        "nbformat.write(notebook, sys.argv[2])\n"
+    )
+    out = tmp_path / "run.ipynb"
+    source = ROOT / "examples/qwen2_numpy.ipynb"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(source), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert nbclient is not None
+    cells = [cell for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"]
+    pictures = sum("image/png" in o.get("data", {}) for cell in cells for o in cell.outputs)
+    assert pictures >= 7

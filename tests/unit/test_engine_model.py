@@ -1,0 +1,308 @@
+"""The NumPy engine on whole tiny models: the same numbers and the same tokens as the torch side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from causal_qwen.engine import Engine, KeyValueCache, greedy_decode, qwen2, threads
+from causal_qwen.engine.causal import choose
+from causal_qwen.engine.weights import read_json, read_tensors, widen
+from causal_qwen.individual import Individual
+
+PROMPT = [5, 17, 44, 3, 96, 60, 21, 8, 33, 71]
+NUM = 7  # the id of <NUM>
+
+
+@pytest.fixture
+def saved(tmp_path: Path, make_model: Callable[..., Any]) -> Callable[..., Any]:
+    """`saved(**fields)`: (a tiny torch model, the engine of its saved directory)."""
+
+    def make(dtype: torch.dtype = torch.float32, **fields: Any) -> tuple[Any, Engine]:
+        model = make_model(**fields).to(dtype)
+        model.decision.threshold.data[NUM] = -1.0  # wanted often
+        model.generation_config.noise_gain = 2.0
+        model.generation_config.fresh_noise_gain = 1.5
+        model.save_pretrained(tmp_path)
+        return model, Engine.from_pretrained(tmp_path)
+
+    return make
+
+
+def plain(tmp_path: Path, fields: dict[str, Any], **more: Any) -> tuple[Any, Engine]:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**{**fields, **more})).eval()
+    for layer in model.model.layers:  # biases are 0 in a fresh model
+        for name in ("q_proj", "k_proj", "v_proj"):
+            torch.nn.init.normal_(getattr(layer.self_attn, name).bias, std=0.5)
+    model.save_pretrained(tmp_path)
+    return model, Engine.from_pretrained(tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ],
+    ids=["tied", "untied", "window", "yarn", "dynamic"],
+)
+@pytest.mark.parametrize("block", [512, 16])
+def test_logits_are_qwen2s(
+    more: dict[str, Any],
+    block: int,
+    tmp_path: Path,
+    tiny_fields: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(qwen2, "BLOCK", block)
+    model, engine = plain(tmp_path, tiny_fields, **more)
+    ids = np.random.default_rng(1).integers(0, 97, (2, 50))
+    expected = model(torch.from_numpy(ids)).logits.numpy()
+    truth = model.double()(torch.from_numpy(ids)).logits.numpy()
+    ours = engine.logits(ids)
+    assert np.abs(ours - truth).max() <= 3 * np.abs(expected - truth).max() + 1e-6
+    assert np.array_equal(ours.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_cached_is_uncached_and_the_cache_grows(
+    window: int | None, tmp_path: Path, tiny_fields: dict[str, Any]
+) -> None:
+    more = {"use_sliding_window": window is not None, "sliding_window": window}
+    _, engine = plain(tmp_path, tiny_fields, **more, max_window_layers=0)
+    model = engine.model
+    ids = np.random.default_rng(1).integers(0, 97, (1, 40))
+    whole = engine.logits(ids)
+    cache = KeyValueCache(model.config, capacity=4)
+    parts = [model.forward(model.embed(part), cache) for part in np.split(ids, [9, 10, 11, 30], 1)]
+    assert np.abs(model.logits(np.concatenate(parts, 1)) - whole).max() < 2e-5
+    assert cache.length == 40
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [True, False])
+def test_greedy_decode_takes_the_sources_arguments(
+    tied: bool, tmp_path: Path, tiny_fields: dict[str, Any]
+) -> None:
+    model, _ = plain(tmp_path, tiny_fields, tie_word_embeddings=tied)
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+    config = {name: tiny_fields[name] for name in (*names, "num_key_value_heads")}
+    config |= {"rms_norm_eps": 1e-6, "rope_theta": 10000, "hidden_act": "silu"}
+    parameters = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    if tied:
+        del parameters["lm_head.weight"]
+    ids = greedy_decode(PROMPT, parameters, config, max_new_tokens=20)
+    expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False)
+    assert ids.tolist() == expected[0].tolist()
+    assert greedy_decode([PROMPT], parameters, config, 20, int(ids[12])).shape == (1, 13)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"causal_size": 24},
+        {"tie_word_embeddings": False, "head_bias": True, "scale_activation": "softplus"},
+        {"scale_activation": "abs", "value_space": "linear", "numeric_encoding": "sigmoid"},
+    ],
+    ids=["tied", "smaller U", "untied with bias", "abs and sigmoid"],
+)
+def test_every_mode_says_what_the_torch_side_says(
+    fields: dict[str, Any], saved: Callable[..., Any]
+) -> None:
+    """Token for token and value for value, with <NUM> in the prompt and in the answer."""
+    model, engine = saved(num_token_id=NUM, **fields)
+    prompt, values = [*PROMPT, NUM, 50], [0.0] * 10 + [-1234.5, 0.0]
+    inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, 12).long()}
+    said = 0
+    for options in (
+        {"mode": "standard"},
+        {"mode": "causal", "individual": 3},
+        {"mode": "causal", "individual": 4, "temperature": 0.3, "min_density": 0.1},
+        {"mode": "causal", "individual": 5, "fresh_noise": True},
+        {"mode": "sampling", "individual": 6},
+        {"mode": "sampling", "individual": 8, "top_k": 5, "top_p": 0.9},
+        {"mode": "sampling", "individual": 8, "noise_gain": 0.5, "fresh_noise": False},
+        {"mode": "compatible"},
+        {"mode": "compatible", "repetition_penalty": 1.5},
+        {"mode": "compatible", "normalization": "ovr"},
+    ):
+        ours = engine.generate([prompt], numeric_values=[values], max_new_tokens=25, **options)
+        theirs = model.generate(
+            **inputs,
+            numeric_values=torch.tensor([values], dtype=torch.float64),
+            max_new_tokens=25,
+            return_dict_in_generate=True,
+            causal_mode=options["mode"],
+            **{name: value for name, value in options.items() if name != "mode"},
+        )
+        assert ours.ids.tolist() == theirs.sequences.tolist(), options
+        expected = theirs.numeric_values.numpy()
+        assert np.allclose(ours.numeric_values, expected, rtol=1e-3, atol=1e-4), options
+        said += int((ours.ids[:, ours.new] == NUM).sum())
+    assert said > 0  # some number was spoken, and read again
+
+
+@torch.no_grad()
+def test_an_individual_given_by_hand_is_the_torch_sides(saved: Callable[..., Any]) -> None:
+    model, engine = saved()
+    noise = np.random.default_rng(3).uniform(0.05, 0.95, 32)
+    somebody = Individual.draw(32, seed=9, min_density=0.2, temperature=0.7)
+    moody = Individual.draw(32, seed=9, fresh=True)
+    for mode, who in (
+        ("causal", {"individual": noise}),
+        ("causal", {"individual": somebody}),
+        ("causal", {"individual": moody, "exogenous": 5}),
+        ("sampling", {"individual": moody}),
+        (
+            "sampling",
+            {"individual": Individual.draw(32, seed=1).mix(Individual.draw(32, seed=3), 0.5)},
+        ),
+    ):
+        ours = engine.generate([PROMPT], mode=mode, max_new_tokens=12, **who)
+        theirs = model.generate(torch.tensor([PROMPT]), causal_mode=mode, max_new_tokens=12, **who)
+        assert ours.ids.tolist() == theirs.tolist(), who
+    with pytest.raises(ValueError, match="contradicts"):
+        engine.generate([PROMPT], mode="causal", individual=somebody, temperature=0.1)
+
+
+@pytest.mark.parametrize("mode", ["standard", "sampling", "causal", "compatible"])
+def test_a_batch_of_unequal_prompts_is_its_rows_alone(mode: str, saved: Callable[..., Any]) -> None:
+    _, engine = saved(use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    noise = {"individual": [3, 4, 5]} if mode in ("sampling", "causal") else {}
+    prompts = [PROMPT, PROMPT[:3], PROMPT[2:9]]
+    batch = engine.generate(prompts, mode=mode, max_new_tokens=15, **noise)
+    for row, prompt in enumerate(prompts):
+        one = {"individual": noise["individual"][row]} if noise else {}
+        alone = engine.generate([prompt], mode=mode, max_new_tokens=15, **one)
+        assert batch.ids[row, batch.new].tolist() == alone.ids[0, alone.new].tolist()
+
+
+@torch.no_grad()
+def test_rows_end_with_their_stop_token_and_are_padded(saved: Callable[..., Any]) -> None:
+    _, engine = saved()
+    free = engine.generate([PROMPT, PROMPT[:4]], max_new_tokens=12, mode="standard")
+    first = free.ids[0, free.new.start + 3]
+    bound = engine.generate(
+        [PROMPT, PROMPT[:4]], max_new_tokens=12, mode="standard", eos_token_id=int(first)
+    )
+    own = bound.ids[0, bound.new].tolist()
+    stop = own.index(first)
+    assert stop <= 3
+    assert own[stop:] == [first] * len(own[stop:])  # the pad token is the stop token here
+    later = engine.generate(
+        [PROMPT], max_new_tokens=12, mode="standard", eos_token_id=int(first), min_new_tokens=12
+    )
+    assert first not in later.ids[0, later.new]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_stored_halves_run_as_their_float32_copies(
+    dtype: torch.dtype, tmp_path: Path, saved: Callable[..., Any]
+) -> None:
+    _, engine = saved(dtype)
+    wide = Engine.from_pretrained(tmp_path, dtype="float32")
+    assert engine.model.embedding.stored.dtype.itemsize == 2
+    assert wide.model.embedding.stored.dtype == np.float32
+    assert np.abs(engine.logits(PROMPT) - wide.logits(PROMPT)).max() < 1e-5
+    for mode in ("standard", "compatible"):
+        ours = engine.generate([PROMPT], mode=mode, max_new_tokens=20)
+        assert (
+            ours.ids.tolist() == wide.generate([PROMPT], mode=mode, max_new_tokens=20).ids.tolist()
+        )
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path, make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    model.save_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "many", max_shard_size="10KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one, many = read_tensors(tmp_path / "one"), read_tensors(tmp_path / "many")
+    assert one.keys() == many.keys()
+    assert all(np.array_equal(widen(one[name]), widen(many[name])) for name in one)
+
+
+def test_the_choice_is_that_of_every_scale_computed(saved: Callable[..., Any]) -> None:
+    """Pruning changes nothing, also where it cannot exclude many."""
+    _, engine = saved()
+    heads = engine.heads
+    assert heads is not None
+    rng = np.random.default_rng(0)
+    for spread in (0.0, 0.1, 2.0):
+        for _ in range(30):
+            loc = (3 * rng.standard_normal(97)).astype(np.float32)
+            scale = np.exp(spread * rng.standard_normal(32)).astype(np.float32)
+            whole = choose(loc, heads.score_scale(scale), heads.threshold)
+            assert heads.choose(loc, scale) == whole
+
+
+def test_a_stream_tells_each_token_with_its_probability(saved: Callable[..., Any]) -> None:
+    _, engine = saved()
+    whole = engine.generate([PROMPT], mode="causal", individual=2, max_new_tokens=8)
+    steps = list(
+        engine.stream(PROMPT, mode="causal", individual=2, max_new_tokens=8, summarize=True)
+    )
+    assert [step.id for step in steps] == whole.ids[0, whole.new].tolist()
+    for step in steps:
+        others = [probability for _, probability in step.runners_up]
+        assert len(others) == 3
+        assert others == sorted(others, reverse=True)
+        assert 0 < step.probability + sum(others) <= 1 + 1e-9
+        assert step.summary is not None
+        assert 0 < step.summary["P_chosen"] < 1
+        assert step.summary["U_scale_median"] > 0
+
+
+def test_softmax_sampling_repeats_by_seed(saved: Callable[..., Any]) -> None:
+    _, engine = saved()
+    options = {"mode": "compatible", "do_sample": True, "temperature": 1.5, "max_new_tokens": 20}
+    one, same, other = (engine.generate([PROMPT], seed=s, **options).ids for s in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+    greedy = engine.generate([PROMPT], mode="compatible", max_new_tokens=20).ids
+    cold = engine.generate([PROMPT], seed=1, **{**options, "temperature": 0.0}).ids
+    assert np.array_equal(cold, greedy)
+
+
+def test_saved_generation_settings_count(tmp_path: Path, saved: Callable[..., Any]) -> None:
+    saved()
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({**read_json(path), "do_sample": True, "causal_mode": None}))
+    assert Engine.from_pretrained(tmp_path).generate([PROMPT], max_new_tokens=1).mode == "sampling"
+    path.write_text(json.dumps({**read_json(path), "causal_mode": "compatible"}))
+    assert (
+        Engine.from_pretrained(tmp_path).generate([PROMPT], max_new_tokens=1).mode == "compatible"
+    )
+
+
+def test_observers_see_every_layer(saved: Callable[..., Any]) -> None:
+    _, engine = saved()
+    seen: dict[str, Any] = {}
+    engine.logits(PROMPT, observe=seen.__setitem__)
+    assert [name for name in seen if name.startswith("layer")] == ["layer.0", "layer.1"]
+    assert seen["attention.1"].shape == (1, 4, 10, 10)
+    assert np.allclose(seen["attention.1"].sum(-1), 1, atol=1e-5)
+    assert np.triu(seen["attention.0"][0, 0], 1).max() == 0
+
+
+def test_two_threads_say_what_one_says(
+    saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine = saved(torch.bfloat16)
+    ids = np.random.default_rng(1).integers(0, 97, (2, 50))
+    one = engine.logits(ids)
+    monkeypatch.setattr(threads, "COUNT", 2)
+    assert np.abs(engine.logits(ids) - one).max() < 1e-5

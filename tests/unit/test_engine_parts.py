@@ -1,0 +1,284 @@
+"""The NumPy engine's parts, each against torch or against its definition in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Qwen2Config as TorchConfig
+from transformers.generation import (
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.models.qwen2 import modeling_qwen2 as hf
+
+from causal_qwen import action, decision
+from causal_qwen.engine import causal, threads
+from causal_qwen.engine.causal import choose
+from causal_qwen.engine.matrix import FEW, TILE, Matrix, project
+from causal_qwen.engine.qwen2 import (
+    Qwen2Config,
+    RotaryEmbedding,
+    apply_rotary_pos_emb,
+    attend,
+    attention_forward,
+    causal_mask,
+    repeat_kv,
+    rms_norm,
+    swiglu,
+)
+from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
+from causal_qwen.engine.weights import narrow, read_safetensors, widen
+
+FIELDS = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def random(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+# ---------------------------------------------------------------- weights
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40))
+def test_bfloat16_is_widened_and_narrowed_as_in_torch(numbers: list[float]) -> None:
+    values = np.asarray(numbers, np.float32)
+    expected = torch.from_numpy(values).bfloat16()
+    bits = narrow(values)
+    assert bits.tolist() == expected.view(torch.uint16).tolist()
+    assert np.array_equal(widen(bits), expected.float().numpy())
+
+
+def test_a_file_with_every_type_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    values = torch.from_numpy(random(5, 6))
+    types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    save_file({name: values.to(dtype) for name, dtype in types.items()}, tmp_path / "x.safetensors")
+    ours = read_safetensors(tmp_path / "x.safetensors")
+    for name, tensor in load_file(tmp_path / "x.safetensors").items():
+        assert np.array_equal(widen(ours[name]), tensor.float().numpy()), name
+    assert not ours["f32"].flags.writeable  # a map of the file, not a copy of it
+
+
+# ---------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [32, 33, 900])
+@pytest.mark.parametrize("count", [1, 3, FEW + 1])
+def test_products_of_stored_weights_are_right(kind: str, columns: int, count: int) -> None:
+    weight, x = random(TILE + 37, columns), random(count, columns, seed=1)
+    stored = {"float32": weight, "float16": weight.astype(np.float16), "bfloat16": narrow(weight)}
+    matrix = Matrix(stored[kind])
+    wide = widen(stored[kind]).astype(np.float64)
+    expected = x.astype(np.float64) @ wide.T
+    bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(wide).T)
+    assert matrix(x).shape == (count, TILE + 37)
+    assert (np.abs(matrix(x) - expected) <= bound).all()
+    assert np.allclose(matrix.row_norms(), np.abs(wide).sum(1), rtol=1e-6)
+    rows = np.array([5, 0, TILE + 1])
+    assert np.allclose(matrix.absolute(x[0] ** 2, rows), np.abs(wide[rows]) @ x[0] ** 2, rtol=1e-5)
+    assert np.array_equal(matrix.rows(rows), wide[rows])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_products_do_not_depend_on_the_number_of_threads(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = [Matrix(narrow(random(size, 16, seed=size))) for size in (1, 7, TILE + 5)]
+    x = random(2, 16)
+    expected = project(x, *matrices)
+    monkeypatch.setattr(threads, "COUNT", workers)
+    for ours, theirs in zip(project(x, *matrices), expected, strict=True):
+        assert np.allclose(ours, theirs, atol=1e-6)
+
+
+def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "COUNT", 2)
+
+    def fail() -> None:
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        threads.run([lambda: None, fail])
+
+
+# ---------------------------------------------------------------- Qwen2
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 64), (2, 5, 64)])
+def test_rms_norm_is_qwen2s(shape: tuple[int, ...]) -> None:
+    x, weight = 3 * random(*shape), random(64, seed=1)
+    theirs = hf.Qwen2RMSNorm(64, eps=1e-5)
+    theirs.weight.data = torch.from_numpy(weight)
+    expected = theirs(torch.from_numpy(x)).detach().numpy()
+    assert np.allclose(rms_norm(x, weight, 1e-5), expected, rtol=2e-6, atol=1e-6)
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_theta": 1e6},
+    "linear": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0},
+    "yarn": {
+        "rope_theta": 1e6,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn with options": {
+        "rope_theta": 1e4,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "mscale": 1.2,
+        "mscale_all_dim": 0.7,
+        "truncate": False,
+    },
+    "llama3": {
+        "rope_theta": 5e5,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(ROPES))
+def test_rotations_are_qwen2s_for_every_scaling(name: str) -> None:
+    """Also as the text grows beyond the trained length, and shrinks again."""
+    fields = {**FIELDS, "rope_parameters": dict(ROPES[name])}
+    config = Qwen2Config.from_dict(json.loads(json.dumps(fields)))
+    ours, theirs = RotaryEmbedding(config), hf.Qwen2RotaryEmbedding(TorchConfig(**fields))
+    for length in (40, 150, 200, 30):
+        positions = np.arange(length)[None]
+        ours.adapt(length)
+        expected = theirs(torch.zeros(1), torch.from_numpy(positions))
+        for mine, other in zip(ours(positions), expected, strict=True):
+            assert np.abs(mine[:, 0] - other.numpy()).max() < 3e-5, (length, name)
+
+
+def test_rotations_reach_131072_positions() -> None:
+    fields = {**FIELDS, "max_position_embeddings": 131_072, "rope_theta": 10_000.0}
+    positions = np.array([[131_071]])
+    cos, _ = RotaryEmbedding(Qwen2Config.from_dict(fields))(positions)
+    config = TorchConfig(**{**FIELDS, "max_position_embeddings": 131_072})
+    config.rope_parameters = {"rope_theta": 10_000.0, "rope_type": "default"}
+    expected, _ = hf.Qwen2RotaryEmbedding(config)(torch.zeros(1), torch.from_numpy(positions))
+    assert np.abs(cos[0, 0] - expected[0].numpy()).max() < 1e-5
+
+
+def test_the_documented_names_compute_what_transformers_computes() -> None:
+    q, k, v = random(2, 4, 5, 16), random(2, 2, 5, 16, seed=1), random(2, 2, 5, 16, seed=2)
+    angle = random(2, 5, 16, seed=3)
+    cos, sin = np.cos(angle), np.sin(angle)
+    torch_q, torch_k, torch_v, torch_cos, torch_sin = map(torch.from_numpy, (q, k, v, cos, sin))
+    expected = hf.apply_rotary_pos_emb(torch_q, torch_k, torch_cos, torch_sin)
+    ours = apply_rotary_pos_emb(q, k, cos[:, None], sin[:, None])
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert np.allclose(mine, theirs.numpy(), atol=1e-6)
+    assert np.array_equal(repeat_kv(k, 2), hf.repeat_kv(torch_k, 2).numpy())
+
+    class Module:
+        num_key_value_groups = 2
+        training = False
+
+    mask = causal_mask(5, 5)
+    output, weights = hf.eager_attention_forward(
+        Module(), torch_q, torch_k, torch_v, torch.from_numpy(mask), 0.25
+    )
+    ours = attention_forward(q, k, v, mask, 0.25, 2)
+    assert np.allclose(ours[0], output.numpy(), atol=1e-6)
+    assert np.allclose(ours[1], weights.numpy(), atol=1e-6)
+
+
+@given(
+    new=st.integers(1, 40),
+    past=st.integers(0, 40),
+    window=st.none() | st.integers(1, 50),
+    pads=st.none() | st.integers(0, 10),
+    groups=st.integers(1, 3),
+)
+def test_attention_in_blocks_is_attention_as_defined(
+    new: int, past: int, window: int | None, pads: int | None, groups: int
+) -> None:
+    seen = new + past
+    query, key, value = (
+        random(2, 2 * groups, new, 8),
+        random(2, 2, seen, 8, seed=1),
+        random(2, 2, seen, 8, seed=2),
+    )
+    padding = None
+    if pads is not None:
+        padding = np.arange(seen) < np.array([[0], [min(pads, seen - 1)]])
+    mask = causal_mask(new, seen, window, padding)
+    expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
+    ours = attend(query, key, value, window, padding).reshape(expected.shape)
+    real = np.ones((2, new), bool) if padding is None else ~padding[:, past:]
+    assert np.allclose(ours[real], expected[real], atol=1e-5)
+
+
+def test_swiglu_is_torchs_and_survives_extreme_gates() -> None:
+    gate, up = 30 * random(3, 70_000), random(3, 70_000, seed=1)
+    gate[0, :3] = (-1e4, 1e4, -90)
+    expected = torch.nn.functional.silu(torch.from_numpy(gate)) * torch.from_numpy(up)
+    assert np.allclose(swiglu(gate.copy(), up), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- choices
+
+
+def test_the_two_sides_agree_on_their_constants() -> None:
+    assert (causal.TIE, causal.SLACK) == (decision.TIE, decision.SLACK)
+    assert causal.SCALE_FLOOR == action.SCALE_FLOOR
+
+
+@given(st.integers(0, 10_000))
+def test_ties_are_broken_as_on_the_torch_side(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    loc = rng.integers(0, 4, 30).astype(np.float32)
+    scale = (1 + rng.choice([0, 2e-6, 1e-3], 30)).astype(np.float32)
+    threshold = np.full(30, 5, np.float32)
+    expected = decision.choose(*map(torch.from_numpy, (loc, scale, threshold)))
+    assert choose(loc, scale, threshold) == int(expected)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.01, 0.99))
+def test_candidates_are_those_of_transformers(seed: int, k: int, p: float) -> None:
+    rng = np.random.default_rng(seed)
+    scores = np.round(2 * rng.standard_normal((2, 30)), 1).astype(np.float32)
+    ids = rng.integers(0, 30, (2, 4))
+    tensor, tokens = torch.from_numpy(scores), torch.from_numpy(ids)
+    assert np.array_equal(keep_top_k(scores, k), TopKLogitsWarper(k)(None, tensor).numpy())
+    penalty = RepetitionPenaltyLogitsProcessor(1.3)(tokens, tensor).numpy()
+    assert np.allclose(penalize_repetition(scores, ids, 1.3), penalty)
+    fine = rng.standard_normal((2, 30)).astype(np.float32)  # no ties: their order is not promised
+    expected = TopPLogitsWarper(p)(None, torch.from_numpy(fine)).numpy()
+    assert np.array_equal(keep_top_p(fine, p), expected)
+
+
+def test_draws_follow_softmax_and_repeat_by_seed() -> None:
+    scores = np.array([0.0, 1.0, -np.inf, 2.0], np.float32)
+    drawn = np.array([draw(scores, 5, i) for i in range(4000)])
+    assert np.array_equal(drawn[:50], [draw(scores, 5, i) for i in range(50)])
+    assert np.abs(np.bincount(drawn, minlength=4) / 4000 - softmax(scores)).max() < 0.02
+    assert not (drawn == 2).any()

@@ -1,0 +1,354 @@
+"""Who could have written this? Posterior draws against brute force, and honest refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, optimize, stats
+from torch import Tensor
+
+from causal_qwen.counterfactual import ChangedPrompt, counterfactual
+from causal_qwen.individual import to_cauchy
+from causal_qwen.passage import Passage, observe
+from causal_qwen.posterior import (
+    CauchyProduct,
+    draw_cauchy,
+    draw_product,
+    effective_sample_sizes,
+    infer_individual,
+    least_distance,
+    nonnegative_least_squares,
+)
+
+Make = Callable[..., Any]
+
+C, V, T = 4, 12, 3
+NUM = 11
+GAIN = 8.0
+SPEAKER = 0  # who says two numbers and one word
+PROMPT = torch.tensor([3, 5, 2])
+LEVEL = 1e-3  # of every goodness-of-fit test
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Make) -> Any:
+    return make_model(causal_size=C, vocab_size=V)
+
+
+@pytest.fixture(scope="module")
+def reader(make_model: Make) -> Any:
+    model = make_model(causal_size=C, vocab_size=V, num_token_id=NUM, value_space="linear")
+    with torch.no_grad():
+        model.decision.threshold[NUM] -= 5.0  # numbers are common
+    return model
+
+
+def what_somebody_says(model: Any, seed: int, length: int, **options: Any) -> Tensor:
+    out = model.generate(
+        PROMPT[None],
+        attention_mask=torch.ones(1, T, dtype=torch.long),
+        causal_mode="causal",
+        individual=seed,
+        noise_gain=GAIN,
+        max_new_tokens=length,
+        **options,
+    )
+    return out[0, T:]
+
+
+def who_says(
+    model: Any, text: Tensor, position: int | None, min_density: float = 0.0, n: int = 200_000
+) -> np.ndarray:
+    """By rejection: e of those who say the whole text, or only its token at a position. (n', C)"""
+    passage = Passage(torch.cat([PROMPT, text]), torch.zeros(T + len(text)).double())
+    seen = observe(model, passage, T)
+    e = np.random.default_rng(0).random((n, C))
+    t = to_cauchy(e, min_density)
+    weight = model.lm_head.weight.detach().double().numpy()
+    threshold = model.decision.threshold.detach().double().numpy()
+    is_said = np.ones(n, dtype=bool)
+    for place in range(len(text)) if position is None else [position]:
+        loc, scale = (x[0, place].double().numpy() for x in (seen.loc_U, seen.scale_U))
+        scores = (loc + GAIN * scale * t) @ weight.T - threshold
+        is_said &= scores.argmax(-1) == int(text[place])
+    return e[is_said]
+
+
+# --- the posterior is the law of those who say the text
+
+
+@pytest.mark.parametrize("min_density", [0.0, 0.05])
+def test_shared_draws_follow_the_law_of_all_who_say_the_text(
+    model: Any, min_density: float
+) -> None:
+    text = what_somebody_says(model, 11, 2, min_density=min_density)
+    truth = who_says(model, text, None, min_density)
+    assert 500 < len(truth) < 150_000
+    found = infer_individual(
+        model,
+        text,
+        prompt=PROMPT,
+        n=600,
+        noise_gain=GAIN,
+        sweeps=2,
+        min_density=min_density,
+        seed=1,
+    )
+    assert found.success_rate == 1.0
+    assert found.effective_sample_size > 200
+    e = np.stack([one.noise for one in found.individuals])
+    for column in range(C):
+        assert stats.ks_2samp(e[:, column], truth[:, column]).pvalue > LEVEL
+    products = ((x - 0.5) @ np.array([1.0, -1.0, 1.0, 1.0]) for x in (e, truth))
+    assert stats.ks_2samp(*products).pvalue > LEVEL  # jointly, not only one by one
+
+
+def test_fresh_draws_follow_the_law_of_each_position(model: Any) -> None:
+    text = what_somebody_says(model, 11, 2, fresh_noise=True)
+    found = infer_individual(
+        model, text, prompt=PROMPT, n=500, mode="fresh", noise_gain=GAIN, sweeps=1, seed=2
+    )
+    assert found.success_rate == 1.0
+    for place in range(2):
+        truth = who_says(model, text, place)
+        e = np.stack([one.at(T - 1 + place) for one in found.individuals])
+        for column in range(C):
+            assert stats.ks_2samp(e[:, column], truth[:, column]).pvalue > LEVEL
+
+
+def test_an_unlikely_text_is_found_too(model: Any) -> None:
+    """Nobody among 200,000 says it; its posterior individuals all do."""
+    text = torch.tensor([9, 1, 10, 6])
+    assert len(who_says(model, text, None)) == 0
+    found = infer_individual(
+        model, text, prompt=PROMPT, n=5, mode="fresh", noise_gain=GAIN, burn_in=5, sweeps=1
+    )
+    assert found.success_rate == 1.0
+    again = counterfactual(
+        model,
+        PROMPT,
+        found.individuals[0],
+        ChangedPrompt(torch.tensor([3, 5, 4])),
+        max_new_tokens=4,
+        noise_gain=GAIN,
+    )
+    assert again.factual.said == text.tolist()
+
+
+# --- numbers
+
+
+def test_an_observed_number_is_said_again(reader: Any) -> None:
+    said = reader.generate(
+        PROMPT[None],
+        attention_mask=torch.ones(1, T, dtype=torch.long),
+        causal_mode="causal",
+        individual=SPEAKER,
+        noise_gain=GAIN,
+        max_new_tokens=3,
+        return_dict_in_generate=True,
+    )
+    text = Passage(said.sequences[0, T:], said.numeric_values[0, T:])
+    assert text.ids.tolist().count(NUM) == 2  # two equalities on one individual
+    for mode in ("shared", "fresh"):
+        found = infer_individual(
+            reader, text, prompt=PROMPT, n=10, mode=mode, noise_gain=GAIN, burn_in=20, sweeps=2
+        )
+        assert found.success_rate == 1.0
+        assert len({tuple(one.noise.flatten()) for one in found.individuals}) > 5
+
+
+def test_an_observed_number_conditions_the_noise(reader: Any) -> None:
+    """Against rejection: of those who say a number, those whose number is almost the one."""
+    value, width = 2.5, 0.05
+    text = Passage(torch.tensor([NUM]), torch.tensor([value]).double())
+    seen = observe(reader, Passage(torch.cat([PROMPT, text.ids]), torch.zeros(T + 1).double()), T)
+    loc, scale = (x[0, 0].double().numpy() for x in (seen.loc_U, seen.scale_U))
+    e = np.random.default_rng(0).random((1_000_000, C))
+    u = loc + GAIN * scale * to_cauchy(e)
+    weight = reader.lm_head.weight.detach().double().numpy()
+    scores = u @ weight.T - reader.decision.threshold.detach().double().numpy()
+    head = reader.action.value
+    y = u @ head.weight[0].detach().double().numpy() + float(head.bias.detach())
+    truth = e[(scores.argmax(-1) == NUM) & (np.abs(y - value) < width)]
+    assert len(truth) > 500
+    found = infer_individual(reader, text, prompt=PROMPT, n=600, noise_gain=GAIN, sweeps=2)
+    assert found.effective_sample_size > 100
+    drawn = np.stack([one.noise for one in found.individuals])
+    thin = max(int(600 / found.worst_sample_size), 1)
+    for column in range(C):
+        assert stats.ks_2samp(drawn[::thin, column], truth[:, column]).pvalue > LEVEL
+
+
+# --- honest refusals
+
+
+def test_a_text_that_nobody_says_has_a_reason(model: Any) -> None:
+    text = what_somebody_says(model, 11, 3)
+    silent = infer_individual(model, (text + 1) % V, prompt=PROMPT, n=3, temperature=0.0)
+    assert not silent
+    assert silent.individuals == []
+    assert "without noise" in silent.reason
+    assert "nobody" in repr(silent)
+    hemmed = infer_individual(
+        model, torch.tensor([9, 1, 10, 6]), prompt=PROMPT, n=3, noise_gain=0.01, min_density=0.9
+    )
+    assert not hemmed.is_reachable
+    assert "with noise up to 0.333" in hemmed.reason
+
+
+def test_one_individual_cannot_say_what_its_scales_forbid(make_model: Make) -> None:
+    """With equal scales an individual keeps its order of two tokens wherever their odds agree."""
+    even = make_model(causal_size=C, vocab_size=V)
+    with torch.no_grad():
+        even.abduction.scale.weight.zero_()
+    for first in range(V):
+        for second in range(V):
+            text = torch.tensor([first, second])
+            passage = Passage(torch.cat([PROMPT, text]), torch.zeros(T + 2).double())
+            loc = observe(even, passage, T).logits[0].double()
+            odds = loc[:, first] - loc[:, second]
+            if first == second or odds[0] > odds[1] - 0.1:
+                continue
+            found = infer_individual(even, text, prompt=PROMPT, n=1, noise_gain=GAIN, burn_in=0)
+            assert not found
+            assert "no one individual says all of" in found.reason
+            assert f"'{first}' (position 3)" in found.reason
+            return
+    pytest.fail("no such pair of tokens")
+
+
+def test_a_dominated_token_is_unreachable_at_its_place(make_model: Make) -> None:
+    model = make_model(causal_size=C, vocab_size=V)
+    with torch.no_grad():
+        model.lm_head.weight[7] = model.lm_head.weight[8]
+        model.decision.threshold[7] = model.decision.threshold[8] + 1
+    found = infer_individual(model, torch.tensor([7]), prompt=PROMPT, n=2, noise_gain=GAIN)
+    assert not found
+    assert "no individual says '7' (position 3) here" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "sentence"),
+    [
+        ([4, 4], {"mode": "both"}, "mode='both' is unknown; choose one of shared, fresh, gumbel"),
+        ([4, 4], {"n": 0}, "n=0"),
+        ([4], {}, "A text of one token has nothing to observe"),
+        ([4, V], {}, "do not fit a vocabulary of 12"),
+        ("a text", {}, "No processor lies beside the model"),
+    ],
+)
+def test_bad_questions_are_refused(
+    model: Any, text: Any, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        infer_individual(model, text, **options)
+
+
+# --- the parts
+
+
+@given(st.lists(st.floats(-20, 20), min_size=2, max_size=3), st.floats(0.2, 3), st.floats(-30, 30))
+def test_the_closed_cdf_is_the_integral_of_the_product(
+    centres: list[float], scale: float, x: float
+) -> None:
+    centre = np.array(centres)
+    scales = scale * np.arange(1.0, len(centre) + 1)
+    line = CauchyProduct(centre, scales)
+    assert line.is_safe
+
+    def density(angle: float) -> float:
+        at = math.tan(angle)
+        return float((1 + at**2) / np.prod((at - centre) ** 2 + scales**2))
+
+    points = sorted(float(np.arctan(c)) for c in centre)
+    whole = integrate.quad(density, -math.pi / 2, math.pi / 2, points=points, limit=400)[0]
+    assert line.total == pytest.approx(whole, rel=1e-6)
+    inside = [p for p in points if p < math.atan(x)]
+    part = integrate.quad(density, -math.pi / 2, math.atan(x), points=inside or None, limit=400)[0]
+    assert float(line.cdf(np.array(x))) == pytest.approx(part, rel=1e-6, abs=1e-9 * whole)
+    assert float(line.cdf(np.array(-math.inf))) == 0
+    assert float(line.cdf(np.array(math.inf))) == line.total
+    back = line.inverse(float(line.cdf(np.array(x))), -math.inf, math.inf)
+    assert float(line.cdf(np.array(back))) == pytest.approx(part, rel=1e-4, abs=1e-7 * whole)
+
+
+def test_two_coordinates_tied_by_a_number_are_drawn_from_their_conditional() -> None:
+    """t1 a1 + t2 a2 = r: along the line the density is a product of two Cauchy kernels."""
+    a, r = np.array([0.7, -1.3]), 2.0
+    t = np.array([r / a[0], 0.0])
+    direction = np.array([a[1], -a[0]])
+    rng = np.random.default_rng(0)
+    steps = [draw_product(t, direction, -math.inf, math.inf, rng) for _ in range(2000)]
+
+    def cdf(step: np.ndarray) -> np.ndarray:
+        def density(s: float) -> float:
+            return float(1 / np.prod(1 + (t + s * direction) ** 2))
+
+        whole = integrate.quad(density, -200, 200, limit=500, points=[0, 2])[0]
+        return np.array([integrate.quad(density, -200, s, limit=500)[0] / whole for s in step])
+
+    assert stats.kstest(np.array(steps)[::5], cdf).pvalue > LEVEL
+    inside = [draw_product(t, direction, -0.5, 0.25, rng) for _ in range(50)]
+    assert -0.5 <= min(inside) <= max(inside) <= 0.25
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (2.0, 5.0), (-9.0, -4.0), (5e8, math.inf)])
+def test_a_coordinate_is_a_truncated_cauchy(low: float, high: float) -> None:
+    rng, t = np.random.default_rng(0), 1.5
+    x = np.array([t + draw_cauchy(t, low - t, high - t, rng) for _ in range(2000)])
+    assert low * (1 - 1e-9) <= x.min()
+    assert x.max() <= high
+    if high < math.inf:
+        first, last = stats.cauchy.cdf(low), stats.cauchy.cdf(high)
+        assert stats.kstest(x, lambda v: (stats.cauchy.cdf(v) - first) / (last - first)).pvalue > (
+            LEVEL
+        )
+    else:  # far out the tail is low / x
+        assert stats.kstest(low / x, "uniform").pvalue > LEVEL
+
+
+@given(st.integers(0, 10_000))
+def test_least_squares_agree_with_scipys(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    matrix, goal = rng.normal(size=(6, 9)), rng.normal(size=6)
+    ours = nonnegative_least_squares(matrix, goal, np.abs(rng.normal(size=9)))
+    theirs, norm = optimize.nnls(matrix, goal)
+    assert (ours >= 0).all()
+    assert np.linalg.norm(matrix @ ours - goal) == pytest.approx(norm, abs=1e-7)
+    np.testing.assert_allclose(matrix @ ours, matrix @ theirs, atol=1e-6)
+
+
+@given(st.integers(0, 10_000))
+def test_the_least_distance_is_feasible_and_least(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, inside = rng.normal(size=(12, 5)), rng.normal(size=5) * 10
+    floor = rows @ inside - rng.random(12)
+    q, weights = least_distance(rows, floor)
+    assert q is not None
+    assert (rows @ q - floor).min() > -1e-6
+    assert np.linalg.norm(q) <= np.linalg.norm(inside) + 1e-9
+    contradiction = np.concatenate([rows, -rows[:1]]), np.append(floor, 1.0 - floor[0])
+    nothing, weights = least_distance(*contradiction)
+    assert nothing is None
+    assert weights[-1] > 0
+
+
+def test_effective_sample_size_counts_independent_draws() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(4000, 2))
+    chain = np.zeros((4000, 3))
+    for i in range(1, 4000):
+        chain[i, 0] = 0.9 * chain[i - 1, 0] + noise[i, 0]
+    chain[:, 1] = noise[:, 1]
+    slow, free, still = effective_sample_sizes(chain)
+    assert slow == pytest.approx(4000 * 0.1 / 1.9, rel=0.35)
+    assert free == pytest.approx(4000, rel=0.15)
+    assert still == 1
