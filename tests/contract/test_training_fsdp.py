@@ -31,7 +31,7 @@ HEADS = {"untied": False, "tied": True}
 # All in one launch: starting the processes is what takes time.
 SHARDED = ("loaded-untied", "loaded-tied", "accelerate-tied")
 SCRIPT = """
-import json, os, sys
+import json, os, sys, torch
 from pathlib import Path
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
@@ -78,6 +78,9 @@ for name in names.split(","):
     trainer.save_model()
     if trainer.is_world_process_zero():
         Path(output, name, "log.json").write_text(json.dumps(trainer.state.log_history))
+if torch.distributed.is_initialized():  # else whoever ends first may tear the other's threads down
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 """
 
 
