@@ -18,6 +18,16 @@ def paired_ratio(times: ArrayLike, base: ArrayLike) -> tuple[float, float, float
     return float(np.median(paired)), float(low), float(high)
 
 
+def resident_bytes(peak: bool = False) -> int:
+    """What this process holds in memory now, or has held at its worst (Linux).
+
+    Not getrusage's maximum: a process that was started by a large one inherits that one's.
+    """
+    field = "VmHWM:" if peak else "VmRSS:"
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in status if line.startswith(field))
+
+
 def save(lines: list[str], results: Any, output: Path) -> None:
     """Write the page and its JSON, and print the page."""
     page = "\n".join(lines)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _results import paired_ratio, save
+from _results import paired_ratio, resident_bytes, save
 
 from causal_qwen.engine import Engine, KeyValueCache, threads
 from causal_qwen.engine.random import QWEN_0_5B, QWEN_1_5B, random_checkpoint
@@ -157,15 +157,7 @@ def run_alone(peer: str, path: Path) -> None:
         run = torch_decoder(path, dtype)
     loaded = time.perf_counter() - begun
     seconds = run()
-    print(json.dumps({"load_s": loaded, "ms": 1e3 * seconds, "peak_rss_gb": peak_memory() / 1e9}))
-
-
-def peak_memory() -> int:
-    """Bytes this process has had in memory at most; its parent's share does not count."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0  # not Linux
+    print(json.dumps({"load_s": loaded, "ms": 1e3 * seconds, "peak_rss_gb": resident_bytes(peak=True) / 1e9}))
 
 
 def context_growth(path: Path, dtype: str | None, contexts: tuple[int, ...]) -> dict[int, float]:

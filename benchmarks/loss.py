@@ -14,7 +14,6 @@ import argparse
 import gc
 import json
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _results import paired_ratio, save
+from _results import paired_ratio, resident_bytes, save
 from torch.nn import functional as F
 
 from causal_qwen.action import ActionHead, ActionNetwork
@@ -90,9 +89,9 @@ def peak_memory(peer: str, dtype: str, queue: Any) -> None:
     """Resident bytes that a peer adds to what was there before it, at its worst."""
     subject = Subject(DTYPES[dtype])
     subject.clear()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident_bytes()
     subject.run(peer)
-    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    queue.put((resident_bytes(peak=True) - before) / 2**20)
 
 
 def measure_memory(peer: str, dtype: str) -> float:
@@ -160,7 +159,10 @@ def training_step() -> Callable[[str], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step", action="store_true")
+    parser.add_argument("--step", action="store_true", help="a whole training step, too")
+    parser.add_argument(
+        "--only", choices=[*DTYPES, "step"], nargs="+", help="renew these rows, keep the others"
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/results/loss.md"))
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -182,7 +184,10 @@ def main() -> None:
             )
             print(json.dumps(results[-1]), flush=True)
 
+    wanted = options.only or [*DTYPES, *(["step"] if options.step else [])]
     for name, dtype in DTYPES.items():
+        if name not in wanted:
+            continue
         memory = {peer: measure_memory(peer, name) for peer in PEERS}
         subject = Subject(dtype)
 
@@ -192,9 +197,13 @@ def main() -> None:
 
         record(f"head, {name}", measure_times(run, PEERS, options.rounds), memory)
         del subject, run
-    if options.step:
+    if "step" in wanted:
         peers = ("cross-entropy", "ours", "ours, fast")
         record("0.5B training step, float32", measure_times(training_step(), peers, 3), {})
+    if options.only:
+        old = json.loads(options.output.with_suffix(".json").read_text(encoding="utf-8"))
+        renewed = {row["what"] for row in results}
+        results = [*(row for row in old if row["what"] not in renewed), *results]
     write(results, options)
 
 

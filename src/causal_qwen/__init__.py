@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "Cauchy": "cauchy",
