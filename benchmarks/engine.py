@@ -157,7 +157,11 @@ def run_alone(peer: str, path: Path) -> None:
         run = torch_decoder(path, dtype)
     loaded = time.perf_counter() - begun
     seconds = run()
-    print(json.dumps({"load_s": loaded, "ms": 1e3 * seconds, "peak_rss_gb": resident_bytes(peak=True) / 1e9}))
+    print(
+        json.dumps(
+            {"load_s": loaded, "ms": 1e3 * seconds, "peak_rss_gb": resident_bytes(peak=True) / 1e9}
+        )
+    )
 
 
 def context_growth(path: Path, dtype: str | None, contexts: tuple[int, ...]) -> dict[int, float]:
