@@ -59,11 +59,15 @@ def test_every_position_of_real_text_is_decided_as_the_base_model_decides(pair: 
     assert positions > 1000
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [50, pytest.param(200, marks=pytest.mark.slow)],  # a thousand tokens: over a minute
+)
 @torch.no_grad()
-def test_two_hundred_generated_tokens_are_the_base_models(pair: Any) -> None:
+def test_generated_tokens_are_the_base_models(pair: Any, tokens: int) -> None:
     tokenizer, base, model = pair
     prompt = tokenizer("The history of bread begins", return_tensors="pt")
-    length = {"max_new_tokens": 200, "min_new_tokens": 200}
+    length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
     expected = base.generate(**prompt, do_sample=False, **length)
     for mode, noise in (
         ("standard", {}),
