@@ -32,7 +32,7 @@ from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import INFERENCE_MODES
 from causal_qwen.decision import HeadBounds, choose_pruned
 from causal_qwen.embedding import check_values
-from causal_qwen.individual import Individual, gather, to_cauchy
+from causal_qwen.individual import Gains, Individual, first_given, gather
 from causal_qwen.value import ValueSpace, field_space, warn_if_clamped
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -107,44 +107,26 @@ class Speaker:
         if self.exogenous is not None:
             self.chance = gather(self.exogenous, prompts, copies, size, fresh=True)
 
-    def heat(self, person: Individual, row: int) -> float:
-        """T kappa of a person on a row; fresh noise has a kappa of its own."""
-        gain = self.noise_gain
-        if person.is_fresh and self.fresh_noise_gain is not None:
-            gain = self.fresh_noise_gain
-        gains = np.asarray(gain, dtype=np.float64).reshape(-1)
-        return float(person.temperature * gains[row % len(gains)])
+    @property
+    def gains(self) -> Gains:
+        return Gains(self.noise_gain, self.fresh_noise_gain)
 
     def noise(self, position_ids: Tensor) -> Tensor:
         """T kappa t for the last position of every row. (B, T) -> (B, C)"""
         if self.shared is not None:
             return self.shared
-        places = position_ids[:, -1].tolist()
-        rows = enumerate(zip(self.people, places, strict=True))
-        noise = np.stack(
-            [self.heat(person, row) * person.cauchy(place) for row, (person, place) in rows]
-        )
+        noise = self.gains.noise(self.people, position_ids[:, -1].tolist())
         sent = torch.from_numpy(noise).to(device=position_ids.device, dtype=torch.float32)
         if not self.fresh_noise:
             self.shared = sent
         return sent
 
     def exogenous_noise(self, position_ids: Tensor) -> Tensor | None:
-        """T kappa eps for the last position of every row. (B, T) -> (B, C)
-
-        T and truncation are the individual's, kappa is that of fresh noise, as in `sampling`.
-        """
+        """T kappa eps for the last position of every row. (B, T) -> (B, C)"""
         if self.chance is None:
             return None
-        places = position_ids[:, -1].tolist()
-        rows = enumerate(zip(self.people, self.chance, places, strict=True))
-        noise = [
-            person.temperature
-            * self.heat(chance, row)
-            * to_cauchy(chance.at(place), person.min_density)
-            for row, (person, chance, place) in rows
-        ]
-        return torch.from_numpy(np.stack(noise)).to(position_ids.device, torch.float32)
+        noise = self.gains.exogenous(self.people, self.chance, position_ids[:, -1].tolist())
+        return torch.from_numpy(noise).to(position_ids.device, torch.float32)
 
 
 class Ledger:
@@ -330,12 +312,12 @@ class CausalGenerationMixin:
         has_assistant = kwargs.pop("has_assistant", False)
         in_person = {name: kwargs.get(name) for name in OWN}  # a config's are only defaults
         explicit = {
-            name: _first(kwargs.pop(name, None), getattr(generation_config, name, None))
+            name: first_given(kwargs.pop(name, None), getattr(generation_config, name, None))
             for name in DEFAULTS
         }
         saved = {name: getattr(self.generation_config, name, None) for name in DEFAULTS}
         asked = {
-            name: _first(
+            name: first_given(
                 kwargs.get(name),
                 getattr(generation_config, name, None),
                 getattr(self.generation_config, name, None),
@@ -343,16 +325,20 @@ class CausalGenerationMixin:
             for name in (*WARPERS, *DECODING)
         }
         named = {name: value for name, value in in_person.items() if value is not None}
-        in_call = _first(kwargs.get("do_sample"), getattr(generation_config, "do_sample", None))
+        in_call = first_given(
+            kwargs.get("do_sample"), getattr(generation_config, "do_sample", None)
+        )
         is_assisted = asked["is_assistant"] or asked["prompt_lookup_num_tokens"] or has_assistant
         mode = resolve_mode(
             explicit["causal_mode"],
-            _first(saved["causal_mode"], self.config.inference_mode),
+            first_given(saved["causal_mode"], self.config.inference_mode),
             do_sample=bool(asked["do_sample"] if explicit["causal_mode"] is None else in_call),
             num_beams=asked["num_beams"] or 1,
             is_assisted=bool(is_assisted),
         )
-        options = {name: _first(explicit[name], saved[name], DEFAULTS[name]) for name in DEFAULTS}
+        options = {
+            name: first_given(explicit[name], saved[name], DEFAULTS[name]) for name in DEFAULTS
+        }
         if explicit["noise_gain"] is not None and explicit["fresh_noise_gain"] is None:
             options["fresh_noise_gain"] = explicit["noise_gain"]
         speaker = _speaker(mode, options, explicit, asked, named)
@@ -534,7 +520,7 @@ def _speaker(
     asked: dict[str, Any],
     named: dict[str, Any],
 ) -> Speaker:
-    temperature = _first(asked["temperature"], 1.0)
+    temperature = first_given(asked["temperature"], 1.0)
     if not isinstance(temperature, numbers.Real) or not 0 <= float(temperature) < math.inf:
         raise ValueError(f"temperature={temperature!r} must be a number of at least 0.")
     density = options["min_density"]
@@ -550,10 +536,10 @@ def _speaker(
         )
     if explicit["normalization"] == "ovr" and mode != "compatible":
         raise ValueError(f"normalization='ovr' belongs to 'compatible', not to {mode!r}.")
-    fresh = _first(options["fresh_noise"], mode == "sampling")
+    fresh = first_given(options["fresh_noise"], mode == "sampling")
     if not isinstance(fresh, bool):
         raise ValueError(f"fresh_noise={fresh!r} must be True or False.")
-    for gain in (options["noise_gain"], _first(options["fresh_noise_gain"], 0.0)):
+    for gain in (options["noise_gain"], first_given(options["fresh_noise_gain"], 0.0)):
         gains = np.asarray(gain)
         if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
             raise ValueError(f"noise_gain={gain!r} must be a number of at least 0.")
@@ -574,15 +560,10 @@ def _speaker(
 
 
 def _explicit_mode(kwargs: dict[str, Any]) -> str | None:
-    mode: str | None = _first(
+    mode: str | None = first_given(
         kwargs.get("causal_mode"), getattr(kwargs.get("generation_config"), "causal_mode", None)
     )
     return mode
-
-
-def _first(*values: Any) -> Any:
-    """The first that is not None."""
-    return next((value for value in values if value is not None), None)
 
 
 def _is_plain(weight: Tensor) -> bool:

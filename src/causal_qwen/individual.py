@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -154,8 +154,8 @@ class Individual:
         it says what `generate(individual=seed)` says; `fresh` noise changes at every position.
         """
         saved = getattr(model, "generation_config", None)
-        density = _first(min_density, getattr(saved, "min_density", None), 0.0)
-        heat = _first(temperature, getattr(saved, "temperature", None), 1.0)
+        density = first_given(min_density, getattr(saved, "min_density", None), 0.0)
+        heat = first_given(temperature, getattr(saved, "temperature", None), 1.0)
         size = latent_size(model)
         e = draw_noise(seed, 0 if fresh else size)
         return cls(e.reshape(0, size) if fresh else e, seed, density, heat, name)
@@ -324,6 +324,37 @@ def called(name: str) -> int | Individual:
     return int(name) if name.isdecimal() else Individual.load(name)
 
 
+class Gains(NamedTuple):
+    """kappa, the unit of temperature: a number or one per row; fresh noise may have its own."""
+
+    shared: Any = 1.0
+    fresh: Any = None
+
+    def heat(self, person: Individual, row: int = 0) -> float:
+        """T kappa of a person on a row."""
+        gain = self.fresh if person.is_fresh and self.fresh is not None else self.shared
+        gains = np.asarray(gain, dtype=np.float64).reshape(-1)
+        return float(person.temperature * gains[row % len(gains)])
+
+    def noise(self, people: Sequence[Individual], places: Sequence[int]) -> Noise:
+        """T kappa t of every row at its place. -> (B, C)"""
+        rows = enumerate(zip(people, places, strict=True))
+        return np.stack([self.heat(one, row) * one.cauchy(place) for row, (one, place) in rows])
+
+    def exogenous(
+        self, people: Sequence[Individual], chance: Sequence[Individual], places: Sequence[int]
+    ) -> Noise:
+        """T kappa eps of every row: T and truncation are the individual's, kappa is that of fresh
+        noise, as in `sampling`. -> (B, C)"""
+        rows = enumerate(zip(people, chance, places, strict=True))
+        return np.stack(
+            [
+                one.temperature * self.heat(by, row) * to_cauchy(by.at(place), one.min_density)
+                for row, (one, by, place) in rows
+            ]
+        )
+
+
 def latent_size(model: Any) -> int:
     """C of a model, or C itself."""
     if isinstance(model, numbers.Integral):
@@ -374,6 +405,6 @@ def _spread(people: list[Individual], prompts: int, copies: int) -> list[Individ
     return [one for one in people for _ in range(each)]
 
 
-def _first(*values: Any) -> Any:
+def first_given(*values: Any) -> Any:
     """The first that is not None."""
     return next((value for value in values if value is not None), None)

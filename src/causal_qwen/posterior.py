@@ -201,7 +201,7 @@ def _heat(
         None, causal_mode="causal", individual=somebody, **own
     )
     sent["speaker"].meet(1, 1, latent_size(model))
-    heat: float = sent["speaker"].heat(somebody, 0)
+    heat: float = sent["speaker"].gains.heat(somebody)
     return heat
 
 

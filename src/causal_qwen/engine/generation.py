@@ -29,7 +29,7 @@ from causal_qwen.engine.sampling import (
     penalize_repetition,
 )
 from causal_qwen.engine.weights import Float32
-from causal_qwen.individual import Individual, gather, to_cauchy
+from causal_qwen.individual import Gains, Individual, gather
 
 MODES = ("standard", "sampling", "causal", "compatible")
 NOISY = ("sampling", "causal")
@@ -172,7 +172,7 @@ class Speaker:
     """Who speaks on every row: the noise of the noisy modes."""
 
     def __init__(self, options: Options, rows: int, size: int) -> None:
-        self.options = options
+        self.gains = Gains(options.noise_gain, options.fresh_noise_gain)
         self.people: list[Individual] = []  # one per row
         self.chance: list[Individual] | None = None  # one per row, of the exogenous noise
         self._shared: Float32 | None = None  # (B, C)
@@ -198,34 +198,20 @@ class Speaker:
     def has_noise(self) -> bool:
         return any(person.temperature > 0 for person in self.people)
 
-    def heat(self, person: Individual) -> float:
-        """T kappa"""
-        options = self.options
-        is_own = person.is_fresh and options.fresh_noise_gain is not None
-        gain = options.fresh_noise_gain if is_own else options.noise_gain
-        return person.temperature * float(gain or 0.0)
-
     def noise(self, places: Ints) -> Float32:
         """T kappa t of every row at its last position `places` (B,). -> (B, C)"""
         if self._shared is not None:
             return self._shared
-        rows = zip(self.people, places.tolist(), strict=True)
-        noise = np.stack([self.heat(person) * person.cauchy(place) for person, place in rows])
-        sent = noise.astype(np.float32)
+        sent = self.gains.noise(self.people, places.tolist()).astype(np.float32)
         if not any(person.is_fresh for person in self.people):
             self._shared = sent
         return sent
 
     def exogenous_noise(self, places: Ints) -> Float32 | None:
-        """T kappa eps of every row, T and truncation the individual's. (B,) -> (B, C)"""
+        """T kappa eps of every row. (B,) -> (B, C)"""
         if self.chance is None:
             return None
-        rows = zip(self.people, self.chance, places.tolist(), strict=True)
-        noise = [
-            person.temperature * self.heat(chance) * to_cauchy(chance.at(place), person.min_density)
-            for person, chance, place in rows
-        ]
-        return np.stack(noise).astype(np.float32)
+        return self.gains.exogenous(self.people, self.chance, places.tolist()).astype(np.float32)
 
 
 class Generator:
