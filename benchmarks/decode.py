@@ -27,17 +27,8 @@ from causal_qwen.abduction import inverse_activation
 from causal_qwen.action import row_norms
 from causal_qwen.calibrate import set_decision_noise
 from causal_qwen.convert import default_model, graft, quiet
+from causal_qwen.engine.random import QWEN_0_5B
 
-QWEN_HALF_B = {  # the shape of Qwen2.5-0.5B
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 32_768,
-}
 VARIATION = {"constant": 0.0, "mild": 0.3, "strong": 1.0}  # std of log scale_U
 PROMPT_TOKENS, NEW_TOKENS = 8, 12
 MODES = ("standard", "sampling", "causal", "compatible")
@@ -55,7 +46,7 @@ def real_model(dtype: torch.dtype) -> tuple[Any, Any]:
 def random_model(dtype: torch.dtype) -> tuple[Any, Any]:
     """A random model of Qwen2.5-0.5B's shape whose logits spread like a trained model's."""
     torch.manual_seed(0)
-    base = Qwen2ForCausalLM(Qwen2Config(**QWEN_HALF_B)).eval()
+    base = Qwen2ForCausalLM(Qwen2Config(**QWEN_0_5B)).eval()
     base.model.norm.weight.data *= 10  # std of the logits about 6, as in the 135M model
     base = base.to(dtype)
     model = graft(base, CausalQwenForCausalLM, None, {})

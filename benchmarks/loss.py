@@ -28,9 +28,10 @@ from causal_qwen.action import ActionHead, ActionNetwork
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.decision import Decision
+from causal_qwen.engine.random import QWEN_0_5B
 from causal_qwen.loss import causal_loss
 
-V, H, TOKENS = 151_936, 896, 1024
+V, H, TOKENS = QWEN_0_5B["vocab_size"], QWEN_0_5B["hidden_size"], 1024
 PEERS = ("cross-entropy", "naive one-vs-rest", "ours", "ours, fast", "ours + cross-entropy")
 NAIVE = "naive one-vs-rest"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -131,17 +132,8 @@ def training_step() -> Callable[[str], None]:
     """A whole step of a random 0.5B model: cross-entropy on its logits, or its own loss."""
     from causal_qwen.model import CausalQwenForCausalLM
 
-    config = CausalQwen2Config(
-        vocab_size=V,
-        hidden_size=H,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
     torch.manual_seed(0)
-    model = CausalQwenForCausalLM(config).train()
+    model = CausalQwenForCausalLM(CausalQwen2Config(**QWEN_0_5B)).train()
     ids = torch.randint(V, (2, TOKENS // 2))
 
     def run(peer: str) -> None:
