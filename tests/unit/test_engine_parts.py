@@ -21,6 +21,7 @@ from transformers.models.qwen2 import modeling_qwen2 as hf
 
 from causal_qwen import action, decision
 from causal_qwen.engine import causal, threads
+from causal_qwen.engine import matrix as matrix_module
 from causal_qwen.engine.causal import choose
 from causal_qwen.engine.matrix import FEW, TILE, Matrix, project
 from causal_qwen.engine.qwen2 import (
@@ -80,7 +81,7 @@ def test_a_file_with_every_type_is_read_as_torch_reads_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("columns", [32, 33, 900])
+@pytest.mark.parametrize("columns", [32, 33, 1900])  # an odd number; a sum taken in parts
 @pytest.mark.parametrize("count", [1, 3, FEW + 1])
 def test_products_of_stored_weights_are_right(kind: str, columns: int, count: int) -> None:
     weight, x = random(TILE + 37, columns), random(count, columns, seed=1)
@@ -97,14 +98,18 @@ def test_products_of_stored_weights_are_right(kind: str, columns: int, count: in
     assert np.array_equal(matrix.rows(rows), wide[rows])
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16, "bfloat16"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_products_do_not_depend_on_the_number_of_threads(
-    workers: int, monkeypatch: pytest.MonkeyPatch
+    workers: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matrices = [Matrix(narrow(random(size, 16, seed=size))) for size in (1, 7, TILE + 5)]
+    weights = [random(size, 16, seed=size) for size in (1, 7, TILE + 5)]
+    matrices = [Matrix(narrow(w) if kind == "bfloat16" else w.astype(kind)) for w in weights]
     x = random(2, 16)
     expected = project(x, *matrices)
     monkeypatch.setattr(threads, "COUNT", workers)
+    for name in ("MANY", "SOME"):  # so few weights would not wake anybody
+        monkeypatch.setattr(matrix_module, name, 0)
     for ours, theirs in zip(project(x, *matrices), expected, strict=True):
         assert np.allclose(ours, theirs, atol=1e-6)
 

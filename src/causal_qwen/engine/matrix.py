@@ -1,9 +1,11 @@
 """Matrix: a weight as it is stored, and its product with activations.
 
 Decoding reads every weight once per token, so the product's speed is the memory's. It must read
-rows that lie one after the other, once, and nothing else: W x with W (N, K) row by row is one BLAS
-call in float32. In bfloat16 a tile of rows is widened into a buffer that stays in cache. Two
-neighbouring bfloat16 are one 32-bit word, and each is a float32 but for the other one's bits:
+rows that lie one after the other, once, and nothing else. In float32, W x with W (N, K) is one dot
+product per row (`np.vecdot`): a core then reads nearly as fast as memory allows, where BLAS's
+matrix-vector product takes twice as long. In bfloat16 a tile of rows is widened into a buffer that
+stays in cache. Two neighbouring bfloat16 are one 32-bit word, and each is a float32 but for the
+other one's bits:
 
     word << 16           the even columns' weights        W x = W_even x_even + W_odd x_odd
     word & 0xFFFF0000    the odd columns' weights
@@ -13,7 +15,7 @@ Both are one vectorised pass; a strided copy of the 16-bit halves takes twice as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -22,9 +24,11 @@ from numpy.typing import NDArray
 from causal_qwen.engine import threads
 from causal_qwen.engine.weights import Float32, Stored, widen
 
-TILE = 512  # rows that are widened at once
+MANY, SOME = 2**22, 2**19  # weights from which threads are worth waking: float32, others
+CACHED = 2**18  # weights of a tile: widened, they stay in a core's cache
+TILE = 512  # rows of a tile at most
 FEW = 8  # rows of x up to which W is read once, tile by tile; more make a matrix product
-LONG, PART = 768, 128  # sums of more than LONG terms are taken in parts: see _dot
+LONG, PART = 1024, 768  # sums of more than LONG terms are taken in parts: see _dot
 _HIGH = np.uint32(0xFFFF0000)
 _HALF = np.uint32(16)
 
@@ -54,10 +58,9 @@ class Matrix:
         out = np.empty(len(chosen), np.float32)
 
         def work(share: slice) -> None:
-            for start in range(share.start, share.stop, TILE):
-                tile = slice(start, min(start + TILE, share.stop))
+            for tile in tiles(share, self.shape[1]):
                 part = self.stored[tile] if rows is None else self.stored[chosen[tile]]
-                np.dot(np.abs(widen(part)), x, out=out[tile])
+                np.vecdot(np.abs(widen(part)), x, out=out[tile])
 
         threads.run([partial(work, share) for share in threads.shares(len(chosen))])
         return out
@@ -67,40 +70,52 @@ class Matrix:
         return self.absolute(np.ones(self.shape[1], np.float32))
 
 
+def tiles(rows: slice, columns: int) -> Iterator[slice]:
+    """`rows` of a matrix in parts that stay in cache once they are widened."""
+    step = min(max(CACHED // columns, 16), TILE)
+    for start in range(rows.start, rows.stop, step):
+        yield slice(start, min(start + step, rows.stop))
+
+
 def project(x: Float32, *matrices: Matrix) -> list[Float32]:
     """W x for every given W; they share x, and one round of threads. (..., K) -> (..., N) each"""
     flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]), np.float32)  # (M, K)
     outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
-    if all(matrix.stored.dtype == np.float32 for matrix in matrices):
+    is_wide = matrices[0].stored.dtype == np.float32
+    if is_wide and len(flat) > FEW:
         for matrix, out in zip(matrices, outs, strict=True):
-            _multiply_float32(matrix.stored, flat, out)
+            _dot(flat, matrix.stored, out)  # BLAS has threads of its own
+    elif len(flat) * sum(matrix.stored.size for matrix in matrices) < (MANY if is_wide else SOME):
+        for matrix, out in zip(matrices, outs, strict=True):
+            _multiply(matrix, flat, out, slice(0, matrix.shape[0]))
     else:
-        even, odd = np.ascontiguousarray(flat[:, 0::2]), np.ascontiguousarray(flat[:, 1::2])
 
         def work(share: int) -> None:
             for matrix, out in zip(matrices, outs, strict=True):
-                rows = threads.shares(matrix.shape[0])[share]
-                if matrix.words is not None:
-                    _multiply_bfloat16(matrix.words, even, odd, out, rows)
-                else:
-                    _multiply_widened(matrix.stored, flat, out, rows)
+                _multiply(matrix, flat, out, threads.shares(matrix.shape[0])[share])
 
-        tasks: list[Callable[[], None]] = [partial(work, share) for share in range(threads.COUNT)]
-        threads.run(tasks)
+        threads.run([partial(work, share) for share in range(threads.COUNT)])
     return [out.reshape(*x.shape[:-1], out.shape[1]) for out in outs]
 
 
-def _multiply_float32(weight: Float32, x: Float32, out: Float32) -> None:
-    """(N, K), (M, K) -> out (M, N)"""
-    if len(x) == 1:
-        np.dot(weight, x[0], out=out[0])
-    elif len(x) <= FEW:
-        for start in range(0, len(weight), TILE):
-            tile = slice(start, start + TILE)
-            for row in range(len(x)):
-                np.dot(weight[tile], x[row], out=out[row, tile])
+def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
+    """`rows` of W as it is stored; x (M, K) -> out (M, N)"""
+    if matrix.words is not None:
+        _multiply_bfloat16(matrix.words, x, out, rows)
+    elif matrix.stored.dtype == np.float32:
+        _several(matrix.stored, x, out, rows)
     else:
-        _dot(x, weight, out)
+        _multiply_widened(matrix.stored, x, out, rows)
+
+
+def _several(weight: Float32, x: Float32, out: Float32, rows: slice) -> None:
+    """`rows` of W, each read once for all x. (N, K), (M, K) -> out (M, N)"""
+    if len(x) == 1:
+        np.vecdot(weight[rows], x[0], out=out[0, rows])
+        return
+    for tile in tiles(rows, weight.shape[1]):
+        for row in range(len(x)):
+            np.vecdot(weight[tile], x[row], out=out[row, tile])
 
 
 def _dot(x: Float32, weight: Float32, out: Float32, long: int = LONG) -> None:
@@ -123,33 +138,29 @@ def _dot(x: Float32, weight: Float32, out: Float32, long: int = LONG) -> None:
         out[:, start : start + TILE] = total
 
 
-def _multiply_bfloat16(
-    words: NDArray[np.uint32], even: Float32, odd: Float32, out: Float32, rows: slice
-) -> None:
-    """`rows` of W, whose columns lie two to a word; (N, K/2), (M, K/2) twice -> out (M, N)"""
-    for start in range(rows.start, rows.stop, TILE):
-        tile = slice(start, min(start + TILE, rows.stop))
+def _multiply_bfloat16(words: NDArray[np.uint32], x: Float32, out: Float32, rows: slice) -> None:
+    """`rows` of W, whose columns lie two to a word; (N, K/2), (M, K) -> out (M, N)"""
+    even, odd = np.ascontiguousarray(x[:, 0::2]), np.ascontiguousarray(x[:, 1::2])
+    for tile in tiles(rows, words.shape[1]):
         buffer = threads.scratch(tile.stop - tile.start, words.shape[1])
         weight = buffer.view(np.float32)
         np.left_shift(words[tile], _HALF, out=buffer)
-        first = _several(weight, even)
+        first = _product(weight, even)
         np.bitwise_and(words[tile], _HIGH, out=buffer)
-        np.add(first, _several(weight, odd), out=out[:, tile])
+        np.add(first, _product(weight, odd), out=out[:, tile])
 
 
-def _several(weight: Float32, x: Float32) -> Float32:
-    """Half of the columns: (N, K/2), (M, K/2) -> (M, N)"""
+def _product(weight: Float32, x: Float32) -> Float32:
+    """A tile, in cache: (N, K), (M, K) -> (M, N)"""
     out = np.empty((len(x), len(weight)), np.float32)
-    if len(x) <= FEW:
-        for row in range(len(x)):
-            np.dot(weight, x[row], out=out[row])
-    else:
+    if len(x) > FEW:
         _dot(x, weight, out, LONG // 2)
+    else:
+        _several(weight, x, out, slice(0, len(weight)))
     return out
 
 
 def _multiply_widened(stored: Stored, x: Float32, out: Float32, rows: slice) -> None:
     """`rows` of W of any stored type, widened in plain sight; (N, K), (M, K) -> out (M, N)"""
-    for start in range(rows.start, rows.stop, TILE):
-        tile = slice(start, min(start + TILE, rows.stop))
+    for tile in tiles(rows, stored.shape[1]):
         out[:, tile] = x @ widen(stored[tile]).T
