@@ -34,6 +34,7 @@ SCALE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)  # a scale that varies m
 FOLDS, STEPS = 5, 200
 RATE, MOMENTUM, MEMORY = 0.1, 0.9, 0.99
 NOISES = (0.03, 0.1, 0.3, 1.0)  # of the location, in interquartile ranges of the values
+COOLING = 80  # steps in which a location's noise falls to its own
 PATIENCE = 40  # steps without a better candidate
 NEGLIGIBLE = 1e-7  # components with less than this share of the largest variance
 
@@ -102,8 +103,13 @@ def fit_head(
     folds: int = FOLDS,
     steps: int = STEPS,
     seed: int = 0,
+    lesson: Callable[[int], Loss] | None = None,
 ) -> LinearHead:
-    """The head of `outputs` that minimises `loss` on features (N, H) and values (N,)."""
+    """The head of `outputs` that minimises `loss` on features (N, H) and values (N,).
+
+    `lesson(step)` is what is minimised on the way, where that is not `loss` itself.
+    """
+    lesson = lesson or (lambda step: loss)
     weights = torch.ones(len(y)) if weights is None else weights
     basis = principal_basis(z.double(), weights.double())
     t, y, weights = basis(z.double()).float(), y.float().unsqueeze(-1), weights.float()
@@ -117,9 +123,9 @@ def fit_head(
     best, last, chosen, unseen = math.inf, 1, 0, None
     for step in range(steps):
         found = search.outputs()  # (N, K F, P)
-        rows = loss(found, y).view(len(t), len(penalties), -1)  # (N, K, F)
+        rows = loss(found.detach(), y).view(len(t), len(penalties), -1)  # (N, K, F)
         own = fold.view(-1, 1, 1).expand(-1, len(penalties), 1)
-        held_out = (rows.detach().gather(-1, own).squeeze(-1) * weights.unsqueeze(-1)).sum(0)
+        held_out = (rows.gather(-1, own).squeeze(-1) * weights.unsqueeze(-1)).sum(0)
         lowest = float(held_out.min()) / float(weights.sum())
         if step and lowest < best:
             best, last, chosen = lowest, step, int(held_out.argmin())
@@ -127,11 +133,12 @@ def fit_head(
             unseen = mine[torch.arange(len(t)), fold]
         elif step - last >= PATIENCE:
             break
-        search.step((rows * seen.unsqueeze(1)).sum(0) / seen.sum(0), steps)
+        taught = lesson(step)(found, y).view(rows.shape)
+        search.step((taught * seen.unsqueeze(1)).sum(0) / seen.sum(0), steps)
 
     final = _Search(t, basis.variance.float(), candidates[chosen : chosen + 1], outputs, 1)
-    for _ in range(last):
-        rows = loss(final.outputs(), y).view(len(t), 1, 1)
+    for step in range(last):
+        rows = lesson(step)(final.outputs(), y).view(len(t), 1, 1)
         final.step((rows * weights.view(-1, 1, 1)).sum(0) / weights.sum(), steps)
     weight, bias = (part[0].detach().double() for part in final.heads())
     unseen = final.outputs()[:, 0].detach() if unseen is None else unseen
@@ -200,15 +207,17 @@ def fit_chain(
     """The chain that makes y likely, and its loss on rows that it has not seen.
 
     Both parts minimise the Cauchy's negative log-likelihood. The location does so under a
-    noise that is fixed and chosen by cross-validation: left free, the scale follows the residuals
-    of rows that are being learned by heart, and with a scale of almost 0 all other rows count as
-    outliers. The scale is then fitted to the residuals of unseen rows.
+    noise that is chosen by cross-validation: left free, the scale follows the residuals of rows
+    that are being learned by heart, and with a scale of almost 0 all other rows count as outliers.
+    It is reached from above (`cooled`): under little noise from the start, the head may settle
+    among outliers. The scale is then fitted to the residuals of unseen rows.
     """
     weights = torch.ones(len(y)) if weights is None else weights
     options: dict[str, Any] = {"weights": weights, "folds": folds, "seed": seed}
     found = []
     for place, noise in enumerate(NOISES):
-        location = fit_head(z, y, partial(location_loss, noise), [Output()], **options)
+        loss, lesson = partial(location_loss, noise), partial(cooled, location_loss, noise)
+        location = fit_head(z, y, loss, [Output()], lesson=lesson, **options)
         residuals = y - location.unseen[:, 0]
         found.append((_spread_loss(residuals, weights), location, residuals))
         progress(place + 1, len(NOISES) + 1)
@@ -218,6 +227,11 @@ def fit_chain(
     scale = fit_head(z, residuals, scale_loss, starts, penalties=SCALE_PENALTIES, **options)
     progress(len(NOISES) + 1, len(NOISES) + 1)
     return to_chain(location, scale), scale.loss
+
+
+def cooled(loss: Callable[[float, Tensor, Tensor], Tensor], noise: float, step: int) -> Loss:
+    """The loss of a step, under a noise that falls from 1 to its own."""
+    return partial(loss, max(noise, noise ** (step / COOLING)))
 
 
 def location_loss(noise: float, outputs: Tensor, y: Tensor) -> Tensor:
