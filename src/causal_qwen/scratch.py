@@ -25,20 +25,20 @@ VOCABULARY, HEAD_SIZE = 4096, 32
 
 def new_model(
     texts: Iterable[str],
-    size: str = "small",
+    size: str | tuple[int, int] = "small",
     vocabulary: int = VOCABULARY,
     max_length: int = 512,
     **fields: Any,
 ) -> tuple[CausalQwenProcessor, CausalQwenForCausalLM]:
     """A processor whose tokens are learned from `texts`, and a model of that many tokens.
 
-    `fields` are further fields of `CausalQwen2Config`.
+    `size` is a name, or (hidden size, layers). `fields` are further fields of `CausalQwen2Config`.
     """
-    if size not in SIZES:
+    if isinstance(size, str) and size not in SIZES:
         raise ValueError(f"size={size!r} is unknown; choose {', '.join(SIZES)}.")
     tokenizer = learn_tokenizer(texts, vocabulary)
     processor = CausalQwenProcessor(tokenizer)
-    hidden, layers = SIZES[size]
+    hidden, layers = SIZES[size] if isinstance(size, str) else size
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": hidden,

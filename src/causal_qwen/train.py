@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,7 @@ def evaluate(
     max_length: int = 512,
     batch_size: int = 8,
     numbers: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
     """The metrics of a model on held-out rows; `perplexity` is its base model's before training."""
     processor, model = open_model(path)
@@ -112,6 +113,7 @@ def evaluate(
         inputs = {name: x for name, x in batch.items() if name in ("input_ids", "attention_mask")}
         output = model(**inputs, numeric_values=batch["numeric_values"], skip_logits=True)
         tally.add(output.u_dist, batch)
+        progress(stop, len(examples))
     return tally.compute()
 
 

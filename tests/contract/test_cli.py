@@ -1,40 +1,515 @@
-"""The command line: thin, quick, and readable when something is wrong."""
+"""The command line: thin, quick, the same everywhere, and readable when something is wrong."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
 
+import pexpect
 import pytest
+import typer.main
+from rich.cells import cell_len
 
-from causal_qwen.convert import default_model
+from causal_qwen import doctor, shown
+from causal_qwen.chat import Conversation
+from causal_qwen.cli import app, main
+from causal_qwen.convert import default_model, open_model
+from causal_qwen.individual import Individual
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PROGRAM = [sys.executable, "-m", "causal_qwen.cli"]
+SPEAKERS = ("generate", "chat", "counterfactual", "np-generate")
+RESULTLESS = ("app",)  # prints nothing that a machine could want
+MODELLESS = ("convert", "doctor", "report")
 
 
-def causal_qwen(*arguments: str) -> subprocess.CompletedProcess[str]:
+def causal_qwen(
+    *arguments: str, text: str | None = None, **settings: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "causal_qwen.cli", *arguments],
+        [*PROGRAM, *arguments],
+        input=text,
+        stdin=subprocess.DEVNULL if text is None else None,
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
+        env={**os.environ, **settings},
     )
 
 
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def here(*arguments: str, text: str = "", **settings: str) -> Done:
+    """The same in this process, which has paid for torch already."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.object(sys, "argv", ["causal-qwen", *arguments]),
+        mock.patch.object(sys, "stdin", io.StringIO(text)),
+        mock.patch.dict(os.environ, settings),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def heed_ctrl_c() -> None:
+    """In a new process: what was started in the background may ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def options(command: str) -> dict[str, Any]:
+    """Every spelling of every option of a command."""
+    return {name: one for one in COMMANDS[command].params for name in (*one.opts, one.name)}
+
+
+# ---------------------------------------------------------------- one command line
+
+
+def test_the_promised_commands_are_all_there() -> None:
+    assert set(COMMANDS) == {
+        *("demo", "convert", "generate", "chat", "predict", "fit", "counterfactual", "train"),
+        *("evaluate", "report", "verify", "np-generate", "app", "doctor"),
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_same_options_as_the_others(command: str) -> None:
+    known = options(command)
+    assert ("--json" in known) == (command not in RESULTLESS)
+    assert ("--model" in known) == (command not in MODELLESS)
+    if "--model" in known:
+        assert known["--model"] is known["-m"]
+        assert known["--model"].default == ""  # the embedded one
+    if command in SPEAKERS:
+        assert known["--individual"] is known["-i"]
+        assert known["--temperature"] is known["-t"]
+        assert known["--max-new-tokens"] is known["-n"]
+        assert "--min-density" in known
+
+
+def test_a_letter_stands_for_one_option_in_every_command() -> None:
+    meant = defaultdict(set)
+    for command in COMMANDS.values():
+        for one in command.params:
+            long = next((name for name in one.opts if name.startswith("--")), None)
+            for short in one.opts:
+                if short.startswith("-") and not short.startswith("--"):
+                    meant[short].add(long)
+    assert meant
+    assert {short: names for short, names in meant.items() if len(names) > 1} == {}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_an_example_that_can_be_read(command: str) -> None:
+    import shlex
+
+    *_, example = COMMANDS[command].help.partition("Example: ")
+    words = shlex.split(" ".join(example.split()))
+    assert words[:2] == ["causal-qwen", command]
+    COMMANDS[command].make_context(command, words[2:])  # raises on what does not exist
+    for one in COMMANDS[command].params:
+        assert one.name == "help" or one.help, f"{command} {one.name} has no help"
+
+
+def test_help_comes_at_once() -> None:
+    """In processor time: the machine may be busy with something else."""
+
+    def seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    spent = []
+    for _ in range(3):
+        before = seconds()
+        assert causal_qwen("--help").returncode == 0
+        spent.append(seconds() - before)
+    assert min(spent) < 0.5
+
+
+# ---------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("causal-qwen np", {"np-generate"}),
+        ("causal-qwen generate --individ", {"--individual"}),
+        ("causal-qwen chat --mode c", {"causal", "compatible"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_modes(typed: str, offered: set[str]) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = causal_qwen(_CAUSAL_QWEN_COMPLETE="complete_bash", **words)
+    assert set(done.stdout.split()) == offered, done.stderr
+
+
+def test_the_completion_of_bash_is_shown() -> None:
+    command = " ".join([*PROGRAM, "--show-completion", "; true"])  # `; true`: bash stays the parent
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "_CAUSAL_QWEN_COMPLETE=complete_bash" in done.stdout
+    assert "complete -o default -F" in done.stdout
+    assert done.stdout.rstrip().endswith("causal-qwen")
+
+
+# ---------------------------------------------------------------- speaking
+
+
 def test_generate_prints_what_an_individual_says() -> None:
-    arguments = ("generate", "The train was late, so", "--mode", "causal", "-i", "7", "-t", "0.3")
-    said = [
-        causal_qwen(*arguments, "-n", "8", "--json", "--model", str(default_model()))
-        for _ in range(2)
+    """The embedded model, in a process of its own."""
+    asked = ("The train was late, so", "--mode", "causal", "-i", "7", "-t", "0.3", "-n", "8")
+    done = causal_qwen("generate", *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    again = json.loads(here("generate", *asked, "--json", "-m", str(default_model())).stdout)
+    assert told == again
+    assert told["individual"] == 7
+    assert len(told["text"].split()) > 3
+
+
+def test_generate_writes_the_prompt_and_the_text(tiny_directory: Path) -> None:
+    asked = ("generate", "Hi there", "-m", str(tiny_directory), "-n", "6")
+    told = json.loads(here(*asked, "--json").stdout)
+    assert here(*asked).stdout == f"Hi there{told['text']}\n"
+    assert here(*asked, "--numbers", "value").stdout == f"Hi there{told['text']}\n"
+    sampled = [here(*asked, "--mode", "compatible", "--seed", seed).stdout for seed in "112"]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+def test_numpy_takes_its_model_before_the_prompt_or_by_name(tiny_directory: Path) -> None:
+    asked = ("-n", "4", "--json", "--mode", "causal", "-i", "3")
+    first = here("np-generate", str(tiny_directory), "Hi there", *asked)
+    named = here("np-generate", "Hi there", "--model", str(tiny_directory), *asked)
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout) == json.loads(named.stdout)
+    assert json.loads(first.stdout)["individual"] == 3
+    missing = here("np-generate", str(tiny_directory))
+    assert missing.stderr == "causal-qwen: The prompt is empty; write a few words.\n"
+    both = here("np-generate", "a", "b", "--model", "c")
+    assert "Two models were given, a and c" in both.stderr
+
+
+def test_numpy_speaks_as_a_saved_individual(tiny_directory: Path, tmp_path: Path) -> None:
+    size = json.loads((tiny_directory / "config.json").read_text("utf-8"))["causal_size"] or 32
+    Individual.draw(size, seed=5, temperature=3.0).save(tmp_path / "ada.safetensors")
+    asked = ("np-generate", str(tiny_directory), "Hi", "-n", "6", "--json", "--mode", "causal")
+    saved = here(*asked, "-i", str(tmp_path / "ada.safetensors"))
+    seed = here(*asked, "-i", "5", "-t", "3")
+    assert json.loads(saved.stdout)["text"] == json.loads(seed.stdout)["text"]
+
+
+def test_numpy_finds_a_hub_model_in_the_cache_and_says_when_there_is_none(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "hub" / "models--me--tiny"
+    (kept / "snapshots").mkdir(parents=True)
+    (kept / "snapshots" / "abc").symlink_to(tiny_directory)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc", encoding="utf-8")
+    settings = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = causal_qwen("np-generate", "me/tiny", "Hi", "-n", "3", "-q", **settings)
+    assert done.returncode == 0, done.stderr
+    there = causal_qwen("np-generate", str(tiny_directory), "Hi", "-n", "3", "-q")
+    assert done.stdout == there.stdout
+    gone = causal_qwen("np-generate", "me/other", "Hi", **settings)
+    assert gone.returncode == 1
+    assert gone.stderr == (
+        "causal-qwen: me/other is neither a local model directory nor a hub model that can be "
+        "reached.\n"
+    )
+
+
+# ---------------------------------------------------------------- chat
+
+
+def test_a_chat_through_a_pipe_is_a_line_of_json_per_turn(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    asked = ("chat", "--model", str(tiny_directory), "-i", "7", "-n", "5", "--json")
+    kept = tmp_path / "talk.json"
+    turns = f"hello\n\nand you?\n/save {kept}\n/individual 8\nhello\n/quit\nnever asked\n"
+    done = here(*asked, text=turns)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(one["turn"], one["prompt"], one["individual"]) for one in told] == [
+        (1, "hello", 7),
+        (2, "and you?", 7),
+        (3, "hello", 8),
     ]
-    answers = [json.loads(done.stdout) for done in said]
-    assert answers[0] == answers[1]
-    assert answers[0]["individual"] == 7
-    assert answers[0]["text"]
+    assert all(one["text"] and one["mode"] == "causal" for one in told)
+    again = here(*asked, text=f"/load {kept}\nhello\n/reset\nhello\n")
+    later = [json.loads(line) for line in again.stdout.splitlines()]
+    assert later[1]["text"] == told[0]["text"]  # nothing remembered, the same individual
+    assert later[0]["text"] != told[0]["text"]  # two turns remembered
 
 
-def test_convert_reports_parity(tmp_path: Path) -> None:
-    done = causal_qwen("convert", str(default_model()), str(tmp_path / "out"))
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/nonsense", "/nonsense is unknown; /help lists what there is."),
+        ("/individual nobody.safetensors", "nobody.safetensors is no file"),
+        ("/mode loud", "mode 'loud' is unknown; choose one of standard"),
+        ("/save", "/save needs the name of a file."),
+        ("/load nothing.json", "nothing.json: No such file or directory"),
+    ],
+)
+def test_a_pipe_is_ended_by_an_error(tiny_directory: Path, line: str, sentence: str) -> None:
+    done = here("chat", "-m", str(tiny_directory), "-n", "2", text=f"{line}\nhello\n")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_chat(tiny_directory: Path) -> None:
+    arguments = ["-m", "causal_qwen.cli", "chat", "-m", str(tiny_directory), "-n", "1900"]
+    with pexpect.spawn(sys.executable, arguments, timeout=120, preexec_fn=heed_ctrl_c) as terminal:
+        terminal.expect("individual [0-9]+ is listening")
+        terminal.expect("you> ")
+        terminal.sendline("/nonsense")
+        terminal.expect("is unknown")
+        terminal.expect("you> ")
+        terminal.sendline("hello")
+        terminal.expect("individual [0-9]+> ")
+        time.sleep(0.3)
+        terminal.sendintr()
+        terminal.expect(r"\(stopped\)")
+        terminal.expect("you> ")
+        terminal.sendeof()
+        terminal.expect(pexpect.EOF)
+        terminal.wait()
+        assert terminal.exitstatus == 0
+
+
+@pytest.fixture(scope="module")
+def opened(tiny_directory: Path) -> tuple[Any, Any]:
+    return open_model(tiny_directory)
+
+
+def test_the_same_individual_speaks_through_the_whole_conversation(opened: Any) -> None:
+    talk = Conversation(*opened, individual=7, max_new_tokens=6)
+    said = [talk.ask("hello"), talk.ask("and you?")]
+    assert said[0].individual == said[1].individual == talk.individual
+    assert [one["role"] for one in talk.messages] == ["user", "assistant"] * 2
+    assert talk.messages[1]["content"] == said[0].text.strip()
+    talk.obey("/mode sampling")
+    assert talk.individual is not None
+    assert talk.individual.is_fresh
+    assert talk.individual.seed == 7
+    assert talk.obey("/mode standard") == "mode standard, standard speaks"
+    assert talk.individual is None
+    with pytest.raises(ValueError, match="Nobody in particular speaks in mode standard"):
+        talk.obey("/individual 3")
+
+
+@pytest.mark.parametrize("mode", ["causal", "sampling", "standard"])
+def test_a_saved_conversation_goes_on_where_it_was(opened: Any, mode: str, tmp_path: Path) -> None:
+    talk = Conversation(*opened, mode=mode, individual=7, temperature=2.0, max_new_tokens=5)
+    talk.ask("hello")
+    talk.obey(f"/save {tmp_path / 'talk.json'}")
+    other = Conversation(*opened, mode="compatible", max_new_tokens=5)
+    assert "1 turns" in other.obey(f"/load {tmp_path / 'talk.json'}")
+    assert (other.mode, other.individual) == (talk.mode, talk.individual)
+    assert other.ask("and you?").text == talk.ask("and you?").text
+
+
+def test_a_long_conversation_forgets_its_beginning_and_not_its_system_message(opened: Any) -> None:
+    room = opened[1].config.max_position_embeddings
+    talk = Conversation(*opened, mode="standard", system="Be kind.", max_new_tokens=4)
+    talk.ask("a" * (room // 2))
+    talk.ask("b" * (room // 2))
+    assert talk.messages[0]["content"].startswith("b")
+    assert talk.first[0]["content"] == "Be kind."
+    with pytest.raises(ValueError, match=f"makes {room + 10} tokens|shorten it"):
+        talk.ask("c" * room)
+    assert len(talk.messages) == 2  # as before
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def test_the_doctor_tells_everything_to_machines_and_people() -> None:
+    done = here("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["is_well"]
+    assert found["extras"]["torch"]["is_complete"]
+    assert found["device"] == "cpu" or found["device"]
+    assert found["threads"] >= 1
+    assert found["embedded_model"]["size"] > 10**8
+    shown_text = here("doctor", COLUMNS="200").stdout
+    assert found["verdict"] in shown_text
+    assert found["embedded_model"]["path"] in shown_text
+
+
+@pytest.mark.parametrize(
+    ("gone", "is_well", "verdict"),
+    [
+        ("tokenizers", False, "The installation is incomplete: pip install causal-qwen"),
+        ("transformers", True, "The NumPy engine works; for everything else: pip install"),
+        ("peft", True, "Everything that is installed works; not installed: lora."),
+    ],
+)
+def test_the_doctor_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, gone: str, is_well: bool, verdict: str
+) -> None:
+    there = {name: version for name, version in _suitable().items() if name != gone}
+    monkeypatch.setattr(doctor, "_version", there.get)
+    diagnosis = doctor.examine()
+    assert diagnosis.is_well == is_well
+    assert diagnosis.verdict.startswith(verdict)
+
+
+def _suitable() -> dict[str, str]:
+    """The lowest version that is wanted of every package."""
+    wanted = [one for extra in ("", *doctor.PURPOSES) for one in doctor._own_requirements(extra)]
+    lowest = ((one.name, [s for s in one.specifier if s.operator == ">="]) for one in wanted)
+    return {name: found[0].version for name, found in lowest if found}  # not our own extras
+
+
+def test_a_torch_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise OSError(f"lib{name}.so: wrong ELF class")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    diagnosis = doctor.examine()
+    assert not diagnosis.is_well
+    assert diagnosis.verdict == (
+        "torch is installed and does not work: OSError: libtorch.so: wrong ELF class"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("torch", "[torch]"),
+        ("transformers", "[torch]"),
+        ("accelerate", "[torch]"),
+        ("datasets", "[train]"),
+        ("peft", "[lora]"),
+        ("pandas", "[tables]"),
+        ("sklearn", "[tables]"),
+        ("matplotlib", "[plot]"),
+        ("gradio", "[app]"),
+    ],
+)
+def test_a_missing_module_is_cured_by_the_extra_that_has_it(module: str, extra: str) -> None:
+    assert doctor.cure(module) == f"{module} is not installed: pip install 'causal-qwen{extra}'"
+
+
+def test_a_missing_module_of_nobody_is_cured_by_its_own_name() -> None:
+    assert doctor.cure("safetensors") == "safetensors is not installed: pip install causal-qwen"
+    assert doctor.cure("elsewhere") == "elsewhere is not installed: pip install elsewhere"
+
+
+# ---------------------------------------------------------------- demo
+
+
+@pytest.fixture(scope="module")
+def demo(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """The whole demo on a tiny model, in few words; its features are kept from run to run."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+
+    @mock.patch("causal_qwen.demo.NEW_TOKENS", 5)
+    def run(*arguments: str, **settings: str) -> Any:
+        model = ("--model", str(tiny_directory))
+        return here("demo", *model, *arguments, CAUSAL_QWEN_CACHE=cache, **settings)
+
+    return run
+
+
+def test_the_demo_shows_everything_to_machines(demo: Callable[..., Any]) -> None:
+    done = demo("--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout, parse_constant=pytest.fail)  # NaN is not JSON
+    assert told["behaves_like_its_base"] is True
+    assert set(told["modes"]) == {"standard", "sampling", "causal", "compatible"}
+    assert told["modes"]["standard"] == told["modes"]["compatible"]
+    assert all(len(texts) == 2 for texts in told["individuals"].values())
+    assert told["counterfactual"]["factual"]["text"].startswith("The old lighthouse")
+    assert told["counterfactual"]["counterfactual"]["text"].startswith("The young lighthouse")
+    assert told["decision"]["candidates"]
+    number = told["number"]
+    assert number["low"] < number["median"] < number["high"]
+    assert number["text"].endswith("The length of its petals in cm is")
+    assert (number["rows"], number["calibration_rows"], number["held_out"]["rows"]) == (75, 50, 25)
+    assert number["held_out"]["mdae"] > 0
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_demo_can_be_read_at_every_width(demo: Callable[..., Any], width: int) -> None:
+    done = demo(COLUMNS=str(width))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for part in ("1 · The promise", "2 · Four modes", "3 · Individuals", "4 · Counterfactual"):
+        assert any(part in line for line in lines), part
+    for part in ("5 · Inside one decision", "6 · A number with its interval", "90% interval", "◆"):
+        assert any(part in line for line in lines), part
+    assert max(cell_len(line) for line in lines) <= width
+    assert "\x1b" not in done.stdout
+
+
+def test_the_demo_does_without_tables(
+    demo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("causal_qwen.demo.find_spec", lambda name: None)
+    done = demo()
+    assert done.returncode == 0, done.stderr
+    assert "interval: pandas is not installed: pip install 'causal-qwen[tables]'" in done.stdout
+
+
+# ---------------------------------------------------------------- while it works
+
+
+def test_long_work_is_told_in_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(shown.time, "monotonic", lambda: now[0])
+    with shown.counted("reading") as count:
+        for done in range(1, 11):
+            now[0] += 1.0
+            count(done, 10)
+    # after two seconds, and then every five
+    assert capsys.readouterr().err == "reading: 2 of 10\nreading: 7 of 10\n"
+    with shown.counted("reading") as count, shown.status() as stage:
+        count(10, 10)
+        stage("saving")
+    assert capsys.readouterr().err == "saving ...\n"
+    with shown.counted("reading", False) as count, shown.status(False) as stage:
+        now[0] += 100.0
+        count(10, 10)
+        stage("saving")
+    assert capsys.readouterr() == ("", "")
+
+
+# ---------------------------------------------------------------- when something is wrong
+
+
+def test_a_model_that_is_converted_already_is_refused(tmp_path: Path, tiny_directory: Path) -> None:
+    done = here("convert", str(tiny_directory), str(tmp_path / "out"))
     assert done.returncode == 1
     assert "is a CausalQwen model already" in done.stderr
     assert "Traceback" not in done.stderr
@@ -44,11 +519,14 @@ def test_convert_reports_parity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("generate", "x", "--model", "no-such-directory"), "no-such-directory"),
         (("generate", "  "), "The prompt is empty"),
-        (("generate", "x", "--mode", "causl"), "causal_mode='causl' is unknown"),
+        (("generate", "x", "--mode", "causl"), "--mode causl is unknown; choose one of standard"),
         (("generate", "x", "--individual", "3"), "--individual has no part in mode 'standard'"),
+        (("report", "nowhere"), "nowhere"),
+        (("predict", "only.csv"), "Predicting needs what `causal-qwen fit` has written"),
+        (("train",), "Training needs --data and --output"),
     ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_an_error_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
     done = causal_qwen(*arguments)
@@ -58,7 +536,53 @@ def test_an_error_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> 
     assert len([line for line in done.stderr.splitlines() if "causal-qwen:" in line]) == 1
 
 
-def test_debug_shows_the_traceback() -> None:
-    done = causal_qwen("--debug", "generate", "  ")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("generate", "x", "--model", "nowhere"), "nowhere is neither a local model directory"),
+        (("verify", "nowhere"), "nowhere is no directory"),
+        (("evaluate", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("convert", "smollm2-135m", "/proc/1/out"), "/proc/1/out cannot be written"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_an_error_of_the_model_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    done = here(*arguments)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if not line.endswith("...")]
+    assert len(told) == 1
+    assert told[0].startswith("causal-qwen: ")
+    assert sentence in told[0]
+    assert "Error(" not in told[0]
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "generate", " "), ("generate", " ", "--debug")])
+def test_debug_shows_the_traceback(arguments: tuple[str, ...]) -> None:
+    done = causal_qwen(*arguments)
     assert done.returncode != 0
     assert "Traceback" in done.stderr
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    done = causal_qwen("generate", "x", "--temprature", "1")
+    assert done.returncode == 2
+    assert "--temprature" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "np-generate"])
+def test_ctrl_c_ends_cleanly(command: str, tiny_directory: Path) -> None:
+    arguments = [*PROGRAM, command, "Hi there", "-m", str(tiny_directory), "-n", "2000"]
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(2) == "Hi"  # it speaks
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "causal-qwen:" not in errors

