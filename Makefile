@@ -7,16 +7,18 @@ ARGS    ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
+APP   := $(VENV)/.app-installed
 TESTS := $(VENV)/.tests-installed
 LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
 
 # Every install is bound to all locks: whatever a package asks for, torch stays the one we chose.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
-       -c requirements/torch.lock -c requirements/environment.lock -c requirements/tests.lock
+       -c requirements/torch.lock -c requirements/environment.lock -c requirements/app.lock \
+       -c requirements/tests.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format env clean bench-decode bench-liveliness bench-loss \
-        bench-learning bench-numbers bench-engine bench-individuals
+.PHONY: help demo app test chromium lint format docs reproduce env clean bench-decode \
+        bench-liveliness bench-loss bench-learning bench-numbers bench-engine bench-individuals
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,9 +26,26 @@ help:  ## list the commands
 demo: env  ## convert the embedded model and show what it does
 	$(BIN)/causal-qwen demo $(ARGS)
 
+app: $(APP)  ## open the playground in the browser (ARGS="--port 7861")
+	$(BIN)/causal-qwen app $(ARGS)
+
 # One thread per worker: two workers with two threads each on two cores only wait for each other.
 test: lint  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CAUSAL_QWEN_SCREENSHOTS=build/screenshots \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# The playground is tested in a real browser: Debian's, not one that a package brings along.
+chromium:  ## install Debian's Chromium unless there is one; needs root, or sudo without a password
+	@if command -v chromium >/dev/null; then exit 0; fi; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
+	if ! { command -v apt-get && { [ -z "$$as_root" ] || sudo -n true; }; } >/dev/null 2>&1; then \
+		echo "Chromium is missing and cannot be installed from here (no root, or no apt-get):" \
+			"say apt-get install chromium as root, or put a chromium on the PATH." >&2; exit 1; \
+	fi; \
+	echo "environment, for the browser tests: Chromium"; \
+	$$as_root apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -qq -y --no-install-recommends \
+		chromium >/dev/null
 
 lint: $(TESTS)  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check .
@@ -36,6 +55,15 @@ lint: $(TESTS)  ## ruff and mypy, changing nothing
 format: $(TESTS)  ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Material for MkDocs advertises its successor on every build; that is no warning about our pages.
+docs: $(TESTS)  ## the pages as a site in build/site; a warning is an error
+	$(BIN)/python scripts/pictures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+MODEL ?= smollm2-135m
+reproduce: env  ## the headline results on another base model (MODEL=hub-name-or-directory), beside ours
+	$(BIN)/python benchmarks/reproduce.py --model $(MODEL) $(ARGS)
 
 bench-decode: env  ## time per token of every mode against the base model
 	$(BIN)/python benchmarks/decode.py $(ARGS)
@@ -75,7 +103,12 @@ $(STAMP): $(BIN)/python pyproject.toml $(LOCKS)
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(TESTS): $(STAMP) requirements/tests.lock
+$(APP): $(STAMP) requirements/app.lock
+	@echo "environment, for the playground"
+	@$(PIP) -r requirements/app.lock
+	@touch $@
+
+$(TESTS): $(APP) requirements/tests.lock
 	@echo "environment, for the tests"
 	@$(PIP) -r requirements/tests.lock
 	@touch $@

@@ -1,0 +1,62 @@
+"""Wording: a word or a number of a text, changed."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from causal_qwen.numerals import encode, render
+
+LONGEST = 15  # digits, enough for whatever was dragged to its place
+
+
+class Dial(NamedTuple):
+    """From where to where a number can be dragged, and by which steps."""
+
+    low: float
+    high: float
+    step: float
+
+
+def numbers_of(text: str) -> list[tuple[str, float]]:
+    """Every number of a text: as it is written, and its value."""
+    found = encode(text)
+    return list(zip(found.surfaces, found.values, strict=True))
+
+
+def change_number(text: str, place: int, value: float) -> str:
+    """The text with another value for its `place`-th number, counted from 0."""
+    start, end = _span(text, place)
+    return text[:start] + render(value, LONGEST) + text[end:]
+
+
+def change_word(text: str, word: str, other: str) -> str | None:
+    """The text with its first `word`, whole and in this spelling, replaced; None without one."""
+    edge = (r"(?<!\w)" if word[:1].isalnum() else "", r"(?!\w)" if word[-1:].isalnum() else "")
+    found = re.search(edge[0] + re.escape(word) + edge[1], text)
+    return None if found is None else text[: found.start()] + other + text[found.end() :]
+
+
+def dial_of(text: str, place: int) -> Dial:
+    """0 to twice the number, with as many decimals as it is written with; 0 goes both ways."""
+    start, end = _span(text, place)
+    value = encode(text).values[place]
+    decimals = len(re.sub(r"[^\d].*", "", text[start:end].partition(".")[2]))
+    reach = abs(value) or 10.0
+    low, high = (-reach, reach) if value == 0 else sorted((0.0, 2 * value))
+    return Dial(low, high, max(10.0**-decimals, float(render((high - low) / 1000, 1))))
+
+
+def on_dial(dial: Dial, share: float) -> float:
+    """The value at a share of the way, 0 to 1, that the steps reach."""
+    steps = round(share * (dial.high - dial.low) / dial.step)
+    return float(render(dial.low + steps * dial.step, LONGEST - 3))
+
+
+def _span(text: str, place: int) -> tuple[int, int]:
+    spans = encode(text).spans
+    if not 0 <= place < len(spans):
+        raise ValueError(
+            f"Number {place + 1} is asked to change, but the text holds {len(spans)} numbers."
+        )
+    return spans[place]
