@@ -27,7 +27,7 @@ from sklearn.preprocessing import OrdinalEncoder
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.fit import NOISES, SCALE_PENALTIES, Output, fit_chain, fit_head
+from causal_qwen.fit import NOISES, SCALE_PENALTIES, Output, cooled, fit_chain, fit_head
 
 Array = NDArray[np.float64]
 
@@ -103,7 +103,7 @@ def located(family: Any, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> An
 def in_two_steps(
     family: Any, loss: Callable[[Tensor, Tensor, Tensor], Tensor], noises: Sequence[float]
 ) -> Any:
-    """As `fit_chain` does it: the location under a fixed noise, the scale on unseen residuals."""
+    """As `fit_chain` does it: the location under a cooling noise, the scale on unseen residuals."""
 
     def under(noise: float, outputs: Tensor, y: Tensor) -> Tensor:
         loc = outputs[..., 0]
@@ -116,7 +116,14 @@ def in_two_steps(
     def fit(data: Data) -> Said:
         found = []
         for noise in noises:
-            head = fit_head(data.z, data.y, partial(under, noise), [Output()], seed=data.seed)
+            head = fit_head(
+                data.z,
+                data.y,
+                partial(under, noise),
+                [Output()],
+                seed=data.seed,
+                lesson=partial(cooled, under, noise),
+            )
             residuals = data.y - head.unseen[:, 0]
             found.append((unlikely(residuals), head, residuals))
         _, location, residuals = min(found, key=lambda one: one[0])

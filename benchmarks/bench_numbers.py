@@ -16,6 +16,7 @@ were not trained on are split at random into halves, ten times, for calibration 
 from __future__ import annotations
 
 import argparse
+import pickle
 import time
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,9 @@ from numpy.typing import NDArray
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.conformal import Conformal
-from causal_qwen.convert import cache_home, default_model, open_model
+from causal_qwen.convert import default_model, open_model
 from causal_qwen.features import CACHE_FILE, features
+from causal_qwen.home import cache_home
 from causal_qwen.regressor import LENGTH, CausalTextRegressor
 from causal_qwen.tables import ask_for, to_sentences
 from causal_qwen.value import ValueSpace, fit_field
@@ -53,9 +55,9 @@ COVERAGE_BAR, ENOUGH_ROWS = 0.03, 500
 # ---------------------------------------------------------------- data
 
 
-def read_features(table: Table, frame: Any) -> torch.Tensor:
+def read_features(table: Table, frame: Any, path: Path | None = None) -> torch.Tensor:
     """As `CausalTextRegressor` reads them, and in its cache."""
-    processor, model = open_model(default_model())
+    processor, model = open_model(path or default_model())
     question = ask_for([table.target])
     texts = to_sentences(frame, table.columns, units=table.units, question=question)
     cache = cache_home() / CACHE_FILE
@@ -128,9 +130,13 @@ def frozen(options: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     heads = {**HEADS, **({} if options.quick else REFERENCES)}
     for name in options.tables:
+        kept = None if options.keep is None else options.keep / f"{name}.pickle"
+        if kept is not None and kept.exists():
+            results += pickle.loads(kept.read_bytes())
+            continue
         table = TABLES[name]
         frame = table.read().iloc[: options.rows]
-        z, values = read_features(table, frame), frame[table.target].to_numpy(float)
+        z, values = read_features(table, frame, options.model), frame[table.target].to_numpy(float)
         train = min(table.train, len(frame) // 2)
         for kind, share in CONDITIONS[:3:2] if options.quick else CONDITIONS:
             start = time.perf_counter()
@@ -155,6 +161,9 @@ def frozen(options: argparse.Namespace) -> list[dict[str, Any]]:
             print(
                 f"{name} {kind} {share} ({time.perf_counter() - start:.0f} s): {shown}", flush=True
             )
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(pickle.dumps([r for r in results if r["table"] == name]))
     return results
 
 
@@ -227,7 +236,7 @@ def extrapolation(options: argparse.Namespace) -> list[dict[str, Any]]:
     for name in options.tables:
         table = TABLES[name]
         frame = table.read().iloc[: options.rows]
-        z, values = read_features(table, frame), frame[table.target].to_numpy(float)
+        z, values = read_features(table, frame, options.model), frame[table.target].to_numpy(float)
         is_low = values <= np.quantile(values, 0.8)
         known, asked = np.flatnonzero(is_low)[: table.train], np.flatnonzero(~is_low)
         space = ValueSpace(SPACE, *fit_field(values[known], SPACE))
@@ -257,7 +266,9 @@ def unit_change(options: argparse.Namespace) -> list[dict[str, Any]]:
         for factor in (1.0, 1000.0):
             told, truth = factor * known[table.target], factor * asked[table.target]
             columns = list(table.columns)
-            regressor = CausalTextRegressor(units=table.units).fit(known[columns], told)
+            regressor = CausalTextRegressor(model=options.model, units=table.units).fit(
+                known[columns], told
+            )
             error = np.abs(regressor.predict(asked[columns]) - truth.to_numpy())
             scores[factor] = float(np.median(error)) / factor
         found.append({"table": name, "before": scores[1.0], "after": scores[1000.0]})
@@ -388,15 +399,21 @@ def plot(results: Any, output: Path) -> list[str]:
     return ["", f"![median absolute error by corruption, and coverage]({path.name})", ""]
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", default=["frozen", "scratch", "mixed"])
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=None, help="of a table; all that are used")
+    parser.add_argument("--keep", type=Path, help="a directory: tables in it are not run again")
     parser.add_argument("--quick", action="store_true", help="a smoke run: minutes")
+    parser.add_argument("--model", type=Path, default=None, help="instead of the embedded one")
     parser.add_argument("--output", type=Path, default=Path("docs/results/numbers.md"))
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     if options.quick:
         options.seeds, options.rows = min(options.seeds, 2), options.rows or 300
     lines = ["# Numbers people can trust", "", "`python benchmarks/bench_numbers.py`", ""]

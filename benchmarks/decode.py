@@ -75,9 +75,8 @@ def vary_scale(model: Any, spread: float) -> None:
 
 def measure(base: Any, model: Any, rounds: int) -> dict[str, list[float]]:
     """Seconds per generated token of every peer, round by round."""
-    prompt = torch.randint(
-        1000, 20_000, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(2)
-    )
+    ids = min(1000, model.config.vocab_size // 2), min(20_000, model.config.vocab_size)
+    prompt = torch.randint(*ids, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(2))
     common = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0}
     common |= {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
     calls = {"Qwen2 greedy": lambda: base.generate(prompt, do_sample=False, **common)}

@@ -1,4 +1,4 @@
-"""Individuals and counterfactuals: five pieces of evidence on the embedded model.
+"""Individuals and counterfactuals: six pieces of evidence on the embedded model.
 
     python benchmarks/individuals.py all [--model DIR] [--output docs/results/individuals.md]
     python benchmarks/individuals.py persona --speakers 10 --prompts 10 --tokens 40
@@ -8,6 +8,7 @@
     stability  how far a small edit moves a text, beside the Gumbel-max baseline
     truth      counterfactuals against a known structural model
     analytic   closed forms against a million draws
+    replay     the same words alone, in company, without a cache, and in NumPy
 
 Each part writes its own section of the page; the others are kept from the JSON beside it. Every
 part first says how long it will take on this machine.
@@ -21,14 +22,16 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from _results import save
-from liveliness import PROMPTS, QUESTIONS, repetition, word_distance
+from liveliness import PROMPTS, QUESTIONS, asked, end_ids, repetition, word_distance
 from transformers import LogitsProcessorList
 
 from causal_qwen import gumbel
@@ -38,6 +41,8 @@ from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.convert import default_model, open_model
 from causal_qwen.counterfactual import counterfactual, stability_violations
+from causal_qwen.engine import Engine
+from causal_qwen.generation import ModeProcessor
 from causal_qwen.gumbel import GumbelIndividual
 from causal_qwen.individual import Individual
 from causal_qwen.model import CausalQwenForCausalLM
@@ -58,15 +63,15 @@ EDITS = (  # a prompt, and the same with one thing changed
 )
 SOFTMAX = {"causal_mode": "compatible", "do_sample": True, "top_k": 0}
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{f"softmax T={t}": {**SOFTMAX, "temperature": t} for t in (0.5, 0.7, 1.0)},
+    **{f"softmax T={t}": {**SOFTMAX, "temperature": t} for t in (0.7, 1.0)},
     **{f"softmax top-p {p}": {**SOFTMAX, "top_p": p} for p in (0.5, 0.9)},
     "softmax top-k 50": {**SOFTMAX, "top_k": 50},
     "softmax min-p 0.1": {**SOFTMAX, "min_p": 0.1},
     **{
         f"shared T={t} rho={rho}": {"causal_mode": "causal", "temperature": t, "min_density": rho}
         for t, rho in (
-            *((0.15, 0.0), (0.3, 0.0), (0.6, 0.0), (1.0, 0.0)),
-            *((1.0, 0.001), (2.0, 0.01), (4.0, 0.05), (8.0, 0.05), (8.0, 0.2)),
+            *((0.3, 0.0), (1.0, 0.0)),
+            *((1.0, 0.001), (2.0, 0.01), (4.0, 0.05), (8.0, 0.05)),
         )
     },
     **{
@@ -76,9 +81,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "temperature": t,
             "min_density": rho,
         }
-        for t, rho in ((0.3, 0.0), (1.0, 0.0), (1.0, 0.01), (4.0, 0.05))
+        for t, rho in ((1.0, 0.0), (1.0, 0.01), (4.0, 0.05))
     },
 }
+RIVAL = "softmax top-p 0.9"
+TOGETHER_PROMPTS = 5  # of one batch in `quality`
 Said = tuple[list[list[int]], np.ndarray]  # tokens of every row; log-probability per token
 
 
@@ -88,14 +95,7 @@ class Stage:
     def __init__(self, path: Path, prompts: int, tokens: int) -> None:
         self.processor, self.model = open_model(path)
         self.tokens = tokens
-        texts = [*PROMPTS]
-        for question in QUESTIONS:
-            chat = [{"role": "user", "content": question}]
-            texts.append(
-                self.processor.tokenizer.apply_chat_template(
-                    chat, tokenize=False, add_generation_prompt=True
-                )
-            )
+        texts = [*PROMPTS, *(asked(self.processor.tokenizer, one) for one in QUESTIONS)]
         order = [i for pair in zip(range(10), range(10, 20), strict=True) for i in pair]
         self.prompts = [
             torch.tensor(self.processor.tokenizer(texts[i]).input_ids) for i in order[:prompts]
@@ -105,8 +105,8 @@ class Stage:
     def say(self, rows: Sequence[torch.Tensor], seed: int = 0, **options: Any) -> Said:
         """What is said after every row; `people` are Gumbel speakers, one per row."""
         batch = pad_left(rows, self.model)
-        start, eos = batch["input_ids"].shape[1], {self.model.generation_config.eos_token_id}
-        recorder = LogProbRecorder(start, eos)
+        start = batch["input_ids"].shape[1]
+        recorder = LogProbRecorder(start, end_ids(self.model))
         torch.manual_seed(seed)
         settings = {
             **batch,
@@ -154,32 +154,33 @@ def persona(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     """Leave one prompt out, and guess the speaker of its texts from the others'."""
     speakers, prompts = options.speakers, stage.prompts
     count = speakers * len(prompts)
-    stage.announce("persona", 4 * (count + 6 * speakers * 4))
+    stage.announce("persona", 4 * (count + 6 * speakers * 4), rows=4 * speakers)
 
-    def individuals(heat: float, fresh: bool, rows: Any) -> Said:
+    def everybody(rows: Any) -> list[Any]:
+        return [row for _ in range(speakers) for row in rows]
+
+    def individuals(heat: float, rows: Any, fresh: bool) -> Said:
         who = [
             Individual.draw(stage.model, seed=s, fresh=fresh, temperature=heat)
             for s in range(speakers)
+            for _ in rows
         ]
-        return together(rows, lambda s: {"causal_mode": "causal", "individual": who[s]})
+        return stage.say(everybody(rows), causal_mode="causal", individual=who)
 
     def softmax(heat: float, rows: Any) -> Said:
-        return together(rows, lambda s: {**SOFTMAX, "temperature": heat, "seed": s})
-
-    def gumbels(heat: float, rows: Any) -> Said:
-        def who(s: int) -> dict[str, Any]:
-            one = GumbelIndividual.draw(stage.model, seed=s, fresh=False, temperature=heat)
-            return {"people": [one] * len(rows)}
-
-        return together(rows, who)
-
-    def together(rows: Any, settings: Callable[[int], dict[str, Any]]) -> Said:
-        parts = [stage.say(rows, **settings(s)) for s in range(speakers)]
+        parts = [stage.say(rows, **SOFTMAX, temperature=heat, seed=s) for s in range(speakers)]
         return [row for said, _ in parts for row in said], np.concatenate([lp for _, lp in parts])
 
+    def gumbels(heat: float, rows: Any) -> Said:
+        who = [
+            GumbelIndividual.draw(stage.model, seed=s, fresh=False, temperature=heat)
+            for s in range(speakers)
+        ]
+        return stage.say(everybody(rows), people=[one for one in who for _ in rows])
+
     kinds: dict[str, Callable[[float, Any], Said]] = {
-        "shared e": lambda heat, rows: individuals(heat, False, rows),
-        "fresh e per token": lambda heat, rows: individuals(heat, True, rows),
+        "shared e": partial(individuals, fresh=False),
+        "fresh e per token": partial(individuals, fresh=True),
         "softmax, fixed seed": softmax,
         "shared Gumbel": gumbels,
     }
@@ -268,29 +269,47 @@ def quality(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     for name, setting in SETTINGS.items():
         rows: dict[str, list[float]] = {}
         example = ""
-        for number, prompt in enumerate(stage.prompts):
-            who = {} if "do_sample" in setting else {"individual": list(range(options.samples))}
-            said, log_probs = stage.say([prompt] * options.samples, seed=number, **setting, **who)
-            texts = stage.decode(said)
-            example = example or " ".join(texts[0].split())[:90]
-            pairs = [pair for row in said for pair in itertools.pairwise(row)]
-            two = itertools.combinations(texts, 2)
-            measured = {
-                "log_prob": float(log_probs.mean()),
-                "distinct_2": len(set(pairs)) / max(len(pairs), 1),
-                "distance": float(np.mean([word_distance(*pair) for pair in two])),
-                "repetition": float(np.mean([repetition(row) for row in said])),
-                "copied": copied(said, prompt.tolist()),
-            }
-            if judge is not None:
-                measured["judge"] = judged(*judge, stage.decode([prompt.tolist()])[0], texts)
-            for key, value in measured.items():
-                rows.setdefault(key, []).append(value)
+        for first in range(0, len(stage.prompts), TOGETHER_PROMPTS):
+            group = stage.prompts[first : first + TOGETHER_PROMPTS]
+            batch = [prompt for prompt in group for _ in range(options.samples)]
+            who = [*range(options.samples)] * len(group)
+            more = {} if "do_sample" in setting else {"individual": who}
+            said, log_probs = stage.say(batch, seed=first, **setting, **more)
+            for place, prompt in enumerate(group):
+                own = slice(place * options.samples, (place + 1) * options.samples)
+                texts = stage.decode(said[own])
+                example = example or " ".join(texts[0].split())[:90]
+                measured = {"log_prob": float(log_probs[own].mean())} | diversity(
+                    said[own], texts, prompt.tolist()
+                )
+                if judge is not None:
+                    told = stage.decode([prompt.tolist()])[0]
+                    measured["judge"] = judged(*judge, told, texts)
+                for key, value in measured.items():
+                    rows.setdefault(key, []).append(value)
         results[name] = {key: interval(values) for key, values in rows.items()}
-        results[name]["example"] = example
+        results[name] |= {"example": example, "by_prompt": rows}
         print(name, json.dumps(results[name]), flush=True)
     shape = {"prompts": len(stage.prompts), "samples": options.samples, "tokens": stage.tokens}
     return {**shape, "settings": results}
+
+
+def diversity(said: list[list[int]], texts: list[str], prompt: list[int]) -> dict[str, float]:
+    """How unlike each other the texts after one prompt are, and how much they repeat."""
+    pairs = [pair for row in said for pair in itertools.pairwise(row)]
+    two = itertools.combinations(texts, 2)
+    return {
+        "distinct_2": len(set(pairs)) / max(len(pairs), 1),
+        "distance": float(np.mean([word_distance(*pair) for pair in two])),
+        "repetition": float(np.mean([repetition(row) for row in said])),
+        "copied": copied(said, prompt),
+    }
+
+
+def compared(r: dict[str, Any], name: str, key: str) -> list[float]:
+    """One setting less the rival on the same prompts: [mean, low, high]."""
+    mine, rival = (r["settings"][one]["by_prompt"][key] for one in (name, RIVAL))
+    return interval([a - b for a, b in zip(mine, rival, strict=True)])
 
 
 def copied(said: list[list[int]], prompt: list[int]) -> float:
@@ -347,7 +366,23 @@ def quality_page(r: dict[str, Any]) -> list[str]:
             for name, s in r["settings"].items()
         ),
         "",
+        f"Less {RIVAL}, prompt by prompt. A setting beats it on both axes if log-probability and "
+        "distance are both higher, beyond chance; whether its text is worth reading is in the "
+        "columns on repetition.",
+        "",
+        "| speaker | log-prob/token | distance | repetition | beats it on both axes |",
+        "|---|---|---|---|---|",
+        *(versus(r, name) for name in r["settings"] if name != RIVAL),
+        "",
     ]
+
+
+def versus(r: dict[str, Any], name: str) -> str:
+    """A row of the comparison with the rival."""
+    differences = [compared(r, name, key) for key in ("log_prob", "distance", "repetition")]
+    (_, likelier, _), (_, farther, _), _ = differences
+    cells = " | ".join(shown(one) for one in differences)
+    return f"| {name} | {cells} | {'yes' if likelier > 0 and farther > 0 else 'no'} |"
 
 
 def quality_plot(r: dict[str, Any], output: Path) -> None:
@@ -409,12 +444,14 @@ def stability(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     results = {}
     for name, (draw, more) in kinds.items():
         ask = {"processor": stage.processor, "max_new_tokens": stage.tokens, **more}
-        runs, noops, others = [], 0, []
+        runs, noops, others = [], [], []
         for text, other in pairs:
             seeds = range(options.speakers)
             group = [counterfactual(model, text, draw(seed), other, **ask) for seed in seeds]
+            for seed in seeds[: options.noops]:
+                again = counterfactual(model, text, draw(seed), text, **ask)
+                noops.append(again.divergence is None)
             for seed, one in zip(seeds, group, strict=True):
-                noops += counterfactual(model, text, draw(seed), text, **ask).divergence is None
                 somebody = group[seed - 1]  # else, after the edited prompt
                 others.append(distances(one.factual.tokens, somebody.counterfactual.tokens))
             runs += group
@@ -425,7 +462,7 @@ def stability(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
             "resampled_distance": interval([d for d, _ in others]),
             "resampled_prefix": interval([p for _, p in others]),
             "gap": interval([o[0] - m[0] for m, o in zip(moved, others, strict=True)]),
-            "replay": noops / len(runs),
+            "replay": float(np.mean(noops)),
             "stability": stability_violations(*runs)._asdict(),
             "log_prob": float(np.mean([r.factual.log_prob.mean() for r in runs])),
         }
@@ -774,6 +811,99 @@ def analytic_page(r: dict[str, Any]) -> list[str]:
     ]
 
 
+# ---------------------------------------------------------------- 6: replay
+
+
+def replay(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
+    """Every text said again elsewhere, up to the first choice that rounding may decide."""
+    model, prompts = stage.model, stage.prompts[: options.prompts // 2]
+    stage.announce("replay", 4 * options.speakers * len(prompts), rows=1)
+    engine = Engine.from_pretrained(options.model or default_model())
+    said: dict[str, list[list[int]]] = {name: [] for name in REPLAYS}
+    margins = []
+    for seed in range(options.speakers):
+        kind = {"temperature": 4.0, "min_density": 0.05} if seed % 3 == 2 else {"temperature": 0.5}
+        who = Individual.draw(model, seed=seed, fresh=seed % 3 == 1, **kind)
+        settings: dict[str, Any] = {"causal_mode": "causal", "individual": who}
+        with margins_of_choices() as found:
+            said[TOGETHER] += stage.say(prompts, **settings)[0]
+        margins += torch.stack(found, dim=-1).tolist()  # (B, steps)
+        for prompt in prompts:
+            said[ALONE] += stage.say([prompt], **settings)[0]
+            said[UNCACHED] += stage.say([prompt], use_cache=False, **settings)[0]
+            told = engine.generate(
+                prompt.tolist(), mode="causal", individual=who, max_new_tokens=stage.tokens
+            )
+            said[IN_NUMPY].append(told.ids[0, told.new].tolist())
+    sure = [next((i for i, margin in enumerate(row) if margin < SURE), len(row)) for row in margins]
+    choices = [
+        margin
+        for row, text in zip(margins, said[TOGETHER], strict=True)
+        for margin in row[: len(text)]
+    ]
+    ways = {
+        name: {
+            "same": float(np.mean([a == b for a, b in zip(said[TOGETHER], texts, strict=True)])),
+            "sure_but_other": sum(
+                a[:n] != b[:n] for a, b, n in zip(said[TOGETHER], texts, sure, strict=True)
+            ),
+        }
+        for name, texts in said.items()
+        if name != TOGETHER
+    }
+    return {
+        "texts": len(sure),
+        "choices": len(choices),
+        "unsure": sum(margin < SURE for margin in choices),
+        "ways": ways,
+    }
+
+
+SURE = 1e-4  # a lead that rounding does not close
+TOGETHER, ALONE, UNCACHED, IN_NUMPY = REPLAYS = (
+    "in a padded batch",
+    "alone",
+    "alone, without a cache",
+    "alone, in NumPy",
+)
+
+
+@contextmanager
+def margins_of_choices() -> Iterator[list[torch.Tensor]]:
+    """By how much every chosen token was ahead of the next one. (B,) per step"""
+    choose, found = ModeProcessor.__call__, []
+
+    def watch(self: Any, input_ids: Any, scores: Any) -> Any:
+        result = choose(self, input_ids, scores)
+        best = result.topk(2, dim=-1).values
+        found.append(best[:, 0] - best[:, 1])
+        return result
+
+    ModeProcessor.__call__ = watch
+    try:
+        yield found
+    finally:
+        ModeProcessor.__call__ = choose
+
+
+def replay_page(r: dict[str, Any]) -> list[str]:
+    return [
+        "## 6. Replay",
+        "",
+        f"{r['texts']} texts of a padded batch, {r['choices']} choices, said again under other "
+        f"conditions. {r['unsure']} choices ({r['unsure'] / r['choices']:.2%}) had a lead below "
+        f"{SURE:g}, which rounding may decide; what follows one of them may differ.",
+        "",
+        "| said again | the same text | another word before any such choice |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {way['same']:.1%} | {way['sure_but_other']} of {r['texts']} |"
+            for name, way in r["ways"].items()
+        ),
+        "",
+    ]
+
+
 # ---------------------------------------------------------------- the page
 
 
@@ -783,6 +913,7 @@ PARTS = {
     "stability": stability,
     "truth": truth,
     "analytic": analytic,
+    "replay": replay,
 }
 PAGES = {
     "persona": persona_page,
@@ -790,6 +921,7 @@ PAGES = {
     "stability": stability_page,
     "truth": truth_page,
     "analytic": analytic_page,
+    "replay": replay_page,
 }
 
 
@@ -808,7 +940,7 @@ def write(results: dict[str, Any], output: Path) -> None:
     save(lines, results, output)
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -817,6 +949,7 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, default=None, help="a second model for `quality`")
     parser.add_argument("--output", type=Path, default=Path("docs/results/individuals.md"))
     parser.add_argument("--speakers", type=int, default=10, help="persona, stability")
+    parser.add_argument("--noops", type=int, default=2, help="stability: speakers of no-op edits")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--target", type=float, default=-1.7, help="log-prob/token to match")
@@ -827,7 +960,11 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=4, help="analytic")
     parser.add_argument("--tokens-checked", type=int, default=200, help="analytic")
     parser.add_argument("--individuals", type=int, default=1000, help="analytic: who choose")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
     path = options.model or default_model()
     saved = options.output.with_suffix(".json")
     results = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}

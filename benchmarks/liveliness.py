@@ -69,12 +69,27 @@ PEERS: dict[str, dict[str, Any]] = {
 }
 
 
+def end_ids(model: Any) -> set[int]:
+    """The tokens that end a text."""
+    eos = model.generation_config.eos_token_id
+    return set() if eos is None else {int(token) for token in np.atleast_1d(eos)}
+
+
+def asked(tokenizer: Any, question: str) -> str:
+    """A question through the chat template, if there is one."""
+    if tokenizer.chat_template is None:
+        return question
+    chat = [{"role": "user", "content": question}]
+    text: str = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return text
+
+
 def speak(
     model: Any, batch: dict[str, Any], **options: Any
 ) -> tuple[list[list[int]], np.ndarray, float]:
     """What every row says; its sum of log-probabilities and token count; the mean of the first."""
     start = batch["input_ids"].shape[1]
-    eos = {model.generation_config.eos_token_id}
+    eos = end_ids(model)
     recorder = LogProbRecorder(start, eos)
     torch.manual_seed(0)
     ids = model.generate(
@@ -107,23 +122,26 @@ def word_distance(first: str, second: str) -> float:
 
 
 @torch.no_grad()
-def measure(model: Any, tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
-    prompts = [torch.tensor(tokenizer(text).input_ids) for text in PROMPTS]
-    for question in QUESTIONS:
-        chat = [{"role": "user", "content": question}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        prompts.append(torch.tensor(tokenizer(text).input_ids))
+def measure(
+    model: Any,
+    tokenizer: Any,
+    options: dict[str, Any],
+    groups: int = DIVERSITY_PROMPTS,
+    speakers: int = SPEAKERS,
+) -> dict[str, Any]:
+    texts = [*PROMPTS, *(asked(tokenizer, question) for question in QUESTIONS)]
+    prompts = [torch.tensor(tokenizer(text).input_ids) for text in texts]
     rows = [prompt for prompt in prompts for _ in range(2)]
     said, (total, count), early = speak(model, pad_left(rows, model), **options)
     rng = np.random.default_rng(0)
     draws = rng.integers(len(total), size=(2000, len(total)))
     low, high = np.quantile(total[draws].sum(1) / count[draws].sum(1), (0.025, 0.975))
 
-    texts: list[list[str]] = []
-    for prompt in prompts[:: len(prompts) // DIVERSITY_PROMPTS]:
-        many, _, _ = speak(model, pad_left([prompt] * SPEAKERS, model), **options)
-        texts.append(tokenizer.batch_decode(many, skip_special_tokens=True))
-    distances = [word_distance(*two) for group in texts for two in itertools.combinations(group, 2)]
+    said_of: list[list[str]] = []
+    for prompt in prompts[:: len(prompts) // groups]:
+        many, _, _ = speak(model, pad_left([prompt] * speakers, model), **options)
+        said_of.append(tokenizer.batch_decode(many, skip_special_tokens=True))
+    pairs = [two for group in said_of for two in itertools.combinations(group, 2)]
     return {
         "log_prob": float(total.sum() / count.sum()),
         "low": float(low),
@@ -131,9 +149,9 @@ def measure(model: Any, tokenizer: Any, options: dict[str, Any]) -> dict[str, An
         "early": early,
         "repetition": float(np.mean([repetition(row) for row in said])),
         "variety": float(np.mean([len(set(row)) / max(len(row), 1) for row in said])),
-        "distinct": min(len(set(group)) for group in texts),
-        "distance": float(np.mean(distances)),
-        "example": texts[0][0].strip().replace("\n", " ")[:90],
+        "distinct": min(len(set(group)) for group in said_of),
+        "distance": float(np.mean([word_distance(*two) for two in pairs])),
+        "example": said_of[0][0].strip().replace("\n", " ")[:90],
     }
 
 
