@@ -1,0 +1,301 @@
+"""Draw the pictures of the pages from the package's own formulas: docs/assets/*.svg.
+
+    python scripts/pictures.py
+
+The same files come out every time, and a test holds that. Their ink follows the reader's light or
+dark mode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.individual import draw_noise, noise_bound, to_cauchy
+from causal_qwen.value import symlog
+
+ASSETS = Path(__file__).parents[1] / "docs" / "assets"
+INK = "#010203"  # a stand-in for what the reader's mode says
+BLUE, ORANGE, GREEN, GREY = "#3b7dd8", "#e0702a", "#2e9e5b", "#8a919c"
+STYLE = """<style>
+ svg { --ink: #24292f; }
+ @media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; } }
+ text { font-family: ui-sans-serif, system-ui, "Noto Sans", "PingFang SC", sans-serif; }
+</style>"""
+SETTINGS = {
+    "svg.hashsalt": "causal-qwen",
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+}
+
+
+# ---------------------------------------------------------------- the chain
+
+
+BOX, GAP, MARGIN, BETWEEN = (208, 62), 36, 14, 44
+
+
+def chain() -> str:
+    """Boxes and arrows: the whole model."""
+    rows = (
+        (
+            ("text", "“… costs 99.9”", GREY),
+            ("tokens + values", "… <NUM>, 99.9", GREY),
+            ("embedding", "e + φ(v)", GREY),
+        ),
+        (
+            ("Qwen2 backbone", "context → z", GREY),
+            ("abduction", "z → U", ORANGE),
+            ("action", "U → S₁ … S_V, Y", BLUE),
+        ),
+        (
+            ("decision", "P(S_k > C_k) → the next token", GREEN),
+            ("value", "the median and quantiles of Y", GREEN),
+            ("loss", "one-vs-rest + gated number", GREY),
+        ),
+    )
+    wide, tall = BOX
+    lefts = [MARGIN + column * (wide + GAP) for column in range(3)]
+    tops = [MARGIN + row * (tall + BETWEEN) for row in range(3)]
+    centres = [left + wide / 2 for left in lefts]
+    parts = [
+        _box(left, top, *box)
+        for top, row in zip(tops, rows, strict=True)
+        for left, box in zip(lefts, row, strict=True)
+    ]
+    for top in tops[:2]:  # along the first two rows
+        parts += [
+            _arrow(f"M {left + wide + 3} {top + tall / 2} H {left + wide + GAP - 4}")
+            for left in lefts[:2]
+        ]
+    ways = [(tops[0], centres[:1]), (tops[1], centres)]  # from the end of a row into the next
+    parts += [
+        _arrow(f"M {centres[2]} {top + tall + 3} v 19 H {end} V {top + tall + BETWEEN - 5}")
+        for top, ends in ways
+        for end in ends
+    ]
+    size = 3 * wide + 2 * GAP + 2 * MARGIN, tops[-1] + tall + MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
+        f'width="{size[0]}" height="{size[1]}" role="img" aria-label="The chain of CausalQwen">'
+        f"{STYLE}"
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
+        f'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>'
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def _box(x: float, y: float, title: str, detail: str, colour: str) -> str:
+    wide, tall = BOX
+    middle = f'x="{x + wide / 2}" text-anchor="middle" fill="{INK}"'
+    return (
+        f'<rect x="{x}" y="{y}" width="{wide}" height="{tall}" rx="9" fill="{colour}" '
+        f'fill-opacity="0.14" stroke="{colour}" stroke-width="1.6"/>'
+        f'<text {middle} y="{y + 26}" font-size="15" font-weight="600">{_escaped(title)}</text>'
+        f'<text {middle} y="{y + 47}" font-size="13">{_escaped(detail)}</text>'
+    )
+
+
+def _arrow(path: str) -> str:
+    style = f'fill="none" stroke="{INK}" stroke-width="1.5" marker-end="url(#head)"'
+    return f'<path d="{path}" {style}/>'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+# ---------------------------------------------------------------- formulas
+
+
+def density(axis: Any, x: torch.Tensor, loc: float, scale: float, **style: Any) -> None:
+    one = Cauchy(torch.tensor(loc), torch.tensor(scale))
+    axis.plot(x, one.log_prob(x).exp(), **style)
+
+
+def affine(figure: Any) -> None:
+    """Two coordinates of U, and a linear image of them: closed form and draws."""
+    axis, x = figure.subplots(), torch.linspace(-8, 8, 400)
+    u = Cauchy(torch.tensor([-1.0, 2.0]), torch.tensor([0.4, 0.8]))
+    a = torch.tensor([[1.5, -0.5]])
+    for place, colour in enumerate((GREY, GREEN)):
+        style = {"color": colour, "linestyle": "--", "label": f"U_{place + 1}"}
+        density(axis, x, float(u.loc[place]), float(u.scale[place]), **style)
+    s = u.affine(a)
+    generator = torch.Generator().manual_seed(0)
+    many = Cauchy(u.loc.expand(50_000, 2), u.scale.expand(50_000, 2)).sample(generator)
+    drawn = (many @ a.T).numpy().ravel()
+    counts, edges = np.histogram(drawn, 80, (-8, 8))
+    share = counts / len(drawn) / np.diff(edges)
+    axis.stairs(share, edges, fill=True, color=BLUE, alpha=0.25, label="50,000 draws of a·U")
+    label = "a·U in closed form"
+    density(axis, x, float(s.loc[0]), float(s.scale[0]), color=BLUE, label=label, linewidth=2)
+    axis.set(xlabel="value", ylabel="density")
+    axis.legend()
+
+
+def encoding(figure: Any) -> None:
+    """phi(v) along its direction."""
+    axis = figure.subplots()
+    v = torch.cat([-torch.logspace(6, -2, 200), torch.logspace(-2, 6, 200)])
+    axis.plot(v, symlog(v), color=BLUE)
+    axis.set_xscale("symlog", linthresh=1)
+    axis.set_xticks([-1e6, -1e4, -1e2, 0, 1e2, 1e4, 1e6])
+    axis.set(xlabel="value v", ylabel="sign(v) ln(1 + |v|)")
+    for value in (99.9, 999_000.0):
+        height = float(symlog(torch.tensor(value)))
+        axis.plot(value, height, "o", color=ORANGE)
+        axis.annotate(
+            f"{value:,g}", (value, height), (-8, 6), textcoords="offset points", ha="right"
+        )
+
+
+def noise(figure: Any) -> None:
+    """Scale noise widens, location noise moves."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    x = torch.linspace(-6, 6, 400)
+    for axis in (left, right):
+        density(axis, x, 0.0, 0.5, color=GREY, linestyle="--", label="U")
+        axis.set(xlabel="a coordinate of U")
+    density(left, x, 0.0, 1.1, color=BLUE, label="U′: scale + b")
+    left.set(title="scale noise (standard, training)", ylabel="density")
+    for place, seed in enumerate((3, 11, 15)):
+        moved = 0.6 * float(to_cauchy(draw_noise(seed, 1))[0])
+        label = "U′: loc + T κ b ε" if not place else None
+        density(right, x, moved, 0.5, color=ORANGE, label=label, alpha=0.9)
+    right.set(title="location noise (sampling)")
+    left.legend(fontsize="small")
+    right.legend(fontsize="small")
+
+
+def exceedance(figure: Any) -> None:
+    """A score, its threshold and P_k; and why P_k is an atan2."""
+    left, right = figure.subplots(1, 2)
+    x = torch.linspace(-2, 12, 500)
+    s, threshold = Cauchy(torch.tensor(4.0), torch.tensor(1.0)), 6.5
+    left.plot(x, s.log_prob(x).exp(), color=BLUE)
+    beyond = x[x >= threshold]
+    left.fill_between(beyond, s.log_prob(beyond).exp(), color=ORANGE, alpha=0.4)
+    left.axvline(threshold, color=INK, linestyle="--", linewidth=1)
+    left.annotate("C_k", (threshold, 0.26), (4, 0), textcoords="offset points")
+    p = float(s.exceedance(threshold))
+    left.annotate(f"P_k = {p:.2f}", (8.0, 0.04))
+    left.set(xlabel="score S_k", ylabel="density")
+    distance = torch.logspace(0, 9, 200, dtype=torch.float64)
+    truth = torch.atan2(torch.ones_like(distance), distance) / math.pi
+    single = distance.float()
+    textbook = 0.5 + torch.atan(-single) / math.pi
+    ours = Cauchy(-single, torch.ones_like(single)).exceedance(0.0)
+    for label, found, colour in (
+        ("1/2 + atan(·)/π", textbook, GREY),
+        ("atan2(·)/π", ours, ORANGE),
+    ):
+        wrong = ((found.double() - truth) / truth).abs().clamp_min(1e-9)
+        right.loglog(truth, wrong, color=colour, label=label)
+    right.invert_xaxis()
+    right.set(xlabel="P_k", ylabel="relative error in float32")
+    right.legend()
+
+
+def truncation(figure: Any) -> None:
+    """e -> t for several truncations."""
+    axis, e = figure.subplots(), np.linspace(0.002, 0.998, 400)
+    for density_kept, colour in ((0.0, GREY), (0.01, GREEN), (0.05, ORANGE), (0.2, BLUE)):
+        bound = noise_bound(density_kept)
+        shown = "nothing is cut" if math.isinf(bound) else f"|t| at most {bound:.2f}"
+        t = to_cauchy(e, density_kept)
+        axis.plot(e, t, color=colour, label=f"min_density {density_kept:g}: {shown}")
+    axis.set(xlabel="e", ylabel="t", ylim=(-12, 12))
+    axis.legend(fontsize="small")
+
+
+def loss(figure: Any) -> None:
+    """The two terms of a token's loss, and the number's."""
+    left, right = figure.subplots(1, 2)
+    x = torch.linspace(-30, 30, 400)
+    for scale, colour in ((1.0, BLUE), (0.1, ORANGE)):
+        s = Cauchy(x, torch.full_like(x, scale))
+        left.plot(x, -s.log_exceedance(0.0), color=colour, label=f"label, scale {scale:g}")
+        style = {"color": colour, "linestyle": "--", "label": f"not the label, scale {scale:g}"}
+        left.plot(x, -s.log_shortfall(0.0), **style)
+    left.set(xlabel="loc_S − C", ylabel="loss")
+    left.legend(fontsize="small")
+    y = Cauchy(torch.zeros_like(x), torch.ones_like(x))
+    right.plot(x, y.nll(x), color=GREEN, label="Cauchy")
+    right.plot(x, x**2 / 2 + 0.5 * math.log(2 * math.pi), color=GREY, label="Gaussian")
+    right.set(xlabel="y − loc_Y", ylabel="negative log-likelihood", ylim=(0, 25))
+    right.legend(fontsize="small")
+
+
+def equaliser(figure: Any) -> None:
+    """Which token has the largest P, with unequal and with equal scales."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    loc = torch.tensor([19.0, 18.0, 16.0])
+    norms = torch.tensor([35.0, 50.0, 90.0])
+    thresholds = torch.linspace(0, 100, 300)
+    names = ("loc 19, ‖W‖₁ 35", "loc 18, ‖W‖₁ 50", "loc 16, ‖W‖₁ 90")
+    for axis, noise_of in ((left, torch.zeros(3)), (right, norms.max() - norms)):
+        for k, colour in enumerate((BLUE, ORANGE, GREEN)):
+            s = Cauchy(loc[k], 0.01 * (norms[k] + noise_of[k]))
+            axis.semilogy(thresholds, s.exceedance(thresholds), color=colour, label=names[k])
+        axis.set(xlabel="threshold C")
+    left.set(title="without decision noise", ylabel="P_k")
+    right.set(title="with decision noise")
+    right.legend(fontsize="small")
+
+
+PLOTS: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
+    "affine": (affine, (6.4, 3.0)),
+    "encoding": (encoding, (6.4, 2.8)),
+    "noise": (noise, (7.6, 2.8)),
+    "exceedance": (exceedance, (7.6, 3.0)),
+    "truncation": (truncation, (6.4, 3.0)),
+    "loss": (loss, (7.6, 3.0)),
+    "equaliser": (equaliser, (7.6, 3.0)),
+}
+
+
+def draw(directory: Path = ASSETS) -> list[Path]:
+    """Write every picture into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = [directory / "chain.svg"]
+    written[0].write_text(_in_any_light(chain()), encoding="utf-8")
+    matplotlib.use("svg")
+    for name, (paint, size) in PLOTS.items():
+        with matplotlib.rc_context(SETTINGS):
+            figure = plt.figure(figsize=size, layout="constrained", facecolor="none")
+            paint(figure)
+            path = directory / f"{name}.svg"
+            figure.savefig(path, metadata={"Date": None, "Creator": None}, transparent=True)
+            plt.close(figure)
+        text = path.read_text(encoding="utf-8")
+        text = text.replace("<defs>", f"{STYLE}\n<defs>", 1)
+        path.write_text(_in_any_light(text), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def _in_any_light(svg: str) -> str:
+    return svg.replace(INK, "var(--ink)")
+
+
+if __name__ == "__main__":
+    for picture in draw():
+        print(picture)
