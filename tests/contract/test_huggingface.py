@@ -56,9 +56,15 @@ def test_auto_classes_find_it(saved: Path) -> None:
     [
         "import causal_qwen; from transformers import AutoModelForCausalLM",
         "from transformers import AutoModelForCausalLM; import causal_qwen",
-        "import causal_qwen; from transformers import LlamaForCausalLM, AutoModelForCausalLM",
-        "from causal_qwen.config import CausalQwen2Config; "
-        "from transformers import AutoModelForCausalLM",
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in (
+                "import causal_qwen; "
+                "from transformers import LlamaForCausalLM, AutoModelForCausalLM",
+                "from causal_qwen.config import CausalQwen2Config; "
+                "from transformers import AutoModelForCausalLM",
+            )
+        ),
     ],
 )
 def test_auto_classes_find_it_in_any_order_of_imports(saved: Path, imports: str) -> None:

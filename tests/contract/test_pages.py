@@ -404,6 +404,7 @@ def reproduce(tmp_path: Path, tiny_directory: Path) -> Callable[..., str]:
     return run
 
 
+@pytest.mark.slow  # every benchmark once, if on a tiny model
 def test_results_can_be_repeated_on_another_model(reproduce: Callable[..., str]) -> None:
     page = reproduce("--parts", "promise", "engine")
     assert "| ours (SmolLM2-135M) | this model (base) |" in page

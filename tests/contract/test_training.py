@@ -265,6 +265,7 @@ module.CausalTrainer = Trainer
 """
 
 
+@pytest.mark.slow  # two whole runs
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
     directory: Path, data: Path, tmp_path: Path
 ) -> None:
