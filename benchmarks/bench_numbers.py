@@ -16,6 +16,7 @@ were not trained on are split at random into halves, ten times, for calibration 
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 import time
 from functools import partial
@@ -50,6 +51,7 @@ SPLITS, DRAWS = 10, 300
 SPACE = "symlog"
 NEAR = 1.05  # "within 5%"
 COVERAGE_BAR, ENOUGH_ROWS = 0.03, 500
+PARTS = ("frozen", "scratch", "mixed")
 
 
 # ---------------------------------------------------------------- data
@@ -401,7 +403,7 @@ def plot(results: Any, output: Path) -> list[str]:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", nargs="+", default=["frozen", "scratch", "mixed"])
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=None, help="of a table; all that are used")
@@ -416,24 +418,35 @@ def main() -> None:
     options = arguments().parse_args()
     if options.quick:
         options.seeds, options.rows = min(options.seeds, 2), options.rows or 300
-    lines = ["# Numbers people can trust", "", "`python benchmarks/bench_numbers.py`", ""]
-    record: dict[str, Any] = {}
-    if "frozen" in options.parts:
-        results = frozen(options)
-        bars = check(results)
-        beyond, units = extrapolation(options), unit_change(options)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        lines += plot(results, options.output)
-        lines += frozen_page(results, bars, beyond, units)
-        rows = [{key: v for key, v in r.items() if key != "errors"} for r in results]
-        record |= {"frozen": rows, "bars": bars, "extrapolation": beyond, "unit_change": units}
-    if "scratch" in options.parts:
-        page, record["scratch"] = scratch(options)
-        lines += ["", *page]
-    if "mixed" in options.parts:
-        page, record["mixed"] = mixed(options)
-        lines += ["", *page]
-    save(lines, record, options.output)
+    saved = options.output.with_suffix(".json")
+    record = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+    for part in options.parts:
+        page, found = {"frozen": frozen_part, "scratch": scratch, "mixed": mixed}[part](options)
+        record[part] = {"page": page, "results": found}
+        lines = ["# Numbers people can trust", "", "`python benchmarks/bench_numbers.py`", ""]
+        for name in PARTS:  # those that were not run now are kept
+            lines += [*record[name]["page"], ""] if name in record else []
+        save(lines, record, options.output)
+
+
+def frozen_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    results = frozen(options)
+    bars = check(results)
+    beyond, units = extrapolation(options), unit_change(options)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    page = [*plot(results, options.output), *frozen_page(results, bars, beyond, units)]
+    where = ("table", "kind", "share", "head")
+    rows = [
+        dict(zip(where, place, strict=True))
+        | {
+            key: float(f"{pooled(results, *place, key):.4g}")
+            for key, value in results[0].items()
+            if key not in where and isinstance(value, float)
+        }
+        for place in dict.fromkeys(tuple(r[key] for key in where) for r in results)
+    ]
+    found = {"heads": rows, "bars": bars, "extrapolation": beyond, "unit_change": units}
+    return page, found
 
 
 if __name__ == "__main__":
