@@ -99,13 +99,14 @@ def test_products_of_stored_weights_are_right(kind: str, columns: int, count: in
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, "bfloat16"])
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_products_do_not_depend_on_the_number_of_threads(
-    workers: int, kind: Any, monkeypatch: pytest.MonkeyPatch
+    workers: int, count: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = [random(size, 16, seed=size) for size in (1, 7, TILE + 5)]
     matrices = [Matrix(narrow(w) if kind == "bfloat16" else w.astype(kind)) for w in weights]
-    x = random(2, 16)
+    x = random(count, 16)
     expected = project(x, *matrices)
     monkeypatch.setattr(threads, "COUNT", workers)
     for name in ("MANY", "SOME"):  # so few weights would not wake anybody

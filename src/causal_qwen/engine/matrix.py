@@ -3,9 +3,9 @@
 Decoding reads every weight once per token, so the product's speed is the memory's. It must read
 rows that lie one after the other, once, and nothing else. In float32, W x with W (N, K) is one dot
 product per row (`np.vecdot`): a core then reads nearly as fast as memory allows, where BLAS's
-matrix-vector product takes twice as long. In bfloat16 a tile of rows is widened into a buffer that
-stays in cache. Two neighbouring bfloat16 are one 32-bit word, and each is a float32 but for the
-other one's bits:
+matrix-vector product takes twice as long on one core; it has the large ones, on all cores. In
+bfloat16 a tile of rows is widened into a buffer that stays in cache. Two neighbouring bfloat16 are
+one 32-bit word, and each is a float32 but for the other one's bits:
 
     word << 16           the even columns' weights        W x = W_even x_even + W_odd x_odd
     word & 0xFFFF0000    the odd columns' weights
@@ -85,6 +85,9 @@ def project(x: Float32, *matrices: Matrix) -> list[Float32]:
     if is_wide and len(flat) > FEW:
         for matrix, out in zip(matrices, outs, strict=True):
             _dot(flat, matrix.stored, out)  # BLAS has threads of its own
+    elif is_wide and len(flat) == 1 and min(matrix.stored.size for matrix in matrices) >= MANY:
+        for matrix, out in zip(matrices, outs, strict=True):
+            np.dot(matrix.stored, flat[0], out=out[0])  # ... which are awake sooner than ours
     elif len(flat) * sum(matrix.stored.size for matrix in matrices) < (MANY if is_wide else SOME):
         for matrix, out in zip(matrices, outs, strict=True):
             _multiply(matrix, flat, out, slice(0, matrix.shape[0]))
