@@ -109,7 +109,6 @@ def fit_head(
 
     `lesson(step)` is what is minimised on the way, where that is not `loss` itself.
     """
-    lesson = lesson or (lambda step: loss)
     weights = torch.ones(len(y)) if weights is None else weights
     basis = principal_basis(z.double(), weights.double())
     t, y, weights = basis(z.double()).float(), y.float().unsqueeze(-1), weights.float()
@@ -123,9 +122,9 @@ def fit_head(
     best, last, chosen, unseen = math.inf, 1, 0, None
     for step in range(steps):
         found = search.outputs()  # (N, K F, P)
-        rows = loss(found.detach(), y).view(len(t), len(penalties), -1)  # (N, K, F)
+        rows = loss(found, y).view(len(t), len(penalties), -1)  # (N, K, F)
         own = fold.view(-1, 1, 1).expand(-1, len(penalties), 1)
-        held_out = (rows.gather(-1, own).squeeze(-1) * weights.unsqueeze(-1)).sum(0)
+        held_out = (rows.detach().gather(-1, own).squeeze(-1) * weights.unsqueeze(-1)).sum(0)
         lowest = float(held_out.min()) / float(weights.sum())
         if step and lowest < best:
             best, last, chosen = lowest, step, int(held_out.argmin())
@@ -133,13 +132,13 @@ def fit_head(
             unseen = mine[torch.arange(len(t)), fold]
         elif step - last >= PATIENCE:
             break
-        taught = lesson(step)(found, y).view(rows.shape)
+        taught = rows if lesson is None else lesson(step)(found, y).view(rows.shape)
         search.step((taught * seen.unsqueeze(1)).sum(0) / seen.sum(0), steps)
 
     final = _Search(t, basis.variance.float(), candidates[chosen : chosen + 1], outputs, 1)
     for step in range(last):
-        rows = lesson(step)(final.outputs(), y).view(len(t), 1, 1)
-        final.step((rows * weights.view(-1, 1, 1)).sum(0) / weights.sum(), steps)
+        taught = (lesson(step) if lesson else loss)(final.outputs(), y).view(len(t), 1, 1)
+        final.step((taught * weights.view(-1, 1, 1)).sum(0) / weights.sum(), steps)
     weight, bias = (part[0].detach().double() for part in final.heads())
     unseen = final.outputs()[:, 0].detach() if unseen is None else unseen
     return LinearHead(basis, weight, bias, penalties[chosen], last, best, unseen.double())

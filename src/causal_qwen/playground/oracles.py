@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_qwen.demo import irises
 from causal_qwen.features import CACHE_FILE, features
 from causal_qwen.home import cache_home
 from causal_qwen.playground.wording import change_number, dial_of, on_dial
@@ -27,14 +28,13 @@ from causal_qwen.tables import to_sentences
 Array = NDArray[np.float64]
 
 TEMPLATE = (
-    "An iris {species} has sepals {sepal_length} cm long and {sepal_width} cm wide, and petals "
-    "{petal_width} cm wide. The petal length in cm is"
+    "An iris {species} has sepals {sepal length} cm long and {sepal width} cm wide, and petals "
+    "{petal width} cm wide. The petal length in cm is"
 )
 LEARN, HOLD_OUT = 60, 30  # flowers to learn from, and to calibrate on
 AT_ONCE = 6  # flowers that are read before others have their turn
 LEVELS = (0.5, 0.9)
 SWEEP = 9  # places at which a dragged number is tried
-SEED = 0
 OWN = "<model>"  # asks the open model itself, not a directory
 
 
@@ -92,15 +92,9 @@ class SharedRegressor(CausalTextRegressor):
 
 def flowers() -> tuple[list[str], Array]:
     """Fisher's irises as sentences, shuffled, and the length of their petals."""
-    from sklearn.datasets import load_iris
-
-    table = load_iris(as_frame=True)
-    frame = table.frame.rename(columns=lambda name: name.removesuffix(" (cm)").replace(" ", "_"))
-    frame["species"] = table.target_names[frame["target"]]
-    order = np.random.default_rng(SEED).permutation(len(frame))[: LEARN + HOLD_OUT]
-    frame = frame.iloc[order]
-    columns = ["species", "sepal_length", "sepal_width", "petal_width"]
-    return to_sentences(frame, columns, template=TEMPLATE), frame["petal_length"].to_numpy()
+    frame = irises()[: LEARN + HOLD_OUT]
+    columns = ["species", "sepal length", "sepal width", "petal width"]
+    return to_sentences(frame, columns, template=TEMPLATE), frame["petal length"].to_numpy()
 
 
 def learn_flowers(model: Any, processor: Any) -> Iterator[tuple[int, int] | Oracle]:
