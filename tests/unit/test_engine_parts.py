@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 from transformers import Qwen2Config as TorchConfig
 from transformers.generation import (
     RepetitionPenaltyLogitsProcessor,
@@ -23,7 +27,7 @@ from causal_qwen import action, decision
 from causal_qwen.engine import causal, threads
 from causal_qwen.engine import matrix as matrix_module
 from causal_qwen.engine.causal import choose
-from causal_qwen.engine.matrix import FEW, TILE, Matrix, project
+from causal_qwen.engine.matrix import FEW, SUMS, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
     RotaryEmbedding,
@@ -36,7 +40,7 @@ from causal_qwen.engine.qwen2 import (
     swiglu,
 )
 from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
-from causal_qwen.engine.weights import narrow, read_safetensors, widen
+from causal_qwen.engine.weights import read_safetensors, widen
 
 FIELDS = {
     "vocab_size": 97,
@@ -60,9 +64,9 @@ def random(*shape: int, seed: int = 0) -> Any:
 def test_bfloat16_is_widened_and_narrowed_as_in_torch(numbers: list[float]) -> None:
     values = np.asarray(numbers, np.float32)
     expected = torch.from_numpy(values).bfloat16()
-    bits = narrow(values)
-    assert bits.tolist() == expected.view(torch.uint16).tolist()
-    assert np.array_equal(widen(bits), expected.float().numpy())
+    stored = values.astype(bfloat16)
+    assert stored.view(np.uint16).tolist() == expected.view(torch.uint16).tolist()
+    assert np.array_equal(widen(stored), expected.float().numpy())
 
 
 def test_a_file_with_every_type_is_read_as_torch_reads_it(tmp_path: Path) -> None:
@@ -80,37 +84,38 @@ def test_a_file_with_every_type_is_read_as_torch_reads_it(tmp_path: Path) -> Non
 # ---------------------------------------------------------------- products
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", [np.float32, np.float16, bfloat16])
 @pytest.mark.parametrize("columns", [32, 33, 1900])  # an odd number; a sum taken in parts
 @pytest.mark.parametrize("count", [1, 3, FEW + 1])
-def test_products_of_stored_weights_are_right(kind: str, columns: int, count: int) -> None:
-    weight, x = random(TILE + 37, columns), random(count, columns, seed=1)
-    stored = {"float32": weight, "float16": weight.astype(np.float16), "bfloat16": narrow(weight)}
-    matrix = Matrix(stored[kind])
-    wide = widen(stored[kind]).astype(np.float64)
+def test_products_of_stored_weights_are_right(kind: Any, columns: int, count: int) -> None:
+    weight, x = random(SUMS + 37, columns), random(count, columns, seed=1)
+    stored = weight.astype(kind)
+    matrix = Matrix(stored)
+    wide = stored.astype(np.float64)
     expected = x.astype(np.float64) @ wide.T
     bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(wide).T)
-    assert matrix(x).shape == (count, TILE + 37)
+    assert matrix(x).shape == (count, SUMS + 37)
     assert (np.abs(matrix(x) - expected) <= bound).all()
     assert np.allclose(matrix.row_norms(), np.abs(wide).sum(1), rtol=1e-6)
-    rows = np.array([5, 0, TILE + 1])
+    rows = np.array([5, 0, SUMS + 1])
     assert np.allclose(matrix.absolute(x[0] ** 2, rows), np.abs(wide[rows]) @ x[0] ** 2, rtol=1e-5)
     assert np.array_equal(matrix.rows(rows), wide[rows])
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float16, "bfloat16"])
+@pytest.mark.parametrize("kind", [np.float32, np.float16, bfloat16])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("late", [0, 1000, 10**9])
 def test_products_do_not_depend_on_the_number_of_threads(
-    workers: int, count: int, kind: Any, monkeypatch: pytest.MonkeyPatch
+    late: int, workers: int, count: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = [random(size, 16, seed=size) for size in (1, 7, TILE + 5)]
-    matrices = [Matrix(narrow(w) if kind == "bfloat16" else w.astype(kind)) for w in weights]
+    weights = [random(size, 16, seed=size) for size in (1, 7, SUMS + 5)]
+    matrices = [Matrix(w.astype(kind)) for w in weights]
     x = random(count, 16)
     expected = project(x, *matrices)
     monkeypatch.setattr(threads, "COUNT", workers)
-    for name in ("MANY", "SOME"):  # so few weights would not wake anybody
-        monkeypatch.setattr(matrix_module, name, 0)
+    monkeypatch.setattr(matrix_module, "MANY", 0)  # so few weights would not wake anybody
+    monkeypatch.setattr(matrix_module, "LATE", late)
     for ours, theirs in zip(project(x, *matrices), expected, strict=True):
         assert np.allclose(ours, theirs, atol=1e-6)
 
@@ -121,8 +126,55 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     def fail() -> None:
         raise ValueError("here")
 
-    with pytest.raises(ValueError, match="here"):
-        threads.run([lambda: None, fail])
+    for tasks in ([lambda: None, fail], [fail, lambda: None]):
+        with pytest.raises(ValueError, match="here"):
+            threads.run(tasks)
+    done: list[int] = []
+    threads.run([lambda: done.append(0), lambda: done.append(1)])  # the workers are free again
+    assert sorted(done) == [0, 1]
+
+
+def test_two_callers_and_tasks_within_tasks_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "COUNT", 2)
+    done: list[str] = []
+
+    def nested() -> None:
+        threads.run([lambda: done.append("a"), lambda: done.append("b")])
+
+    with ThreadPoolExecutor(4) as pool:
+        for caller in [pool.submit(threads.run, [nested, nested]) for _ in range(20)]:
+            caller.result(timeout=20)
+    assert sorted(done) == 40 * ["a"] + 40 * ["b"]
+
+
+def test_blas_has_its_threads_back_when_the_last_caller_has_left() -> None:
+    libraries = threads._BLAS
+    before = [library.num_threads for library in libraries]
+    with threads.blas_alone():
+        with threads.blas_alone():
+            assert {library.num_threads for library in libraries} == {1}
+        assert {library.num_threads for library in libraries} == {1}
+    assert [library.num_threads for library in libraries] == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "COUNT", 2)
+    threads.run([lambda: None, lambda: None])  # a worker is there
+    if (child := os.fork()) == 0:
+        done: list[int] = []
+        threads.run([lambda: done.append(0), lambda: done.append(1)])
+        os._exit(0 if len(done) == 2 else 1)
+    deadline = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
 
 
 # ---------------------------------------------------------------- Qwen2

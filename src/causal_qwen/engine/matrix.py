@@ -1,16 +1,10 @@
 """Matrix: a weight as it is stored, and its product with activations.
 
 Decoding reads every weight once per token, so the product's speed is the memory's. It must read
-rows that lie one after the other, once, and nothing else. In float32, W x with W (N, K) is one dot
-product per row (`np.vecdot`): a core then reads nearly as fast as memory allows, where BLAS's
-matrix-vector product takes twice as long on one core; it has the large ones, on all cores. In
-bfloat16 a tile of rows is widened into a buffer that stays in cache. Two neighbouring bfloat16 are
-one 32-bit word, and each is a float32 but for the other one's bits:
-
-    word << 16           the even columns' weights        W x = W_even x_even + W_odd x_odd
-    word & 0xFFFF0000    the odd columns' weights
-
-Both are one vectorised pass; a strided copy of the 16-bit halves takes twice as long.
+rows that lie one after the other, once, and nothing else: W x with W (N, K) is one dot product per
+row (`np.vecdot`), where BLAS's matrix-vector product takes twice as long on one core. Sixteen bits
+are widened to float32 tile by tile, into a buffer that stays in cache. Tiles are large: after each
+of its calls NumPy asks for the interpreter, and two threads that ask at once wait.
 """
 
 from __future__ import annotations
@@ -24,13 +18,11 @@ from numpy.typing import NDArray
 from causal_qwen.engine import threads
 from causal_qwen.engine.weights import Float32, Stored, widen
 
-MANY, SOME = 2**22, 2**19  # weights from which threads are worth waking: float32, others
-CACHED = 2**18  # weights of a tile: widened, they stay in a core's cache
-TILE = 512  # rows of a tile at most
-FEW = 8  # rows of x up to which W is read once, tile by tile; more make a matrix product
-LONG, PART = 1024, 768  # sums of more than LONG terms are taken in parts: see _dot
-_HIGH = np.uint32(0xFFFF0000)
-_HALF = np.uint32(16)
+MANY = 2**20  # multiplications from which other threads are worth waking
+LATE = 2**19  # ... which a thread has done when they are awake
+CACHED = 2**20  # weights of a tile: widened, they stay in cache
+FEW = 8  # rows of x up to which a product is one of vectors; more make a product of matrices
+PART, SUMS = 192, 512  # terms that are added up at once, and for how many rows of W: see _dot
 
 
 class Matrix:
@@ -41,8 +33,6 @@ class Matrix:
             raise ValueError(f"A matrix has two axes; this weight has the shape {stored.shape}.")
         self.stored = np.ascontiguousarray(stored)
         self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
-        has_pairs = stored.dtype == np.uint16 and stored.shape[1] % 2 == 0
-        self.words: NDArray[np.uint32] | None = self.stored.view(np.uint32) if has_pairs else None
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         """Some rows in float32: an embedding's lookup. (...) -> (..., K)"""
@@ -72,98 +62,63 @@ class Matrix:
 
 def tiles(rows: slice, columns: int) -> Iterator[slice]:
     """`rows` of a matrix in parts that stay in cache once they are widened."""
-    step = min(max(CACHED // columns, 16), TILE)
-    for start in range(rows.start, rows.stop, step):
-        yield slice(start, min(start + step, rows.stop))
+    count, most = rows.stop - rows.start, max(CACHED // columns, 16)
+    for part in threads.shares(count, max(-(-count // most), 1)):
+        yield slice(rows.start + part.start, rows.start + part.stop)
 
 
 def project(x: Float32, *matrices: Matrix) -> list[Float32]:
     """W x for every given W; they share x, and one round of threads. (..., K) -> (..., N) each"""
     flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]), np.float32)  # (M, K)
     outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
-    is_wide = matrices[0].stored.dtype == np.float32
-    if is_wide and len(flat) > FEW:
-        for matrix, out in zip(matrices, outs, strict=True):
-            _dot(flat, matrix.stored, out)  # BLAS has threads of its own
-    elif is_wide and len(flat) == 1 and min(matrix.stored.size for matrix in matrices) >= MANY:
-        for matrix, out in zip(matrices, outs, strict=True):
-            np.dot(matrix.stored, flat[0], out=out[0])  # ... which are awake sooner than ours
-    elif len(flat) * sum(matrix.stored.size for matrix in matrices) < (MANY if is_wide else SOME):
-        for matrix, out in zip(matrices, outs, strict=True):
-            _multiply(matrix, flat, out, slice(0, matrix.shape[0]))
-    else:
+    size = len(flat) * sum(matrix.stored.size for matrix in matrices)
+    parts = threads.COUNT if size >= MANY else 1
+    lead = LATE // (flat.size * len(matrices))  # rows
+    rows = [threads.shares(matrix.shape[0], parts, lead) for matrix in matrices]
 
-        def work(share: int) -> None:
-            for matrix, out in zip(matrices, outs, strict=True):
-                _multiply(matrix, flat, out, threads.shares(matrix.shape[0])[share])
+    def work(part: int) -> None:
+        for matrix, out, shares in zip(matrices, outs, rows, strict=True):
+            _multiply(matrix, flat, out, shares[part])
 
-        threads.run([partial(work, share) for share in range(threads.COUNT)])
+    threads.run([partial(work, part) for part in range(parts)])
     return [out.reshape(*x.shape[:-1], out.shape[1]) for out in outs]
 
 
 def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
-    """`rows` of W as it is stored; x (M, K) -> out (M, N)"""
-    if matrix.words is not None:
-        _multiply_bfloat16(matrix.words, x, out, rows)
-    elif matrix.stored.dtype == np.float32:
-        _several(matrix.stored, x, out, rows)
-    else:
-        _multiply_widened(matrix.stored, x, out, rows)
-
-
-def _several(weight: Float32, x: Float32, out: Float32, rows: slice) -> None:
-    """`rows` of W, each read once for all x. (N, K), (M, K) -> out (M, N)"""
-    if len(x) == 1:
-        np.vecdot(weight[rows], x[0], out=out[0, rows])
+    """`rows` of W, widened tile by tile where they are not float32; x (M, K) -> out (M, N)"""
+    if matrix.stored.dtype == np.float32:
+        _product(matrix.stored[rows], x, out[:, rows])
         return
-    for tile in tiles(rows, weight.shape[1]):
-        for row in range(len(x)):
-            np.vecdot(weight[tile], x[row], out=out[row, tile])
+    for tile in tiles(rows, matrix.shape[1]):
+        weight = threads.scratch(tile.stop - tile.start, matrix.shape[1])
+        np.copyto(weight, matrix.stored[tile])
+        _product(weight, x, out[:, tile])
 
 
-def _dot(x: Float32, weight: Float32, out: Float32, long: int = LONG) -> None:
+def _product(weight: Float32, x: Float32, out: Float32) -> None:
+    """(N, K), (M, K) -> out (M, N)"""
+    if len(x) > FEW:
+        _dot(x, weight, out)
+    elif len(x) == 1:
+        np.vecdot(weight, x[0], out=out[0])
+    else:
+        for tile in tiles(slice(0, len(weight)), weight.shape[1]):  # from memory once, for all x
+            for row in range(len(x)):
+                np.vecdot(weight[tile], x[row], out=out[row, tile])
+
+
+def _dot(x: Float32, weight: Float32, out: Float32) -> None:
     """x W^T. (M, K), (N, K) -> out (M, N)
 
     BLAS adds the terms of a product of matrices one after the other. At a text's first token some
     activations are in the thousands, and every small term after such a one is rounded to its size:
-    in parts, fewer are. (Products with one vector use many accumulators and need no help.)
+    in parts, fewer are. It costs a tenth of the time, and halves the error. (Products with one
+    vector use many accumulators and need no help.)
     """
-    if weight.shape[1] <= long:
-        np.dot(x, weight.T, out=out)
-        return
-    for start in range(0, len(weight), TILE):  # sums that stay in cache
-        rows = weight[start : start + TILE]
-        total = np.dot(x[:, :PART], rows[:, :PART].T)
-        part = np.empty_like(total)
+    for start in range(0, len(weight), SUMS):
+        rows, sums = weight[start : start + SUMS], out[:, start : start + SUMS]  # sums in cache
+        np.matmul(x[:, :PART], rows[:, :PART].T, out=sums)
+        part = np.empty(sums.shape, np.float32)
         for first in range(PART, weight.shape[1], PART):
             columns = slice(first, first + PART)
-            total += np.dot(x[:, columns], rows[:, columns].T, out=part)
-        out[:, start : start + TILE] = total
-
-
-def _multiply_bfloat16(words: NDArray[np.uint32], x: Float32, out: Float32, rows: slice) -> None:
-    """`rows` of W, whose columns lie two to a word; (N, K/2), (M, K) -> out (M, N)"""
-    even, odd = np.ascontiguousarray(x[:, 0::2]), np.ascontiguousarray(x[:, 1::2])
-    for tile in tiles(rows, words.shape[1]):
-        buffer = threads.scratch(tile.stop - tile.start, words.shape[1])
-        weight = buffer.view(np.float32)
-        np.left_shift(words[tile], _HALF, out=buffer)
-        first = _product(weight, even)
-        np.bitwise_and(words[tile], _HIGH, out=buffer)
-        np.add(first, _product(weight, odd), out=out[:, tile])
-
-
-def _product(weight: Float32, x: Float32) -> Float32:
-    """A tile, in cache: (N, K), (M, K) -> (M, N)"""
-    out = np.empty((len(x), len(weight)), np.float32)
-    if len(x) > FEW:
-        _dot(x, weight, out, LONG // 2)
-    else:
-        _several(weight, x, out, slice(0, len(weight)))
-    return out
-
-
-def _multiply_widened(stored: Stored, x: Float32, out: Float32, rows: slice) -> None:
-    """`rows` of W of any stored type, widened in plain sight; (N, K), (M, K) -> out (M, N)"""
-    for tile in tiles(rows, stored.shape[1]):
-        out[:, tile] = x @ widen(stored[tile]).T
+            sums += np.matmul(x[:, columns], rows[:, columns].T, out=part)

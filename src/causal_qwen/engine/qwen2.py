@@ -537,10 +537,11 @@ class Qwen2:
             )
         self.rotary.adapt(total)
         block = BLOCK if block is None else block
-        blocks = [
-            self._read(embeddings[:, start : start + block], cache, observe)
-            for start in range(0, embeddings.shape[1], block)
-        ]
+        with threads.blas_alone():
+            blocks = [
+                self._read(embeddings[:, start : start + block], cache, observe)
+                for start in range(0, embeddings.shape[1], block)
+            ]
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
 
     def _read(

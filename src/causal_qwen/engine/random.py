@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from causal_qwen.engine import causal, qwen2
-from causal_qwen.engine.weights import DTYPES, SINGLE, Float32, narrow
+from causal_qwen.engine.weights import DTYPES, SINGLE, Float32
 
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 POOL = (
@@ -101,7 +101,6 @@ def random_checkpoint(
         file.write((len(text)).to_bytes(8, "little") + text)
         for name, size in {**shapes, **heads}.items():
             values = draw(name, size)
-            is_bf16 = kinds[name] == "BF16"
-            (narrow(values) if is_bf16 else values.astype(DTYPES[kinds[name]])).tofile(file)
+            values.astype(DTYPES[kinds[name]]).tofile(file)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory

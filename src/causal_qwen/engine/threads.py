@@ -1,9 +1,8 @@
 """Threads: how the engine uses every core.
 
-Two ways, never both at once. A product with float32 weights is left to BLAS, which has threads of
-its own. Where several NumPy calls belong together (widen a tile, multiply it), each of our threads
-takes a share of the rows, and BLAS works on one thread in each: NumPy releases the interpreter
-inside its loops.
+Each of our threads takes a share of the work (rows of a matrix, heads, coordinates), and NumPy
+releases the interpreter inside its loops. BLAS works on one thread in each: its own threads, when
+they have nothing to do, keep turning for milliseconds on the cores that ours need.
 
 There are as many threads as BLAS was given (OPENBLAS_NUM_THREADS, OMP_NUM_THREADS), by default one
 per core.
@@ -14,7 +13,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -22,48 +20,137 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+Task = Callable[[], None]
+
 _BLAS = ThreadpoolController().select(user_api="blas").lib_controllers
 _GIVEN: list[int] = [library.num_threads for library in _BLAS]
 COUNT: int = max(_GIVEN, default=os.cpu_count() or 1)
-_POOL = ThreadPoolExecutor(max(COUNT - 1, 1), thread_name_prefix="causal-qwen-engine")
 _LOCAL = threading.local()
+_COUNTING = threading.Lock()
+_inside = 0  # how many callers have BLAS work on one thread
 
 
-def run(tasks: Sequence[Callable[[], None]]) -> None:
-    """Do all tasks, the first one here and the others beside it."""
-    if len(tasks) == 1 or COUNT == 1:
+class _Worker(threading.Thread):
+    """A thread that waits for its next task at a lock.
+
+    A layer hands over four times, and each time is short: an executor, with its queue and its
+    futures, would cost a third of the time of a token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="causal-qwen-engine", daemon=True)
+        self._begin, self._end = threading.Lock(), threading.Lock()
+        self._begin.acquire()
+        self._end.acquire()
+        self._task: Task | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        while self._begin.acquire():
+            try:
+                assert self._task is not None
+                self._task()
+            except BaseException as error:
+                self._error = error
+            self._task = None  # which holds arrays
+            self._end.release()
+
+    def begin(self, task: Task) -> None:
+        self._task = task
+        self._begin.release()
+
+    def end(self) -> None:
+        self._end.acquire()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+class _Workers:
+    """All of them, for one caller at a time."""
+
+    def __init__(self) -> None:
+        self.are_busy = threading.Lock()
+        self._all: list[_Worker] = []
+
+    def beside(self, tasks: Sequence[Task]) -> list[_Worker]:
+        """Begin every task, each in a worker."""
+        while len(self._all) < len(tasks):
+            self._all.append(_Worker())
+        for worker, task in zip(self._all, tasks, strict=False):
+            worker.begin(task)
+        return self._all[: len(tasks)]
+
+
+_WORKERS = _Workers()
+
+
+def _forget_workers() -> None:
+    global _WORKERS
+    _WORKERS = _Workers()
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
+    os.register_at_fork(after_in_child=_forget_workers)
+
+
+def run(tasks: Sequence[Task]) -> None:
+    """Do all tasks, the first one here and the others beside it.
+
+    While another caller has the workers, everything is done here: nobody waits.
+    """
+    workers = _WORKERS
+    if len(tasks) == 1 or COUNT == 1 or not workers.are_busy.acquire(blocking=False):
         for task in tasks:
             task()
         return
-    with _blas_alone():
-        others = [_POOL.submit(task) for task in tasks[1:]]
-        tasks[0]()
-        for other in others:
-            other.result()
+    try:
+        with blas_alone():
+            others = workers.beside(tasks[1:])
+            try:
+                tasks[0]()
+            finally:
+                for other in others:
+                    other.end()
+    finally:
+        workers.are_busy.release()
 
 
-def shares(size: int, parts: int | None = None) -> list[slice]:
-    """range(size) in as many nearly equal parts as there are threads."""
+def shares(size: int, parts: int | None = None, lead: int = 0) -> list[slice]:
+    """range(size) in as many nearly equal parts as there are threads.
+
+    The first part is longer by `lead`: it is done here, at once, and the others' threads sleep.
+    """
     parts = COUNT if parts is None else parts
-    edges = [size * part // parts for part in range(parts + 1)]
+    lead = min(lead, size) if parts > 1 else 0
+    edges = [lead + (size - lead) * part // parts for part in range(parts + 1)]
+    edges[0] = 0
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
-def scratch(rows: int, columns: int) -> NDArray[np.uint32]:
-    """This thread's own (rows, columns) words, the same memory every time: it stays in cache."""
-    kept: NDArray[np.uint32] | None = getattr(_LOCAL, "words", None)
+def scratch(rows: int, columns: int) -> NDArray[np.float32]:
+    """This thread's own (rows, columns), the same memory every time: it stays in cache."""
+    kept: NDArray[np.float32] | None = getattr(_LOCAL, "scratch", None)
     if kept is None or kept.size < rows * columns:
-        kept = _LOCAL.words = np.empty(rows * columns, np.uint32)
+        kept = _LOCAL.scratch = np.empty(rows * columns, np.float32)
     return kept[: rows * columns].reshape(rows, columns)
 
 
 @contextmanager
-def _blas_alone() -> Iterator[None]:
-    """One BLAS thread inside, as many as before outside."""
-    for library in _BLAS:
-        library.set_num_threads(1)
+def blas_alone() -> Iterator[None]:
+    """One BLAS thread while anybody is inside, as many as before when the last one has left."""
+    _count_inside(+1)
     try:
         yield
     finally:
-        for library, count in zip(_BLAS, _GIVEN, strict=True):
-            library.set_num_threads(count)
+        _count_inside(-1)
+
+
+def _count_inside(change: int) -> None:
+    global _inside
+    with _COUNTING:
+        before, _inside = _inside, _inside + change
+        if before == 0 or _inside == 0:
+            for library, given in zip(_BLAS, _GIVEN, strict=True):
+                library.set_num_threads(1 if _inside else given)
