@@ -52,8 +52,8 @@ def bandwidth(rounds: int = 8) -> float:
     return block.nbytes / best
 
 
-def numpy_decoder(path: Path, dtype: str | None) -> tuple[Callable[[], float], int]:
-    """Seconds per token of one decoding round, and the bytes of weights it reads per token."""
+def numpy_speaker(path: Path, dtype: str | None) -> tuple[Callable[[int], float], int]:
+    """Seconds to say so many tokens, and the bytes of weights that are read for each."""
     engine = Engine.from_pretrained(path, dtype=dtype)
     prompt = np.random.default_rng(0).integers(1000, 20_000, PROMPT).tolist()
 
@@ -62,19 +62,15 @@ def numpy_decoder(path: Path, dtype: str | None) -> tuple[Callable[[], float], i
         engine.generate(prompt, mode="compatible", max_new_tokens=count, min_new_tokens=count)
         return time.perf_counter() - start
 
-    def run() -> float:
-        first = generate(1)
-        return (generate(NEW) - first) / (NEW - 1)
-
     weights = sum(
         stored.nbytes
         for name, stored in engine.parameters.items()
         if name != "model.embed_tokens.weight" or engine.model.config.tie_word_embeddings
     )
-    return run, weights
+    return generate, weights
 
 
-def torch_decoder(path: Path, dtype: str) -> Callable[[], float]:
+def torch_speaker(path: Path, dtype: str) -> Callable[[int], float]:
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -89,6 +85,12 @@ def torch_decoder(path: Path, dtype: str) -> Callable[[], float]:
         start = time.perf_counter()
         model.generate(ids, max_new_tokens=count, min_new_tokens=count, **common)
         return time.perf_counter() - start
+
+    return generate
+
+
+def decoder(generate: Callable[[int], float]) -> Callable[[], float]:
+    """Seconds per token of one decoding round."""
 
     def run() -> float:
         first = generate(1)
@@ -141,7 +143,7 @@ def take_turns(peers: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def alone(path: Path, peer: str) -> dict[str, float]:
-    """One peer in a process of its own: seconds to the first token, and peak memory."""
+    """One peer in a process of its own: seconds to load and to the first token, peak memory."""
     command = [sys.executable, __file__, "--alone", peer, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -149,19 +151,12 @@ def alone(path: Path, peer: str) -> dict[str, float]:
 
 
 def run_alone(peer: str, path: Path) -> None:
-    begun = time.perf_counter()
     kind, dtype = peer.split()
-    if kind == "NumPy":
-        run, _ = numpy_decoder(path, None)
-    else:
-        run = torch_decoder(path, dtype)
-    loaded = time.perf_counter() - begun
-    seconds = run()
-    print(
-        json.dumps(
-            {"load_s": loaded, "ms": 1e3 * seconds, "peak_rss_gb": resident_bytes(peak=True) / 1e9}
-        )
-    )
+    begun = time.perf_counter()
+    generate = numpy_speaker(path, None)[0] if kind == "NumPy" else torch_speaker(path, dtype)
+    found = {"load_s": time.perf_counter() - begun, "first_s": generate(1)}
+    generate(NEW)
+    print(json.dumps(found | {"peak_rss_gb": resident_bytes(peak=True) / 1e9}))
 
 
 def context_growth(path: Path, dtype: str | None, contexts: tuple[int, ...]) -> dict[int, float]:
@@ -196,10 +191,13 @@ def measure(shape: str, stored: str, rounds: int, scratch: Path, speed: float) -
     """One shape, its weights stored in one way."""
     path = checkpoint(shape, stored, scratch)
     result: dict[str, Any] = {"shape": shape, "stored": stored, "bandwidth_gb_s": speed / 1e9}
-    ours, weights = numpy_decoder(path, None)
-    peers = {f"NumPy {stored}": ours, f"torch {stored}": torch_decoder(path, stored)}
+    ours, weights = numpy_speaker(path, None)
+    peers = {
+        f"NumPy {stored}": decoder(ours),
+        f"torch {stored}": decoder(torch_speaker(path, stored)),
+    }
     if shape != "1.5B":  # which has no room for a third copy
-        peers["NumPy float32 copy"] = numpy_decoder(path, "float32")[0]
+        peers["NumPy float32 copy"] = decoder(numpy_speaker(path, "float32")[0])
     times = take_turns(peers, rounds)
     limit = weights / speed
     decode = {}
@@ -273,12 +271,12 @@ def page(results: list[dict[str, Any]]) -> list[str]:
         "",
         f"`python benchmarks/engine.py`: {threads.COUNT} threads, {platform.machine()}, NumPy "
         f"{np.__version__}; read bandwidth {speed:.1f} GB/s. Decoding: {PROMPT} prompt tokens, "
-        f"{NEW} new ones; prefill: {PREFILL} tokens. Ratios are medians of paired rounds with 95% "
-        "intervals.",
+        f"{NEW} new ones; prefill: {PREFILL} tokens; load, first token, memory: in a process of "
+        "its own. Ratios are medians of paired rounds with 95% intervals.",
         "",
         "| shape | stored | peer | decode tokens/s | times torch | share of the memory's limit | "
-        "prefill tokens/s | its time / torch's | load s | peak RSS GB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "prefill tokens/s | its time / torch's | load s | first token s | peak RSS GB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in results:
         for name, decode in row["decode"].items():
@@ -291,7 +289,8 @@ def page(results: list[dict[str, Any]]) -> list[str]:
                     f"{prefill['tokens_per_s']:.0f}",
                     f"{middle:.2f} ({least:.2f} to {most:.2f})",
                 ]
-            memory = [f"{own['load_s']:.2f}", f"{own['peak_rss_gb']:.2f}"] if own else ["", ""]
+            names = ("load_s", "first_s", "peak_rss_gb")
+            memory = [f"{own[name]:.2f}" for name in names] if own else ["", "", ""]
             lines.append(
                 f"| {row['shape']} | {row['stored']} | {name} | {decode['tokens_per_s']:.1f} | "
                 f"{ratio:.2f} ({low:.2f} to {high:.2f}) | {decode['share_of_limit']:.0%} | "

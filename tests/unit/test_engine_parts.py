@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from transformers.generation import (
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
 from causal_qwen import action, decision
-from causal_qwen.engine import causal, threads
+from causal_qwen.engine import causal, qwen2, threads
 from causal_qwen.engine import matrix as matrix_module
 from causal_qwen.engine.causal import choose
 from causal_qwen.engine.matrix import FEW, SUMS, Matrix, project
@@ -269,15 +270,16 @@ def test_the_documented_names_compute_what_transformers_computes() -> None:
     assert np.allclose(ours[1], weights.numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
 @given(
-    new=st.integers(1, 40),
+    new=st.integers(1, 4) | st.integers(1, 40),
     past=st.integers(0, 40),
     window=st.none() | st.integers(1, 50),
     pads=st.none() | st.integers(0, 10),
     groups=st.integers(1, 3),
 )
 def test_attention_in_blocks_is_attention_as_defined(
-    new: int, past: int, window: int | None, pads: int | None, groups: int
+    workers: int, new: int, past: int, window: int | None, pads: int | None, groups: int
 ) -> None:
     seen = new + past
     query, key, value = (
@@ -290,7 +292,8 @@ def test_attention_in_blocks_is_attention_as_defined(
         padding = np.arange(seen) < np.array([[0], [min(pads, seen - 1)]])
     mask = causal_mask(new, seen, window, padding)
     expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
-    ours = attend(query, key, value, window, padding).reshape(expected.shape)
+    with patch.object(threads, "COUNT", workers), patch.object(qwen2, "MANY_KEYS", 0):
+        ours = attend(query, key, value, window, padding).reshape(expected.shape)
     real = np.ones((2, new), bool) if padding is None else ~padding[:, past:]
     assert np.allclose(ours[real], expected[real], atol=1e-5)
 

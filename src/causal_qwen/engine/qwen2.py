@@ -30,6 +30,7 @@ Bools = NDArray[np.bool_]
 Observer = Callable[[str, Float32], None]
 
 BLOCK = 512  # tokens that go through all layers together
+MANY_KEYS = 2**19  # numbers in a layer's keys from which threads share its heads
 SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
 LOWEST = np.finfo(np.float32).min  # the score of a forbidden key; finite, so that 0/0 cannot be
 MODEL_TYPES = ("qwen2", "causal_qwen2")
@@ -329,11 +330,8 @@ def attend(
     grouped = grouped * np.float32(size**-0.5)
     if new == 1:
         first = 0 if window is None else max(seen - window, 0)
-        near = key[:, :, first:]  # (B, K, S, D)
-        scores: Float32 = grouped[:, :, :, 0] @ near.swapaxes(-1, -2)  # (B, K, G, S)
-        if padding is not None:
-            np.copyto(scores, LOWEST, where=padding[:, None, None, first:seen])
-        out = softmax_in_place(scores) @ value[:, :, first:]  # (B, K, G, D)
+        near, hidden = slice(first, seen), None if padding is None else padding[:, first:]
+        out = _attend_from_one(grouped[:, :, :, 0], key[:, :, near], value[:, :, near], hidden)
         return out.reshape(batch, 1, heads * size)
 
     out = np.empty((batch, new, key_value_heads, group, size), np.float32)
@@ -365,6 +363,24 @@ def attend(
 
     threads.run([partial(work, share) for share in range(min(threads.COUNT, len(jobs)))])
     return out.reshape(batch, new, heads * size)
+
+
+def _attend_from_one(
+    query: Float32, key: Float32, value: Float32, padding: Bools | None
+) -> Float32:
+    """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)"""
+    out = np.empty_like(query)
+    parts = min(threads.COUNT if key[0].size >= MANY_KEYS else 1, key.shape[1])
+
+    def work(heads: slice) -> None:
+        scores: Float32 = key[:, heads] @ query[:, heads].swapaxes(-1, -2)  # (B, K', S, G)
+        scores = np.ascontiguousarray(scores.swapaxes(-1, -2))
+        if padding is not None:
+            np.copyto(scores, LOWEST, where=padding[:, None, None])
+        np.matmul(softmax_in_place(scores), value[:, heads], out=out[:, heads])
+
+    threads.run([partial(work, share) for share in threads.shares(key.shape[1], parts)])
+    return out
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
