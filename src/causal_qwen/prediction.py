@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from causal_qwen.action import SCALE_FLOOR
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.individual import check_noise, draw_noise, to_cauchy
+from causal_qwen.individual import Individual, check_noise, draw_noise, to_cauchy
 from causal_qwen.numerals import render
 from causal_qwen.value import ValueSpace, field_space
 
@@ -93,24 +93,20 @@ class NumberPrediction:
         error = _finite(value) - torch.as_tensor(self.quantile(p), dtype=torch.float64)
         return _out(torch.maximum(p * error, (p - 1) * error))
 
-    def sample(self, individuals: int | Sequence[int] | ArrayLike) -> Array:
+    def sample(
+        self, individuals: int | Individual | Sequence[int] | Sequence[Individual] | ArrayLike
+    ) -> Array:
         """What these individuals would say: w.u + c. -> (n,), or (B, n) for a batch.
 
-        `individuals` are seeds, or noise e (n, C), or a count n: the individuals 0 to n - 1. The
-        same individual answers every row, as it would speak every text.
+        `individuals` are seeds, `Individual`s (each with its own temperature and truncation), noise
+        e (n, C), or a count n: the individuals 0 to n - 1. The same individual answers every row,
+        as it would speak every text.
         """
-        size = len(self.weight)
         if isinstance(individuals, numbers.Integral):
             if individuals < 0:
                 raise ValueError(f"{individuals} individuals cannot be sampled.")
             individuals = range(int(individuals))
-        # NumPy rounds a list of small seeds and seeds above 2**63 to floats; objects stay exact
-        given = np.asarray(individuals, dtype=object if np.ndim(individuals) == 1 else None)
-        if given.ndim == 1 and all(isinstance(seed, numbers.Integral) for seed in given):
-            e = np.reshape([draw_noise(int(seed), size) for seed in given], (-1, size))
-        else:
-            e = np.atleast_2d(check_noise(individuals, size))
-        t = torch.from_numpy(to_cauchy(e))  # (n, C)
+        t = torch.from_numpy(_cauchy_noise(individuals, len(self.weight)))  # (n, C)
         moved = self.y.loc.unsqueeze(-1) + (self.individuals.scale * self.weight) @ t.T
         return self.space.decode(moved).numpy()
 
@@ -182,6 +178,24 @@ class NumberPrediction:
         """Y with room for the dimensions of `other` behind its own."""
         shape = (*self.y.loc.shape, *(1,) * other.dim())
         return Cauchy(self.y.loc.reshape(shape), self.y.scale.reshape(shape))
+
+
+def _cauchy_noise(individuals: Any, size: int) -> Array:
+    """t of seeds, of Individuals or of noise e. -> (n, C)"""
+    if isinstance(individuals, Individual):
+        individuals = [individuals]
+    # NumPy rounds a list of small seeds and seeds above 2**63 to floats; objects stay exact
+    given = np.asarray(individuals, dtype=object if np.ndim(individuals) == 1 else None)
+    if given.ndim == 1 and all(isinstance(one, numbers.Integral) for one in given):
+        e = np.reshape([draw_noise(int(seed), size) for seed in given], (-1, size))
+        return to_cauchy(e)
+    if given.ndim == 1 and all(isinstance(one, Individual) for one in given):
+        for one in given:
+            if one.is_fresh:
+                raise ValueError(f"{one!r} is another at every position; give its noise at one, e.")
+            check_noise(one.noise, size)
+        return np.stack([one.temperature * one.cauchy() for one in given])
+    return to_cauchy(np.atleast_2d(check_noise(individuals, size)))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from scipy import integrate, stats
 
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.individual import draw_noise, to_cauchy
+from causal_qwen.individual import Individual, draw_noise, to_cauchy
 from causal_qwen.prediction import NumberPrediction
 from causal_qwen.processor import CausalQwenProcessor
 from causal_qwen.value import ValueSpace
@@ -186,6 +186,24 @@ def test_an_individual_says_w_u_plus_c(space: ValueSpace) -> None:
     np.testing.assert_array_equal(many.sample(noise), many.sample(seeds))
     np.testing.assert_array_equal(many.sample(noise[0]), many.sample(seeds[:1]))
     np.testing.assert_array_equal(many.sample(torch.tensor([5])), many.sample(seeds[:1]))
+
+
+def test_individuals_bring_their_temperature_and_truncation() -> None:
+    many = prediction(LINEAR, 3)
+    plain, calm = Individual.draw(C, seed=5), Individual.draw(C, seed=5, temperature=0.5)
+    assert np.array_equal(many.sample(plain), many.sample([5]))
+    middle = many.median[:, None]
+    np.testing.assert_allclose(many.sample([calm]) - middle, (many.sample([5]) - middle) / 2)
+    cut = plain.truncate(0.5)
+    t = torch.from_numpy(to_cauchy(draw_noise(5, C), 0.5))
+    reach = LINEAR.spread * ((many.individuals.scale * many.weight) @ t).numpy()
+    both = many.sample([plain, cut])
+    assert both.shape == (3, 2)
+    np.testing.assert_allclose(both[:, 1] - middle[:, 0], reach, rtol=1e-9)
+    with pytest.raises(ValueError, match="another at every position"):
+        many.sample([Individual.draw(C, seed=5, fresh=True)])
+    with pytest.raises(ValueError, match=rf"is \({C},\) numbers"):
+        many.sample(Individual.draw(C + 1, seed=5))
 
 
 def test_a_count_names_the_first_individuals() -> None:
