@@ -24,6 +24,8 @@ from causal_qwen.trainer import CausalTrainer
 
 Make = Callable[..., Any]
 
+pytestmark = pytest.mark.slow  # two processes that load, shard, train and save three models
+
 # An even V: transformers 5.22 goes wrong with tied heads that do not divide, plain Qwen2 alike.
 VOCABULARY, NUM = 272, 257
 BATCH, STEPS = 8, 4
