@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,6 +134,27 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     done: list[int] = []
     threads.run([lambda: done.append(0), lambda: done.append(1)])  # the workers are free again
     assert sorted(done) == [0, 1]
+
+
+def test_whoever_interrupts_the_wait_finds_free_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a worker is busy: the next tasks are done, and by nobody else's worker."""
+    monkeypatch.setattr(threads, "COUNT", 2)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.03)
+            with pytest.raises(KeyboardInterrupt):
+                threads.run([lambda: None, lambda: time.sleep(0.3)])
+            done: list[int] = []
+            threads.run([lambda: done.append(0), lambda: done.append(1)])  # noqa: B023
+            assert sorted(done) == [0, 1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_two_callers_and_tasks_within_tasks_do_not_wait_for_each_other(

@@ -73,7 +73,7 @@ def project(x: Float32, *matrices: Matrix) -> list[Float32]:
     outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
     size = len(flat) * sum(matrix.stored.size for matrix in matrices)
     parts = threads.COUNT if size >= MANY else 1
-    lead = LATE // (flat.size * len(matrices))  # rows
+    lead = LATE // max(flat.size * len(matrices), 1)  # rows
     rows = [threads.shares(matrix.shape[0], parts, lead) for matrix in matrices]
 
     def work(part: int) -> None:

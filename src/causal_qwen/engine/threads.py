@@ -60,11 +60,11 @@ class _Worker(threading.Thread):
         self._task = task
         self._begin.release()
 
-    def end(self) -> None:
+    def end(self) -> BaseException | None:
+        """Wait for the task; the error it ended with, if any."""
         self._end.acquire()
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        return error
 
 
 class _Workers:
@@ -111,10 +111,14 @@ def run(tasks: Sequence[Task]) -> None:
             try:
                 tasks[0]()
             finally:
-                for other in others:
-                    other.end()
+                errors = [other.end() for other in others]
+    except (KeyboardInterrupt, SystemExit):  # perhaps while we waited: they may still be at work
+        _forget_workers()
+        raise
     finally:
         workers.are_busy.release()
+    for error in filter(None, errors):
+        raise error
 
 
 def shares(size: int, parts: int | None = None, lead: int = 0) -> list[slice]:
