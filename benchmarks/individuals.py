@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 import torch
 from _results import save
-from liveliness import PROMPTS, QUESTIONS, asked, end_ids, repetition, word_distance
+from liveliness import PROMPTS, QUESTIONS, asked, repetition, word_distance
 from transformers import LogitsProcessorList
 
 from causal_qwen import gumbel
 from causal_qwen.action import SCALE_FLOOR
-from causal_qwen.calibrate import LogProbRecorder, pad_left
+from causal_qwen.calibrate import LogProbRecorder, end_ids, pad_left
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.convert import default_model, open_model

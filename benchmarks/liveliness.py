@@ -23,7 +23,7 @@ from _results import save
 from transformers import AutoTokenizer, LogitsProcessorList
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.calibrate import LogProbRecorder, pad_left
+from causal_qwen.calibrate import LogProbRecorder, end_ids, pad_left
 from causal_qwen.convert import default_model, quiet
 
 PROMPTS = (  # none of these was used to choose the stored gains
@@ -67,12 +67,6 @@ PEERS: dict[str, dict[str, Any]] = {
     "sampling T=1": {"causal_mode": "sampling"},
     "sampling T=0.3": {"causal_mode": "sampling", "temperature": 0.3},
 }
-
-
-def end_ids(model: Any) -> set[int]:
-    """The tokens that end a text."""
-    eos = model.generation_config.eos_token_id
-    return set() if eos is None else {int(token) for token in np.atleast_1d(eos)}
 
 
 def asked(tokenizer: Any, question: str) -> str:

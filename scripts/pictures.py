@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from matplotlib import pyplot as plt
 
+from causal_qwen.abduction import activate
+from causal_qwen.calibrate import solve_gamma, sum_p
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.decision import _undominated
 from causal_qwen.individual import draw_noise, noise_bound, to_cauchy
-from causal_qwen.value import symlog
+from causal_qwen.value import ValueSpace, symlog
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 INK = "#010203"  # a stand-in for what the reader's mode says
@@ -167,6 +170,15 @@ def encoding(figure: Any) -> None:
         )
 
 
+def activations(figure: Any) -> None:
+    """What makes a scale of U positive."""
+    axis, x = figure.subplots(), torch.linspace(-6, 3, 300)
+    for name, colour in (("exp", ORANGE), ("softplus", BLUE), ("abs", GREEN)):
+        axis.semilogy(x, activate(x, name), color=colour, label=name)
+    axis.set(xlabel="W_scale z + b_scale", ylabel="scale_U", ylim=(1e-3, 30))
+    axis.legend()
+
+
 def noise(figure: Any) -> None:
     """Scale noise widens, location noise moves."""
     left, right = figure.subplots(1, 2, sharey=True)
@@ -183,6 +195,55 @@ def noise(figure: Any) -> None:
     right.set(title="location noise (sampling)")
     left.legend(fontsize="small")
     right.legend(fontsize="small")
+
+
+# A law with three tokens and a number, for individuals of two coordinates.
+NAMES, COLOURS = ("“door”", "“letter”", "“window”"), (BLUE, ORANGE, GREEN)
+LAW = torch.tensor([[1.0, 0.4], [-0.7, 0.9], [0.2, -1.0]])
+THRESHOLD = torch.tensor([2.0, 2.2, 1.9])
+SOMEBODY = Cauchy(torch.tensor([0.5, 0.3]), torch.tensor([0.6, 0.9]))
+
+
+def action(figure: Any) -> None:
+    """U's coordinates on the left, the scores that one law makes of them on the right."""
+    left, right = figure.subplots(1, 2)
+    x = torch.linspace(-6, 6, 400)
+    for c, style in enumerate(("-", "--")):
+        loc, scale = float(SOMEBODY.loc[c]), float(SOMEBODY.scale[c])
+        density(left, x, loc, scale, color=GREY, linestyle=style, label=f"U_{c + 1}")
+    left.set(xlabel="coordinate of U", ylabel="density", title="who is speaking")
+    s = SOMEBODY.affine(LAW)
+    for k, colour in enumerate(COLOURS):
+        density(right, x, float(s.loc[k]), float(s.scale[k]), color=colour, label=NAMES[k])
+        right.axvline(float(THRESHOLD[k]), color=colour, linestyle=":", linewidth=1)
+    right.set(xlabel="score S_k, thresholds dotted", title="what they would say")
+    left.legend(fontsize="small")
+    right.legend(fontsize="small")
+
+
+def decisions(figure: Any) -> None:
+    """Individuals choose by where they stand; the distribution chooses by its P_k."""
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    e = np.array([draw_noise(seed, 2) for seed in range(4000)])
+    u = SOMEBODY.loc + SOMEBODY.scale * torch.from_numpy(to_cauchy(e)).float()
+    said = (u @ LAW.T - THRESHOLD).argmax(-1)
+    side = torch.linspace(-5, 6, 150)
+    place = torch.cartesian_prod(side, side)
+    area = (place @ LAW.T - THRESHOLD).argmax(-1).reshape(150, 150).T
+    left.contourf(side, side, area, levels=(-0.5, 0.5, 1.5, 2.5), colors=COLOURS, alpha=0.15)
+    for k, colour in enumerate(COLOURS):
+        mine = u[:250][said[:250] == k]
+        left.plot(*mine.T, ".", color=colour, markersize=4, label=NAMES[k])
+    left.plot(*SOMEBODY.loc, "+", color=INK, markersize=11)
+    left.set(xlim=(-5, 6), ylim=(-5, 6), xlabel="u_1", ylabel="u_2", title="causal: who says what")
+    left.legend(fontsize="small", loc="lower left")
+    share = torch.bincount(said, minlength=3) / len(said)
+    p = SOMEBODY.affine(LAW).exceedance(THRESHOLD)
+    for k, colour in enumerate(COLOURS):
+        right.bar(k - 0.2, float(share[k]), 0.36, color=colour, alpha=0.4)
+        right.bar(k + 0.2, float(p[k]), 0.36, color=colour)
+    right.set_xticks(range(3), NAMES)
+    right.set_title("pale: share of individuals,\nfull: P_k", fontsize="medium")
 
 
 def exceedance(figure: Any) -> None:
@@ -214,6 +275,23 @@ def exceedance(figure: Any) -> None:
     right.legend()
 
 
+def bounds(figure: Any) -> None:
+    """Where (loc - C) / scale of every token must lie, and who can still win."""
+    axis, count = figure.subplots(), 40
+    generator = torch.Generator().manual_seed(1)
+    margin = -3 - 6 * torch.rand(count, generator=generator)
+    norms = 40 + 20 * torch.rand(count, generator=generator)
+    low, high = 0.8 * norms, 1.25 * norms  # min(s) and max(s) times the row norm
+    keep = _undominated(margin, low, high)
+    worst, best = margin / low, margin / high  # all below their thresholds: certain is worse
+    for place, k in enumerate(best.argsort(descending=True).tolist()):
+        colour = ORANGE if keep[k] else GREY
+        axis.vlines(place, float(worst[k]), float(best[k]), color=colour, linewidth=3)
+    axis.axhline(float(worst.max()), color=INK, linestyle="--", linewidth=1)
+    title = f"{int(keep.sum())} of {count} tokens can still win"
+    axis.set(xlabel="tokens, best case first", ylabel="(loc − C) / scale", title=title)
+
+
 def truncation(figure: Any) -> None:
     """e -> t for several truncations."""
     axis, e = figure.subplots(), np.linspace(0.002, 0.998, 400)
@@ -224,6 +302,26 @@ def truncation(figure: Any) -> None:
         axis.plot(e, t, color=colour, label=f"min_density {density_kept:g}: {shown}")
     axis.set(xlabel="e", ylabel="t", ylim=(-12, 12))
     axis.legend(fontsize="small")
+
+
+def values(figure: Any) -> None:
+    """A predicted number as a density of values; how a value is scored."""
+    left, right = figure.subplots(1, 2)
+    space, y = ValueSpace("symlog"), Cauchy(torch.tensor(7.0).double(), torch.tensor(0.15).double())
+    v = torch.linspace(250, 4000, 400, dtype=torch.float64)
+    left.plot(v, (y.log_prob(space.encode(v)) + space.log_slope(v)).exp(), color=BLUE)
+    for level, shade in ((0.5, 0.45), (0.8, 0.2)):
+        low, high = (float(space.decode(end)) for end in y.interval(level))
+        left.axvspan(low, high, color=ORANGE, alpha=shade / 2, label=f"{level:.0%} interval")
+    left.axvline(float(space.decode(y.loc)), color=INK, linewidth=1, label="median")
+    left.set(xlim=(250, 4000), xlabel="value v", ylabel="density", yticks=[])
+    left.legend(fontsize="small")
+    z = torch.linspace(-8, 8, 400)
+    one = Cauchy(torch.zeros_like(z), torch.ones_like(z))
+    right.plot(z, one.crps(z), color=GREEN, label="CRPS")
+    right.plot(z, one.nll(z), color=BLUE, label="negative log-likelihood")
+    right.set(xlabel="(y − loc_Y) / scale_Y", ylabel="score")
+    right.legend(fontsize="small")
 
 
 def loss(figure: Any) -> None:
@@ -261,14 +359,38 @@ def equaliser(figure: Any) -> None:
     right.legend(fontsize="small")
 
 
+def calibration(figure: Any) -> None:
+    """Sum P against gamma for thresholds at and above the best score."""
+    axis = figure.subplots()
+    generator = torch.Generator().manual_seed(0)
+    loc = 4 * torch.randn(16, 2000, generator=generator)  # (N, V), like logits
+    per_token = torch.full((2000,), 50.0)
+    gammas = torch.logspace(-5, -2, 60)
+    top = float(loc.amax(-1).quantile(0.9))
+    for factor, colour in ((1.0, ORANGE), (2.0, BLUE), (4.0, GREEN)):
+        c = factor * top
+        sums = [float(sum_p(loc, per_token, c, 2 * float(g)).median()) for g in gammas]
+        axis.loglog(gammas, sums, color=colour, label=f"C = {c:.0f}")
+        axis.plot(solve_gamma(loc, per_token, c, None), 1.0, "o", color=colour)
+    axis.axhline(1.0, color=INK, linestyle="--", linewidth=1)
+    axis.set(xlabel="γ = b", ylabel="median of Σ P")
+    axis.legend()
+
+
 PLOTS: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
     "affine": (affine, (6.4, 3.0)),
     "encoding": (encoding, (6.4, 2.8)),
+    "activations": (activations, (6.4, 2.6)),
     "noise": (noise, (7.6, 2.8)),
+    "action": (action, (7.6, 2.8)),
+    "decisions": (decisions, (7.6, 3.6)),
     "exceedance": (exceedance, (7.6, 3.0)),
+    "bounds": (bounds, (6.4, 2.8)),
     "truncation": (truncation, (6.4, 3.0)),
+    "values": (values, (7.6, 3.0)),
     "loss": (loss, (7.6, 3.0)),
     "equaliser": (equaliser, (7.6, 3.0)),
+    "calibration": (calibration, (6.4, 2.8)),
 }
 
 

@@ -245,7 +245,7 @@ def gain_unit(model: Any, texts: Sequence[Tensor]) -> float:
 
 def liveliness(model: Any, batch: dict[str, Tensor], **options: Any) -> float:
     """The mean log-probability per token that softmax(loc_S) gives to what the mode says."""
-    recorder = LogProbRecorder(batch["input_ids"].shape[1], _eos_ids(model))
+    recorder = LogProbRecorder(batch["input_ids"].shape[1], end_ids(model))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         sequences = model.generate(
@@ -293,7 +293,8 @@ def pad_left(prompts: Sequence[Tensor], model: Any) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _eos_ids(model: Any) -> set[int]:
+def end_ids(model: Any) -> set[int]:
+    """The tokens that end a text."""
     eos = model.generation_config.eos_token_id
     if eos is None:
         return set()
@@ -302,4 +303,4 @@ def _eos_ids(model: Any) -> set[int]:
 
 def _pad_id(model: Any) -> int:
     pad = model.generation_config.pad_token_id
-    return pad if pad is not None else min(_eos_ids(model), default=0)
+    return pad if pad is not None else min(end_ids(model), default=0)

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.config import INFERENCE_MODES
-from causal_qwen.generation import NOISY
+from causal_qwen.engine.generation import NOISY, known_mode
 from causal_qwen.individual import SAVED, Individual, called, first_given
 from causal_qwen.shown import print_json
 from causal_qwen.speech import Said, read_chat, say, stopped_by_interrupt
@@ -63,7 +62,7 @@ class Conversation:
         self.first = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []  # by turns: user, assistant
         self.who: int | Individual = secrets.randbelow(10_000) if individual is None else individual
-        self.mode = _known_mode(mode)
+        self.mode = known_mode(mode, f"mode {mode!r}")
 
     @property
     def individual(self) -> Individual | None:
@@ -127,7 +126,8 @@ class Conversation:
             self.messages = []
             return f"Forgotten; {self.name} is listening."
         if command == "/mode":
-            self.mode = _known_mode(argument) if argument else self.mode
+            if argument:
+                self.mode = known_mode(argument, f"mode {argument!r}")
             return f"mode {self.mode}, {self.name} speaks"
         if command == "/individual":
             if argument:
@@ -174,7 +174,7 @@ class Conversation:
                 one = Individual(np.array(noise), **who)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no conversation ({error}).") from error
-        before, self.mode = self.mode, _known_mode(mode)
+        before, self.mode = self.mode, known_mode(mode, f"mode {mode!r}")
         try:
             if one is not None:
                 self._meet(one)
@@ -248,9 +248,3 @@ def typed(label: str, read: Callable[[str], str] = input) -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
-
-
-def _known_mode(mode: str) -> str:
-    if mode not in INFERENCE_MODES:
-        raise ValueError(f"mode {mode!r} is unknown; choose one of {', '.join(INFERENCE_MODES)}.")
-    return mode

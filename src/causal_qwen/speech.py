@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, TextStreamer
 
+from causal_qwen.engine.qwen2 import Qwen2Config
 from causal_qwen.generation import NOISY
 from causal_qwen.individual import Individual
 
@@ -83,6 +84,7 @@ def say(
     In `compatible` mode a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
     A streamer sees no values: where numbers are read as values, the text comes when it is whole.
     """
+    start, room = inputs["input_ids"].shape[1], room_after(model, inputs)
     options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
     if mode in NOISY:
         usual = None if isinstance(who, Individual) else 1.0  # an Individual brings its own
@@ -103,13 +105,12 @@ def say(
         result = model.generate(
             **inputs,
             causal_mode=mode,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=min(max_new_tokens, room),
             streamer=streamer,
             stopping_criteria=None if stop is None else [stop],
             return_dict_in_generate=True,
             **{name: value for name, value in options.items() if value is not None},
         )
-    start = inputs["input_ids"].shape[1]
     ids, values = result.sequences[0, start:], result.numeric_values[0, start:]
     if is_live and not is_streamed:
         shown = slice(None) if is_prompt_shown else slice(start, None)
@@ -122,6 +123,18 @@ def say(
         individual=people[0] if people else None,
         is_stopped=stop is not None and stop.is_asked,
     )
+
+
+def room_after(model: Any, inputs: Any) -> int:
+    """How many tokens the model can say after what was read, which must leave it one."""
+    context = Qwen2Config.from_dict(model.config.to_dict()).context
+    length = inputs["input_ids"].shape[1]
+    if length >= context:
+        raise ValueError(
+            f"The prompt has {length} tokens; this model reads 1 to {context - 1} and says one "
+            "more: shorten it."
+        )
+    return context - length
 
 
 def read_chat(processor: Any, messages: list[dict[str, str]]) -> Any:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain, islice
 from typing import Any, TextIO
 
 import numpy as np
@@ -88,9 +89,10 @@ def _plain(
     """The text as it comes; unless quiet, one line per token follows."""
     done = []
     file = console.file
+    first = list(islice(steps, 1))  # what is wrong is said before anything is written
     file.write("" if quiet else prompt)
     lines = []
-    for step in steps:
+    for step in chain(first, steps):
         done.append(step)
         file.write(step.text)
         file.flush()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -25,11 +28,11 @@ from rich.cells import cell_len
 from causal_qwen import doctor, shown
 from causal_qwen.chat import Conversation
 from causal_qwen.cli import app, main
-from causal_qwen.convert import default_model, open_model
+from causal_qwen.convert import open_model
 from causal_qwen.individual import Individual
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-PROGRAM = [sys.executable, "-m", "causal_qwen.cli"]
+PROGRAM = [sys.executable, "-m", "causal_qwen"]
 SPEAKERS = ("generate", "chat", "counterfactual", "np-generate")
 RESULTLESS = ("app",)  # prints nothing that a machine could want
 MODELLESS = ("convert", "doctor", "report")
@@ -56,9 +59,9 @@ class Done(NamedTuple):
     stderr: str
 
 
-def here(*arguments: str, text: str = "", **settings: str) -> Done:
+def here(*arguments: str, text: str = "", out: io.StringIO | None = None, **settings: str) -> Done:
     """The same in this process, which has paid for torch already."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out, err, code = out or io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["causal-qwen", *arguments]),
         mock.patch.object(sys, "stdin", io.StringIO(text)),
@@ -86,11 +89,24 @@ def options(command: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- one command line
 
 
-def test_the_promised_commands_are_all_there() -> None:
+def test_the_promised_commands_are_all_there_and_the_demo_is_the_first() -> None:
     assert set(COMMANDS) == {
         *("demo", "convert", "generate", "chat", "predict", "fit", "counterfactual", "train"),
         *("evaluate", "report", "verify", "np-generate", "app", "doctor"),
     }
+    assert next(iter(COMMANDS)) == "demo"
+    done = here("--help")
+    places = [done.stdout.index(f" {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("module", ["causal_qwen", "causal_qwen.cli"])
+def test_the_command_line_is_a_module_too(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage: causal-qwen [OPTIONS] COMMAND" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -177,15 +193,30 @@ def test_the_completion_of_bash_is_shown() -> None:
 # ---------------------------------------------------------------- speaking
 
 
-def test_generate_prints_what_an_individual_says() -> None:
-    """The embedded model, in a process of its own."""
+@pytest.mark.parametrize("command", ["generate", "np-generate"])
+def test_the_embedded_model_speaks_unless_another_is_named(
+    command: str, tiny_directory: Path, tmp_path: Path
+) -> None:
+    """The cache of this test holds a tiny model in its place."""
+    (tmp_path / f"smollm2-135m-{version('causal-qwen')}").symlink_to(tiny_directory)
+    asked = (command, "The train was late, so", "--mode", "causal", "-i", "7", "-n", "8", "--json")
+    done = here(*asked, CAUSAL_QWEN_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["individual"] == 7
+    assert told["text"]
+    for name in ("smollm2-135m", str(tiny_directory)):
+        again = here(*asked, "--model", name, CAUSAL_QWEN_CACHE=str(tmp_path))
+        assert json.loads(again.stdout) == told
+
+
+@pytest.mark.slow  # 135M parameters, read twice, once in a process that imports torch
+def test_the_embedded_model_says_the_same_in_a_process_of_its_own() -> None:
     asked = ("The train was late, so", "--mode", "causal", "-i", "7", "-t", "0.3", "-n", "8")
     done = causal_qwen("generate", *asked, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    again = json.loads(here("generate", *asked, "--json", "-m", str(default_model())).stdout)
-    assert told == again
-    assert told["individual"] == 7
+    assert told == json.loads(here("generate", *asked, "--json").stdout)
     assert len(told["text"].split()) > 3
 
 
@@ -196,6 +227,13 @@ def test_generate_writes_the_prompt_and_the_text(tiny_directory: Path) -> None:
     assert here(*asked, "--numbers", "value").stdout == f"Hi there{told['text']}\n"
     sampled = [here(*asked, "--mode", "compatible", "--seed", seed).stdout for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
+
+
+def test_a_text_ends_where_the_model_can_read_no_further(tiny_directory: Path) -> None:
+    asked = ("x" * 2040, "-m", str(tiny_directory), "-n", "50", "--json")
+    told = json.loads(here("np-generate", *asked).stdout)
+    assert len(told["tokens"]) == 8  # of 2048
+    assert json.loads(here("generate", *asked).stdout)["text"] == told["text"]
 
 
 def test_numpy_takes_its_model_before_the_prompt_or_by_name(tiny_directory: Path) -> None:
@@ -231,8 +269,7 @@ def test_numpy_finds_a_hub_model_in_the_cache_and_says_when_there_is_none(
     settings = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = causal_qwen("np-generate", "me/tiny", "Hi", "-n", "3", "-q", **settings)
     assert done.returncode == 0, done.stderr
-    there = causal_qwen("np-generate", str(tiny_directory), "Hi", "-n", "3", "-q")
-    assert done.stdout == there.stdout
+    assert done.stdout == here("np-generate", str(tiny_directory), "Hi", "-n", "3", "-q").stdout
     gone = causal_qwen("np-generate", "me/other", "Hi", **settings)
     assert gone.returncode == 1
     assert gone.stderr == (
@@ -284,8 +321,8 @@ def test_a_pipe_is_ended_by_an_error(tiny_directory: Path, line: str, sentence: 
 
 
 def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_chat(tiny_directory: Path) -> None:
-    arguments = ["-m", "causal_qwen.cli", "chat", "-m", str(tiny_directory), "-n", "1900"]
-    with pexpect.spawn(sys.executable, arguments, timeout=120, preexec_fn=heed_ctrl_c) as terminal:
+    program, *arguments = [*PROGRAM, "chat", "-m", str(tiny_directory), "-n", "1900"]
+    with pexpect.spawn(program, arguments, timeout=120, preexec_fn=heed_ctrl_c) as terminal:
         terminal.expect("individual [0-9]+ is listening")
         terminal.expect("you> ")
         terminal.sendline("/nonsense")
@@ -505,72 +542,231 @@ def test_long_work_is_told_in_lines_where_there_is_no_terminal(
     assert capsys.readouterr() == ("", "")
 
 
+# ---------------------------------------------------------------- the playground
+
+
+@pytest.mark.slow  # 11 s of processor time: gradio, pandas, scikit-learn and torch are imported
+def test_the_playground_opens_answers_and_is_closed_by_ctrl_c(tiny_directory: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = Path(sys.executable).with_name("causal-qwen")  # as it was installed
+    asked = ["app", "--port", str(port), "--no-browser", "--model", str(tiny_directory)]
+    with subprocess.Popen(
+        [script, *asked],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
+    ) as process:
+        assert process.stdout is not None
+        told = [process.stdout.readline(), process.stdout.readline()]
+        assert told == [
+            "Opening the model ...\n",
+            f"The playground is open at http://127.0.0.1:{port} (Ctrl-C closes it).\n",
+        ]
+        server = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        server.request("GET", "/")
+        page = server.getresponse()
+        assert page.status == 200
+        assert "CausalQwen" in page.read().decode("utf-8")
+        server.close()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest, errors) == (0, "\nClosed.\n", "")
+
+
 # ---------------------------------------------------------------- when something is wrong
 
 
-def test_a_model_that_is_converted_already_is_refused(tmp_path: Path, tiny_directory: Path) -> None:
-    done = here("convert", str(tiny_directory), str(tmp_path / "out"))
+@pytest.fixture(scope="module")
+def place(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a user may name by mistake; `{model}` and `{base}` are good."""
+    root = tmp_path_factory.mktemp("places")
+    (root / "empty").mkdir()
+    (root / "broken").mkdir()
+    (root / "broken" / "config.json").write_text("{not json", "utf-8")
+    (root / "full").mkdir()
+    (root / "full" / "precious.txt").write_text("mine", "utf-8")
+    (root / "nothing.txt").write_text("\n", "utf-8")
+    (root / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    (root / "junk.safetensors").write_bytes(b"junk")
+    rows = "".join(f"{row},{2 * row}\n" for row in range(20))
+    (root / "rows.csv").write_text(f"a,price\n{rows}", "utf-8")
+    (root / "rows.jsonl").write_text('{"text": "a b c"}\n' * 8, "utf-8")
+    Individual.draw(7, seed=1).save(root / "stranger.safetensors")
+    model = str(tiny_directory)
+    return {"root": str(root), "model": model, "base": str(tiny_directory.parent / "base")}
+
+
+SAYS_NO = {  # a command line with {places} -> what it is told, in a sentence
+    "generate {blank}": "The prompt is empty; write a few words.",
+    "generate x --mode causl": "--mode causl is unknown; choose one of standard, sampling,",
+    "generate x --individual 3": "--individual has no part in mode 'standard'; use causal or",
+    "generate x --numbers loud": "--numbers loud is unknown; choose one of text, value.",
+    "generate x --model nowhere": "nowhere is neither a local model directory nor a hub model",
+    "generate x -m {root}/empty": "empty/config.json does not exist: give a model's directory.",
+    "generate x -m {root}/broken": "broken/config.json is not valid JSON",
+    "generate x -m {model} --mode causal -i nobody": "nobody is no file",
+    "generate x -m {model} --mode causal -i {root}/junk.safetensors": "holds no individual",
+    "generate x -m {model} --mode causal -i {root}/stranger.safetensors": "7 coordinates",
+    "generate x -m {model} --mode causal --save-individual {root}": "is a directory; give the name",
+    "generate x -m {model} --mode causal --save-individual {root}/no/a": "no is no directory.",
+    "generate x -m {model} -t inf --mode causal": "temperature=inf must be a number",
+    "generate {long} -m {model}": "The prompt has 3000 tokens; this model reads 1 to 2047",
+    "chat --mode loud": "--mode loud is unknown; choose one of standard, sampling,",
+    "chat --numbers loud": "--numbers loud is unknown; choose one of text, value.",
+    "chat -m {root}/empty": "empty/config.json does not exist: give a model's directory.",
+    "demo -m {root}/empty": "empty/config.json does not exist: give a model's directory.",
+    "demo -m nowhere": "nowhere is neither a local model directory nor a hub model",
+    "counterfactual {blank} --prompt y": "The prompt is empty; write a few words.",
+    "counterfactual x --prompt {blank}": "The prompt is empty; write a few words.",
+    "counterfactual x": "A counterfactual changes one thing: --prompt, --token, --number or",
+    "counterfactual x --prompt y --html {root}": "is a directory; give the name of a file.",
+    "counterfactual x --prompt y -m {root}/broken": "broken/config.json is not valid JSON",
+    "counterfactual x --prompt y --semantics loud -m {model}": "semantics='loud' is unknown",
+    "counterfactual {long} --prompt y -m {model}": "The prompt has 3000 tokens; this model reads",
+    "counterfactual x --token 99=y -m {model} -n 2": "position 99 is outside the factual text",
+    "np-generate {model}": "The prompt is empty; write a few words.",
+    "np-generate x --mode loud": "--mode loud is unknown; choose one of standard, sampling,",
+    "np-generate x -i 3 -m {model}": "individual= has no part in mode='standard'",
+    "np-generate x -i 3 --mode standard": "--individual has no part in mode 'standard'",
+    "np-generate x -m {root}/empty": "empty/config.json does not exist: give a model's directory.",
+    "np-generate x -m {model} --dtype loud": "dtype='loud' is unknown",
+    "np-generate {long} -m {model}": "The prompt has 3000 tokens; this model reads 1 to 2048",
+    "verify nowhere": "nowhere is no directory: give that of a saved model.",
+    "verify {model} --prompt {blank}": "The prompt is empty; write a few words.",
+    "verify {model} -o {root}/rows.csv": "rows.csv is a file; give the name of a directory.",
+    "convert {model} {root}/new": "is a CausalQwen model already",
+    "convert {root}/empty {root}/new": "empty/config.json does not exist: give a model's",
+    "convert smollm2-135m /proc/1/out": "/proc/1/out cannot be written",
+    "convert {base} {root}/full": "full exists and is not empty; choose another",
+    "convert {base} {root}/new --init loud": "init='loud' is unknown; choose calibrated or",
+    "convert {base} {root}/new --dtype loud": "--dtype loud is unknown; choose one of float32,",
+    "convert {base} {root}/new --causal-size -3": "causal_size=-3 must be a positive integer",
+    "convert {base} {root}/new --text {root}/gone.txt": "gone.txt: No such file or directory",
+    "convert {base} {root}/new --text {root}/binary.txt": "binary.txt is not UTF-8 text: invalid",
+    "convert {base} {root}/new --text {root}/nothing.txt": "nothing.txt is empty: there is nothing",
+    "convert {base} . --force": "the directory you are in, which --force would delete",
+    "fit {root}/gone.csv -y price -o {root}/new": "gone.csv is no file: check the path.",
+    "fit {root}/rows.csv -y cost -o {root}/new": "there is no column 'cost'; the table has 'a',",
+    "fit {root}/rows.csv -y price -o {root}/full": "full exists and is not empty; choose another",
+    "fit {root}/rows.csv -y price -o .. --force": "which --force would delete; name another.",
+    "fit {root}/rows.csv -y price -o {root}/new -m {root}/empty": "empty/config.json does not",
+    "predict only.csv": "Predicting needs what `causal-qwen fit` has written, and a CSV file.",
+    "predict {root}/empty {root}/rows.csv": "empty holds no regressor.json; is it a saved",
+    "predict {root}/empty {root}/rows.csv -o {root}": "is a directory; give the name of a file.",
+    "train": "Training needs --data and --output (or --mock, which needs neither).",
+    "train -d {root}/rows.jsonl -o {root}/new --steps 0": "Training takes at least one step",
+    "train -d {root}/rows.jsonl -o {root}/new --precision loud": "--precision loud is unknown",
+    "train -d {root}/rows.jsonl -o {root}/new --numbers loud": "--numbers loud is unknown",
+    "train -d {root}/rows.jsonl -o {root}/full -m {model}": "full is not empty; choose another",
+    "train -d {root}/gone.jsonl -o {root}/new -m {model}": "gone.jsonl is no file: check the path.",
+    "evaluate {root}/gone.jsonl -m {model}": "gone.jsonl is no file: check the path.",
+    "evaluate {root}/rows.csv -m {model}": "rows.csv needs a template that makes a text of its",
+    "evaluate {root}/rows.jsonl --numbers loud": "--numbers loud is unknown; choose one of text,",
+    "evaluate {root}/rows.jsonl -m {model} --base nowhere": "nowhere is neither a local model",
+    "report {root}/gone": "gone holds no checkpoint with a log; is it a training run?",
+    "app -m {root}/empty --no-browser --port 0": "empty/config.json does not exist: give a",
+    "app --no-browser --port 0 --host 192.0.2.1": "192.0.2.1:0 cannot be used",
+}
+
+
+@pytest.mark.parametrize("line", SAYS_NO)
+def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[str, str]) -> None:
+    words = [word.format(blank=" ", long="x" * 3000, **place) for word in line.split()]
+    done = here(*words)
     assert done.returncode == 1
-    assert "is a CausalQwen model already" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()
+    assert done.stdout == ""
+    *progress, told = done.stderr.splitlines()
+    assert all(one.endswith(" ...") for one in progress), done.stderr
+    assert told.startswith("causal-qwen: ")
+    assert SAYS_NO[line] in told
+    assert "--debug shows where" not in told
+    root = Path(place["root"])
+    assert not (root / "new").exists()
+    assert [file.name for file in (root / "full").iterdir()] == ["precious.txt"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("line", "option"),
     [
-        (("generate", "  "), "The prompt is empty"),
-        (("generate", "x", "--mode", "causl"), "--mode causl is unknown; choose one of standard"),
-        (("generate", "x", "--individual", "3"), "--individual has no part in mode 'standard'"),
-        (("report", "nowhere"), "nowhere"),
-        (("predict", "only.csv"), "Predicting needs what `causal-qwen fit` has written"),
-        (("train",), "Training needs --data and --output"),
+        ("generate x --temprature 1", "--temprature"),
+        ("generate x -n 0", "--max-new-tokens"),
+        ("generate x -t -1", "--temperature"),
+        ("generate x --top-k 0", "--top-k"),
+        ("generate x --seed -1", "--seed"),
+        (f"generate x --seed {2**64}", "--seed"),
+        ("np-generate x --min-density 1.5", "--min-density"),
+        (f"fit rows.csv -y price -o new --seed {2**32}", "--seed"),
+        ("fit rows.csv -y price -o new --calibration -1", "--calibration"),
+        ("fit rows.csv -y price -o ", "--output"),
+        ("evaluate ", "data"),
+        ("convert  new", "base"),
+        ("train --lr -1", "--learning-rate"),
+        ("train --batch-size 0", "--batch-size"),
+        ("verify --tolerance -1", "--tolerance"),
+        ("app --port 70000", "--port"),
     ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_an_error_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    done = causal_qwen(*arguments)
-    assert done.returncode == 1
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len([line for line in done.stderr.splitlines() if "causal-qwen:" in line]) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("generate", "x", "--model", "nowhere"), "nowhere is neither a local model directory"),
-        (("verify", "nowhere"), "nowhere is no directory"),
-        (("evaluate", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("convert", "smollm2-135m", "/proc/1/out"), "/proc/1/out cannot be written"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_an_error_of_the_model_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    done = here(*arguments)
-    assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if not line.endswith("...")]
-    assert len(told) == 1
-    assert told[0].startswith("causal-qwen: ")
-    assert sentence in told[0]
-    assert "Error(" not in told[0]
-
-
-@pytest.mark.parametrize("arguments", [("--debug", "generate", " "), ("generate", " ", "--debug")])
-def test_debug_shows_the_traceback(arguments: tuple[str, ...]) -> None:
-    done = causal_qwen(*arguments)
-    assert done.returncode != 0
-    assert "Traceback" in done.stderr
-
-
-def test_an_unknown_option_is_refused_by_name() -> None:
-    done = causal_qwen("generate", "x", "--temprature", "1")
+def test_what_can_not_be_meant_is_refused_by_its_name(line: str, option: str) -> None:
+    done = here(*line.split(" "), COLUMNS="200")
     assert done.returncode == 2
-    assert "--temprature" in done.stderr
+    assert done.stdout == ""
+    assert option in done.stderr.partition("Error")[2]
 
 
-@pytest.mark.parametrize("command", ["generate", "np-generate"])
-def test_ctrl_c_ends_cleanly(command: str, tiny_directory: Path) -> None:
+def test_an_error_is_one_sentence_in_a_process_of_its_own() -> None:
+    done = causal_qwen("generate", " ")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "causal-qwen: The prompt is empty; write a few words.\n"
+
+
+def test_debug_shows_the_traceback_wherever_it_stands() -> None:
+    done = causal_qwen("generate", " ", "--debug")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last)")
+    assert done.stderr.endswith("ValueError: The prompt is empty; write a few words.\n")
+    with pytest.raises(ValueError, match="The prompt is empty"):
+        here("--debug", "generate", " ")
+
+
+def test_force_spares_the_directory_one_works_in(
+    place: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty variable in a script must not cost a directory."""
+    (tmp_path / "precious.txt").write_text("mine", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for output in ("", ".", str(tmp_path), str(tmp_path.parent)):
+        done = here("convert", place["base"], output, "--force")
+        assert "holds the directory you are in, which --force would delete" in done.stderr
+    assert (tmp_path / "precious.txt").read_text("utf-8") == "mine"
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+class Interrupted(io.StringIO):
+    """Somebody presses Ctrl-C as soon as there is something to read."""
+
+    def write(self, text: str) -> int:
+        if "Hi" in text:
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_ctrl_c_ends_torch_cleanly(tiny_directory: Path) -> None:
+    done = here("generate", "Hi ", "-m", str(tiny_directory), "-n", "2000", out=Interrupted())
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "causal-qwen:" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["np-generate", pytest.param("generate", marks=pytest.mark.slow)],  # which imports torch
+)
+def test_ctrl_c_ends_a_process_cleanly(command: str, tiny_directory: Path) -> None:
     arguments = [*PROGRAM, command, "Hi there", "-m", str(tiny_directory), "-n", "2000"]
     with subprocess.Popen(
         arguments,

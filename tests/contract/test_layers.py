@@ -62,6 +62,7 @@ ORDER = [
     "demo",
     "playground",
     "cli",
+    "__main__",
 ]
 
 # Upward imports with a reason: (importer, imported) -> the functions that may contain them.

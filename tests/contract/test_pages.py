@@ -109,7 +109,8 @@ def check_requirements(texts: list[str]) -> None:
     project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
     locks = "\n".join(read(lock) for lock in (ROOT / "requirements").glob("*.lock"))
     for text in texts:
-        wanted = Requirement(text)
+        # "." is this project, from a clone
+        wanted = Requirement(project["name"] + text[1:] if text.startswith(".") else text)
         if wanted.name == project["name"]:
             assert wanted.extras <= set(project["optional-dependencies"]), text
         else:
@@ -350,6 +351,29 @@ def test_every_link_of_a_readme_leads_somewhere(path: Path) -> None:
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.parametrize("path", [README, CHINESE], ids=["English", "Chinese"])
+def test_the_figures_of_a_readme_are_those_of_the_results(path: Path) -> None:
+    """Every decimal beside a link to a page of results is a figure of that page, rounded."""
+    checked = 0
+    for row in re.findall(r"^\|.*\]\(docs/results/.*\|$", read(path), re.MULTILINE):
+        claim, page = row.split(" | ")[0], ROOT / LINK.findall(row)[-1]
+        figures = [float(figure) for figure in re.findall(r"\d+\.\d+", read(page))]
+        for said in re.findall(r"(?<!\d)\d+\.\d+(?!B)", claim):
+            places = len(said.partition(".")[2])
+            assert any(abs(x - float(said)) <= 0.501 * 10**-places for x in figures), (said, page)
+            checked += 1
+    assert checked > 15
+
+
+def test_the_citation_is_of_this_version() -> None:
+    import causal_qwen
+
+    citation = dict(re.findall(r"^([\w-]+): *(\S.*)$", read(ROOT / "CITATION.cff"), re.MULTILINE))
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
+    assert citation["version"] == causal_qwen.__version__ == project["version"]
+    assert citation["license"] == project["license"]
+
+
 def test_the_page_of_results_lists_every_generated_page() -> None:
     listed = set(LINK.findall(read(ROOT / "docs/results.md")))
     for page in (ROOT / "docs/results").glob("*.md"):
@@ -374,7 +398,10 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_else(tmp_path: Path
         asked = EXTERNAL.search(read(page))
         assert asked is None, f"{page.name}: {asked and asked.group()}"
     mathematics = read(tmp_path / "maths.html")
-    assert "<math" in mathematics
+    equations = re.findall(r"<math.*?</math>", mathematics, re.DOTALL)
+    assert len(equations) > 25
+    for equation in equations:
+        assert "\\" not in equation, equation  # a command that the converter does not know
     assert "src/causal_qwen/cauchy.py:" in mathematics
 
 

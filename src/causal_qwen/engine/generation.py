@@ -122,6 +122,13 @@ class Options:
             raise ValueError(f"normalization='ovr' belongs to 'compatible', not to {self.mode!r}.")
 
 
+def known_mode(mode: str, asked: str) -> str:
+    """A mode's name as it is; another one is refused by what the user `asked`, e.g. "--mode x"."""
+    if mode not in MODES:
+        raise ValueError(f"{asked} is unknown; choose one of {', '.join(MODES)}.")
+    return mode
+
+
 def _resolve_mode(
     mode: str | None,
     saved: str | None,
@@ -131,8 +138,7 @@ def _resolve_mode(
 ) -> str:
     explicit = mode
     mode = mode or saved or default
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown; choose one of {', '.join(MODES)}.")
+    known_mode(mode, f"mode={mode!r}")
     if not has_heads:
         if explicit not in (None, "compatible"):
             raise ValueError(

@@ -1,0 +1,62 @@
+"""Options: one spelling for everything that more than one command takes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from causal_qwen.cli.checks import numpy_seed, torch_seed
+
+
+def modes() -> list[str]:
+    """For the shell to complete."""
+    from causal_qwen.engine.generation import MODES
+
+    return list(MODES)
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="A converted model or a hub name; the embedded one by default."
+    ),
+]
+Prompt = Annotated[str, typer.Argument(help="The beginning of the text.")]
+Mode = Annotated[
+    str,
+    typer.Option("--mode", help="standard, sampling, causal or compatible.", autocompletion=modes),
+]
+Who = Annotated[
+    str | None, typer.Option("--individual", "-i", help="Who speaks: a seed, or a saved file.")
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", "-t", help="Of the noise; 1 by default.", min=0.0)
+]
+MinDensity = Annotated[
+    float | None,
+    typer.Option("--min-density", help="Likelihood truncation, 0 to 1.", min=0.0, max=1.0),
+]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Of the likeliest tokens.", min=1)]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", help="Of the probability.", min=0.0, max=1.0)
+]
+Length = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to say.", min=1)]
+Chat = Annotated[bool, typer.Option("--chat", help="Ask as a user of a chat model.")]
+Numbers = Annotated[str | None, typer.Option("--numbers", help="Read numbers as text or value.")]
+SoftmaxSeed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Of softmax sampling (compatible).", min=0, callback=torch_seed),
+]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", help="Of everything that is drawn.", min=0, callback=numpy_seed),
+]
+Template = Annotated[
+    str | None,
+    typer.Option("--template", help='For CSV, e.g. "A {carat} carat ring costs |||{price}".'),
+]
+RowLength = Annotated[int, typer.Option("--max-length", help="Tokens of a row.", min=2)]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Rows at a time.", min=1)]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing directory.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -1,0 +1,76 @@
+"""Program: the commands in the order of the help page, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from causal_qwen.cli import engine, house, numbers, speaking, training
+
+NAME = "causal-qwen"
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": speaking.demo,
+    "doctor": house.doctor,
+    "convert": house.convert,
+    "generate": speaking.generate,
+    "chat": speaking.converse,
+    "counterfactual": speaking.counterfactual,
+    "fit": numbers.fit,
+    "predict": numbers.predict,
+    "train": training.train,
+    "evaluate": training.evaluate,
+    "report": training.report,
+    "np-generate": engine.np_generate,
+    "verify": engine.verify,
+    "app": house.playground,
+}
+
+app = typer.Typer(
+    name=NAME,
+    help="A language model that decides like an individual.",
+    epilog="Begin with: causal-qwen demo",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show an error's traceback; may stand anywhere.")
+    ] = False,
+) -> None:
+    """`main` has taken --debug out already: it is declared for the help page."""
+
+
+def main() -> None:
+    """The entry point: errors are one sentence on stderr, Ctrl-C ends quietly with 130."""
+    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    try:
+        app(args=arguments, prog_name=NAME)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        typer.secho(f"{NAME}: {_sentence(error)}", fg="red", err=True)
+        sys.exit(1)
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        from causal_qwen.doctor import cure
+
+        return cure(error.name.partition(".")[0])
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    words = " ".join(str(error).split())
+    if isinstance(error, ValueError | OSError | ImportError | ArithmeticError) and words:
+        return words
+    return f"{type(error).__name__}: {words} (--debug shows where)"

@@ -1,0 +1,211 @@
+"""Training: train, evaluate, report."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from causal_qwen.cli.checks import check_numbers, given
+from causal_qwen.cli.models import path_of
+from causal_qwen.cli.options import BatchSize, Json, Model, Numbers, RowLength, Seed, Template
+from causal_qwen.shown import counted, print_json, show_rows, status
+
+
+def train(
+    data: Annotated[
+        str, typer.Option("--data", "-d", help="JSONL, CSV, text, or a dataset's name.")
+    ] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="A new directory.")] = "",
+    model: Model = "",
+    from_scratch: Annotated[
+        str | None, typer.Option(help="No base model: tiny, small or medium, untrained.")
+    ] = None,
+    eval_data: Annotated[str | None, typer.Option(help="Held-out rows; else 5% of DATA.")] = None,
+    template: Template = None,
+    numbers: Numbers = None,
+    steps: Annotated[int, typer.Option(help="Instead of epochs.", min=-1)] = -1,
+    epochs: Annotated[float, typer.Option(help="Times that every row is seen.", min=0.0)] = 1.0,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option("--learning-rate", "--lr", help="2e-5; from scratch 3e-3.", min=0.0),
+    ] = None,
+    head_learning_rate: Annotated[
+        float | None, typer.Option(help="Of the causal heads; as all else by default.", min=0.0)
+    ] = None,
+    batch_size: BatchSize = 8,
+    accumulate: Annotated[int, typer.Option(help="Batches to a step.", min=1)] = 1,
+    max_length: RowLength = 512,
+    pack: Annotated[bool, typer.Option("--pack", help="Several rows side by side.")] = False,
+    eval_steps: Annotated[int, typer.Option(help="Between evaluations.", min=1)] = 100,
+    save_steps: Annotated[int, typer.Option(help="Between checkpoints.", min=1)] = 100,
+    log_steps: Annotated[int, typer.Option(help="Between lines of the log.", min=1)] = 10,
+    early_stopping: Annotated[
+        int, typer.Option(help="Evaluations without a better loss; keeps the best.", min=0)
+    ] = 0,
+    scheduler: Annotated[str, typer.Option(help="Of the learning rate, as in HF.")] = "cosine",
+    clip: Annotated[float, typer.Option(help="The gradient's norm.", min=0.0)] = 1.0,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
+    what: Annotated[str, typer.Option("--train", help="all, or heads only.")] = "all",
+    lora: Annotated[int, typer.Option(help="LoRA's rank; 0 is none.", min=0)] = 0,
+    compat_weight: Annotated[
+        float | None, typer.Option(help="Of the softmax term; 0 is the documents' loss.", min=0.0)
+    ] = None,
+    report_to: Annotated[str, typer.Option(help="tensorboard, wandb, trackio or none.")] = "none",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    seed: Seed = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from a checkpoint.")] = False,
+    mock: Annotated[bool, typer.Option("--mock", help="A simulation with a known truth.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a converted model on text and numbers.
+
+    Example: causal-qwen train --data rows.jsonl --output tuned --steps 200
+    """
+    if mock:
+        _mock(seed, as_json)
+        return
+    if not data or not output:
+        raise ValueError("Training needs --data and --output (or --mock, which needs neither).")
+    if steps == 0 or epochs == 0:
+        raise ValueError("Training takes at least one step: leave --steps 0 and --epochs 0 out.")
+    check_numbers(numbers)
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise ValueError(f"--precision {precision} is unknown; choose fp32, bf16 or fp16.")
+    if from_scratch is not None and (model or lora or what == "heads"):
+        raise ValueError(
+            "--from-scratch trains all of a new model; leave --model, --lora, --train."
+        )
+    from causal_qwen.train import COMPAT_WEIGHT, Run
+    from causal_qwen.train import train as run
+
+    if learning_rate is None:
+        learning_rate = 2e-5 if from_scratch is None else 3e-3
+    arguments = {
+        "max_steps": steps,
+        "num_train_epochs": epochs,
+        "learning_rate": learning_rate,
+        "head_learning_rate": head_learning_rate,
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": batch_size,
+        "gradient_accumulation_steps": accumulate,
+        "eval_strategy": "steps",
+        "eval_steps": eval_steps,
+        "save_steps": save_steps,
+        "save_total_limit": 2,
+        "logging_steps": log_steps,
+        "train": what,
+        "report_to": report_to,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "lr_scheduler_type": scheduler,
+        "warmup_steps": 0.05,
+        "max_grad_norm": clip,
+        "gradient_checkpointing": gradient_checkpointing,
+        "seed": seed,
+    }
+    typer.echo("reading the model and the data ...", err=True)  # training has a bar of its own
+    metrics = run(
+        Run(
+            None if from_scratch is not None else path_of(model),
+            data,
+            output,
+            scratch=from_scratch or "",
+            eval_data=eval_data,
+            template=template,
+            numbers=numbers,
+            max_length=max_length,
+            pack=pack,
+            patience=early_stopping,
+            compat_weight=COMPAT_WEIGHT if compat_weight is None else compat_weight,
+            lora=lora,
+            resume=resume,
+            arguments=arguments,
+        )
+    )
+    _show_metrics({"this model": metrics}, output, as_json)
+
+
+def evaluate(
+    data: Annotated[
+        str,
+        typer.Argument(help="Held-out rows: JSONL, CSV, text or a dataset.", callback=given),
+    ],
+    model: Model = "",
+    base: Annotated[str | None, typer.Option(help="A second model, e.g. before training.")] = None,
+    template: Template = None,
+    numbers: Numbers = None,
+    max_length: RowLength = 512,
+    batch_size: BatchSize = 8,
+    as_json: Json = False,
+) -> None:
+    """Accuracy, perplexity, one-vs-rest likelihood and everything about numbers, on held-out rows.
+
+    Example: causal-qwen evaluate rows.jsonl --model tuned
+    """
+    check_numbers(numbers)
+    paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
+    from causal_qwen.train import evaluate as run
+
+    found: dict[str, dict[str, float]] = {}
+    for name, path in paths.items():
+        typer.echo(f"loading {path} ...", err=True)
+        with counted("evaluating") as count:
+            found[name] = run(path, data, template, max_length, batch_size, numbers, count)
+    _show_metrics(found, paths["this model"], as_json)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The output directory of a training run.")],
+    as_json: Json = False,
+) -> None:
+    """Draw a training run's curves: PNG files and an HTML page.
+
+    Example: causal-qwen report tuned
+    """
+    from causal_qwen.report import write_report
+
+    with status(not as_json) as progress:
+        progress("drawing")
+        page = write_report(run)
+    if as_json:
+        pictures = sorted(str(picture) for picture in page.parent.glob("*.png"))
+        print_json({"page": str(page), "pictures": pictures})
+    else:
+        typer.echo(page)
+
+
+def _mock(seed: int, as_json: bool) -> None:
+    """Train on a simulation, and compare what was found with what is true."""
+    from causal_qwen.mock import STEPS, simulate
+
+    with counted("learning a known world", not as_json) as count:
+        findings = simulate(seed=seed, progress=lambda step, _: count(step, STEPS))
+    if as_json:
+        print_json([{**asdict(one), "is_found": one.is_found} for one in findings])
+    else:
+        rows = [
+            (one.name, f"{one.true:.3f}", f"{one.found:.3f}", "yes" if one.is_found else "NO")
+            for one in findings
+        ]
+        show_rows("What is true, and what training found", ("", "true", "found", ""), rows)
+    if not all(one.is_found for one in findings):
+        raise typer.Exit(1)
+
+
+def _show_metrics(found: dict[str, dict[str, float]], title: str, as_json: bool) -> None:
+    """The first model's metrics, and others beside them."""
+    first, *others = found
+    if as_json:
+        print_json({**found[first], **{name: found[name] for name in others}})
+        return
+    rows = [
+        (name.removeprefix("eval_"), *(one.get(name, math.nan) for one in found.values()))
+        for name in found[first]
+    ]
+    show_rows(title, ("", *found) if others else (), rows)
