@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.engine.generation import NOISY, known_mode
 from causal_qwen.individual import SAVED, Individual, called, first_given
+from causal_qwen.modes import NOISY, known_mode
 from causal_qwen.shown import print_json
 from causal_qwen.speech import Said, read_chat, say, stopped_by_interrupt
 

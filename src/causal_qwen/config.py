@@ -9,19 +9,19 @@ from typing import Any, Literal, get_args
 from huggingface_hub.dataclasses import strict
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 
-InferenceMode = Literal["standard", "sampling", "causal", "compatible"]
-ScaleActivation = Literal["exp", "softplus", "abs"]
+from causal_qwen.modes import MODES
+from causal_qwen.pieces import WAYS
 
-INFERENCE_MODES: tuple[str, ...] = get_args(InferenceMode)
+ScaleActivation = Literal["exp", "softplus", "abs"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "scale_activation": get_args(ScaleActivation),
     "abduction_init_strategy": ("identity", "xavier", "normal"),
     "decision_noise": ("equalize", "zero"),
-    "inference_mode": INFERENCE_MODES,
+    "inference_mode": MODES,
     "numeric_encoding": ("log", "sigmoid"),
     "value_space": ("linear", "symlog"),
-    "encode_numbers": ("text", "value"),
+    "encode_numbers": WAYS,
     "ovr_reduction": ("sum", "mean"),
     "loss_precision": ("exact", "fast"),
 }

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from causal_qwen import gumbel
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.generation import NOISY, OWN
+from causal_qwen.generation import OWN
 from causal_qwen.gumbel import GumbelIndividual
 from causal_qwen.individual import Individual
+from causal_qwen.modes import NOISY
 from causal_qwen.numerals import render
 from causal_qwen.passage import Passage, is_number, observe, own_processor, read, show, show_tokens
 from causal_qwen.value import field_space

@@ -29,10 +29,10 @@ from transformers.generation import (
 from transformers.utils import ModelOutput, logging
 
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.config import INFERENCE_MODES
 from causal_qwen.decision import HeadBounds, choose_pruned
 from causal_qwen.embedding import check_values
 from causal_qwen.individual import Gains, Individual, first_given, gather
+from causal_qwen.modes import NOISY, known_mode
 from causal_qwen.value import ValueSpace, field_space, warn_if_clamped
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -48,7 +48,6 @@ DEFAULTS: dict[str, Any] = {
     "normalization": "softmax",
     "value_field": None,
 }
-NOISY = ("sampling", "causal")
 OWN = ("temperature", "min_density", "fresh_noise")  # what an Individual brings
 DECODING = ("do_sample", "num_beams", "is_assistant", "prompt_lookup_num_tokens")
 WARPERS = (
@@ -484,10 +483,7 @@ def resolve_mode(
 ) -> str:
     """Which mode a call runs in, given what was asked and what is configured."""
     mode = default if explicit is None else explicit
-    if mode not in INFERENCE_MODES:
-        raise ValueError(
-            f"causal_mode={mode!r} is unknown; choose one of {', '.join(INFERENCE_MODES)}."
-        )
+    known_mode(mode, f"causal_mode={mode!r}")
     if num_beams > 1 or is_assisted:
         what = f"num_beams={num_beams}" if num_beams > 1 else "assisted decoding"
         return _compatible_only(what, explicit, mode)

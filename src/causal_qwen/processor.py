@@ -23,9 +23,8 @@ from transformers.processing_utils import ProcessorMixin
 
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.numerals import PLACEHOLDER, render
-from causal_qwen.pieces import cut_at_numbers, frame, interleave, without_placeholder
+from causal_qwen.pieces import WAYS, cut_at_numbers, frame, interleave, without_placeholder
 
-WAYS = ("text", "value")
 PADDINGS = (None, True, False, "longest", "max_length", "do_not_pad")
 TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncate")
 IDLE = re.compile(r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]")

@@ -12,8 +12,8 @@ import torch
 from transformers import StoppingCriteria, TextStreamer
 
 from causal_qwen.engine.qwen2 import Qwen2Config
-from causal_qwen.generation import NOISY
 from causal_qwen.individual import Individual
+from causal_qwen.modes import NOISY
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ PACKAGE = "causal_qwen"
 SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 
 ORDER = [
-    "config",
-    "cauchy",
+    "modes",
     "numerals",
     "pieces",
+    "config",
+    "cauchy",
     "value",
     "processor",
     "embedding",

@@ -18,14 +18,14 @@ def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None
 
 
 def check_mode(mode: str | None) -> None:
-    from causal_qwen.engine.generation import known_mode
+    from causal_qwen.modes import known_mode
 
     if mode is not None:
         known_mode(mode, f"--mode {mode}")
 
 
 def check_numbers(numbers: str | None) -> None:
-    from causal_qwen.engine.text import WAYS
+    from causal_qwen.pieces import WAYS
 
     check_choice("--numbers", numbers, WAYS)
 
@@ -46,8 +46,8 @@ def check_prompt(*prompts: str | None) -> None:
 
 def who_speaks(individual: str | None, mode: str | None, is_kept: bool = False) -> Any:
     """A seed or a saved individual, who has a part in the mode; None if nobody is named."""
-    from causal_qwen.engine.generation import NOISY
     from causal_qwen.individual import called
+    from causal_qwen.modes import NOISY
 
     if (individual is not None or is_kept) and mode not in (None, *NOISY):
         raise ValueError(f"--individual has no part in mode {mode!r}; use causal or sampling.")

@@ -30,9 +30,8 @@ from causal_qwen.engine.sampling import (
 )
 from causal_qwen.engine.weights import Float32
 from causal_qwen.individual import Gains, Individual, gather
+from causal_qwen.modes import NOISY, known_mode
 
-MODES = ("standard", "sampling", "causal", "compatible")
-NOISY = ("sampling", "causal")
 RANDOM_SEEDS = 2**62
 
 
@@ -120,13 +119,6 @@ class Options:
             )
         if self.normalization == "ovr" and self.mode != "compatible":
             raise ValueError(f"normalization='ovr' belongs to 'compatible', not to {self.mode!r}.")
-
-
-def known_mode(mode: str, asked: str) -> str:
-    """A mode's name as it is; another one is refused by what the user `asked`, e.g. "--mode x"."""
-    if mode not in MODES:
-        raise ValueError(f"{asked} is unknown; choose one of {', '.join(MODES)}.")
-    return mode
 
 
 def _resolve_mode(
@@ -309,6 +301,8 @@ class Generator:
                 scores = np.where(scores == NEVER, NEVER, self._one_vs_rest(scores, u))
             tokens = self._by_softmax(scores, step)
         else:
+            if not np.isfinite(u.scale).all():
+                raise FloatingPointError("scale_U is not finite.")
             scores = scores if shift is None else scores + shift
             tokens = self._by_individual(scores, u)
         return Moment(tokens, value, loc_scores, u=u, y=value)

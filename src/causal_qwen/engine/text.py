@@ -12,9 +12,7 @@ from tokenizers import Tokenizer
 
 from causal_qwen.engine.weights import read_json
 from causal_qwen.numerals import PLACEHOLDER, render
-from causal_qwen.pieces import cut_at_numbers, frame, interleave, without_placeholder
-
-WAYS = ("text", "value")
+from causal_qwen.pieces import WAYS, cut_at_numbers, frame, interleave, without_placeholder
 
 
 class TextReader:
