@@ -26,6 +26,7 @@ from transformers import Qwen2ForCausalLM
 
 from causal_qwen.convert import quiet
 from causal_qwen.engine import Engine, KeyValueCache
+from causal_qwen.engine.weights import find_not_finite
 from causal_qwen.model import CausalQwenForCausalLM
 
 PROMPT = "The history of bread begins in the fields of the Levant, where people gathered wild grain"
@@ -103,6 +104,8 @@ def verify(
     progress: Callable[[str, Verification], None] = lambda what, so_far: None,
 ) -> Verification:
     """Compare the systems on one checkpoint; `progress` sees every part as it is done."""
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1.")
     engine = Engine.from_pretrained(path)
     result = Verification(str(path), [], [], [])
     progress("NumPy", result)
@@ -145,6 +148,8 @@ def _generate(
         steps.append(_scores(engine, z))
         new = [int(steps[-1].argmax())]
         ids = ids + new
+    if not np.isfinite(steps).all() and (broken := find_not_finite(engine.parameters)) is not None:
+        raise ValueError(f"{broken} holds NaN or infinity: fetch the checkpoint again.")
     return ids, steps
 
 
@@ -174,8 +179,12 @@ def _torch_stages(path: str | Path, ids: list[int], dtype: torch.dtype) -> Stage
     kind: Any = CausalQwenForCausalLM if is_causal else Qwen2ForCausalLM
     with quiet():
         model = kind.from_pretrained(path, dtype=dtype).eval()
-    skipped = {"output_scale_S": False} if is_causal else {}
-    output = model(torch.tensor([ids]), output_hidden_states=True, **skipped)
+    own: dict[str, Any] = {}
+    if is_causal:
+        own = {"output_scale_S": False}
+        if fields.get("num_token_id") in ids:  # every number is read as 0, as on the NumPy side
+            own["numeric_values"] = torch.zeros(1, len(ids))
+    output = model(torch.tensor([ids]), output_hidden_states=True, **own)
     hidden = [state[0].numpy() for state in output.hidden_states]
     names = ["embedding", *(f"layer.{i}" for i in range(len(hidden) - 2)), "norm"]
     stages = dict(zip(names, hidden, strict=True)) | {"logits": output.logits[0].numpy()}
@@ -196,9 +205,10 @@ def _own_checks(
     cache = KeyValueCache(model.config, 1, len(ids))
     in_blocks = _scores(engine, model.forward(model.embed(row), cache, block=cut)[0, -1])
     yield Check("in blocks = at once", float(np.abs(in_blocks - at_once).max()), bar)
+    hidden = min(len(ids) - 1, 3)
     padding = np.zeros((2, len(ids)), bool)
-    padding[0, :3] = True
-    short = _read(engine, row[:, 3:])[0, -1]
+    padding[0, :hidden] = True
+    short = _read(engine, row[:, hidden:])[0, -1]
     both = _read(engine, np.repeat(row, 2, axis=0), padding)[:, -1]
     gap = np.abs(both - np.stack([short, at_once])).max()
     yield Check("batched = alone", float(gap), bar)
@@ -263,11 +273,20 @@ def table(result: Verification, width: int = 12) -> Any:
     shown = Table(title=f"NumPy and torch: {result.model}")
     for column in ("", "NumPy - f32: max", "mean", "80%", "NumPy - f64: max", "f32 - f64: max", ""):
         shown.add_column(column, justify="right" if column else "left", no_wrap=not column)
+    for row in result.stages:
+        shown.add_row(row.name, *_cells(row))
     step = max(len(result.tokens) // width, 1)
-    for row in [*result.stages, *result.tokens[::step]]:
-        cells = _cells(row)
-        shown.add_row(row.name if row in result.stages else f"token {row.name}", *cells)
+    worst = max(result.tokens, key=_error, default=None)
+    for place, row in enumerate(result.tokens):
+        if place % step == 0 or row is worst:
+            shown.add_row(f"token {row.name}", *_cells(row))
     return shown
+
+
+def _error(row: Row) -> float:
+    """How far NumPy is off float64, once that is known."""
+    found = row.differences.get("numpy_float64")
+    return 0.0 if found is None else found.maximum
 
 
 @contextmanager
@@ -288,9 +307,14 @@ def live(quiet: bool = False) -> Iterator[Callable[[str, Verification], None]]:
                 f"(at most {check.bar:.3g})[/]"
                 for check in so_far.checks
             ]
-            screen.update(Group(table(so_far), *lines, "" if what == "done" else f"{what} ..."))
+            shown = [table(so_far)] if so_far.stages else []
+            screen.update(Group(*shown, *lines, "" if what == "done" else f"{what} ..."))
 
-        yield show
+        try:
+            yield show
+        except BaseException:  # what went wrong is said elsewhere, and alone
+            screen.update("")
+            raise
 
 
 def _cells(row: Row) -> list[str]:

@@ -16,7 +16,14 @@ from itertools import chain, islice
 from typing import Any, TextIO
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    JustifyMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -119,22 +126,41 @@ def _live(
     )
     task = bar.add_task("", total=total, rate=0.0)
     said, done = Text(prompt, style="dim"), list[Step]()
-    recent: deque[Step] = deque(maxlen=LAST)
+    recent: deque[Step] = deque(maxlen=max(min(LAST, console.height // 2 - 2), 1))
+    page = _Page(said, bar)
     begun = 0.0
-    with Live(Group(said, bar), console=console, refresh_per_second=12) as screen:
-        for step in steps:
-            begun = begun or time.perf_counter()  # the first token reads the whole prompt
-            done.append(step)
-            recent.append(step)
-            said.append(step.text, style=_colour(step.probability))
-            passed = time.perf_counter() - begun
-            rate = (len(done) - 1) / passed if passed > 0 else 0.0
-            bar.update(task, advance=1, rate=rate)
-            facts = Text(_facts(step, view, known), style="cyan")
-            screen.update(Group(said, _table(recent), facts, bar))
-            known.append(step.token)
-        bar.update(task, total=len(done))
+    with Live(page, console=console, refresh_per_second=12):
+        try:
+            for step in steps:
+                begun = begun or time.perf_counter()  # the first token reads the whole prompt
+                done.append(step)
+                recent.append(step)
+                said.append(step.text, style=_colour(step.probability))
+                passed = time.perf_counter() - begun
+                rate = (len(done) - 1) / passed if passed > 0 else 0.0
+                bar.update(task, advance=1, rate=rate)
+                facts = Text(_facts(step, view, known), style="cyan")
+                page.below = Group(_table(recent), facts, bar)
+                known.append(step.token)
+            bar.update(task, total=len(done))
+        finally:
+            page.is_whole = True
     return done
+
+
+class _Page:
+    """The text with what stands below it: of a text too long for the screen the end, and all of it
+    when everything is said."""
+
+    def __init__(self, said: Text, below: RenderableType) -> None:
+        self.said, self.below, self.is_whole = said, below, False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        below = self.below
+        lines = self.said.wrap(console, options.max_width)
+        room = console.height - len(console.render_lines(below, options, pad=False))
+        yield from lines if self.is_whole else lines[-max(room, 1) :]
+        yield below
 
 
 def _prompt_tokens(engine: Engine, prompt: str, way: str | None, chat: bool) -> list[str]:
@@ -158,11 +184,13 @@ def _facts(step: Step, view: AttentionView | None, tokens: list[str]) -> str:
 def _table(steps: deque[Step]) -> Table:
     shown = Table(box=None, pad_edge=False)
     for column in ("token", "probability", "runners-up"):
-        shown.add_column(column, justify="right" if column == "probability" else "left")
+        justify: JustifyMethod = "right" if column == "probability" else "left"
+        shown.add_column(column, justify=justify, no_wrap=column != "runners-up")
     for step in steps:
         others = "  ".join(f"{token!r} {chance:.1%}" for token, chance in step.runners_up)
         chance = Text(f"{step.probability:.1%}", style=_colour(step.probability))
-        shown.add_row(Text(repr(step.token)), chance, Text(others, style="dim"))
+        one_line = Text(others, style="dim", no_wrap=True, overflow="ellipsis")
+        shown.add_row(Text(repr(step.token)), chance, one_line)
     return shown
 
 

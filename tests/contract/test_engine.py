@@ -6,7 +6,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from causal_qwen.engine import Engine
+from causal_qwen.engine import Engine, Step
 from causal_qwen.engine.random import TINY, random_checkpoint
 from causal_qwen.engine.text import TextReader
 
@@ -202,6 +203,48 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: edit(d / "config.json", rope_parameters={"rope_type": "spiral"}),
         "rope_type='spiral' is unknown",
     ),
+    "scaling": (
+        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "linear"}),
+        "factor=None; rope_type='linear' needs a number",
+    ),
+    "scaling's name": (
+        lambda d: edit(d / "config.json", rope_scaling="yarn"),
+        "rope_scaling='yarn'; it must be an object",
+    ),
+    "layers": (
+        lambda d: edit(d / "config.json", use_sliding_window=True, layer_types=["full_attention"]),
+        "1 layer_types for 2 layers",
+    ),
+    "key-value heads": (
+        lambda d: edit(d / "config.json", num_key_value_heads="two"),
+        "num_key_value_heads='two'; it must be a positive integer",
+    ),
+    "context": (
+        lambda d: edit(d / "config.json", max_position_embeddings=0),
+        "max_position_embeddings=0; it must be a positive integer",
+    ),
+    "encoding": (
+        lambda d: edit(d / "config.json", numeric_encoding="cubic"),
+        "numeric_encoding='cubic' is unknown; choose one of log, sigmoid",
+    ),
+    "value space": (
+        lambda d: edit(d / "config.json", value_space="cubic"),
+        "value_space='cubic' is unknown; choose one of symlog, linear",
+    ),
+    "index": (
+        lambda d: (
+            (d / "model.safetensors").rename(d / "shard")
+            and (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}')
+        ),
+        "has no weight_map of file names",
+    ),
+    "missing shard": (
+        lambda d: (
+            (d / "model.safetensors").rename(d / "shard")
+            and (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "lost"}}')
+        ),
+        "lost does not exist, and its model needs it",
+    ),
     "tokenizer": (
         lambda d: edit(d / "config.json", num_token_id=5),
         "tokenizer.json has .* it is another model's",
@@ -222,11 +265,31 @@ def test_a_bad_checkpoint_is_said_in_one_sentence(what: str, directory: Path) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("mode", ["standard", "sampling", "causal"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("abduction.scale.weight", "abduction.scale.bias", "action.b_noise"),
+        *("action.value.weight", "decision.threshold", "model.value_direction"),
+    ],
+)
+def test_no_mode_speaks_from_broken_heads(name: str, mode: str, directory: Path) -> None:
+    with_nan(directory, name)
+    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+        Engine.from_pretrained(directory).generate("Hello", max_new_tokens=2, mode=mode)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"prompts": ["Hello", ""]}, "A prompt has no token"),
+        ({"prompts": [[5, 6], []]}, "A prompt has no token"),
+        ({"prompts": [[5, -3, 6]]}, "Token id -3 is outside the vocabulary"),
+        ({"numeric_values": [0.0] * 5}, "numeric_values stand beside token ids"),
+        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "has 1 rows and there are 2 prompts"),
+        ({"prompts": [5], "numeric_values": []}, "has 0 rows and there are 1 prompts"),
         ({"prompts": "x" * 200}, "200 tokens; this model reads 1 to 128: shorten it"),
-        ({"prompts": ""}, "has no token"),
+        ({"prompts": ""}, "A prompt has no token: write a few words"),
         ({"prompts": []}, "There is no prompt"),
         ({"prompts": [[5, 9999]]}, "Token id 9999 is outside the vocabulary"),
         ({"mode": "bold"}, "mode='bold' is unknown; choose one of standard"),
@@ -322,6 +385,73 @@ def test_the_live_view_shows_tokens_bar_and_runners_up(directory: Path) -> None:
     assert len(steps) == 4
     for part in ("4/4 tokens", "tokens/s", "runners-up", "looked at", "P_sum"):
         assert part in seen, part
+
+
+def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it grows, the text's end, the table and the bar are seen; at the end, all of it."""
+    import io
+
+    from rich.console import Console
+
+    from causal_qwen.watch import _live
+
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=60, height=14)
+
+    def steps() -> Iterator[Step]:
+        for word in (" first", " second", " third"):
+            yield Step(id=1, text=word, value=None, probability=0.5, runners_up=[], token=word)
+            time.sleep(0.3)  # the screen is drawn twelve times a second
+
+    done = _live(steps(), "beginning" + " and so on" * 200, console, None, [], 3)
+    assert len(done) == 3
+    before_the_end = out.getvalue().rpartition("beginning")[0]
+    for part in ("1/3 tokens", "on first", "' first'", "2/3 tokens", "on first second"):
+        assert part in before_the_end, part
+    assert out.getvalue().count("beginning") == 1
+
+
+@pytest.mark.parametrize("prompt", [[5], [5, 6]])
+def test_verify_takes_short_prompts(prompt: list[int], tmp_path: Path) -> None:
+    from causal_qwen.verify import verify
+
+    result = verify(random_checkpoint(tmp_path, TINY, std=0.1), prompt, max_new_tokens=1)
+    assert result.is_passed, result.checks
+
+
+def test_verify_reads_numbers_that_the_model_says(tmp_path: Path) -> None:
+    from causal_qwen.verify import verify
+
+    model = random_checkpoint(tmp_path, {**TINY, "num_token_id": 3}, std=0.1, is_causal=True)
+    result = verify(model, [5, 3, 7, 3], max_new_tokens=4)
+    assert result.is_passed, result.checks
+
+
+def test_verify_names_broken_weights_and_refuses_no_tokens(tmp_path: Path) -> None:
+    from causal_qwen.verify import verify
+
+    model = random_checkpoint(tmp_path, TINY)
+    with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
+        verify(model, max_new_tokens=0)
+    with_nan(model, "model.norm.weight")
+    with pytest.raises(ValueError, match=r"model\.norm\.weight holds NaN or infinity"):
+        verify(model, max_new_tokens=2)
+
+
+def test_the_table_shows_the_worst_token() -> None:
+    from rich.console import Console
+
+    from causal_qwen.verify import Difference, Row, Verification, table
+
+    rows = [Row(str(1000 + i), {"numpy_float64": Difference(1e-6, 0, 0)}) for i in range(60)]
+    rows[31].differences["numpy_float64"] = Difference(7e-3, 0, 0)
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(table(Verification("model", [], rows, [])))
+    assert "token 1031" in shown.get()
+    assert "7.0e-03" in shown.get()
+    assert "token 1032" not in shown.get()
 
 
 def test_verify_proves_it_and_writes_its_evidence(tmp_path: Path) -> None:

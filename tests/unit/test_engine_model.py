@@ -54,9 +54,16 @@ def plain(tmp_path: Path, fields: dict[str, Any], **more: Any) -> tuple[Any, Eng
         {"tie_word_embeddings": False},
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+            "max_position_embeddings": 30,  # and the text has 50
+        },
+        {
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+            "max_position_embeddings": 30,
+        },
     ],
-    ids=["tied", "untied", "window", "yarn", "dynamic"],
+    ids=["tied", "untied", "window", "yarn", "dynamic", "linear"],
 )
 @pytest.mark.parametrize("block", [512, 16])
 def test_logits_are_qwen2s(
@@ -233,6 +240,22 @@ def test_shards_are_one_checkpoint(tmp_path: Path, make_model: Callable[..., Any
     one, many = read_tensors(tmp_path / "one"), read_tensors(tmp_path / "many")
     assert one.keys() == many.keys()
     assert all(np.array_equal(widen(one[name]), widen(many[name])) for name in one)
+
+
+def test_one_file_counts_before_shards_as_in_transformers(
+    tmp_path: Path, make_model: Callable[..., Any]
+) -> None:
+    """Somebody has saved a model over an older one that was in shards."""
+    model = make_model()
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    left = {path: path.read_bytes() for path in tmp_path.glob("model*")}
+    model.model.norm.weight.data.mul_(2)
+    model.save_pretrained(tmp_path)
+    for path, content in left.items():
+        path.write_bytes(content)
+    loaded = type(model).from_pretrained(tmp_path).model.norm.weight.detach().numpy()
+    assert np.array_equal(loaded, model.model.norm.weight.detach().numpy())
+    assert np.array_equal(widen(read_tensors(tmp_path)["model.norm.weight"]), loaded)
 
 
 def test_the_choice_is_that_of_every_scale_computed(saved: Callable[..., Any]) -> None:

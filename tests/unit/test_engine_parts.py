@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,21 @@ def test_a_file_with_every_type_is_read_as_torch_reads_it(tmp_path: Path) -> Non
     assert not ours["f32"].flags.writeable  # a map of the file, not a copy of it
 
 
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"7", b'{"a": {}}', b'{"a": 3}', b'{"a": {"dtype": "F32", "data_offsets": [0]}}']
+    + [
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [%d, %d]}}' % edges
+        for edges in ((-16, -8), (8, 0), (0, 16), (0, 4))
+    ],
+)
+def test_a_damaged_header_is_said_in_one_sentence(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match=r"x\.safetensors is damaged or truncated: fetch it again"):
+        read_safetensors(path)
+
+
 # ---------------------------------------------------------------- products
 
 
@@ -136,22 +153,32 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     assert sorted(done) == [0, 1]
 
 
-def test_whoever_interrupts_the_wait_finds_free_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a worker is busy: the next tasks are done, and by nobody else's worker."""
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_whoever_interrupts_the_wait_finds_free_workers(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, or another signal, while a worker is busy: the next tasks are done, and by nobody
+    else's worker; that one ends."""
     monkeypatch.setattr(threads, "COUNT", 2)
 
     def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+        raise kind
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for _ in range(3):
+            threads.run([lambda: None, lambda: None])  # a worker is there
+            workers = threads._WORKERS
             signal.setitimer(signal.ITIMER_REAL, 0.03)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(kind):
                 threads.run([lambda: None, lambda: time.sleep(0.3)])
+            assert workers.are_busy.locked()  # for whoever was about to take them
             done: list[int] = []
             threads.run([lambda: done.append(0), lambda: done.append(1)])  # noqa: B023
             assert sorted(done) == [0, 1]
+            for worker in workers._all:
+                worker.join(timeout=5)
+                assert not worker.is_alive()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -182,22 +209,89 @@ def test_blas_has_its_threads_back_when_the_last_caller_has_left() -> None:
     assert [library.num_threads for library in libraries] == before
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_has_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "COUNT", 2)
-    threads.run([lambda: None, lambda: None])  # a worker is there
+@pytest.fixture
+def two_blas_threads() -> Iterator[Any]:
+    """The BLAS that NumPy has, told to use two threads since the engine was imported."""
+    (library,) = (one for one in threads._BLAS if "numpy" in str(one.filepath))
+    before = library.num_threads
+    library.set_num_threads(2)
+    yield library
+    library.set_num_threads(before)
+
+
+def test_blas_keeps_the_threads_that_were_given_later(two_blas_threads: Any) -> None:
+    with threads.blas_alone():
+        assert two_blas_threads.num_threads == 1
+    assert two_blas_threads.num_threads == 2
+
+
+def test_blas_is_alone_whichever_thread_asks(two_blas_threads: Any) -> None:
+    """threadpoolctl obeys the first thread that sets anything, and no other while it lives."""
+
+    def seen_inside() -> int:
+        with threads.blas_alone():
+            return int(two_blas_threads.num_threads)
+
+    assert seen_inside() == 1
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(seen_inside).result(timeout=20) == 1
+    assert two_blas_threads.num_threads == 2
+
+
+def is_true_in_a_fork(claim: Callable[[], bool]) -> bool:
     if (child := os.fork()) == 0:
-        done: list[int] = []
-        threads.run([lambda: done.append(0), lambda: done.append(1)])
-        os._exit(0 if len(done) == 2 else 1)
+        is_true = False
+        try:
+            is_true = claim()
+        finally:
+            os._exit(0 if is_true else 1)
     deadline = time.monotonic() + 20
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
     if ended == (0, 0):
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert ended == (child, 0)
+    return ended == (child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "COUNT", 2)
+    threads.run([lambda: None, lambda: None])  # a worker is there
+
+    def all_is_done() -> bool:
+        done: list[int] = []
+        threads.run([lambda: done.append(0), lambda: done.append(1)])
+        return len(done) == 2
+
+    assert is_true_in_a_fork(all_is_done)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_forked_amid_a_product_has_its_blas_threads(two_blas_threads: Any) -> None:
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with threads.blas_alone():
+            is_inside.set()
+            may_leave.wait(30)
+
+    other = threading.Thread(target=stay)
+    other.start()
+    try:
+        assert is_inside.wait(30)
+
+        def has_two() -> bool:
+            with threads.blas_alone():
+                pass
+            return two_blas_threads.num_threads == 2
+
+        assert is_true_in_a_fork(has_two)
+    finally:
+        may_leave.set()
+        other.join()
 
 
 # ---------------------------------------------------------------- Qwen2
@@ -252,10 +346,20 @@ def test_rotations_are_qwen2s_for_every_scaling(name: str) -> None:
     ours, theirs = RotaryEmbedding(config), hf.Qwen2RotaryEmbedding(TorchConfig(**fields))
     for length in (40, 150, 200, 30):
         positions = np.arange(length)[None]
-        ours.adapt(length)
         expected = theirs(torch.zeros(1), torch.from_numpy(positions))
-        for mine, other in zip(ours(positions), expected, strict=True):
+        for mine, other in zip(ours(positions, length), expected, strict=True):
             assert np.abs(mine[:, 0] - other.numpy()).max() < 3e-5, (length, name)
+
+
+def test_a_dynamic_rotation_depends_on_its_own_text_only() -> None:
+    """Texts that are told at once do not turn each other's positions."""
+    config = Qwen2Config.from_dict({**FIELDS, "rope_parameters": ROPES["dynamic"]})
+    rotary, positions = RotaryEmbedding(config), np.arange(150)[None]
+    alone = rotary(positions, 150)
+    rotary(np.arange(200)[None], 200)
+    rotary(np.arange(30)[None], 30)
+    assert all(map(np.array_equal, rotary(positions, 150), alone))
+    assert not np.array_equal(rotary(positions, 200)[0], alone[0])
 
 
 def test_rotations_reach_131072_positions() -> None:
@@ -325,6 +429,8 @@ def test_swiglu_is_torchs_and_survives_extreme_gates() -> None:
     gate[0, :3] = (-1e4, 1e4, -90)
     expected = torch.nn.functional.silu(torch.from_numpy(gate)) * torch.from_numpy(up)
     assert np.allclose(swiglu(gate.copy(), up), expected.numpy(), rtol=1e-5, atol=1e-6)
+    turned = swiglu(np.asfortranarray(gate), up)
+    assert np.allclose(turned, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- choices

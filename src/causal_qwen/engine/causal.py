@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.engine.matrix import Matrix
-from causal_qwen.engine.weights import Float32, Stored, check_tensors, widen
+from causal_qwen.engine.weights import Float32, Stored, check_tensors, find_not_finite, widen
 
 Float64 = NDArray[np.float64]
 
@@ -31,6 +31,8 @@ FEW = 64  # candidates that are decided exactly without further pruning
 SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
 ABS_FLOOR = 1e-6  # of the scale activation "abs"
 ACTIVATIONS = ("exp", "softplus", "abs")
+ENCODINGS = ("log", "sigmoid")
+SPACES = ("symlog", "linear")
 LARGEST = np.finfo(np.float64).max
 
 
@@ -58,7 +60,7 @@ class ValueSpace:
     def of(cls, fields: Mapping[str, Any], field: str | None = None) -> ValueSpace:
         """The space of a named field of config.json; without a name, of "default" if it is there"""
         known = fields.get("value_fields") or {}
-        kind = fields.get("value_space", "symlog")
+        kind = _known(fields, "value_space", SPACES)
         if field is None:
             return cls(kind, *known.get("default", (0.0, 1.0)))
         if field not in known:
@@ -115,20 +117,28 @@ def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _known(fields: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+    """One of config.json's words; the first is the default."""
+    word: str = fields.get(name, known[0])
+    if word not in known:
+        raise ValueError(f"{name}={word!r} is unknown; choose one of {', '.join(known)}.")
+    return word
+
+
 class CausalHeads:
     """Everything between the backbone's z and the choice."""
 
     def __init__(
         self, fields: Mapping[str, Any], parameters: Mapping[str, Stored], head: Matrix, where: str
     ) -> None:
-        check_tensors(parameters, expected_tensors(fields), where)
-        self.activation: str = fields.get("scale_activation", "exp")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"scale_activation={self.activation!r} is unknown; choose one of "
-                f"{', '.join(ACTIVATIONS)}."
-            )
-        self.encoding: str = fields.get("numeric_encoding", "log")
+        expected = expected_tensors(fields)
+        check_tensors(parameters, expected, where)
+        is_small = {name: len(shape) == 1 or shape[0] == 1 for name, shape in expected.items()}
+        broken = find_not_finite({name: parameters[name] for name in expected if is_small[name]})
+        if broken is not None:  # some modes would never notice
+            raise ValueError(f"{broken} holds NaN or infinity: fetch the checkpoint again.")
+        self.activation = _known(fields, "scale_activation", ACTIVATIONS)
+        self.encoding = _known(fields, "numeric_encoding", ENCODINGS)
         self.head = head  # W (V, C)
         self.head_bias = widen(parameters["lm_head.bias"]) if fields.get("head_bias") else None
         self.loc = Matrix(parameters["abduction.loc.weight"])  # (C, H)
@@ -168,7 +178,8 @@ class CausalHeads:
         """z (..., H) -> U (..., C)"""
         raw = self.scale(z) + self.scale_bias
         if self.activation == "exp":
-            scale = np.exp(raw)
+            with np.errstate(over="ignore"):  # whoever needs the scale refuses infinity
+                scale = np.exp(raw)
         elif self.activation == "softplus":
             scale = np.logaddexp(raw, np.float32(0))
         else:

@@ -183,8 +183,13 @@ class Engine:
         if not rows:
             raise ValueError("There is no prompt: give a text, or a list of texts.")
         beside: list[Any] = [None] * len(rows) if numeric_values is None else list(numeric_values)
-        if len(rows) == 1 and np.ndim(beside[0]) == 0 and beside[0] is not None:
+        if len(rows) == 1 and beside and np.ndim(beside[0]) == 0 and beside[0] is not None:
             beside = [beside]
+        if len(beside) != len(rows):
+            raise ValueError(
+                f"numeric_values has {len(beside)} rows and there are {len(rows)} prompts: give "
+                "one row beside each."
+            )
         read = [
             self._encode(row, told, encode_numbers, chat)
             for row, told in zip(rows, beside, strict=True)
@@ -204,6 +209,8 @@ class Engine:
             pad=pad,
             **given,
         )
+        if not all(ids for ids, _ in read):
+            raise ValueError("A prompt has no token: write a few words.")
         width = max(len(ids) for ids, _ in read)
         ids = np.full((len(read), width), pad, np.int64)
         values, padding = np.zeros((len(read), width)), np.ones((len(read), width), bool)
@@ -223,7 +230,7 @@ class Engine:
         except FloatingPointError:
             name = find_not_finite(self.parameters)
             raise ValueError(
-                "The logits overflow float32: these weights cannot be run."
+                "Logits or scales overflow float32: these weights cannot be run."
                 if name is None
                 else f"{name} holds NaN or infinity: fetch the checkpoint again."
             ) from None
@@ -234,6 +241,11 @@ class Engine:
         if isinstance(prompt, str):
             if self.reader is None:
                 raise ValueError("This checkpoint has no tokenizer.json: give token ids.")
+            if values is not None:
+                raise ValueError(
+                    "numeric_values stand beside token ids; a text's numbers are read from the "
+                    "text (encode_numbers='value')."
+                )
             text = self.reader.as_chat(prompt) if chat else prompt
             return self.reader.encode(text, way, is_framed=not chat)
         ids = [int(token) for token in prompt]

@@ -70,13 +70,15 @@ class Qwen2Config:
             raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
         sizes = {name: _size(fields, name) for name in _SIZES}
         heads = sizes["num_attention_heads"]
-        key_value_heads = int(fields.get("num_key_value_heads") or heads)
+        given = {"num_key_value_heads": heads, "max_position_embeddings": 32_768}
+        given |= {name: fields[name] for name in given if fields.get(name) is not None}
+        key_value_heads = _size(given, "num_key_value_heads")
         if heads % key_value_heads:
             raise ValueError(
                 f"num_attention_heads={heads} is no multiple of "
                 f"num_key_value_heads={key_value_heads}; config.json is damaged."
             )
-        longest = int(fields.get("max_position_embeddings", 32_768))
+        longest = _size(given, "max_position_embeddings")
         return cls(
             **sizes,
             num_key_value_heads=key_value_heads,
@@ -90,17 +92,23 @@ class Qwen2Config:
 
     @property
     def context(self) -> int:
-        """How many positions the model can tell apart; YaRN stretches what it was trained on."""
-        if self.rope.get("rope_type") == "yarn":
-            stretched = self.rope["original_max_position_embeddings"] * self.rope["factor"]
-            return max(self.max_position_embeddings, int(stretched))
-        return self.max_position_embeddings
+        """How many positions the model can tell apart; scaling stretches what it was trained on."""
+        if self.rope.get("rope_type") not in ("linear", "dynamic", "yarn"):
+            return self.max_position_embeddings
+        trained = self.rope.get("original_max_position_embeddings", self.max_position_embeddings)
+        return max(self.max_position_embeddings, int(trained * self.rope["factor"]))
 
 
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "num_attention_heads"),
 )
+
+
+_ROPE_NUMBERS = {  # without which a scaling cannot be computed
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 def _size(fields: Mapping[str, Any], name: str) -> int:
@@ -112,7 +120,10 @@ def _size(fields: Mapping[str, Any], name: str) -> int:
 
 def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """One dictionary, whether the checkpoint is old (rope_theta, rope_scaling) or new."""
-    rope = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    given = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"config.json says rope_scaling={given!r}; it must be an object.")
+    rope = dict(given)
     rope.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.get("type", "default"))
     if rope["rope_type"] not in ROPE_TYPES:
@@ -123,6 +134,12 @@ def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
         rope.setdefault("original_max_position_embeddings", longest)
     if rope["rope_type"] == "yarn" and rope.get("factor") is None:
         rope["factor"] = longest / rope["original_max_position_embeddings"]
+    needed = _ROPE_NUMBERS.get(rope["rope_type"], ())
+    if lost := [name for name in needed if not isinstance(rope.get(name), int | float)]:
+        raise ValueError(
+            f"config.json says {lost[0]}={rope.get(lost[0])!r}; rope_type={rope['rope_type']!r} "
+            "needs a number there."
+        )
     return rope
 
 
@@ -133,6 +150,8 @@ def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     kinds = fields.get("layer_types")
     if kinds is None:
         return tuple(window if layer >= first else None for layer in range(layers))
+    if len(kinds) != layers:
+        raise ValueError(f"config.json has {len(kinds)} layer_types for {layers} layers.")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -228,7 +247,6 @@ class RotaryEmbedding:
 
     def __init__(self, config: Qwen2Config) -> None:
         self.config = config
-        self.longest_seen = config.max_position_embeddings
         self.frequencies, self.attention = self._frequencies(0)
 
     def _frequencies(self, seen: int) -> tuple[Float32, float]:
@@ -237,18 +255,14 @@ class RotaryEmbedding:
             config.rope, config.head_dim, config.max_position_embeddings, seen
         )
 
-    def adapt(self, seen: int) -> None:
-        """Dynamic scaling follows the longest text, and forgets it when a short one begins."""
-        if self.config.rope["rope_type"] != "dynamic":
-            return
-        longest = self.config.max_position_embeddings
-        if seen > self.longest_seen or (seen < longest < self.longest_seen):
-            self.longest_seen = max(seen, longest)
-            self.frequencies, _ = self._frequencies(seen)
+    def __call__(self, positions: Ints, seen: int = 0) -> tuple[Float32, Float32]:
+        """(B, T), of a text of `seen` tokens -> cos, sin (B, 1, T, D), one for all heads
 
-    def __call__(self, positions: Ints) -> tuple[Float32, Float32]:
-        """(B, T) -> cos, sin (B, 1, T, D), one for all heads"""
-        angles = positions.astype(np.float32)[:, None, :, None] * self.frequencies
+        Nothing is kept from one text to the next: several may be told at once.
+        """
+        is_dynamic = self.config.rope["rope_type"] == "dynamic"
+        frequencies = self._frequencies(seen)[0] if is_dynamic else self.frequencies
+        angles = positions.astype(np.float32)[:, None, :, None] * frequencies
         angles = np.concatenate((angles, angles), axis=-1).astype(np.float64)
         cos, sin = self.attention * np.cos(angles), self.attention * np.sin(angles)
         return cos.astype(np.float32), sin.astype(np.float32)
@@ -401,7 +415,7 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
 
     parts = threads.COUNT if flat.size > 2**17 else 1
     threads.run([partial(work, share) for share in threads.shares(flat.size, parts)])
-    return gate
+    return flat.reshape(gate.shape)
 
 
 # ---------------------------------------------------------------- the whole
@@ -526,10 +540,10 @@ class Qwen2:
 
     def embed(self, ids: Ints) -> Float32:
         """(B, T) -> (B, T, H)"""
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+        if len(strange := ids[(ids < 0) | (ids >= self.config.vocab_size)]):
             raise ValueError(
-                f"Token id {int(ids.max() if ids.max() > 0 else ids.min())} is outside the "
-                f"vocabulary of {self.config.vocab_size}: the tokenizer is another model's."
+                f"Token id {strange[0]} is outside the vocabulary of {self.config.vocab_size}: "
+                "the tokenizer is another model's."
             )
         return self.embedding.rows(ids)
 
@@ -551,20 +565,19 @@ class Qwen2:
                 f"{total} tokens are more than this model's context of {self.config.context}: "
                 "shorten the prompt."
             )
-        self.rotary.adapt(total)
         block = BLOCK if block is None else block
         with threads.blas_alone():
             blocks = [
-                self._read(embeddings[:, start : start + block], cache, observe)
+                self._read(embeddings[:, start : start + block], cache, total, observe)
                 for start in range(0, embeddings.shape[1], block)
             ]
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
 
     def _read(
-        self, x: Float32, cache: KeyValueCache, observe: Observer | None
+        self, x: Float32, cache: KeyValueCache, total: int, observe: Observer | None
     ) -> Float32:  # (B, T, H) -> (B, T, H)
         eps, end = self.config.rms_norm_eps, cache.length + x.shape[1]
-        cos, sin = self.rotary(self._positions(cache, len(x), end))
+        cos, sin = self.rotary(self._positions(cache, len(x), end), total)
         padding = None if cache.padding is None else cache.padding[:, :end]
         if observe is not None:
             observe("embedding", x)

@@ -23,11 +23,8 @@ from threadpoolctl import ThreadpoolController
 Task = Callable[[], None]
 
 _BLAS = ThreadpoolController().select(user_api="blas").lib_controllers
-_GIVEN: list[int] = [library.num_threads for library in _BLAS]
-COUNT: int = max(_GIVEN, default=os.cpu_count() or 1)
+COUNT: int = max((library.num_threads for library in _BLAS), default=os.cpu_count() or 1)
 _LOCAL = threading.local()
-_COUNTING = threading.Lock()
-_inside = 0  # how many callers have BLAS work on one thread
 
 
 class _Worker(threading.Thread):
@@ -44,10 +41,11 @@ class _Worker(threading.Thread):
         self._end.acquire()
         self._task: Task | None = None
         self._error: BaseException | None = None
+        self._is_dismissed = False
         self.start()
 
     def run(self) -> None:
-        while self._begin.acquire():
+        while self._begin.acquire() and not self._is_dismissed:
             try:
                 assert self._task is not None
                 self._task()
@@ -66,6 +64,12 @@ class _Worker(threading.Thread):
         error, self._error = self._error, None
         return error
 
+    def dismiss(self) -> None:
+        """The thread ends, after its task if it has one; nobody may wait for it any more."""
+        self._is_dismissed = True
+        if self._begin.locked():  # else it is about to wake
+            self._begin.release()
+
 
 class _Workers:
     """All of them, for one caller at a time."""
@@ -82,6 +86,10 @@ class _Workers:
             worker.begin(task)
         return self._all[: len(tasks)]
 
+    def dismiss(self) -> None:
+        for worker in self._all:
+            worker.dismiss()
+
 
 _WORKERS = _Workers()
 
@@ -91,34 +99,40 @@ def _forget_workers() -> None:
     _WORKERS = _Workers()
 
 
-if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
-    os.register_at_fork(after_in_child=_forget_workers)
-
-
 def run(tasks: Sequence[Task]) -> None:
     """Do all tasks, the first one here and the others beside it.
 
     While another caller has the workers, everything is done here: nobody waits.
     """
-    workers = _WORKERS
-    if len(tasks) == 1 or COUNT == 1 or not workers.are_busy.acquire(blocking=False):
+    if len(tasks) == 1 or COUNT == 1 or not _run_beside(tasks):
         for task in tasks:
             task()
-        return
+
+
+def _run_beside(tasks: Sequence[Task]) -> bool:
+    """Do all tasks with the workers, or none if another caller has them."""
+    workers, is_ours, is_over = _WORKERS, False, False
     try:
+        is_ours = workers.are_busy.acquire(blocking=False)
+        if not is_ours:
+            is_over = True
+            return False
         with blas_alone():
             others = workers.beside(tasks[1:])
             try:
                 tasks[0]()
             finally:
                 errors = [other.end() for other in others]
-    except (KeyboardInterrupt, SystemExit):  # perhaps while we waited: they may still be at work
-        _forget_workers()
-        raise
+                workers.are_busy.release()
+                is_over = True
     finally:
-        workers.are_busy.release()
+        if not is_over:  # Ctrl-C, or what a signal's handler raised, anywhere above: they may still
+            _forget_workers()  # be at work, so nobody gets them again; their lock stays taken
+            if is_ours:
+                workers.dismiss()
     for error in filter(None, errors):
         raise error
+    return True
 
 
 def shares(size: int, parts: int | None = None, lead: int = 0) -> list[slice]:
@@ -141,20 +155,57 @@ def scratch(rows: int, columns: int) -> NDArray[np.float32]:
     return kept[: rows * columns].reshape(rows, columns)
 
 
+class _Inside:
+    """Who has BLAS work on one thread, and how many threads it had before the first came in."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.callers: set[object] = set()
+        self.given: list[int] = []  # per library
+
+    def enter(self, caller: object) -> None:
+        with self.lock:
+            if not self.callers:
+                self.given = [library.num_threads for library in _BLAS]
+            self.callers.add(caller)
+            if len(self.callers) == 1:
+                self._set([1] * len(_BLAS))
+
+    def leave(self, caller: object) -> None:
+        with self.lock:
+            if self.callers == {caller}:
+                self._set(self.given)
+            self.callers.discard(caller)
+
+    def _set(self, counts: list[int]) -> None:
+        for library, count in zip(_BLAS, counts, strict=True):
+            # threadpoolctl obeys one thread only, so that threads do not fight; ours take turns
+            set_count = getattr(library, "_real_set_num_threads", library.set_num_threads)
+            set_count(count)
+
+
+_INSIDE = _Inside()
+
+
 @contextmanager
 def blas_alone() -> Iterator[None]:
     """One BLAS thread while anybody is inside, as many as before when the last one has left."""
-    _count_inside(+1)
+    caller = object()
     try:
+        _INSIDE.enter(caller)
         yield
     finally:
-        _count_inside(-1)
+        _INSIDE.leave(caller)
 
 
-def _count_inside(change: int) -> None:
-    global _inside
-    with _COUNTING:
-        before, _inside = _inside, _inside + change
-        if before == 0 or _inside == 0:
-            for library, given in zip(_BLAS, _GIVEN, strict=True):
-                library.set_num_threads(1 if _inside else given)
+def _begin_anew() -> None:
+    """A forked process has none of the threads, neither the workers nor who was inside."""
+    global _INSIDE
+    _forget_workers()
+    before, _INSIDE = _INSIDE, _Inside()
+    if before.callers:
+        before._set(before.given)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

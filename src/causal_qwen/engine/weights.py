@@ -55,13 +55,15 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         if size < 8 or length > size - 8:
             raise ValueError(damaged)
         try:
-            header = json.loads(file.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError):
+            header = {**json.loads(file.read(length))}
+            header.pop("__metadata__", None)
+            edges = [entry["data_offsets"] for entry in header.values()]
+            is_inside = all(0 <= begin <= end <= size - 8 - length for begin, end in edges)
+        except (ValueError, TypeError, KeyError):  # no JSON, or not that of a header
             raise ValueError(damaged) from None
-    header.pop("__metadata__", None)
-    start = 8 + length
-    if start + max((entry["data_offsets"][1] for entry in header.values()), default=0) > size:
+    if not is_inside:
         raise ValueError(damaged)
+    start = 8 + length
     data = np.memmap(path, np.uint8, "r") if header else np.zeros(0, np.uint8)
     tensors: dict[str, Stored] = {}
     for name, entry in header.items():
@@ -80,16 +82,16 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def read_tensors(directory: Path) -> dict[str, Stored]:
-    """Every tensor of a checkpoint, in one file or in shards listed by an index."""
-    if not (directory / INDEX).exists():
-        if not (directory / SINGLE).exists():
-            raise FileNotFoundError(
-                f"{directory} holds no {SINGLE}: give a model saved as safetensors."
-            )
+    """Every tensor of a checkpoint, in one file or else in shards listed by an index."""
+    if (directory / SINGLE).exists():
         return read_safetensors(directory / SINGLE)
+    if not (directory / INDEX).exists():
+        raise FileNotFoundError(
+            f"{directory} holds no {SINGLE}: give a model saved as safetensors."
+        )
     index = read_json(directory / INDEX).get("weight_map")
-    if not isinstance(index, dict):
-        raise ValueError(f"{directory / INDEX} has no weight_map: fetch it again.")
+    if not isinstance(index, dict) or not all(isinstance(shard, str) for shard in index.values()):
+        raise ValueError(f"{directory / INDEX} has no weight_map of file names: fetch it again.")
     tensors: dict[str, Stored] = {}
     for shard in sorted(set(index.values())):
         tensors |= read_safetensors(directory / shard)
