@@ -249,6 +249,17 @@ def test_numpy_takes_its_model_before_the_prompt_or_by_name(tiny_directory: Path
     assert "Two models were given, a and c" in both.stderr
 
 
+@pytest.mark.parametrize("asked", [["--mode", "causal"], ["--mode", "compatible", "-t", "2"], []])
+def test_what_numpy_tells_can_be_told_again(tiny_directory: Path, asked: list[str]) -> None:
+    start = ("np-generate", str(tiny_directory), "Hi", "-n", "8", "--json")
+    told = json.loads(here(*start, *asked).stdout)
+    who = {"--mode": told["mode"], "-i": told["individual"], "--seed": told["seed"]}
+    named = [str(part) for pair in who.items() if pair[1] is not None for part in pair]
+    again = json.loads(here(*start, *named, *asked[2:]).stdout)
+    assert again == told
+    assert told["mode"] == (asked[1] if asked else "standard")
+
+
 def test_numpy_speaks_as_a_saved_individual(tiny_directory: Path, tmp_path: Path) -> None:
     size = json.loads((tiny_directory / "config.json").read_text("utf-8"))["causal_size"] or 32
     Individual.draw(size, seed=5, temperature=3.0).save(tmp_path / "ada.safetensors")

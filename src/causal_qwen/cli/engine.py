@@ -30,6 +30,7 @@ from causal_qwen.cli.options import (
     Who,
     modes,
 )
+from causal_qwen.modes import NOISY
 from causal_qwen.shown import print_json
 
 
@@ -84,19 +85,22 @@ def np_generate(
     from causal_qwen.watch import as_record, watch
 
     engine = Engine.from_pretrained(directory_of(model), dtype=dtype)
-    if who is None and mode in ("sampling", "causal"):
-        who = secrets.randbelow(2**62)  # said in JSON, so that the text can be told again
-    options: dict[str, Any] = {"mode": mode, "individual": who}
-    options |= {"min_density": min_density, "encode_numbers": numbers}
-    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    if engine.heads is None or mode == "compatible":
+    mode = mode or engine.own_mode
+    options: dict[str, Any] = {"mode": mode, "min_density": min_density, "encode_numbers": numbers}
+    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    if mode == "compatible":
         random = (temperature, top_k, top_p, seed)
         options["do_sample"] = True if any(value is not None for value in random) else None
+        seed = secrets.randbelow(2**62) if seed is None else seed
+    if who is None and mode in NOISY:
+        who = secrets.randbelow(2**62)  # said in JSON, so that the text can be told again
+    options |= {"individual": who, "seed": seed}
     options |= {"max_new_tokens": max_new_tokens, "chat": chat}
     if as_json:
         steps = list(engine.stream(prompt, summarize=summary, **options))
         told = who if who is None or isinstance(who, int) else who.seed
-        print_json({**as_record(prompt, steps), "mode": mode, "individual": told})
+        spoken = {"mode": mode, "individual": told, "seed": seed}
+        print_json({**as_record(prompt, steps), **spoken})
     else:
         watch(engine, prompt, quiet=quiet, attention=attention, summary=summary, **options)
 

@@ -82,6 +82,11 @@ class Engine:
         self.model = Qwen2(config, parameters, where, fields.get("causal_size"))
         self.heads = CausalHeads(fields, parameters, self.model.head, where) if is_causal else None
 
+    @property
+    def own_mode(self) -> str:
+        """The mode of a call that names none."""
+        return self._options({}).mode
+
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str], dtype: str | None = None) -> Engine:
         """A directory with config.json and safetensors, memory-mapped.
@@ -201,14 +206,7 @@ class Engine:
         pad = self.saved.get("pad_token_id")
         pad = pad if pad is not None else self.fields.get("pad_token_id")
         pad = pad if pad is not None else (stops[0] if stops else 0)
-        options = Options.resolve(
-            self.saved,
-            self.fields.get("inference_mode", "standard"),
-            self.heads is not None,
-            stops=stops,
-            pad=pad,
-            **given,
-        )
+        options = self._options(given | {"stops": stops, "pad": pad})
         if not all(ids for ids, _ in read):
             raise ValueError("A prompt has no token: write a few words.")
         width = max(len(ids) for ids, _ in read)
@@ -220,6 +218,10 @@ class Engine:
         return Generator(
             self.model, self.heads, self.fields, options, ids, values, padding, observe
         )
+
+    def _options(self, given: dict[str, Any]) -> Options:
+        default = self.fields.get("inference_mode", "standard")
+        return Options.resolve(self.saved, default, self.heads is not None, **given)
 
     def _moments(self, call: Generator) -> Iterator[Moment]:
         """The call, step by step; numbers that cannot be are said in a sentence."""
