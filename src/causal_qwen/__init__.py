@@ -28,6 +28,7 @@ _HOMES = {
     "GumbelIndividual": "gumbel",
     "Individual": "individual",
     "NumberPrediction": "prediction",
+    "OpenModel": "regressor",
     "OtherModel": "counterfactual",
     "infer_individual": "posterior",
     "stability_violations": "counterfactual",
@@ -48,6 +49,7 @@ __all__ = [
     "GumbelIndividual",
     "Individual",
     "NumberPrediction",
+    "OpenModel",
     "OtherModel",
     "__version__",
     "infer_individual",
@@ -71,7 +73,7 @@ if TYPE_CHECKING:
     from causal_qwen.posterior import infer_individual
     from causal_qwen.prediction import NumberPrediction
     from causal_qwen.processor import CausalQwenProcessor
-    from causal_qwen.regressor import CausalTextRegressor
+    from causal_qwen.regressor import CausalTextRegressor, OpenModel
 
 
 def __getattr__(name: str) -> Any:

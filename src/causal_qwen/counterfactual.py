@@ -326,7 +326,10 @@ class Counterfactual:
 
 
 HEADINGS = ("step", "factual", "P", "counterfactual", "P", "ΔU", "scale ratio", "value")
-RED, GREEN = "color:#b3261e;font-weight:bold", "color:#1b7f3b;font-weight:bold"
+# Grounds, not letters, have the colour, and let the page's own through: readable in the dark, too.
+RED, GREEN = (
+    f"background:rgba({colour},.3);font-weight:bold" for colour in ("226,72,60", "40,160,90")
+)
 
 
 class _Row(NamedTuple):

@@ -47,7 +47,7 @@ def run(processor: Any, model: Any, as_json: bool = False) -> None:
         record["individuals"] = show_individuals(speaker, console)
         record["counterfactual"] = show_counterfactual(speaker, console)
         record["decision"] = show_decision(processor, model, console)
-    record["number"] = show_number(model, console)
+    record["number"] = show_number(processor, model, console)
     if as_json:
         print_json(record)
         return
@@ -189,7 +189,7 @@ def show_decision(processor: Any, model: Any, console: Console) -> dict[str, Any
     }
 
 
-def show_number(model: Any, console: Console) -> dict[str, Any] | None:
+def show_number(processor: Any, model: Any, console: Console) -> dict[str, Any] | None:
     """Learn to tell a flower's petals from a sentence about it, and tell one that is new."""
     title = "6 · A number with its interval"
     missing = next((m for m in ("pandas", "sklearn") if find_spec(m) is None), None)
@@ -201,13 +201,16 @@ def show_number(model: Any, console: Console) -> dict[str, Any] | None:
     )
     import numpy as np
 
-    from causal_qwen.regressor import CausalTextRegressor
+    from causal_qwen.regressor import CausalTextRegressor, OpenModel
 
     flowers = irises()
     learn, rest = flowers[:LEARNED], flowers[LEARNED:]
     calibration, unseen = rest[:CALIBRATED], rest[CALIBRATED:]
     regressor = CausalTextRegressor(
-        model=model.name_or_path, template=SENTENCE, question=QUESTION, verbose=not console.quiet
+        model=OpenModel(processor, model),
+        template=SENTENCE,
+        question=QUESTION,
+        verbose=not console.quiet,
     )
     regressor.fit(learn, TARGET).calibrate(calibration, TARGET)
     median = regressor.predict(unseen)

@@ -14,6 +14,7 @@ says the number (the value is always wanted: no gate). Three backbones:
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import warnings
@@ -98,12 +99,48 @@ class Target:
     conformal: Conformal | None = None
 
 
+class OpenModel:
+    """A processor and a model that are open already, to be shared instead of opened again.
+
+        processor, model = open_model(path)
+        CausalTextRegressor(model=OpenModel(processor, model))
+
+    It stands for its directory, and is never copied: scikit-learn's clones and deep copies hold
+    the same one, a pickle or a saved regressor holds the name of the directory.
+    """
+
+    def __init__(self, processor: Any, model: Any) -> None:
+        self.processor, self.model = processor, model
+
+    @property
+    def name(self) -> str:
+        """The directory or hub name it was opened from; empty if it was made in memory."""
+        return str(self.model.name_or_path)
+
+    def __fspath__(self) -> str:
+        if not self.name:
+            raise ValueError(
+                "the open model lies in no directory, so it cannot be kept by name: write it and "
+                "its processor with save_pretrained, and open that directory."
+            )
+        return self.name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpenModel:
+        return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (os.fspath(self),)
+
+    def __repr__(self) -> str:
+        return f"OpenModel({self.name!r})"
+
+
 class CausalTextRegressor(RegressorMixin, BaseEstimator):
     """Numbers, with their uncertainty, from texts or from the rows of a table.
 
     Args:
         backbone: `frozen` (the embedded model's features; minutes), `finetune` or `scratch`.
-        model: a converted model's directory instead of the embedded one.
+        model: a converted model's directory instead of the embedded one, or an `OpenModel`.
         template: such as "A {carat} carat diamond, cut {cut}", for tables; made by itself if None.
         text: the table's column (or columns) of free text, told in its own words.
         units: column -> unit, for tables without a template.
@@ -200,9 +237,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`."""
         check_is_fitted(self, "targets_")
         values, _ = read_targets(X, y)
-        texts, values, _ = self._good_rows(
-            self._texts(X, list(self.targets_)), values, np.ones(len(X))
-        )
+        texts, values, _ = self._good_rows(self.sentences(X), values, np.ones(len(X)))
         if len(values) != len(self.targets_):
             raise ValueError(
                 f"y has {len(values)} targets; fitted were {', '.join(self.targets_)}."
@@ -216,7 +251,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
         z = torch.from_numpy(self._features(texts))
         self.backbone_ = {
-            "name": EMBEDDED if self.model is None else os.fspath(self.model),
+            "name": self._backbone_name(),
             "fingerprint": self._fingerprint(),
         }
         with counted("fitting", self.verbose) as progress:
@@ -258,7 +293,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 self.processor_.encode_numbers = "value"
                 self._name_long_texts(asked)
             else:
-                self.processor_, self.model_ = open_model(self._path())
+                self.processor_, self.model_ = self._open_own()
                 for name, value in fields.items():
                     setattr(self.model_.config, name, value)
         for name, column in values.items():
@@ -337,8 +372,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        check_is_fitted(self, "targets_")
-        found = self._distributions(self._texts(X, list(self.targets_)))
+        found = self._distributions(self.sentences(X))
         return next(iter(found.values())) if self.is_single_ else found
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -350,8 +384,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _gather(self, X: Any, ask: Callable[[NumberPrediction, Target], Array]) -> Array:
         """What every target's prediction answers, side by side on axis 1 if there are several."""
-        check_is_fitted(self, "targets_")
-        found = self._distributions(self._texts(X, list(self.targets_)))
+        found = self._distributions(self.sentences(X))
         answers = [np.asarray(ask(found[name], t)) for name, t in self.targets_.items()]
         return answers[0] if self.is_single_ else np.stack(answers, 1)
 
@@ -368,7 +401,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"{name_rows(empty)} without a text; give at least one word.")
         self._name_long_texts(texts)
         found = {}
-        z = None if self.backbone != "frozen" else torch.from_numpy(self._features(texts))
+        z = None
+        if self.backbone == "frozen":
+            self._check_backbone()
+            z = torch.from_numpy(self._features(texts))
         for name, target in self.targets_.items():
             if target.chain is not None and z is not None:
                 u, y = target.chain(z)
@@ -399,6 +435,21 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ texts and rows
 
+    def sentences(self, X: Any) -> list[str]:
+        """What the model reads of every row: a text that ends where the number would stand."""
+        check_is_fitted(self, "targets_")
+        return self._texts(X, list(self.targets_))
+
+    def of_sentences(self) -> Self:
+        """The same regressor, asked with whole sentences instead of rows; what it knows is shared.
+
+        regressor.of_sentences().predict(regressor.sentences(X))      # is predict(X)
+        """
+        check_is_fitted(self, "targets_")
+        reader = copy.copy(self).set_params(template=None, text=None, question="")
+        reader.columns_ = None
+        return reader
+
     def _check_settings(self) -> None:
         for name, allowed in (
             ("backbone", BACKBONES),
@@ -407,6 +458,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         ):
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name}={value!r} is unknown; choose {', '.join(allowed)}.")
+        if not isinstance(self.model, str | os.PathLike | None):
+            raise TypeError(
+                f"model is a {type(self.model).__name__}; give a directory, or what is open "
+                "already as OpenModel(processor, model)."
+            )
         if self.folds < 2:
             raise ValueError(f"folds={self.folds} leaves no row unseen; give at least 2.")
         if self.max_length < 2:
@@ -526,14 +582,29 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 return default_model(progress)
         return Path(self.model)
 
+    def _backbone_name(self) -> str:
+        if isinstance(self.model, OpenModel):
+            return self.model.name
+        return EMBEDDED if self.model is None else os.fspath(self.model)
+
     def _open(self) -> tuple[Any, Any]:
-        """Processor and model; a frozen one is loaded once and shared."""
-        if hasattr(self, "model_"):
-            return self.processor_, self.model_
+        """Processor and model: those that were trained, else the backbone."""
+        return (self.processor_, self.model_) if hasattr(self, "model_") else self._open_backbone()
+
+    def _open_backbone(self) -> tuple[Any, Any]:
+        """As it is; opened once, and shared."""
+        if isinstance(self.model, OpenModel):
+            return self.model.processor, self.model.model
         return _open_once(self._path())
 
+    def _open_own(self) -> tuple[Any, Any]:
+        """The backbone once more, to be trained."""
+        if isinstance(self.model, OpenModel):
+            return copy.deepcopy((self.model.processor, self.model.model))
+        return open_model(self._path())
+
     def _features(self, texts: list[str]) -> NDArray[np.float32]:
-        processor, model = self._open() if self.backbone == "frozen" else _open_once(self._path())
+        processor, model = self._open_backbone()
         with counted("reading", self.verbose) as progress:
             return features(
                 texts,
@@ -547,6 +618,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _fingerprint(self) -> str:
         processor, model = self._open()
         return fingerprint(model, processor, self._longest())
+
+    def _check_backbone(self) -> None:
+        if self._fingerprint() != self.backbone_["fingerprint"]:
+            raise ValueError(
+                f"the backbone {self.backbone_['name']} is not the one that this regressor "
+                "was fitted on, or max_length is another; fit it again."
+            )
 
     # ------------------------------------------------------------ keeping
 
@@ -576,14 +654,18 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 self.processor_.save_pretrained(directory / MODEL)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """What `save` has written; a frozen backbone is looked for when it is first needed."""
+    def load(
+        cls, path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None
+    ) -> Self:
+        """What `save` has written. A frozen backbone is opened by the name that was saved, or is
+        `model`: the directory to which it has moved, or an `OpenModel`."""
         directory = Path(path)
         if not (directory / SETTINGS).is_file():
             raise FileNotFoundError(f"{directory} holds no {SETTINGS}; is it a saved regressor?")
         settings = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
         tensors = load_file(directory / TENSORS)
-        regressor = cls(**settings["parameters"])
+        moved = {} if model is None else {"model": model}
+        regressor = cls(**settings["parameters"] | moved)
         regressor.columns_, regressor.is_single_ = settings["columns"], settings["is_single"]
         if settings["backbone"] is not None:
             regressor.backbone_ = settings["backbone"]
@@ -602,11 +684,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
         if (directory / MODEL).is_dir():
             regressor.processor_, regressor.model_ = open_model(directory / MODEL)
-        elif regressor._fingerprint() != regressor.backbone_["fingerprint"]:
-            raise ValueError(
-                f"the backbone {regressor.backbone_['name']} is not the one that this regressor "
-                "was fitted on; fit it again."
-            )
+        else:
+            regressor._check_backbone()
         return regressor
 
 

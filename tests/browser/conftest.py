@@ -1,12 +1,13 @@
 """A real server and a real browser: Debian's Chromium, headless, driven by Playwright.
 
-One server process serves every test. Screenshots go to $CAUSAL_QWEN_SCREENSHOTS, or to pytest's
-temporary directory.
+One server process serves every test, two requests at a time. Screenshots go to
+$CAUSAL_QWEN_SCREENSHOTS, or to pytest's temporary directory.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,20 +16,81 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 START_SECONDS = 240  # a fresh machine converts the embedded model first
-WAIT_MILLISECONDS = 120_000
-SERVE = (
-    "import signal\n"
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from causal_qwen.playground import launch\n"
-    "launch(port={port}, open_browser=False)\n"
-)
+WAIT_MILLISECONDS = 60_000
+PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitors fill it
+PRICED = "priced"
+QUESTION = "weight is 5, kind is b. The price is"
+# Port, and directory for a visitor's regressor: fitted here, where torch is imported anyway.
+SERVE = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from pandas import DataFrame
+from causal_qwen import CausalTextRegressor
+frame = DataFrame({{"weight": range(12), "kind": ["a", "b"] * 6}})
+frame["price"] = 3 * frame["weight"] + 1
+regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
+regressor.fit(frame, "price").save(sys.argv[2])
+print("answer", *regressor.of_sentences().predict(["{QUESTION}"]), flush=True)
+from causal_qwen.playground import launch, limits
+limits.PARALLEL, limits.WAITING = {PARALLEL}, {WAITING}
+launch(port=int(sys.argv[1]), open_browser=False)
+"""
+FULLY_SHOWN = """
+() => [...document.querySelectorAll('.cq')].filter(x => x.checkVisibility()).every(shown => {
+  for (let x = shown; x; x = x.parentElement) if (getComputedStyle(x).opacity < 1) return false;
+  return true;
+})
+"""
+LETTERS = 4.5  # the least contrast between letters and their ground: WCAG 2, level AA
+# Every visible letter whose contrast is less, with what it is.
+HARD_TO_READ = """
+least => {
+  const parse = colour => {
+    const numbers = colour.match(/[\\d.]+(e-?\\d+)?/g).map(Number);
+    const unit = colour.startsWith('color(') ? 255 : 1;
+    return [...numbers.slice(0, 3).map(x => x * unit), numbers[3] ?? 1];
+  };
+  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3]));
+  const ground = element => {
+    const own = parse(getComputedStyle(element).backgroundColor);
+    if (own[3] === 1) return own;
+    return over(own, element.parentElement ? ground(element.parentElement) : [255, 255, 255]);
+  };
+  const light = colour => {
+    const [r, g, b] = colour.map(x => x / 255)
+      .map(x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const found = [];
+  for (const element of document.querySelectorAll('body *:not(script, style)')) {
+    const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE);
+    const text = texts.map(node => node.textContent.trim()).join(' ').trim();
+    if (!text || !element.checkVisibility({opacityProperty: true, visibilityProperty: true}))
+      continue;
+    const style = getComputedStyle(element), below = ground(element);
+    const letters = parse(element instanceof SVGElement ? style.fill : style.color);
+    const both = [light(over(letters, below)), light(below)];
+    const contrast = Math.max(...both) / Math.min(...both);
+    if (contrast < least) found.push(`${text} (${contrast.toFixed(2)})`);
+  }
+  return found;
+}
+"""
+
+
+class Prices(NamedTuple):
+    """A saved regressor, a text to ask it, and its answer."""
+
+    directory: Path
+    text: str
+    answer: float
 
 
 class Visitor:
@@ -70,11 +132,28 @@ class Visitor:
         self.page.get_by_label(label, exact=True).locator("visible=true").click()
         self.page.get_by_role("option", name=option).click()
 
+    def wait_for_value(self, field: Any, part: str) -> None:
+        """Until a field holds this part of a text."""
+        field.evaluate(
+            """(field, part) => new Promise(done => {
+                 const look = () => field.value.includes(part) ? done() : setTimeout(look, 20);
+                 look();
+               })""",
+            part,
+        )
+
     def tokens(self, count: int) -> None:
         """How many new tokens the open tab may say."""
         self.page.get_by_label("number input for New tokens").locator("visible=true").fill(
             str(count)
         )
+
+    def draw(self, name: str, seed: int) -> None:
+        """One more individual."""
+        self.fill("Name", name)
+        self.fill("Seed", str(seed))
+        self.press("Draw")
+        self.page.get_by_role("cell", name=name).wait_for()
 
     def said(self) -> dict[str, str]:
         """What stands in the visible cards, by their titles, once nobody speaks any more."""
@@ -93,15 +172,18 @@ class Visitor:
         box = self.page.get_by_test_id("toast-body").last
         box.wait_for()
         text = box.inner_text()
-        self.page.get_by_test_id("toast-close").last.click()
+        self.page.get_by_test_id("toast-close").last.dispatch_event("click")  # while it flies in
         box.wait_for(state="detached")
         return text
 
     def shoot(self, name: str) -> None:
+        """Keep a picture of a page that can be read: no pale letters, nothing beside the screen."""
+        self.page.mouse.move(0, 0)
+        self.page.wait_for_function(FULLY_SHOWN)
         self.page.screenshot(path=self.shots / f"{name}.png", full_page=True)
-
-    def width(self) -> int:
-        return int(self.page.evaluate("document.documentElement.scrollWidth"))
+        assert self.page.evaluate(HARD_TO_READ, LETTERS) == [], name
+        width = self.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= self.page.viewport_size["width"], name
 
 
 @pytest.fixture(scope="session")
@@ -113,26 +195,20 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a running playground; at the end, Ctrl-C must close it cleanly."""
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, int, Path]]:
+    """A server that is about to open: its process, its port, and what it says."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("w") as out:
         server = subprocess.Popen(
-            [sys.executable, "-c", SERVE.format(port=port)], stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, "-c", SERVE, str(port), str(log.parent / PRICED)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + START_SECONDS
-        while "is open at" not in log.read_text():
-            if server.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"The playground did not open:\n{log.read_text()}")
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}/"
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0
-        assert log.read_text().endswith("Closed.\n"), log.read_text()
+        yield server, port, log
     finally:
         if server.poll() is None:
             server.kill()
@@ -140,7 +216,31 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def url(begun: tuple[Any, int, Path]) -> Iterator[str]:
+    """The address of a running playground; at the end, Ctrl-C must close it cleanly."""
+    server, port, log = begun
+    deadline = time.monotonic() + START_SECONDS
+    while "is open at" not in log.read_text():
+        if server.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"The playground did not open:\n{log.read_text()}")
+        time.sleep(0.2)
+    yield f"http://127.0.0.1:{port}/"
+    server.send_signal(signal.SIGINT)
+    assert server.wait(timeout=30) == 0
+    assert log.read_text().endswith("Closed.\n"), log.read_text()
+
+
+@pytest.fixture(scope="session")
+def prices(begun: tuple[Any, int, Path], url: str) -> Prices:
+    """A regressor of a visitor's own."""
+    log = begun[2]
+    answer = float(re.findall(r"^answer (.*)$", log.read_text(), re.MULTILINE)[0])
+    return Prices(log.parent / PRICED, QUESTION, answer)
+
+
+@pytest.fixture(scope="session")
+def browser(begun: tuple[Any, int, Path]) -> Iterator[Browser]:
+    """Chromium, opened while the server still loads its model."""
     path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
     if path is None:
         pytest.fail("There is no Chromium on the PATH: say make chromium, or install one.")

@@ -20,8 +20,9 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from causal_qwen import CausalTextRegressor  # noqa: E402
+from causal_qwen import CausalTextRegressor, OpenModel  # noqa: E402
 from causal_qwen.cli import app  # noqa: E402
+from causal_qwen.convert import open_model  # noqa: E402
 from causal_qwen.processor import CausalQwenProcessor  # noqa: E402
 
 WORTH = {"A": 100.0, "B": 200.0, "C": 400.0, "D": 800.0}
@@ -93,6 +94,16 @@ def test_cross_validation_works(regressor: Any, table: Any) -> None:
         regressor, table["grade"], table["price"], cv=2, scoring="neg_median_absolute_error"
     )
     assert (robust > -100).all()
+
+
+def test_searches_share_a_model_that_is_open_already(backbone: str, table: Any) -> None:
+    opened = OpenModel(*open_model(backbone))
+    regressor = CausalTextRegressor(model=opened, folds=2, value_space="symlog")
+    assert regressor.get_params()["model"] is clone(regressor).get_params()["model"] is opened
+    search = GridSearchCV(regressor, {"value_space": ["symlog", "linear"]}, cv=2)
+    search.fit(table[["grade"]], table["price"])
+    assert search.best_estimator_.model is opened
+    assert search.best_score_ > 0.5
 
 
 def test_it_stands_in_pipelines_and_searches(regressor: Any, table: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -371,6 +372,26 @@ def test_a_result_can_be_printed_and_sent(model: Any) -> None:
     sent = json.loads(json.dumps(result.to_dict()))
     assert sent["divergence"] == result.divergence
     assert sent["factual"]["ids"] == result.factual.passage.ids.tolist()
+
+
+@pytest.mark.parametrize(("letters", "paper"), [(0, 255), (255, 17)])
+def test_a_page_can_be_read_by_day_and_in_the_dark(model: Any, letters: int, paper: int) -> None:
+    """Letters keep the colour of the page around them, and stand out from the coloured ground."""
+    page = ask(model, ChangedPrompt(OTHER)).to_html()
+    assert not re.search(r"[;']color:", page)
+    grounds = set(re.findall(r"background:rgba\((\d+),(\d+),(\d+),(\.\d+)\)", page))
+    assert len(grounds) == 2
+    for *colour, share in grounds:
+        mixed = [float(share) * int(c) + (1 - float(share)) * paper for c in colour]
+        both = sorted(luminance(c) + 0.05 for c in (mixed, [letters] * 3))
+        assert both[1] / both[0] > 7  # WCAG 2, level AAA
+
+
+def luminance(colour: list[float]) -> float:
+    """Of sRGB, each 0 to 255."""
+    parts = [c / 255 for c in colour]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
 def test_text_in_a_page_is_escaped(model: Any, byte_tokenizer: Make, make_model: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import socket
@@ -25,17 +26,19 @@ from causal_qwen.numerals import encode
 from causal_qwen.playground import inside, limits, oracles, people, pictures, voices, worlds
 from causal_qwen.playground.oracles import Forecast, Sweep, of_model
 from causal_qwen.playground.server import OFFLINE, check_port, launch
+from causal_qwen.playground.studio import Studio
 from causal_qwen.playground.wording import (
     change_number,
     change_word,
     dial_of,
+    dials_of,
     numbers_of,
     on_dial,
 )
-from causal_qwen.playground.worker import Worker
+from causal_qwen.playground.worker import Door, Worker
 from causal_qwen.prediction import NumberPrediction
 from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.regressor import CausalTextRegressor
+from causal_qwen.regressor import CausalTextRegressor, OpenModel
 from causal_qwen.value import ValueSpace
 
 TOKENS = 6
@@ -153,6 +156,16 @@ def test_dials_of_negative_numbers_and_of_zero() -> None:
     assert dial_of("It is 0 degrees.", 0)[:2] == (-10, 10)
 
 
+@given(st.floats(5e-324, 1.7e308) | st.floats(-1.7e308, -5e-324))
+def test_every_number_has_a_dial_that_can_be_turned(number: float) -> None:
+    text = f"It is {number!r} now"
+    dial = dial_of(text, 0)
+    assert 0 < dial.step <= dial.high - dial.low < math.inf
+    for share in (0.0, 0.4, 1.0):
+        assert numbers_of(change_number(text, 0, on_dial(dial, share)))
+    assert dial_of("It is 2e-5 now", 0).step == pytest.approx(4e-8)
+
+
 def test_a_word_is_changed_whole_and_once() -> None:
     assert change_word("Kingdoms: the king, the king.", "king", "queen") == (
         "Kingdoms: the queen, the king."
@@ -232,6 +245,52 @@ def test_speakers_take_turns() -> None:
         ["ab", "x"],
         ["abc", "x"],
     ]
+
+
+# ---------------------------------------------------------------- door
+
+
+def test_the_door_lets_in_some_lets_some_wait_and_refuses_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("causal_qwen.playground.worker.MOMENT", 0.01)
+    door = Door(inside=2, waiting=2)
+    with door.enter() as first, door.enter() as second:
+        assert (first(), second()) == (0, 0)
+        with door.enter() as third:
+            assert third() == 1
+            with door.enter() as fourth:
+                assert (third(), fourth()) == (1, 2)
+                with pytest.raises(ValueError, match="4 requests are being answered already"):
+                    door.enter().__enter__()
+                assert fourth() == 2  # the refused one is not in line
+        assert first() == 0
+    with door.enter() as again:
+        assert again() == 0
+
+
+def test_whoever_waits_goes_in_when_somebody_leaves_first_come_first_served() -> None:
+    door = Door(inside=1, waiting=3)
+    came: list[int] = []
+    waiting = [threading.Event() for _ in range(3)]
+
+    def visitor(number: int) -> None:
+        with door.enter() as ask:
+            waiting[number].set()
+            while ask():
+                pass
+            came.append(number)
+
+    visitors = [threading.Thread(target=visitor, args=(number,)) for number in range(3)]
+    with door.enter() as ask:
+        assert ask() == 0
+        for number, one in enumerate(visitors):
+            one.start()
+            waiting[number].wait(5)
+        assert came == []
+    for one in visitors:
+        one.join(5)
+    assert came == [0, 1, 2]
 
 
 # ---------------------------------------------------------------- people
@@ -396,24 +455,92 @@ def test_flowers_are_learned_while_one_watches(
     (low, high), (lower, higher) = found.intervals[0.5], found.intervals[0.9]
     assert lower < low < found.median < high < higher
     assert found.median == pytest.approx(oracle.density([oracle.example]).median[0])
-    sweep = oracle.sweep(oracle.example, 2)
+    dial = dial_of(oracle.example, 2)
+    sweep = oracle.sweep(oracle.example, 2, dial)
     number = numbers_of(oracle.example)[2][1]
     assert (sweep.values[0], sweep.values[-1]) == (0, 2 * number)
     assert (sweep.low < sweep.median).all()
     assert (sweep.median < sweep.high).all()
 
 
-def test_a_saved_regressor_is_asked_with_whole_sentences(tmp_path: Path) -> None:
+def test_whoever_leaves_while_flowers_are_learned_leaves_them_to_the_next(
+    speaker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
+    studio = Studio("name", *speaker, tmp_path)
+    watched = studio.learn_flowers()
+    assert next(watched) == (oracles.AT_ONCE, oracles.LEARN + oracles.HOLD_OUT)
+    watched.close()
+    *_, oracle = studio.learn_flowers()
+    assert list(studio.learn_flowers()) == [oracle] == [studio.oracle(oracles.IRISES)]
+    studio.close()
+
+
+def test_a_saved_regressor_is_asked_with_whole_sentences(speaker: Any, tmp_path: Path) -> None:
     frame = pd.DataFrame({"weight": np.arange(12.0), "kind": ["a", "b"] * 6})
     frame["price"] = 3 * frame["weight"] + 1
     regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
     regressor.fit(frame, "price").save(tmp_path / "priced")
-    oracle = oracles.of_directory(str(tmp_path / "priced"))
+    opened = OpenModel(*speaker)
+    oracle = oracles.of_directory(str(tmp_path / "priced"), opened)
     assert oracle.example == "weight is unknown, kind is unknown. The price is"
     text = "weight is 5, kind is b. The price is"
     assert oracle.forecast(text).median == pytest.approx(regressor.predict(frame.iloc[[5]])[0])
     with pytest.raises(FileNotFoundError, match="is it a saved regressor"):
-        oracles.of_directory(str(tmp_path))
+        oracles.of_directory(str(tmp_path), opened)
+
+
+def test_a_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
+    speaker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
+    processor, model = speaker
+    for one in (model, processor):
+        one.save_pretrained(tmp_path / "model")
+    texts = [f"grade {grade}" for grade in "ABCDEFGHIJKL"]
+    options = {"folds": 2, "value_space": "linear", "verbose": False}
+    regressor = CausalTextRegressor(model=tmp_path / "model", **options)
+    regressor.fit(texts, np.arange(12.0)).save(tmp_path / "kept")
+    expected = regressor.of_sentences().predict([texts[3]])[0]
+
+    def ask(opened: OpenModel) -> Any:
+        return oracles.of_directory(str(tmp_path / "kept"), opened).forecast(texts[3]).median
+
+    assert ask(OpenModel(processor, make_other(model))) == pytest.approx(expected)
+
+    def refuse(path: Any) -> Any:
+        raise AssertionError(f"{path} is opened although it is open")
+
+    monkeypatch.setattr("causal_qwen.regressor._open_once", refuse)
+    assert ask(OpenModel(processor, model)) == pytest.approx(expected)
+
+
+def make_other(model: Any) -> Any:
+    other = copy.deepcopy(model)
+    other.model.norm.weight.data.mul_(2.0)
+    return other
+
+
+def test_a_regressor_is_opened_once_unless_it_is_asked_for_anew(
+    speaker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_one(path: str, model: OpenModel) -> str:
+        assert model.model is speaker[1]
+        opened.append(path)
+        return f"regressor {len(opened)}"
+
+    monkeypatch.setattr(oracles, "of_directory", open_one)
+    studio = Studio("name", *speaker, tmp_path)
+    assert [studio.oracle("a"), studio.oracle("a")] == ["regressor 1"] * 2
+    assert studio.open_regressor("a") == studio.oracle("a") == "regressor 2"
+    for name in "bcde":
+        studio.oracle(name)
+    assert list(studio.regressors) == list("bcde")
+    with pytest.raises(ValueError, match="still being learned"):
+        studio.oracle(oracles.IRISES)
+    studio.close()
 
 
 def test_an_untrained_number_head_is_not_asked(speaker: Any) -> None:
@@ -452,7 +579,8 @@ def test_both_worlds_are_marked_where_they_part(speaker: Any) -> None:
     marks = ["".join(one.itertext()) for one in root.iter("mark")]
     step = result.divergence
     said = (result.factual.tokens[step], result.counterfactual.tokens[step])
-    assert marks == [pictures.readable(token) for token in said]
+    shown = [token.lstrip() or token.replace(" ", "·").replace("\n", "↵") for token in said]
+    assert marks == [pictures.readable(token) for token in shown]
     assert len(root.findall(".//tbody/tr")) == TOKENS
     assert len(root.findall(".//rect")) == TOKENS
 
@@ -472,10 +600,38 @@ def test_a_forecast_is_drawn_where_it_is(loc: float, scale: float, is_infinite: 
     assert max(places) <= pictures.WIDTH
 
 
+@given(
+    st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12),
+    st.lists(st.decimals(-1000, 1000, places=2), max_size=4),
+)
+def test_every_number_of_a_sentence_can_be_dragged(word: str, numbers: list[Any]) -> None:
+    text = "a " + " x ".join([word, *map(str, numbers)])
+    root = parsed(pictures.sentence(text, dials_of(text), 1))
+    read = root.find("p")
+    assert read is not None
+    assert "".join(read.itertext()) == f"{text} …"
+    dragged = [one for one in root.iter("span") if one.get("class") == "drag"]
+    found = [(one.text, float(str(one.get("data-value")))) for one in dragged]
+    assert found == numbers_of(text)
+    for one in dragged:
+        low, value, high = (
+            float(str(one.get(f"data-{name}"))) for name in ("low", "value", "high")
+        )
+        assert low <= value <= high
+
+
+def test_one_sentence_drawn_twice_is_drawn_anew() -> None:
+    text = "It has 7 doors"
+    drawn = [pictures.sentence(text, dials_of(text), turn) for turn in (1, 2)]
+    assert drawn[0] != drawn[1]
+    assert "No number stands" in pictures.sentence("no digit", [], 1)
+
+
 def test_the_dot_of_a_sweep_stands_on_the_value(speaker: Any) -> None:
     values = np.linspace(0, 10, 5)
     sweep = Sweep(values, values * 2, values * 2 - 1, values * 2 + 1)
-    root = parsed(pictures.sweep_picture(sweep, 5.0, 10.0))
+    root = parsed(pictures.sweep_picture(sweep, 1, 5.0, 10.0))
+    assert "number 2, now 5" in "".join(root.itertext())
     dot = root.find(".//circle")
     line = root.find(".//polyline")
     assert dot is not None

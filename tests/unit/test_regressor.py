@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import shutil
@@ -22,8 +23,9 @@ from sklearn.metrics import r2_score  # noqa: E402
 
 from causal_qwen import features as features_module  # noqa: E402
 from causal_qwen.conformal import TooFewRows  # noqa: E402
+from causal_qwen.convert import open_model  # noqa: E402
 from causal_qwen.processor import CausalQwenProcessor  # noqa: E402
-from causal_qwen.regressor import CausalTextRegressor  # noqa: E402
+from causal_qwen.regressor import CausalTextRegressor, OpenModel  # noqa: E402
 
 ROWS = 90
 
@@ -307,6 +309,123 @@ def test_a_changed_backbone_is_noticed(
     module._open_once.cache_clear()
     with pytest.raises(ValueError, match="not the one that this regressor was fitted on"):
         CausalTextRegressor.load(tmp_path / "kept")
+
+
+# --- a model that is open already
+
+
+@pytest.fixture
+def opened(backbone: Path) -> OpenModel:
+    return OpenModel(*open_model(backbone))
+
+
+def test_an_open_model_says_what_its_directory_says(
+    opened: OpenModel, make: Callable[..., Any], table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = make().fit(table[:60], "price").predict(table)
+
+    def refuse(path: Any) -> Any:
+        raise AssertionError(f"{path} is opened although a model is open")
+
+    monkeypatch.setattr("causal_qwen.regressor._open_once", refuse)
+    monkeypatch.setattr("causal_qwen.regressor.open_model", refuse)
+    shared = make(model=opened, cache=False).fit(table[:60], "price")
+    assert np.array_equal(shared.predict(table), expected)
+    assert repr(opened) == f"OpenModel({opened.name!r})"
+
+
+def test_copies_and_clones_share_the_open_model(
+    opened: OpenModel, make: Callable[..., Any], table: Any
+) -> None:
+    shared = make(model=opened).fit(table[:60], "price")
+    again = clone(shared)
+    assert again.get_params() == shared.get_params()
+    for other in (again, copy.copy(shared), copy.deepcopy(shared)):
+        assert other.model is opened
+    assert np.array_equal(copy.deepcopy(shared).predict(table), shared.predict(table))
+
+
+def test_a_pickle_and_a_saved_regressor_hold_the_name_of_the_open_model(
+    opened: OpenModel, make: Callable[..., Any], table: Any, tmp_path: Path, backbone: Path
+) -> None:
+    shared = make(model=opened).fit(table[:60], "price")
+    pickled = pickle.dumps(shared)
+    weights = sum(p.numel() * p.element_size() for p in opened.model.parameters())
+    assert len(pickled) < weights
+    again = pickle.loads(pickled)
+    assert again.model == str(backbone)
+    assert np.array_equal(again.predict(table), shared.predict(table))
+    shared.save(tmp_path / "kept")
+    assert CausalTextRegressor.load(tmp_path / "kept").model == str(backbone)
+    loaded = CausalTextRegressor.load(tmp_path / "kept", model=opened)
+    assert loaded.model is opened
+    assert np.array_equal(loaded.predict(table), shared.predict(table))
+
+
+def test_finetuning_leaves_the_open_model_as_it_is(
+    opened: OpenModel, make: Callable[..., Any], table: Any
+) -> None:
+    before = {name: tensor.clone() for name, tensor in opened.model.state_dict().items()}
+    options = {"epochs": 1, "learning_rate": 1e-2}
+    tuned = make("finetune", model=opened, **options).fit(table[:60], "price")
+    assert all(before[name].equal(tensor) for name, tensor in opened.model.state_dict().items())
+    assert not tuned.model_.action.value.weight.equal(before["action.value.weight"])
+    assert opened.model.config.value_fields is None
+    assert tuned.model_.config.value_fields is not None
+
+
+def test_an_open_model_that_has_changed_since_is_noticed(
+    opened: OpenModel, make: Callable[..., Any], table: Any
+) -> None:
+    shared = make(model=opened).fit(table[:60], "price")
+    opened.model.model.norm.weight.data.mul_(2.0)
+    with pytest.raises(ValueError, match="is not the one that this regressor was fitted on"):
+        shared.predict(table)
+
+
+def test_a_model_that_lies_nowhere_can_be_used_but_not_kept_by_name(
+    fresh_model: Callable[..., Any], byte_tokenizer: Callable[..., Any], table: Any, tmp_path: Path
+) -> None:
+    processor = CausalQwenProcessor(byte_tokenizer())
+    size = {"vocab_size": len(processor.tokenizer), "num_token_id": processor.num_token_id}
+    nowhere = OpenModel(processor, fresh_model(initializer_range=0.1, **size))
+    shared = CausalTextRegressor(model=nowhere, folds=2, value_space="symlog")
+    assert np.isfinite(shared.fit(table[:60], "price").predict(table)).all()
+    for keep in (pickle.dumps, lambda one: one.save(tmp_path / "kept")):
+        with pytest.raises(ValueError, match=r"lies in no directory.*save_pretrained"):
+            keep(shared)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_bare_model_is_refused_with_the_cure(opened: OpenModel, table: Any) -> None:
+    with pytest.raises(TypeError, match=r"is a CausalQwenForCausalLM; .* OpenModel\(processor"):
+        CausalTextRegressor(model=opened.model).fit(table, "price")
+
+
+# --- whole sentences
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"template": "grade {grade} in {city}", "question": "It costs"}]
+)
+def test_sentences_are_what_rows_are_read_as(
+    make: Callable[..., Any], table: Any, options: dict[str, Any]
+) -> None:
+    regressor = make(**options).fit(table[:60], "price").calibrate(table[60:], "price")
+    settings = regressor.get_params()
+    told = regressor.sentences(table[:3])
+    row = table.iloc[0]
+    assert told[0] == (
+        f"grade {row.grade} in {row.city}. It costs"
+        if options
+        else f"city is {row.city}, grade is {row.grade}. The price is"
+    )
+    asked = regressor.of_sentences()
+    assert np.array_equal(asked.predict(told), regressor.predict(table[:3]))
+    assert np.array_equal(asked.predict_interval(told), regressor.predict_interval(table[:3]))
+    assert regressor.get_params() == settings
+    with pytest.raises(NotFittedError):
+        make().sentences(table)
 
 
 # --- bad input

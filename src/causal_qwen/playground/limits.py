@@ -9,9 +9,10 @@ PROMPT_TOKENS = 200
 NEW_TOKENS = 80
 PROMPTS = 5  # of one individual
 PEOPLE = 12  # of one visitor
+REGRESSORS = 4  # of directories, open at the same time
 NAME_LETTERS = 24
 PARALLEL = 4  # requests that are worked on at the same time ...
-WAITING = 24  # ... and that wait for their turn
+WAITING = 24  # ... and that wait for their turn; together less than the server's 40 threads
 FILE_BYTES = 1_000_000  # of an individual that is brought along
 
 

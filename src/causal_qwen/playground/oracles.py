@@ -7,10 +7,8 @@ table here: how long the petals of an iris are, told the rest of the flower. Reg
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from numpy.typing import NDArray
 from causal_qwen.demo import irises
 from causal_qwen.features import CACHE_FILE, features
 from causal_qwen.home import cache_home
-from causal_qwen.playground.wording import change_number, dial_of, on_dial
+from causal_qwen.playground.wording import Dial, change_number, on_dial
 from causal_qwen.prediction import NumberPrediction
-from causal_qwen.regressor import LENGTH, CausalTextRegressor
+from causal_qwen.regressor import LENGTH, CausalTextRegressor, OpenModel
 from causal_qwen.tables import to_sentences
 
 Array = NDArray[np.float64]
@@ -35,7 +33,7 @@ LEARN, HOLD_OUT = 60, 30  # flowers to learn from, and to calibrate on
 AT_ONCE = 6  # flowers that are read before others have their turn
 LEVELS = (0.5, 0.9)
 SWEEP = 9  # places at which a dragged number is tried
-OWN = "<model>"  # asks the open model itself, not a directory
+IRISES, OWN = "<irises>", "<model>"  # asks these, not a directory
 
 
 @dataclass(frozen=True)
@@ -73,21 +71,11 @@ class Oracle:
         intervals = {level: (float(low[0]), float(high[0])) for level, (low, high) in ends.items()}
         return Forecast(density, float(density.median), intervals)
 
-    def sweep(self, text: str, place: int) -> Sweep:
+    def sweep(self, text: str, place: int, dial: Dial) -> Sweep:
         """`text` with its `place`-th number dragged from one end of its dial to the other."""
-        dial = dial_of(text, place)
         values = np.unique([on_dial(dial, share) for share in np.linspace(0, 1, SWEEP)])
         texts = [change_number(text, place, float(value)) for value in values]
         return Sweep(values, self.density(texts).median, *self.interval(texts, LEVELS[-1]))
-
-
-class SharedRegressor(CausalTextRegressor):
-    """A frozen regressor that reads with a model which is open already."""
-
-    opened: tuple[Any, Any]
-
-    def _open(self) -> tuple[Any, Any]:
-        return self.opened
 
 
 def flowers() -> tuple[list[str], Array]:
@@ -108,8 +96,9 @@ def learn_flowers(model: Any, processor: Any) -> Iterator[tuple[int, int] | Orac
         some = texts[start : start + AT_ONCE]
         features(some, model, processor, max_length=longest, cache=cache_home() / CACHE_FILE)
         yield min(start + AT_ONCE, len(texts)), len(texts)
-    regressor = SharedRegressor(verbose=False, question="", value_space="symlog")
-    regressor.opened = processor, model
+    regressor = CausalTextRegressor(
+        model=OpenModel(processor, model), verbose=False, question="", value_space="symlog"
+    )
     regressor.fit(texts[:LEARN], lengths[:LEARN])
     regressor.calibrate(texts[LEARN:], lengths[LEARN:])
     error = float(np.median(np.abs(regressor.predict(texts[LEARN:]) - lengths[LEARN:])))
@@ -122,12 +111,16 @@ def learn_flowers(model: Any, processor: Any) -> Iterator[tuple[int, int] | Orac
     )
 
 
-@lru_cache(maxsize=4)
-def of_directory(path: str) -> Oracle:
+def of_directory(path: str, opened: OpenModel) -> Oracle:
     """A regressor that `causal-qwen fit` has saved; of several targets, the first."""
     if not path.strip():
         raise ValueError("The directory is missing: give one that causal-qwen fit has written.")
-    regressor = CausalTextRegressor.load(Path(path.strip()).expanduser())
+    directory = Path(path.strip()).expanduser()
+    try:
+        regressor = CausalTextRegressor.load(directory, model=opened)
+    except ValueError:  # fitted on another backbone
+        regressor = CausalTextRegressor.load(directory)
+    regressor.set_params(verbose=False)
     target = next(iter(regressor.targets_))
     is_calibrated = regressor.targets_[target].conformal is not None
     note = "calibrated intervals" if is_calibrated else "the Cauchy's own intervals"
@@ -136,8 +129,7 @@ def of_directory(path: str) -> Oracle:
 
 def of_regressor(regressor: CausalTextRegressor, name: str, note: str, example: str) -> Oracle:
     """Any fitted regressor, asked with whole sentences."""
-    reader = copy.copy(regressor)
-    reader.columns_, reader.template, reader.text, reader.question = None, None, None, ""
+    reader = regressor.of_sentences()
     target = next(iter(reader.targets_))
 
     def density(texts: list[str]) -> NumberPrediction:
@@ -158,8 +150,7 @@ def example_of(regressor: CausalTextRegressor) -> str:
     if regressor.columns_ is None:
         return ""
     nothing = DataFrame([dict.fromkeys(regressor.columns_)])
-    text: str = regressor._texts(nothing, list(regressor.targets_))[0]
-    return text
+    return regressor.sentences(nothing)[0]
 
 
 def of_model(model: Any, processor: Any) -> Oracle:

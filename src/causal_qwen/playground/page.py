@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
@@ -14,30 +16,92 @@ from causal_qwen.individual import Individual
 from causal_qwen.playground import inside, oracles, people, pictures, voices, wording, worlds
 from causal_qwen.playground.limits import (
     NEW_TOKENS,
-    PARALLEL,
+    PROMPT_LETTERS,
     PROMPTS,
-    WAITING,
     check_prompt,
     check_prompts,
 )
 from causal_qwen.playground.oracles import Oracle, Sweep
 from causal_qwen.playground.studio import Studio
+from causal_qwen.playground.wording import Dial
+
+Curve = tuple[tuple[str, int], Sweep]  # of a text but for one number, and which
 
 TITLE = "CausalQwen playground"
 PROMPT = "The old lighthouse keeper opened the door and"
 OTHER_PROMPTS = "The young mayor opened the letter and\nThe best way to learn is to"
 KING = "The king's daughter had 7 horses and"
 SAMPLING, COMPATIBLE = 20.0, 0.7  # temperatures at which these two are lively and fluent
-CLICKED = (  # a click on a token says which one
-    "element.addEventListener('click', event => {"
-    " const button = event.target.closest('button[data-place]');"
-    " if (button) trigger('select', {index: Number(button.dataset.place)}); });"
-)
+EMPTY_SPEAK = "What the four modes say of the prompt stands here, word by word."
+EMPTY_PEOPLE = "What they say stands here, word by word."
+EMPTY_WORLDS = "Both worlds stand here: what is said of the text as it is, and after the change."
+EMPTY_INSIDE = "Click a token to see how it was chosen."
+EMPTY_NUMBERS = "Write a text that ends where a number would stand, and press Predict."
+CLICKED = """
+// a click on a token says which one
+element.addEventListener('click', event => {
+  const button = event.target.closest('button[data-place]');
+  if (button) trigger('select', {index: Number(button.dataset.place)});
+});
+"""
+DRAGGED = """
+// a number that is dragged, or moved by keys, says which one it is and what it is now
+const PIXELS = 320;  // from one end to the other
+let held = null;
+const numberAt = event => event.target.closest('[data-place]');
+const read = number => Object.fromEntries(
+  ['low', 'high', 'step', 'value'].map(name => [name, Number(number.dataset[name])]));
+const move = (number, wanted) => {
+  const {low, high, step, value} = read(number);
+  const near = low + Math.round((wanted - low) / step) * step;
+  const now = Number(Math.min(Math.max(near, low), high).toPrecision(12));
+  if (now === value) return;
+  number.dataset.value = number.textContent = now;
+  number.setAttribute('aria-valuenow', now);
+  window.dragged = [Number(number.dataset.place), now];
+  trigger('input');
+};
+element.addEventListener('pointerdown', event => {
+  const number = numberAt(event);
+  if (!number) return;
+  event.preventDefault();
+  number.focus();
+  number.setPointerCapture(event.pointerId);
+  held = {number, from: event.clientX, value: read(number).value};
+});
+element.addEventListener('pointermove', event => {
+  if (!held) return;
+  const {low, high} = read(held.number);
+  move(held.number, held.value + (event.clientX - held.from) / PIXELS * (high - low));
+});
+for (const end of ['pointerup', 'pointercancel']) element.addEventListener(end, () => held = null);
+element.addEventListener('keydown', event => {
+  const number = numberAt(event);
+  if (!number) return;
+  const {low, high, step, value} = read(number);
+  const stride = Math.max(step, (high - low) / 50);
+  const wanted = {
+    ArrowLeft: value - stride, ArrowDown: value - stride, Home: low,
+    ArrowRight: value + stride, ArrowUp: value + stride, End: high,
+  }[event.key];
+  if (wanted === undefined) return;
+  event.preventDefault();
+  move(number, wanted);
+});
+"""
+# An event that waits loses its data, but is asked for its inputs when its turn has come.
+WHERE_NOW = "(...inputs) => [...inputs.slice(0, -1), window.dragged]"
 LOOK = {
     "css": pictures.CSS
-    + ".gradio-container { width: 100%; max-width: 72rem !important; margin: 0 auto; }"
-    # all five tabs on a phone, instead of some in a menu
-    + "@media (max-width: 30rem) { .tab-wrapper button { padding: 0 .2rem; font-size: .75rem; } }"
+    + """
+.gradio-container { width: 100%; max-width: 72rem !important; margin: 0 auto; }
+.tab-wrapper button.selected { color: var(--primary-700); }
+.dark .tab-wrapper button.selected { color: var(--primary-300); }
+.min_value, .max_value {
+  color: color-mix(in srgb, var(--body-text-color) 68%, transparent) !important; }
+/* all five tabs on a phone, instead of some in a menu */
+@media (max-width: 30rem) { .tab-wrapper button { padding: 0 .2rem; font-size: .75rem; } }
+"""
 }
 
 
@@ -61,7 +125,7 @@ def build(studio: Studio) -> gr.Blocks:
             with gr.Tab("Inside", id="inside"):
                 _inside(studio)
         mine.change(lambda them: [_choice(them, box) for box in choices], mine, choices)
-    page.queue(default_concurrency_limit=PARALLEL, max_size=WAITING)
+    page.queue(default_concurrency_limit=None)  # the studio has a door of its own
     return page
 
 
@@ -90,6 +154,25 @@ def polite(handler: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
+def served(studio: Studio, outputs: int = 0) -> Callable[..., Callable[..., Any]]:
+    """A generator that waits for its turn with the model; with `outputs`, the first says so."""
+
+    def decorate(handler: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
+        @polite
+        @functools.wraps(handler)
+        def stream(*arguments: Any) -> Iterator[Any]:
+            with studio.door.enter() as ask:
+                while before := ask():
+                    if outputs:
+                        waiting = pictures.note(f"Waiting: {before} before you ...")
+                        yield waiting if outputs == 1 else (waiting, *[gr.skip()] * (outputs - 1))
+                yield from handler(*arguments)
+
+        return stream
+
+    return decorate
+
+
 # ---------------------------------------------------------------- the five tabs
 
 
@@ -107,9 +190,9 @@ def _speak(studio: Studio) -> None:
             truncation = _truncation()
             seed = gr.Number(1, label="Seed: who speaks", precision=0, minimum=0)
             tokens = _tokens(30)
-    said = gr.HTML(label="Four modes")
+    said = gr.HTML(pictures.note(EMPTY_SPEAK), label="Four modes")
 
-    @polite
+    @served(studio, outputs=1)
     def run(
         text: str, hot: float, warm: float, soft: float, cut: float, who: int | None, n: int
     ) -> Iterator[str]:
@@ -125,8 +208,7 @@ def _speak(studio: Studio) -> None:
         yield from _growing(titles, studio.worker.each(voices.take_turns(streams)))
 
     settings = [prompt, sampling, causal, compatible, truncation, seed, tokens]
-    running = [trigger(run, settings, said) for trigger in (start.click, prompt.submit)]
-    stop.click(None, cancels=running)
+    _stops(stop, [trigger(run, settings, said) for trigger in (start.click, prompt.submit)], said)
 
 
 def _individuals(studio: Studio, mine: gr.State) -> list[Any]:
@@ -163,7 +245,8 @@ def _individuals(studio: Studio, mine: gr.State) -> list[Any]:
             )
             prompt = _text("Prompt", PROMPT)
             ask_many = gr.Button("Let many speak", variant="primary")
-    said = gr.HTML(label="What they say")
+    stop = gr.Button("Stop them")
+    said = gr.HTML(pictures.note(EMPTY_PEOPLE), label="What they say")
 
     @polite
     def on_draw(
@@ -181,13 +264,13 @@ def _individuals(studio: Studio, mine: gr.State) -> list[Any]:
     def on_save(them: list[Individual], who: str) -> str:
         return studio.keep(people.find(them, who))
 
-    @polite
+    @served(studio, outputs=1)
     def run_one(them: list[Individual], who: str, lines: str, n: int) -> Iterator[str]:
         texts = studio.worker.do(check_prompts, lines, studio.processor)
         someone = people.find(them, who)
         yield from run([someone] * len(texts), texts, n)
 
-    @polite
+    @served(studio, outputs=1)
     def run_many(them: list[Individual], chosen: list[str], text: str, n: int) -> Iterator[str]:
         text = studio.worker.do(check_prompt, text, studio.processor)
         if not chosen:
@@ -206,8 +289,11 @@ def _individuals(studio: Studio, mine: gr.State) -> list[Any]:
     draw.click(on_draw, [mine, name, seed, heat, cut], [mine, table, name, seed])
     load.upload(on_load, [mine, load], [mine, table])
     saved.change(on_save, [mine, saved], save, show_progress="hidden")
-    ask_one.click(run_one, [mine, one, prompts, tokens], said)
-    ask_many.click(run_many, [mine, many, prompt, tokens], said)
+    running = [
+        ask_one.click(run_one, [mine, one, prompts, tokens], said),
+        ask_many.click(run_many, [mine, many, prompt, tokens], said),
+    ]
+    _stops(stop, running, said)
     return [saved, one, many]
 
 
@@ -227,9 +313,9 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
         other_prompt = _text("into", "The queen's dog had 7 puppies and")
     tokens = _tokens(16)
     imagine = gr.Button("Imagine", variant="primary")
-    shown = gr.HTML(label="Two worlds")
+    shown = gr.HTML(pictures.note(EMPTY_WORLDS), label="Two worlds")
 
-    @polite
+    @served(studio, outputs=1)
     def run(
         them: list[Individual],
         text: str,
@@ -241,8 +327,8 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
         number: float | None,
         instead: str,
         n: int,
-    ) -> str:
-        return pictures.two_worlds(
+    ) -> Iterator[str]:
+        yield pictures.two_worlds(
             studio.worker.do(
                 worlds.imagine,
                 studio.model,
@@ -274,96 +360,120 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
 def _numbers(studio: Studio, tab: gr.Tab) -> None:
     note = gr.HTML()
     text = _text("A text that asks for a number", "", lines=3)
-    with gr.Row():
-        place = _number_box("")
-        dial = gr.Slider(0, 1, 0, label="Drag it", interactive=True, min_width=240)
     ask = gr.Button("Predict", variant="primary")
+    sentence = gr.HTML(js_on_load=DRAGGED)
     with gr.Row():
         with gr.Column(min_width=300):
             picture = gr.HTML(label="Prediction")
         with gr.Column(min_width=300):
             moved = gr.HTML(label="While it is dragged")
-    with gr.Accordion("Another regressor", open=False):
-        path = gr.Textbox(label="Directory that causal-qwen fit has written, on this machine")
-        with gr.Row():
-            load = gr.Button("Ask this one")
-            own = gr.Button("Ask the model's own number head")
-    key = gr.State("")  # whom this visitor asks
-    curve: gr.State = gr.State(None)
-
-    def show(oracle: Oracle, sentence: str, at: int | None) -> tuple[Any, ...]:
-        """Everything below the text, for a text that somebody wrote."""
-        sentence = studio.worker.do(check_prompt, sentence, studio.processor)
-        found = studio.worker.do(oracle.forecast, sentence)
-        picked = pictures.forecast_picture(oracle.name, found)
-        values = wording.numbers_of(sentence)
-        if not values:
-            return _number_box(sentence), gr.update(interactive=False), picked, "", None
-        at = min(int(at or 0), len(values) - 1)
-        ends, now = wording.dial_of(sentence, at), values[at][1]
-        sweep = studio.worker.do(oracle.sweep, sentence, at)
-        slider = gr.update(
-            minimum=ends.low, maximum=ends.high, step=ends.step, value=now, interactive=True
+    with gr.Accordion("Ask somebody else", open=False):
+        path = gr.Textbox(
+            label="A regressor of yours",
+            placeholder="the directory that causal-qwen fit has written, on this machine",
         )
-        drawn = pictures.sweep_picture(sweep, now, found.median)
-        return _number_box(sentence, at), slider, picked, drawn, sweep
+        with gr.Row():
+            load = gr.Button("Ask this regressor")
+            own = gr.Button("Ask the model itself")
+            irises = gr.Button("Ask about irises")
+    key = gr.State(oracles.IRISES)  # whom this visitor asks
+    dials = gr.State([])  # how far every number of the sentence can be dragged
+    curve: gr.State = gr.State(None)  # of which text and number, and their sweep
+    dragged = gr.JSON(visible=False)  # a place and its value now, told by the browser
+    turns = itertools.count()
 
-    def ask_oracle(chosen: str) -> Oracle:
-        if chosen:
-            return studio.oracle(chosen)
-        if studio.flowers is None:
-            raise ValueError("The irises are still being learned; wait a moment.")
-        return studio.flowers
+    def lay_out(words: str) -> tuple[str, list[Dial]]:
+        """The sentence whose numbers can be dragged, drawn anew even if it was the same before."""
+        words = words[:PROMPT_LETTERS]  # as much as can be asked
+        rulers = wording.dials_of(words)
+        return pictures.sentence(words, rulers, next(turns)), rulers
 
-    @polite
-    def on_open(sentence: str) -> Iterator[Any]:
-        if sentence:
+    def show(oracle: Oracle, words: str) -> Iterator[tuple[Any, ...]]:
+        """Everything below a text that somebody wrote; its last number is tried out."""
+        words = studio.worker.do(check_prompt, words, studio.processor)
+        found = studio.worker.do(oracle.forecast, words)
+        drawn, rulers = lay_out(words)
+        shown = pictures.forecast_picture(oracle.name, found)
+        if not rulers:
+            yield drawn, rulers, shown, "", None
+            return
+        yield drawn, rulers, shown, gr.skip(), None
+        place, (_, now) = len(rulers) - 1, wording.numbers_of(words)[-1]
+        tried = try_out(oracle, words, place, rulers[place])
+        swept = pictures.sweep_picture(tried[1], place, now, found.median)
+        yield drawn, rulers, shown, swept, tried
+
+    def try_out(oracle: Oracle, words: str, place: int, ruler: Dial) -> Curve:
+        return rest_of(words, place), studio.worker.do(oracle.sweep, words, place, ruler)
+
+    def rest_of(words: str, place: int) -> tuple[str, int]:
+        """What stays while a number is dragged."""
+        return wording.change_number(words, place, 0.0), place
+
+    @served(studio, outputs=7)
+    def on_open(asked: str, words: str) -> Iterator[Any]:
+        if words or asked != oracles.IRISES:
             return
         for news in studio.learn_flowers():
             if isinstance(news, Oracle):
-                rest = show(news, news.example, len(wording.numbers_of(news.example)) - 1)
-                yield pictures.note(news.note), news.example, *rest
+                yield from introduce(news)
             else:
                 done = f"Learning from real flowers: {news[0]} of {news[1]} read ..."
                 yield pictures.note(done), *[gr.skip()] * 6
 
-    @polite
-    def on_ask(chosen: str, sentence: str, at: int | None) -> tuple[Any, ...]:
-        return show(ask_oracle(chosen), sentence, at)
+    def introduce(oracle: Oracle) -> Iterator[tuple[Any, ...]]:
+        """Who is asked now, with a text to begin with if there is one."""
+        about = pictures.note(oracle.note)
+        if not oracle.example:
+            yield about, "", *lay_out(""), pictures.note(EMPTY_NUMBERS), "", None
+            return
+        for rest in show(oracle, oracle.example):
+            yield about, oracle.example, *rest
 
-    @polite
+    @served(studio)
+    def on_ask(asked: str, words: str) -> Iterator[tuple[Any, ...]]:
+        yield from show(studio.oracle(asked), words)
+
+    @served(studio)
     def on_drag(
-        chosen: str, sentence: str, at: int | None, value: float, sweep: Sweep | None
-    ) -> tuple[Any, ...]:
-        oracle = ask_oracle(chosen)
-        sentence = wording.change_number(sentence, int(at or 0), value)
-        found = studio.worker.do(oracle.forecast, sentence)
-        drawn = "" if sweep is None else pictures.sweep_picture(sweep, value, found.median)
-        box = _number_box(sentence, int(at or 0))
-        return sentence, box, pictures.forecast_picture(oracle.name, found), drawn
+        asked: str, words: str, rulers: list[Dial], tried: Curve | None, now: tuple[int, float]
+    ) -> Iterator[tuple[Any, ...]]:
+        oracle, (place, value) = studio.oracle(asked), now
+        words = wording.change_number(words, place, value)
+        found = studio.worker.do(oracle.forecast, words)
+        shown = pictures.forecast_picture(oracle.name, found)
+        if tried is None or tried[0] != rest_of(words, place):
+            yield words, shown, gr.skip(), tried
+            tried = try_out(oracle, words, place, rulers[place])
+        yield words, shown, pictures.sweep_picture(tried[1], place, value, found.median), tried
 
-    @polite
-    def on_load(directory: str) -> tuple[Any, ...]:
-        oracle = studio.oracle(directory.strip())
-        return directory.strip(), pictures.note(oracle.note), oracle.example
+    @served(studio)
+    def on_load(directory: str) -> Iterator[tuple[Any, ...]]:
+        for shown in introduce(studio.open_regressor(directory.strip())):
+            yield directory.strip(), *shown
 
-    @polite
-    def on_own() -> tuple[Any, ...]:
-        return oracles.OWN, pictures.note(studio.oracle(oracles.OWN).note)
+    @served(studio)
+    def on_turn(to: str) -> Iterator[tuple[Any, ...]]:
+        for shown in introduce(studio.oracle(to)):
+            yield to, *shown
 
-    below = [place, dial, picture, moved, curve]
-    tab.select(on_open, text, [note, text, *below], show_progress="hidden")
-    for trigger in (ask.click, text.submit, place.input):
-        trigger(on_ask, [key, text, place], below)
-    dial.input(
+    below = [sentence, dials, picture, moved, curve]
+    tab.select(on_open, [key, text], [note, text, *below], show_progress="hidden")
+    text.input(lay_out, text, [sentence, dials], show_progress="hidden")
+    for trigger in (ask.click, text.submit):
+        trigger(on_ask, [key, text], below)
+    sentence.input(
         on_drag,
-        [key, text, place, dial, curve],
-        [text, place, picture, moved],
+        [key, text, dials, curve, dragged],
+        [text, picture, moved, curve],
+        js=WHERE_NOW,
         show_progress="hidden",
         trigger_mode="always_last",
     )
-    load.click(on_load, path, [key, note, text])
-    own.click(on_own, None, [key, note])
+    everything = [key, note, text, *below]
+    load.click(on_load, path, everything)
+    own.click(on_turn, gr.State(oracles.OWN), everything)
+    irises.click(on_turn, gr.State(oracles.IRISES), everything)
 
 
 def _inside(studio: Studio) -> None:
@@ -373,28 +483,28 @@ def _inside(studio: Studio) -> None:
         pictures.token_buttons(inside.tokens_of(studio.model, studio.processor, PROMPT)),
         js_on_load=CLICKED,
     )
-    shown = gr.HTML(pictures.note("Click a token to see how it was chosen."))
+    shown = gr.HTML(pictures.note(EMPTY_INSIDE))
     cut_text = gr.State(PROMPT)  # whose tokens are shown
 
     @polite
-    def on_cut(sentence: str) -> tuple[str, str]:
+    def on_cut(sentence: str) -> tuple[str, str, str]:
         sentence = studio.worker.do(check_prompt, sentence, studio.processor)
-        return buttons(sentence), sentence
+        return buttons(sentence), sentence, pictures.note(EMPTY_INSIDE)
 
-    @polite
-    def on_click(sentence: str, event: gr.EventData) -> tuple[str, str]:
+    @served(studio)
+    def on_click(sentence: str, event: gr.EventData) -> Iterator[tuple[str, str]]:
         place = int(event.index)
         found = studio.worker.do(
             inside.look, studio.model, studio.processor, sentence, place, studio.usual
         )
-        return buttons(sentence, place), pictures.anatomy(found)
+        yield buttons(sentence, place), pictures.anatomy(found)
 
     def buttons(sentence: str, pressed: int | None = None) -> str:
         found = studio.worker.do(inside.tokens_of, studio.model, studio.processor, sentence)
         return pictures.token_buttons(found, pressed)
 
     for trigger in (cut.click, text.submit):
-        trigger(on_cut, text, [tokens, cut_text])
+        trigger(on_cut, text, [tokens, cut_text, shown])
     tokens.select(on_click, cut_text, [tokens, shown], show_progress="minimal")
 
 
@@ -403,6 +513,12 @@ def _inside(studio: Studio) -> None:
 
 def _text(label: str, value: str, lines: int = 2) -> gr.Textbox:
     return gr.Textbox(value, label=label, lines=lines, max_lines=8, min_width=240)
+
+
+def _stops(button: gr.Button, running: Sequence[Any], said: gr.HTML) -> None:
+    """Nobody says more; what was said stays, without the sign that more comes."""
+    end = f"html => html.replaceAll({json.dumps(pictures.CURSOR)}, '')"
+    button.click(None, cancels=list(running)).then(None, said, said, js=end)
 
 
 def _tokens(value: int) -> gr.Slider:

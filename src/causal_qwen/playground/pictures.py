@@ -16,9 +16,10 @@ import numpy as np
 
 from causal_qwen.counterfactual import Counterfactual, World
 from causal_qwen.individual import Individual
-from causal_qwen.numerals import render
+from causal_qwen.numerals import encode, render
 from causal_qwen.playground.inside import LEVEL, Anatomy
 from causal_qwen.playground.oracles import LEVELS, Forecast, Sweep
+from causal_qwen.playground.wording import Dial
 
 CSS = """
 .cq { --accent: #0f766e; --warm: #b3541e; color: var(--body-text-color); line-height: 1.5;
@@ -45,7 +46,7 @@ CSS = """
 .cq .word { text-align: left; font-family: var(--font-mono); }
 .cq tr.here td { background: color-mix(in srgb, var(--accent) 16%, transparent); }
 .cq mark { background: color-mix(in srgb, var(--warm) 28%, transparent); color: inherit;
-  border-radius: 3px; outline: 1px solid var(--warm); }
+  border-radius: 3px; outline: 1px solid var(--warm); padding: 0 .15em; }
 .cq .changed { color: var(--warm); font-weight: 600; }
 .cq svg { display: block; width: 100%; max-width: 32rem; height: auto; margin: .5rem 0; }
 .cq svg text { font: 12px var(--font); fill: var(--body-text-color); }
@@ -58,17 +59,27 @@ CSS = """
 .cq svg .now { stroke: var(--warm); stroke-width: 2; }
 .cq svg .dot { fill: var(--warm); }
 .cq .tokens { display: flex; flex-wrap: wrap; gap: .3rem; }
-.cq .tokens button { font: .95rem var(--font-mono); padding: .3rem .45rem; min-height: 2.1rem;
+.cq .tokens button { margin: 0; padding: .3rem .45rem; min-height: 2.1rem;
+  font: .95rem var(--font-mono);
   border: 1px solid var(--border-color-primary); border-radius: 6px; white-space: pre;
   cursor: pointer; background: var(--background-fill-primary); color: var(--body-text-color); }
 .cq .tokens button:hover, .cq .tokens button:focus-visible { border-color: var(--accent); }
 .cq .tokens button[aria-pressed="true"] { border-color: var(--accent);
   box-shadow: 0 0 0 1px var(--accent);
   background: color-mix(in srgb, var(--accent) 18%, transparent); }
+.cq .read { font-size: 1.05rem; line-height: 2.2; white-space: pre-wrap; overflow-wrap: anywhere; }
+.cq .drag { cursor: ew-resize; touch-action: none; user-select: none; color: var(--accent);
+  font-weight: 600; padding: .25rem .4rem; border-radius: 6px; border-bottom: 2px dotted;
+  background: color-mix(in srgb, var(--accent) 12%, transparent); }
+.cq .drag:hover, .cq .drag:focus { outline: 2px solid var(--accent); }
 .cq .big { font-size: 1.35rem; font-weight: 600; }
+.cq .pair { display: grid; gap: .25rem 2rem; align-items: start; }
+@media (min-width: 60rem) { .cq .pair { grid-template-columns: 2fr 3fr; } }
 @media (max-width: 30rem) {
+  .cq svg text { font-size: 14px; }
   .cq table { font-size: .7rem; }
-  .cq th, .cq td { padding: .2rem; }
+  .cq th, .cq td { padding: .2rem .15rem; }
+  .cq th { white-space: normal; vertical-align: bottom; }
 }
 """
 
@@ -76,14 +87,16 @@ WIDTH = 360  # of every picture, in its own units
 LEFT, RIGHT = 14, 14
 HALF_LABEL = 70  # of the words below an interval
 DENSITY_ENDS = (0.03, 0.97)
+REACH = 8  # widths of the middle half to each side, at most: farther tails would dwarf it
 POINTS = 120
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+CURSOR = "<span class='cursor'>▍</span>"  # more comes
 Card = tuple[str, str, str, str]  # title, note, prompt, what was said
 
 
 def cards(shown: Sequence[Card], is_done: bool) -> str:
     """Texts side by side, or below each other where the screen is narrow."""
-    cursor = "" if is_done else "<span class='cursor'>▍</span>"
+    cursor = "" if is_done else CURSOR
     return _page(
         "<div class='grid'>"
         + "".join(
@@ -134,7 +147,7 @@ def two_worlds(result: Counterfactual) -> str:
     return _page(
         f"<p class='note'>{_escape(result.edit)} · {_escape(str(result.individual.name))} · "
         f"{_escape(verdict)}</p><div class='grid worlds'>{columns}</div>"
-        f"{_shift_picture(result)}{_steps_table(result)}"
+        f"{_pair(_shift_picture(result), _steps_table(result))}"
         "<p class='note'>ΔU: how far the location of U moved. P: the chance of this word piece to "
         "pass its threshold, one against the rest.</p>"
     )
@@ -144,11 +157,18 @@ def _marked(world: World, step: int | None) -> str:
     before = world.tokens if step is None else world.tokens[:step]
     parts = [f"<span class='prompt'>{_escape(world.prompt)}</span>", _escape("".join(before))]
     if step is not None and step < len(world.tokens):
-        parts.append(f"<mark>{_escape(world.tokens[step])}</mark>")
+        lead, token = _apart(world.tokens[step])
+        parts.append(f"{lead}<mark>{_escape(token)}</mark>")
         parts.append(f"<span class='changed'>{_escape(''.join(world.tokens[step + 1 :]))}</span>")
     elif step is not None:
         parts.append("<mark>(ends here)</mark>")
     return "".join(parts)
+
+
+def _apart(token: str) -> tuple[str, str]:
+    """The blanks before a token, and what can be seen of it: of mere blanks, signs for them."""
+    seen = token.lstrip()
+    return (token[: len(token) - len(seen)], seen) if seen else ("", _visible(token))
 
 
 def _steps_table(result: Counterfactual) -> str:
@@ -163,7 +183,7 @@ def _steps_table(result: Counterfactual) -> str:
     for step, (left, right, shift, ratio) in enumerate(pairs):
         cells = [str(step + 1)]
         for said in (left, right):
-            cells += ["", ""] if said is None else [_visible(said[0]), f"{said[1]:.2g}"]
+            cells += ["", ""] if said is None else [_short(said[0], 10), f"{said[1]:.2g}"]
         cells += ["" if x is None else f"{x:.3g}" for x in (shift, ratio)]
         rows.append(cells)
     heads = ("", "as it was", "P", "after the edit", "P", "ΔU", "scale ratio")
@@ -175,7 +195,7 @@ def _shift_picture(result: Counterfactual) -> str:
     shift = result.shift_U
     if not len(shift):
         return ""
-    height, base, top = 96, 74, 14
+    height, base, top = 104, 82, 22
     wide = (WIDTH - LEFT - RIGHT) / len(shift)
     most = float(shift.max()) or 1.0
     bars = []
@@ -198,12 +218,36 @@ def _shift_picture(result: Counterfactual) -> str:
 # ---------------------------------------------------------------- numbers
 
 
+def sentence(text: str, dials: Sequence[Dial], turn: int) -> str:
+    """A text whose numbers can be dragged. `turn` makes two drawings of one text differ, since the
+    browser leaves alone what is the same, and a dragged number is not."""
+    if not text.strip():
+        return note("")
+    found = encode(text)
+    parts = []
+    for place, dial in enumerate(dials):
+        value = found.values[place]
+        parts.append(
+            f"{_escape(found.pieces[place])}<span class='drag' role='slider' tabindex='0' "
+            f"aria-label='number {place + 1}, drag it' aria-valuemin='{dial.low!r}' "
+            f"aria-valuemax='{dial.high!r}' aria-valuenow='{value!r}' data-place='{place}' "
+            f"data-low='{dial.low!r}' data-high='{dial.high!r}' data-step='{dial.step!r}' "
+            f"data-value='{value!r}'>{_escape(found.surfaces[place])}</span>"
+        )
+    hint = "Drag a number to the left or to the right, or use the arrow keys."
+    return _page(
+        f"<p class='read' data-turn='{turn}'>{''.join(parts)}{_escape(found.pieces[-1])} …</p>"
+        f"<p class='note'>{hint if dials else 'No number stands in this text to be dragged.'}</p>"
+    )
+
+
 def forecast_picture(name: str, found: Forecast) -> str:
     """The density with its median and intervals."""
     one = found.density
     wide = found.intervals[LEVELS[-1]]
     seen = [float(one.quantile(p)) for p in DENSITY_ENDS] + [x for x in wide if math.isfinite(x)]
-    low, high = min(seen), max(seen)
+    reach = REACH * (float(one.quantile(0.75)) - float(one.quantile(0.25)))
+    low, high = max(min(seen), found.median - reach), min(max(seen), found.median + reach)
     values = np.linspace(low, high, POINTS)
     density = np.exp(one.log_prob(values))
     height, base, top = 190, 112, 12
@@ -235,14 +279,15 @@ def forecast_picture(name: str, found: Forecast) -> str:
         )
     ends = _number(wide[0]), _number(wide[1])
     return _page(
+        f"<p class='note'>{_escape(name)}</p>"
         f"<p><span class='big'>{_number(found.median)}</span> <span class='note'>median · "
-        f"{LEVELS[-1]:.0%} between {ends[0]} and {ends[1]} · {_escape(name)}</span></p>"
+        f"{LEVELS[-1]:.0%} between {ends[0]} and {ends[1]}</span></p>"
         + _svg(height, "Density, median and intervals", "".join(parts))
     )
 
 
-def sweep_picture(sweep: Sweep, value: float, median: float) -> str:
-    """How the prediction moves while one number is dragged; the dot is where it is now."""
+def sweep_picture(sweep: Sweep, place: int, value: float, median: float) -> str:
+    """How the prediction moves with the text's `place`-th number; the dot is where it is now."""
     height, base, top, left = 170, 138, 12, 48
     across = float(sweep.values[0]), float(sweep.values[-1])
     is_finite = np.isfinite(sweep.low) & np.isfinite(sweep.high)
@@ -269,11 +314,12 @@ def sweep_picture(sweep: Sweep, value: float, median: float) -> str:
         f"<text class='soft' x='{WIDTH - RIGHT}' y='{base + 16}' text-anchor='end'>"
         f"{_number(across[1])}</text>"
         f"<text class='soft' x='{WIDTH / 2}' y='{base + 16}' text-anchor='middle'>"
-        f"the dragged number, now {_number(value)}</text>"
+        f"number {place + 1}, now {_number(value)}</text>"
     )
     return _page(
-        _svg(height, "Prediction against the dragged number", parts)
-        + f"<p class='note'>The line is the median, the band the {LEVELS[-1]:.0%} interval.</p>"
+        f"<p class='note'>if number {place + 1} of the text were another: the line is the median, "
+        f"the band the {LEVELS[-1]:.0%} interval</p>"
+        + _svg(height, "Prediction against a number of the text", parts)
     )
 
 
@@ -326,12 +372,16 @@ def anatomy(found: Anatomy) -> str:
         f"<b>“{_escape(_visible(found.before))}”</b>: "
         f"every token k scores S<sub>k</sub> ~ Cauchy(loc, scale) and is wanted with "
         f"P<sub>k</sub> = P(S<sub>k</sub> &gt; C<sub>k</sub>).</p>"
-        + _scores_picture(found)
-        + _table(("token", "loc S", "scale S", "C_k", "P_k", "softmax"), rows, here=here)
+        + _pair(
+            _scores_picture(found),
+            _table(("token", "loc S", "scale S", "C_k", "P_k", "softmax"), rows, here=here),
+        )
         + f"<p class='sum'>ΣP = <b>{found.total:.3f}</b> over {found.vocabulary:,} tokens.</p>"
         "<p><b>U where it is most unusual</b></p>"
-        + _unusual_picture(found)
-        + _table(("c", "loc U", "usual", "distance", "scale U", "push"), people, words=())
+        + _pair(
+            _unusual_picture(found),
+            _table(("c", "loc U", "usual", "distance", "scale U", "push"), people, words=()),
+        )
         + "<p class='note'>c: the coordinate. distance: from the median over ordinary text, in "
         f"interquartile ranges. push: what it adds to the score of “{_escape(best)}”.</p>"
     )
@@ -394,6 +444,11 @@ def _unusual_picture(found: Anatomy) -> str:
 
 def _page(content: str) -> str:
     return f"<div class='cq'>{content}</div>"
+
+
+def _pair(picture: str, table: str) -> str:
+    """Side by side where there is room."""
+    return f"<div class='pair'><div>{picture}</div>{table}</div>"
 
 
 def _svg(height: float, what: str, content: str) -> str:

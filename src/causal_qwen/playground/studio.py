@@ -13,9 +13,11 @@ from causal_qwen.convert import default_model, open_model
 from causal_qwen.individual import Individual
 from causal_qwen.playground import oracles, people
 from causal_qwen.playground.inside import Usual, get_used_to
+from causal_qwen.playground.limits import PARALLEL, REGRESSORS, WAITING
 from causal_qwen.playground.oracles import Oracle
 from causal_qwen.playground.voices import speak
-from causal_qwen.playground.worker import Worker
+from causal_qwen.playground.worker import Door, Worker
+from causal_qwen.regressor import OpenModel
 
 
 @dataclass
@@ -27,8 +29,10 @@ class Studio:
     model: Any = field(repr=False)
     files: Path  # where saved individuals wait to be downloaded
     worker: Worker = field(default_factory=Worker, repr=False)
+    door: Door = field(default_factory=lambda: Door(PARALLEL, WAITING), repr=False)
     usual: Usual | None = field(default=None, repr=False)
     flowers: Oracle | None = field(default=None, repr=False)
+    regressors: dict[str, Oracle] = field(default_factory=dict, repr=False)  # by directory
     learning: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -52,11 +56,25 @@ class Studio:
                     self.flowers = news
                 yield news
 
+    def open_regressor(self, path: str) -> Oracle:
+        """The regressor in a directory as it is now; the last few are kept open."""
+        opened = OpenModel(self.processor, self.model)
+        oracle = self.worker.do(oracles.of_directory, path, opened)
+        self.regressors.pop(path, None)
+        self.regressors[path] = oracle
+        for oldest in list(self.regressors)[:-REGRESSORS]:
+            self.regressors.pop(oldest, None)
+        return oracle
+
     def oracle(self, key: str) -> Oracle:
-        """Somebody else to ask for numbers: the model itself, or a directory's regressor."""
+        """Somebody to ask for numbers: a directory's regressor, the model itself, or the irises."""
         if key == oracles.OWN:
             return oracles.of_model(self.model, self.processor)
-        return self.worker.do(oracles.of_directory, key)
+        if key == oracles.IRISES:
+            if self.flowers is None:
+                raise ValueError("The irises are still being learned; wait a moment.")
+            return self.flowers
+        return self.regressors.get(key) or self.open_regressor(key)
 
     def keep(self, someone: Individual) -> str:
         """The file of an individual, in a directory of its own."""

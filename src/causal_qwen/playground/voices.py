@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from causal_qwen.calibrate import end_ids
 from causal_qwen.individual import Individual
 
 
@@ -74,7 +75,7 @@ def speak(
         inputs[name].to(model.device) for name in ("input_ids", "attention_mask", "numeric_values")
     )
     start, cache = ids.shape[1], DynamicCache(config=model.config)
-    ends, chance = _ends(model), _Chance(seed)
+    ends, chance = end_ids(model), _Chance(seed)
     lengths = [0] * len(prompts)  # of what was said, without the end
     is_over = [False] * len(prompts)
     for _ in range(max_new_tokens):
@@ -117,12 +118,6 @@ def take_turns(voices: Sequence[Iterator[list[str]]]) -> Iterator[list[str]]:
             else:
                 texts[place] = said[0]
                 yield list(texts)
-
-
-def _ends(model: Any) -> set[int]:
-    """The tokens that end a text."""
-    found = model.generation_config.eos_token_id
-    return set() if found is None else set(found if isinstance(found, list) else [found])
 
 
 class _Chance:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from causal_qwen.numerals import encode, render
 
+FARTHEST = 1e300  # to which a number can be dragged
 LONGEST = 15  # digits, enough for whatever was dragged to its place
 
 
@@ -42,9 +43,16 @@ def dial_of(text: str, place: int) -> Dial:
     start, end = _span(text, place)
     value = encode(text).values[place]
     decimals = len(re.sub(r"[^\d].*", "", text[start:end].partition(".")[2]))
-    reach = abs(value) or 10.0
-    low, high = (-reach, reach) if value == 0 else sorted((0.0, 2 * value))
-    return Dial(low, high, max(10.0**-decimals, float(render((high - low) / 1000, 1))))
+    far = max(min(2 * value, FARTHEST), -FARTHEST)
+    low, high = (-10.0, 10.0) if value == 0 else sorted((0.0, far))
+    written, fine = 10.0**-decimals, float(render((high - low) / 1000, 1))
+    is_small = written > (high - low) / 2  # written with an exponent
+    return Dial(low, high, (fine or high - low) if is_small else max(written, fine))
+
+
+def dials_of(text: str) -> list[Dial]:
+    """The dials of all numbers of a text."""
+    return [dial_of(text, place) for place in range(len(encode(text).spans))]
 
 
 def on_dial(dial: Dial, share: float) -> float:
