@@ -22,7 +22,7 @@ MANY = 2**20  # multiplications from which other threads are worth waking
 LATE = 2**19  # ... which a thread has done when they are awake
 CACHED = 2**20  # weights of a tile: widened, they stay in cache
 FEW = 8  # rows of x up to which a product is one of vectors; more make a product of matrices
-PART, SUMS = 192, 512  # terms that are added up at once, and for how many rows of W: see _dot
+PART, SUMS = 384, 512  # terms that are added up at once, and for how many rows of W: see _dot
 
 
 class Matrix:
@@ -112,8 +112,7 @@ def _dot(x: Float32, weight: Float32, out: Float32) -> None:
 
     BLAS adds the terms of a product of matrices one after the other. At a text's first token some
     activations are in the thousands, and every small term after such a one is rounded to its size:
-    in parts, fewer are. It costs a tenth of the time, and halves the error. (Products with one
-    vector use many accumulators and need no help.)
+    in parts, fewer are. (Products with one vector use many accumulators and need no help.)
     """
     for start in range(0, len(weight), SUMS):
         rows, sums = weight[start : start + SUMS], out[:, start : start + SUMS]  # sums in cache
