@@ -273,8 +273,9 @@ def page(results: list[dict[str, Any]]) -> list[str]:
         "",
         f"`python benchmarks/engine.py`: {threads.COUNT} threads, {platform.machine()}, NumPy "
         f"{np.__version__}; read bandwidth {speeds[0]:.1f} to {speeds[-1]:.1f} GB/s, measured in "
-        f"every round. Decoding: {PROMPT} prompt tokens, {NEW} new ones; prefill: {PREFILL} tokens; load, first token, memory: in a process of "
-        "its own. Ratios are medians of paired rounds with 95% intervals.",
+        f"every round. Decoding: {PROMPT} prompt tokens, {NEW} new ones; prefill: {PREFILL} "
+        "tokens; load, first token, memory: in a process of its own. Ratios are medians of paired "
+        "rounds with 95% intervals.",
         "",
         "| shape | stored | peer | decode tokens/s | times torch | share of the memory's limit | "
         "prefill tokens/s | its time / torch's | load s | first token s | peak RSS GB |",
