@@ -85,7 +85,7 @@ def _serve(
             button_primary_background_fill="*primary_700",
             button_primary_background_fill_hover="*primary_800",
             button_primary_background_fill_dark="*primary_700",
-            button_primary_background_fill_hover_dark="*primary_600",
+            button_primary_background_fill_hover_dark="*primary_800",
         ),
         **look,
     )
