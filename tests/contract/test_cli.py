@@ -81,6 +81,12 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def started(*command: str) -> subprocess.Popen[str]:
+    """A process that goes on beside the test, and can be interrupted."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_ctrl_c)
+
+
 def options(command: str) -> dict[str, Any]:
     """Every spelling of every option of a command."""
     return {name: one for one in COMMANDS[command].params for name in (*one.opts, one.name)}
@@ -563,13 +569,7 @@ def test_the_playground_opens_answers_and_is_closed_by_ctrl_c(tiny_directory: Pa
         port = probe.getsockname()[1]
     script = Path(sys.executable).with_name("causal-qwen")  # as it was installed
     asked = ["app", "--port", str(port), "--no-browser", "--model", str(tiny_directory)]
-    with subprocess.Popen(
-        [script, *asked],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_ctrl_c,
-    ) as process:
+    with started(str(script), *asked) as process:
         assert process.stdout is not None
         told = [process.stdout.readline(), process.stdout.readline()]
         assert told == [
@@ -779,13 +779,7 @@ def test_ctrl_c_ends_torch_cleanly(tiny_directory: Path) -> None:
 )
 def test_ctrl_c_ends_a_process_cleanly(command: str, tiny_directory: Path) -> None:
     arguments = [*PROGRAM, command, "Hi there", "-m", str(tiny_directory), "-n", "2000"]
-    with subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_ctrl_c,
-    ) as process:
+    with started(*arguments) as process:
         assert process.stdout is not None
         assert process.stdout.read(2) == "Hi"  # it speaks
         process.send_signal(signal.SIGINT)
