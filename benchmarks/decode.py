@@ -26,9 +26,9 @@ from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.abduction import inverse_activation
 from causal_qwen.action import row_norms
 from causal_qwen.calibrate import set_decision_noise
+from causal_qwen.choices import MODES
 from causal_qwen.convert import default_model, graft, quiet
 from causal_qwen.engine.random import QWEN_0_5B
-from causal_qwen.modes import MODES
 
 VARIATION = {"constant": 0.0, "mild": 0.3, "strong": 1.0}  # std of log scale_U
 PROMPT_TOKENS, NEW_TOKENS = 8, 12

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from causal_qwen.choices import MODES, NOISY, known
 from causal_qwen.individual import SAVED, Individual, called, first_given
-from causal_qwen.modes import NOISY, known_mode
 from causal_qwen.shown import print_json
-from causal_qwen.speech import Said, read_chat, say, stopped_by_interrupt
+from causal_qwen.speech import Said, context_of, read_chat, say, stopped_by_interrupt
 
 # Likelihood truncation keeps a small model on topic; what is left of the noise can be turned up.
 LIVELY: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ class Conversation:
         self.first = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []  # by turns: user, assistant
         self.who: int | Individual = secrets.randbelow(10_000) if individual is None else individual
-        self.mode = known_mode(mode, f"mode {mode!r}")
+        self.mode = known("mode", mode, MODES)
 
     @property
     def individual(self) -> Individual | None:
@@ -127,7 +127,7 @@ class Conversation:
             return f"Forgotten; {self.name} is listening."
         if command == "/mode":
             if argument:
-                self.mode = known_mode(argument, f"mode {argument!r}")
+                self.mode = known("/mode", argument, MODES)
             return f"mode {self.mode}, {self.name} speaks"
         if command == "/individual":
             if argument:
@@ -174,7 +174,7 @@ class Conversation:
                 one = Individual(np.array(noise), **who)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no conversation ({error}).") from error
-        before, self.mode = self.mode, known_mode(mode, f"mode {mode!r}")
+        before, self.mode = self.mode, known("mode", mode, MODES)
         try:
             if one is not None:
                 self._meet(one)
@@ -189,7 +189,7 @@ class Conversation:
         return length
 
     def _room(self) -> int:
-        return int(self.model.config.max_position_embeddings) - self.max_new_tokens
+        return context_of(self.model) - self.max_new_tokens
 
 
 def run(conversation: Conversation, *, as_json: bool = False) -> None:

@@ -4,23 +4,27 @@ Legend used across the package: B batch, T tokens, H hidden size, C latent size,
 """
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 
-from causal_qwen.modes import MODES
-from causal_qwen.pieces import WAYS
-
-ScaleActivation = Literal["exp", "softplus", "abs"]
+from causal_qwen.choices import (
+    MODES,
+    NUMERIC_ENCODINGS,
+    SCALE_ACTIVATIONS,
+    VALUE_SPACES,
+    WAYS,
+    known,
+)
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "scale_activation": get_args(ScaleActivation),
+    "scale_activation": SCALE_ACTIVATIONS,
     "abduction_init_strategy": ("identity", "xavier", "normal"),
     "decision_noise": ("equalize", "zero"),
     "inference_mode": MODES,
-    "numeric_encoding": ("log", "sigmoid"),
-    "value_space": ("linear", "symlog"),
+    "numeric_encoding": NUMERIC_ENCODINGS,
+    "value_space": VALUE_SPACES,
     "encode_numbers": WAYS,
     "ovr_reduction": ("sum", "mean"),
     "loss_precision": ("exact", "fast"),
@@ -126,10 +130,7 @@ class CausalQwen2Config(Qwen2Config):
     def validate_causal_fields(self) -> None:
         """Refuse what cannot work, naming the field, its value and the cure."""
         for name, allowed in CHOICES.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(
-                    f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}."
-                )
+            known(name, getattr(self, name), allowed)
         for name in AUTO_OR_NON_NEGATIVE:
             _check_number(name, getattr(self, name), auto=True)
         if self.gamma_init == 0:

@@ -29,9 +29,10 @@ from transformers import (
 from transformers.utils import logging
 
 from causal_qwen.calibrate import PROMPTS, TEXTS, Calibration, calibrate
+from causal_qwen.choices import known
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.generation import adopt_generation_config
-from causal_qwen.home import EMBEDDED, embedded_directory, embedded_gguf, is_converted
+from causal_qwen.home import EMBEDDED, check_new, embedded_directory, embedded_gguf, is_converted
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.processor import CausalQwenProcessor, install_number_token
 
@@ -96,10 +97,8 @@ def convert_model(
     check_finite(qwen)
     if tokenizer is None and not isinstance(base, torch.nn.Module):
         tokenizer = load_tokenizer(base)  # and it gets the token <NUM>
-    if init == "documents":
+    if known("init", init, ("calibrated", "documents")) == "documents":
         config_fields = {**DOCUMENTS, **config_fields}
-    elif init != "calibrated":
-        raise ValueError(f"init={init!r} is unknown; choose calibrated or documents.")
 
     number = None if tokenizer is None else install_number_token(tokenizer, qwen.config.vocab_size)
     is_new = number is not None and number >= qwen.config.vocab_size
@@ -396,8 +395,7 @@ def check_finite(model: Any) -> None:
 @contextlib.contextmanager
 def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
     """A directory that appears under its name only when everything in it was written."""
-    if output.exists() and (output.is_file() or any(output.iterdir())) and not overwrite:
-        raise FileExistsError(f"{output} exists and is not empty; choose another, or overwrite it.")
+    check_new(output, overwrite)
     for stale in output.parent.glob(f".{output.name}-*"):
         if time.time() - stale.stat().st_mtime > STALE_SECONDS:  # left by a killed conversion
             shutil.rmtree(stale, ignore_errors=True)

@@ -31,10 +31,10 @@ from torch import Tensor
 
 from causal_qwen import gumbel
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.choices import NOISY, known
 from causal_qwen.generation import OWN
 from causal_qwen.gumbel import GumbelIndividual
 from causal_qwen.individual import Individual
-from causal_qwen.modes import NOISY
 from causal_qwen.numerals import render
 from causal_qwen.passage import Passage, is_number, observe, own_processor, read, show, show_tokens
 from causal_qwen.value import field_space
@@ -358,8 +358,7 @@ def counterfactual(
     changed prompt. Fresh noise goes with the steps, not with the positions: a longer prompt does
     not change it. Further options are those of `generate`.
     """
-    if semantics not in SEMANTICS:
-        raise ValueError(f"semantics={semantics!r} is unknown; choose one of pearl, disco.")
+    known("semantics", semantics, SEMANTICS)
     if mode not in NOISY:
         raise ValueError(f"mode={mode!r} has no individual; choose causal or sampling.")
     is_gumbel = isinstance(individual, GumbelIndividual)

@@ -29,10 +29,10 @@ from transformers.generation import (
 from transformers.utils import ModelOutput, logging
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.choices import MODES, NOISY, NORMALIZATIONS, known
 from causal_qwen.decision import HeadBounds, choose_pruned
 from causal_qwen.embedding import check_values
 from causal_qwen.individual import Gains, Individual, first_given, gather
-from causal_qwen.modes import NOISY, known_mode
 from causal_qwen.value import ValueSpace, field_space, warn_if_clamped
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -483,7 +483,7 @@ def resolve_mode(
 ) -> str:
     """Which mode a call runs in, given what was asked and what is configured."""
     mode = default if explicit is None else explicit
-    known_mode(mode, f"causal_mode={mode!r}")
+    known("causal_mode", mode, MODES)
     if num_beams > 1 or is_assisted:
         what = f"num_beams={num_beams}" if num_beams > 1 else "assisted decoding"
         return _compatible_only(what, explicit, mode)
@@ -522,10 +522,7 @@ def _speaker(
     density = options["min_density"]
     if not isinstance(density, numbers.Real) or not 0 <= float(density) <= 1:
         raise ValueError(f"min_density={density!r} must be a number in [0, 1].")
-    if options["normalization"] not in ("softmax", "ovr"):
-        raise ValueError(
-            f"normalization={options['normalization']!r} is unknown; choose softmax or ovr."
-        )
+    known("normalization", options["normalization"], NORMALIZATIONS)
     if explicit["individual"] is not None and mode not in NOISY:
         raise ValueError(
             f"individual= has no part in causal_mode={mode!r}; use 'causal' or 'sampling'."

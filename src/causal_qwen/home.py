@@ -36,6 +36,26 @@ def embedded_gguf() -> Path | None:
     return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
 
 
+def check_new(directory: str | os.PathLike[str], overwrite: bool) -> None:
+    """Before a directory is written: what is there stays, unless it may be overwritten.
+
+    A file stays in any case, and so does the directory one works in, with those around it.
+    """
+    place = Path(directory)
+    if place.is_file():
+        raise NotADirectoryError(f"{directory} is a file; give the name of a directory.")
+    if not place.is_dir():
+        return
+    if any(place.iterdir()) and not overwrite:
+        raise FileExistsError(
+            f"{directory} exists and is not empty; choose another, or overwrite it."
+        )
+    if Path.cwd().is_relative_to(place.resolve()):
+        raise ValueError(
+            f"{directory} holds the directory you are in, which would be deleted; name another."
+        )
+
+
 def model_directory(name: str) -> Path:
     """A local directory as it is; a hub model's files, fetched once and kept in the hub's cache."""
     if Path(name).exists() or HUB_NAME.fullmatch(name) is None:

@@ -321,7 +321,13 @@ def gather(
 
 def called(name: str) -> int | Individual:
     """Somebody named on a command line: a seed, or the file of a saved individual."""
-    return int(name) if name.isdecimal() else Individual.load(name)
+    if name.isdecimal():
+        return int(name)
+    if not Path(name).is_file():
+        raise FileNotFoundError(
+            f"{name} is neither a seed (a whole number of at least 0) nor a saved individual."
+        )
+    return Individual.load(name)
 
 
 class Gains(NamedTuple):

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from causal_qwen.numerals import PLACEHOLDER, encode
 
-WAYS = ("text", "value")  # numbers are read as digits, or as their values
 RUNS_INTO = re.compile(r"[0-9][.,]?$")
 RUNS_ON = re.compile(r"[0-9]|[.,][0-9]|[eE][+-]?[0-9]")
 

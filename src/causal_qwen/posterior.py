@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from causal_qwen import gumbel
+from causal_qwen.choices import known
 from causal_qwen.gumbel import GumbelIndividual, infer_gumbel
 from causal_qwen.individual import (
     MAX_SEED,
@@ -130,8 +131,7 @@ def infer_individual(
 
     Nobody may be able to write a text: the result is then empty and says why.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown; choose one of {', '.join(MODES)}.")
+    known("mode", mode, MODES)
     if n < 1 or burn_in < 0 or sweeps < 1:
         raise ValueError(f"n={n}, burn_in={burn_in} and sweeps={sweeps} must be at least 1, 0, 1.")
     if processor is None and (isinstance(text, str) or isinstance(prompt, str)):
@@ -154,7 +154,7 @@ def infer_individual(
     groups = [[one] for one in observations] if is_fresh else [observations]
     rng = np.random.default_rng(seed)
     bound = noise_bound(min_density)
-    traces, rejected, known = [], [], 0
+    traces, rejected, inequalities = [], [], 0
     for place, group in enumerate(groups):
         polytope = Polytope(model, group, bound)
         try:
@@ -166,7 +166,7 @@ def infer_individual(
         trace, rejection = polytope.sample(t, n, burn_in, sweeps, rng)
         traces.append(from_cauchy(trace, min_density))  # (n, C)
         rejected.append(rejection)
-        known += len(polytope.floor)
+        inequalities += len(polytope.floor)
 
     people = []
     for draw in range(n):
@@ -185,7 +185,7 @@ def infer_individual(
         float(np.median(sizes)),
         float(sizes.min()),
         float(np.mean(rejected)),
-        inequalities=known,
+        inequalities=inequalities,
     )
 
 

@@ -21,10 +21,12 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoProcessor, BatchEncoding, PreTrainedConfig
 from transformers.processing_utils import ProcessorMixin
 
+from causal_qwen.choices import WAYS, known
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.numerals import PLACEHOLDER, render
-from causal_qwen.pieces import WAYS, cut_at_numbers, frame, interleave, without_placeholder
+from causal_qwen.pieces import cut_at_numbers, frame, interleave, without_placeholder
 
+SIDES, TENSORS = ("left", "right"), ("pt", "np")
 PADDINGS = (None, True, False, "longest", "max_length", "do_not_pad")
 TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncate")
 IDLE = re.compile(r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]")
@@ -48,7 +50,7 @@ class CausalQwenProcessor(ProcessorMixin):
     ) -> None:
         if tokenizer is None:
             raise ValueError("A processor needs a tokenizer: CausalQwenProcessor(tokenizer).")
-        self.encode_numbers = _known_way(encode_numbers)
+        self.encode_numbers = known("encode_numbers", encode_numbers, WAYS)
         install_number_token(tokenizer, _vocab_size_beside(tokenizer))
         template = getattr(tokenizer, "chat_template", None)
         super().__init__(tokenizer, chat_template=chat_template or template)
@@ -92,9 +94,10 @@ class CausalQwenProcessor(ProcessorMixin):
         for row, item in enumerate(texts):
             if not isinstance(item, str):
                 raise TypeError(f"text[{row}] is {type(item).__name__}, not str.")
-        way = _known_way(self.encode_numbers if encode_numbers is None else encode_numbers)
-        _known("padding", padding, PADDINGS)
-        _known("truncation", truncation, TRUNCATIONS)
+        asked = self.encode_numbers if encode_numbers is None else encode_numbers
+        way = known("encode_numbers", asked, WAYS)
+        known("padding", padding, PADDINGS)
+        known("truncation", truncation, TRUNCATIONS)
         longest = self._longest(max_length)
         is_cut = truncation not in (None, False, "do_not_truncate")
         if truncation is None and padding in (None, False):
@@ -198,7 +201,7 @@ class CausalQwenProcessor(ProcessorMixin):
         way = kwargs.pop("encode_numbers", None)
         processor = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         if way is not None:
-            processor.encode_numbers = _known_way(way)
+            processor.encode_numbers = known("encode_numbers", way, WAYS)
         return processor
 
     def _read(
@@ -251,8 +254,7 @@ class CausalQwenProcessor(ProcessorMixin):
         if multiple:
             width = -(-width // multiple) * multiple
         side = side or self.tokenizer.padding_side
-        if side not in ("left", "right"):
-            raise ValueError(f"padding_side={side!r} is unknown; choose left or right.")
+        known("padding_side", side, SIDES)
         pad = self.tokenizer.pad_token_id
         columns: dict[str, list[list[Any]]] = {
             name: [] for name in ("input_ids", "attention_mask", "numeric_values", "offset_mapping")
@@ -288,9 +290,9 @@ def install_number_token(tokenizer: Any, vocab_size: int | None = None) -> int:
             f"{type(tokenizer).__name__} is not a fast tokenizer; numbers need one "
             "(tokenizer.json)."
         )
-    known = tokenizer.get_added_vocab()
-    if PLACEHOLDER in known:
-        return int(known[PLACEHOLDER])
+    added = tokenizer.get_added_vocab()
+    if PLACEHOLDER in added:
+        return int(added[PLACEHOLDER])
     has_reserved = vocab_size is not None and len(tokenizer) < vocab_size
     if not has_reserved and (idle := _idle_token(tokenizer)) is not None:
         _rename(tokenizer, idle)
@@ -339,18 +341,6 @@ def _rename(tokenizer: Any, old: str) -> None:
 # ---------------------------------------------------------------- small parts
 
 
-def _known(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
-        raise ValueError(
-            f"{name}={value!r} is unknown; choose one of {', '.join(map(str, choices))}."
-        )
-
-
-def _known_way(way: Any) -> str:
-    _known("encode_numbers", way, WAYS)
-    return str(way)
-
-
 def _tensors(columns: dict[str, list[list[Any]]], kind: str) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     widths = {len(row) for row in columns["input_ids"]}
@@ -363,10 +353,8 @@ def _tensors(columns: dict[str, list[list[Any]]], kind: str) -> dict[str, Any]:
         dtype = np.float64 if name == "numeric_values" else np.int64
         shape = (count, width, 2) if name == "offset_mapping" else (count, width)
         arrays[name] = np.asarray(column, dtype=dtype).reshape(shape)
-    if kind == "np":
+    if known("return_tensors", kind, TENSORS) == "np":
         return arrays
-    if kind != "pt":
-        raise ValueError(f"return_tensors={kind!r} is unknown; choose pt or np.")
     import torch
 
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.choices import VALUE_SPACES, known
 from causal_qwen.conformal import Conformal
 from causal_qwen.convert import default_model, new_directory, open_model, quiet
 from causal_qwen.features import (
@@ -82,7 +83,7 @@ except ModuleNotFoundError:
 Array = NDArray[np.float64]
 
 BACKBONES = ("frozen", "finetune", "scratch")
-SPACES = ("auto", "symlog", "linear")
+SPACES = ("auto", *VALUE_SPACES)
 RATES = {"finetune": 2e-5, "scratch": 1e-3}
 EPOCHS = {"finetune": 3, "scratch": 40}
 PATIENCE = {"finetune": 1, "scratch": 10}
@@ -456,8 +457,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             ("value_space", SPACES),
             ("bad_rows", ("raise", "skip")),
         ):
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name}={value!r} is unknown; choose {', '.join(allowed)}.")
+            known(name, getattr(self, name), allowed)
         if not isinstance(self.model, str | os.PathLike | None):
             raise TypeError(
                 f"model is a {type(self.model).__name__}; give a directory, or what is open "

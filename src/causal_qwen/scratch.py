@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from causal_qwen.choices import known
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.numerals import PLACEHOLDER
@@ -34,8 +35,8 @@ def new_model(
 
     `size` is a name, or (hidden size, layers). `fields` are further fields of `CausalQwen2Config`.
     """
-    if isinstance(size, str) and size not in SIZES:
-        raise ValueError(f"size={size!r} is unknown; choose {', '.join(SIZES)}.")
+    if isinstance(size, str):
+        known("size", size, SIZES)
     tokenizer = learn_tokenizer(texts, vocabulary)
     processor = CausalQwenProcessor(tokenizer)
     hidden, layers = SIZES[size] if isinstance(size, str) else size

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, TextStreamer
 
+from causal_qwen.choices import NOISY
 from causal_qwen.engine.qwen2 import Qwen2Config
 from causal_qwen.individual import Individual
-from causal_qwen.modes import NOISY
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,14 @@ def say(
     )
 
 
+def context_of(model: Any) -> int:
+    """How many tokens it reads and says together, stretched positions included."""
+    return Qwen2Config.from_dict(model.config.to_dict()).context
+
+
 def room_after(model: Any, inputs: Any) -> int:
     """How many tokens the model can say after what was read, which must leave it one."""
-    context = Qwen2Config.from_dict(model.config.to_dict()).context
-    length = inputs["input_ids"].shape[1]
+    context, length = context_of(model), inputs["input_ids"].shape[1]
     if length >= context:
         raise ValueError(
             f"The prompt has {length} tokens; this model reads 1 to {context - 1} and says one "

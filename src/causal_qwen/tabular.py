@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from causal_qwen.home import check_new
 from causal_qwen.regressor import CausalTextRegressor
 from causal_qwen.tables import name_rows, require_columns
 
@@ -43,8 +44,7 @@ def fit_csv(
     """
     if not 0 <= calibration < 1:
         raise ValueError(f"calibration={calibration} must be a share of rows, 0 to 1.")
-    if Path(output).exists() and not overwrite and any(Path(output).iterdir()):
-        raise FileExistsError(f"{output} exists and is not empty; choose another, or overwrite it.")
+    check_new(output, overwrite)
     frame = read_csv(data)
     require_columns(frame, [*targets, *columns, *([weight] if weight else [])])
     frame, notes = _good_rows(frame, targets)

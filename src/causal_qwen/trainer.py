@@ -20,6 +20,7 @@ from transformers import Trainer, TrainingArguments
 from causal_qwen.calibrate import calibrate_noise
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.checkpoints import PREFIX
+from causal_qwen.choices import known
 from causal_qwen.convert import quiet
 from causal_qwen.metrics import Tally
 
@@ -43,8 +44,7 @@ class CausalTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train not in ("all", "heads"):
-            raise ValueError(f"train={self.train!r} is unknown; choose all or heads.")
+        known("train", self.train, ("all", "heads"))
 
 
 class CausalTrainer(Trainer):

@@ -85,6 +85,20 @@ def test_an_existing_directory_is_not_overwritten_unasked(base: Path, tmp_path: 
     assert not (output / "precious.txt").exists()
 
 
+def test_nothing_is_written_over_the_directory_one_works_in_nor_over_a_file(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "precious.txt"
+    file.write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    for output in (Path(), tmp_path, tmp_path.parent):
+        with pytest.raises(ValueError, match="holds the directory you are in"):
+            convert(base, output, overwrite=True)
+    with pytest.raises(NotADirectoryError, match=r"precious\.txt is a file"):
+        convert(base, file, overwrite=True)
+    assert file.read_text() == "mine"
+
+
 def test_an_unwritable_place_is_said_and_left_alone(base: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")

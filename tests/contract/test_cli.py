@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import io
 import json
@@ -323,8 +324,8 @@ def test_a_chat_through_a_pipe_is_a_line_of_json_per_turn(
     ("line", "sentence"),
     [
         ("/nonsense", "/nonsense is unknown; /help lists what there is."),
-        ("/individual nobody.safetensors", "nobody.safetensors is no file"),
-        ("/mode loud", "mode 'loud' is unknown; choose one of standard"),
+        ("/individual nobody.safetensors", "nobody.safetensors is neither a seed"),
+        ("/mode loud", "/mode loud is unknown; choose one of standard"),
         ("/save", "/save needs the name of a file."),
         ("/load nothing.json", "nothing.json: No such file or directory"),
     ],
@@ -399,6 +400,17 @@ def test_a_long_conversation_forgets_its_beginning_and_not_its_system_message(op
     with pytest.raises(ValueError, match=f"makes {room + 10} tokens|shorten it"):
         talk.ask("c" * room)
     assert len(talk.messages) == 2  # as before
+
+
+def test_stretched_positions_are_room_for_a_longer_conversation(opened: Any) -> None:
+    processor, model = opened
+    stretched = copy.copy(model)
+    stretched.config = copy.deepcopy(model.config)
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    stretched.config.rope_parameters = yarn
+    talk = Conversation(processor, stretched, mode="standard", max_new_tokens=4)
+    talk.ask("c" * model.config.max_position_embeddings)
+    assert len(talk.messages) == 2
 
 
 # ---------------------------------------------------------------- doctor
@@ -618,7 +630,7 @@ SAYS_NO = {  # a command line with {places} -> what it is told, in a sentence
     "generate x --model nowhere": "nowhere is neither a local model directory nor a hub model",
     "generate x -m {root}/empty": "empty/config.json does not exist: give a model's directory.",
     "generate x -m {root}/broken": "broken/config.json is not valid JSON",
-    "generate x -m {model} --mode causal -i nobody": "nobody is no file",
+    "generate x -m {model} --mode causal -i nobody": "nobody is neither a seed (a whole",
     "generate x -m {model} --mode causal -i {root}/junk.safetensors": "holds no individual",
     "generate x -m {model} --mode causal -i {root}/stranger.safetensors": "7 coordinates",
     "generate x -m {model} --mode causal --save-individual {root}": "is a directory; give the name",
@@ -652,17 +664,17 @@ SAYS_NO = {  # a command line with {places} -> what it is told, in a sentence
     "convert {root}/empty {root}/new": "empty/config.json does not exist: give a model's",
     "convert smollm2-135m /proc/1/out": "/proc/1/out cannot be written",
     "convert {base} {root}/full": "full exists and is not empty; choose another",
-    "convert {base} {root}/new --init loud": "init='loud' is unknown; choose calibrated or",
+    "convert {base} {root}/new --init loud": "init='loud' is unknown; choose one of calibrated,",
     "convert {base} {root}/new --dtype loud": "--dtype loud is unknown; choose one of float32,",
     "convert {base} {root}/new --causal-size -3": "causal_size=-3 must be a positive integer",
     "convert {base} {root}/new --text {root}/gone.txt": "gone.txt: No such file or directory",
     "convert {base} {root}/new --text {root}/binary.txt": "binary.txt is not UTF-8 text: invalid",
     "convert {base} {root}/new --text {root}/nothing.txt": "nothing.txt is empty: there is nothing",
-    "convert {base} . --force": "the directory you are in, which --force would delete",
+    "convert {base} . --force": "the directory you are in, which would be deleted",
     "fit {root}/gone.csv -y price -o {root}/new": "gone.csv is no file: check the path.",
     "fit {root}/rows.csv -y cost -o {root}/new": "there is no column 'cost'; the table has 'a',",
     "fit {root}/rows.csv -y price -o {root}/full": "full exists and is not empty; choose another",
-    "fit {root}/rows.csv -y price -o .. --force": "which --force would delete; name another.",
+    "fit {root}/rows.csv -y price -o .. --force": "which would be deleted; name another.",
     "fit {root}/rows.csv -y price -o {root}/new -m {root}/empty": "empty/config.json does not",
     "predict only.csv": "Predicting needs what `causal-qwen fit` has written, and a CSV file.",
     "predict {root}/empty {root}/rows.csv": "empty holds no regressor.json; is it a saved",
@@ -750,7 +762,7 @@ def test_force_spares_the_directory_one_works_in(
     monkeypatch.chdir(tmp_path)
     for output in ("", ".", str(tmp_path), str(tmp_path.parent)):
         done = here("convert", place["base"], output, "--force")
-        assert "holds the directory you are in, which --force would delete" in done.stderr
+        assert "holds the directory you are in, which would be deleted" in done.stderr
     assert (tmp_path / "precious.txt").read_text("utf-8") == "mine"
 
 

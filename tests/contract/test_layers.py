@@ -12,7 +12,7 @@ PACKAGE = "causal_qwen"
 SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 
 ORDER = [
-    "modes",
+    "choices",
     "numerals",
     "pieces",
     "config",

@@ -932,7 +932,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"causal_mode": "causal", "noise_gain": -1.0}, r"noise_gain=-1\.0 must be a number"),
     ({"causal_mode": "causal", "noise_gain": math.inf}, r"noise_gain=inf must be a number"),
-    ({"normalization": "l2"}, r"normalization='l2' is unknown; choose softmax or ovr"),
+    ({"normalization": "l2"}, r"normalization='l2' is unknown; choose one of softmax, ovr"),
     (
         {"causal_mode": "standard", "normalization": "ovr"},
         r"normalization='ovr' belongs to 'compatible', not to 'standard'",

@@ -517,7 +517,7 @@ def test_a_second_fit_forgets_the_first(make: Callable[..., Any], table: Any) ->
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"backbone": "forzen"}, "backbone='forzen' is unknown; choose frozen"),
+        ({"backbone": "forzen"}, "backbone='forzen' is unknown; choose one of frozen"),
         ({"value_space": "log"}, "value_space='log' is unknown"),
         ({"bad_rows": "drop"}, "bad_rows='drop' is unknown"),
         ({"folds": 1}, "folds=1 leaves no row unseen"),

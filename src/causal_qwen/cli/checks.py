@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from causal_qwen.choices import MODES, NOISY, WAYS, known
+
 NUMPY_SEEDS, ALL_SEEDS = 2**32, 2**64  # NumPy's global generator takes fewer than torch's
 
 
-def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None:
-    """None leaves the choice to the model."""
-    if value is not None and value not in choices:
-        raise ValueError(f"{option} {value} is unknown; choose one of {', '.join(choices)}.")
-
-
 def check_mode(mode: str | None) -> None:
-    from causal_qwen.modes import known_mode
-
+    """None leaves the choice to the model, here and below."""
     if mode is not None:
-        known_mode(mode, f"--mode {mode}")
+        known("--mode", mode, MODES)
 
 
 def check_numbers(numbers: str | None) -> None:
-    from causal_qwen.pieces import WAYS
-
-    check_choice("--numbers", numbers, WAYS)
+    if numbers is not None:
+        known("--numbers", numbers, WAYS)
 
 
 def check_model(name: str) -> None:
@@ -47,7 +40,6 @@ def check_prompt(*prompts: str | None) -> None:
 def who_speaks(individual: str | None, mode: str | None, is_kept: bool = False) -> Any:
     """A seed or a saved individual, who has a part in the mode; None if nobody is named."""
     from causal_qwen.individual import called
-    from causal_qwen.modes import NOISY
 
     if (individual is not None or is_kept) and mode not in (None, *NOISY):
         raise ValueError(f"--individual has no part in mode {mode!r}; use causal or sampling.")
@@ -68,14 +60,6 @@ def check_directory(path: Path | None) -> None:
     """One that is to be written into, or made, when all is done."""
     if path is not None and path.is_file():
         raise NotADirectoryError(f"{path} is a file; give the name of a directory.")
-
-
-def check_replaced(directory: str | Path, is_forced: bool) -> None:
-    """--force deletes what it replaces: never the directory one works in, nor one around it."""
-    if is_forced and Path.cwd().is_relative_to(Path(directory).resolve()):
-        raise ValueError(
-            f"{directory} holds the directory you are in, which --force would delete; name another."
-        )
 
 
 # ---------------------------------------------------------------- for typer

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from causal_qwen.choices import NOISY
 from causal_qwen.cli.checks import (
     check_directory,
     check_mode,
@@ -30,7 +31,6 @@ from causal_qwen.cli.options import (
     Who,
     modes,
 )
-from causal_qwen.modes import NOISY
 from causal_qwen.shown import print_json
 
 

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from causal_qwen.cli.checks import check_choice, check_model, check_replaced, given
+from causal_qwen.choices import known
+from causal_qwen.cli.checks import check_model, given
 from causal_qwen.cli.models import unless_embedded
 from causal_qwen.cli.options import Force, Json, Model
+from causal_qwen.home import check_new
 from causal_qwen.shown import print_json, show_rows, status
 
 
@@ -63,8 +65,9 @@ def convert(
     Example: causal-qwen convert smollm2-135m my-model
     """
     check_model(base)
-    check_choice("--dtype", dtype, ("float32", "bfloat16", "float16"))
-    check_replaced(output, force)
+    if dtype is not None:
+        known("--dtype", dtype, ("float32", "bfloat16", "float16"))
+    check_new(output, force)
     passages = None if text is None else _passages(text)
     from causal_qwen.convert import convert as run
 

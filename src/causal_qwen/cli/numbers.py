@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from causal_qwen.cli.checks import check_file, check_replaced, given
+from causal_qwen.cli.checks import check_file, given
 from causal_qwen.cli.models import model_first, unless_embedded
 from causal_qwen.cli.options import Force, Json, Model, RowLength, Seed
+from causal_qwen.home import check_new
 from causal_qwen.shown import print_json, show_rows
 
 
@@ -44,7 +45,7 @@ def fit(
 
     Example: causal-qwen fit rings.csv --target price --text description --output priced
     """
-    check_replaced(output, force)
+    check_new(output, force)
     from causal_qwen.tabular import fit_csv
 
     report = fit_csv(

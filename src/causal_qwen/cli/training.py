@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from causal_qwen.choices import known
 from causal_qwen.cli.checks import check_numbers, given
 from causal_qwen.cli.models import path_of
 from causal_qwen.cli.options import BatchSize, Json, Model, Numbers, RowLength, Seed, Template
@@ -75,8 +76,7 @@ def train(
     if steps == 0 or epochs == 0:
         raise ValueError("Training takes at least one step: leave --steps 0 and --epochs 0 out.")
     check_numbers(numbers)
-    if precision not in ("fp32", "bf16", "fp16"):
-        raise ValueError(f"--precision {precision} is unknown; choose fp32, bf16 or fp16.")
+    known("--precision", precision, ("fp32", "bf16", "fp16"))
     if from_scratch is not None and (model or lora or what == "heads"):
         raise ValueError(
             "--from-scratch trains all of a new model; leave --model, --lora, --train."

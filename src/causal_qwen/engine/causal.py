@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_qwen.choices import NUMERIC_ENCODINGS, SCALE_ACTIVATIONS, VALUE_SPACES, known
 from causal_qwen.engine.matrix import Matrix
 from causal_qwen.engine.weights import Float32, Stored, check_tensors, find_not_finite, widen
 
@@ -30,9 +31,6 @@ SLACK = 1e-4  # rounding allowance of a float32 bound
 FEW = 64  # candidates that are decided exactly without further pruning
 SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
 ABS_FLOOR = 1e-6  # of the scale activation "abs"
-ACTIVATIONS = ("exp", "softplus", "abs")
-ENCODINGS = ("log", "sigmoid")
-SPACES = ("symlog", "linear")
 LARGEST = np.finfo(np.float64).max
 
 
@@ -59,15 +57,15 @@ class ValueSpace:
     @classmethod
     def of(cls, fields: Mapping[str, Any], field: str | None = None) -> ValueSpace:
         """The space of a named field of config.json; without a name, of "default" if it is there"""
-        known = fields.get("value_fields") or {}
-        kind = _known(fields, "value_space", SPACES)
+        scales = fields.get("value_fields") or {}
+        kind = _chosen(fields, "value_space", VALUE_SPACES)
         if field is None:
-            return cls(kind, *known.get("default", (0.0, 1.0)))
-        if field not in known:
+            return cls(kind, *scales.get("default", (0.0, 1.0)))
+        if field not in scales:
             raise ValueError(
-                f"field={field!r} is unknown; this model knows {', '.join(known) or 'none'}."
+                f"field={field!r} is unknown; this model knows {', '.join(scales) or 'none'}."
             )
-        return cls(kind, *known[field])
+        return cls(kind, *scales[field])
 
     def decode(self, y: NDArray[Any]) -> Float64:
         """y -> v in float64; what no double can hold becomes the largest one"""
@@ -117,12 +115,9 @@ def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _known(fields: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+def _chosen(fields: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
     """One of config.json's words; the first is the default."""
-    word: str = fields.get(name, known[0])
-    if word not in known:
-        raise ValueError(f"{name}={word!r} is unknown; choose one of {', '.join(known)}.")
-    return word
+    return known(name, fields.get(name, choices[0]), choices)
 
 
 class CausalHeads:
@@ -137,8 +132,8 @@ class CausalHeads:
         broken = find_not_finite({name: parameters[name] for name in expected if is_small[name]})
         if broken is not None:  # some modes would never notice
             raise ValueError(f"{broken} holds NaN or infinity: fetch the checkpoint again.")
-        self.activation = _known(fields, "scale_activation", ACTIVATIONS)
-        self.encoding = _known(fields, "numeric_encoding", ENCODINGS)
+        self.activation = _chosen(fields, "scale_activation", SCALE_ACTIVATIONS)
+        self.encoding = _chosen(fields, "numeric_encoding", NUMERIC_ENCODINGS)
         self.head = head  # W (V, C)
         self.head_bias = widen(parameters["lm_head.bias"]) if fields.get("head_bias") else None
         self.loc = Matrix(parameters["abduction.loc.weight"])  # (C, H)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from causal_qwen.choices import MODES, NOISY, NORMALIZATIONS, known
 from causal_qwen.engine.causal import Cauchy, CausalHeads, ValueSpace
 from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
 from causal_qwen.engine.sampling import (
@@ -30,7 +31,6 @@ from causal_qwen.engine.sampling import (
 )
 from causal_qwen.engine.weights import Float32
 from causal_qwen.individual import Gains, Individual, gather
-from causal_qwen.modes import NOISY, known_mode
 
 RANDOM_SEEDS = 2**62
 
@@ -113,10 +113,7 @@ class Options:
             )
         if self.exogenous is not None and self.mode != "causal":
             raise ValueError(f"exogenous= belongs to mode='causal', not to {self.mode!r}.")
-        if self.normalization not in ("softmax", "ovr"):
-            raise ValueError(
-                f"normalization={self.normalization!r} is unknown; choose softmax or ovr."
-            )
+        known("normalization", self.normalization, NORMALIZATIONS)
         if self.normalization == "ovr" and self.mode != "compatible":
             raise ValueError(f"normalization='ovr' belongs to 'compatible', not to {self.mode!r}.")
 
@@ -130,7 +127,7 @@ def _resolve_mode(
 ) -> str:
     explicit = mode
     mode = mode or saved or default
-    known_mode(mode, f"mode={mode!r}")
+    known("mode", mode, MODES)
     if not has_heads:
         if explicit not in (None, "compatible"):
             raise ValueError(

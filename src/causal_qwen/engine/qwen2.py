@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from causal_qwen.choices import known
 from causal_qwen.engine import threads
 from causal_qwen.engine.matrix import Matrix, project
 from causal_qwen.engine.weights import Float32, Stored, check_tensors, widen
@@ -126,10 +127,7 @@ def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
     rope = dict(given)
     rope.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.get("type", "default"))
-    if rope["rope_type"] not in ROPE_TYPES:
-        raise ValueError(
-            f"rope_type={rope['rope_type']!r} is unknown; choose one of {', '.join(ROPE_TYPES)}."
-        )
+    known("rope_type", rope["rope_type"], ROPE_TYPES)
     if rope["rope_type"] in ("yarn", "llama3"):
         rope.setdefault("original_max_position_embeddings", longest)
     if rope["rope_type"] == "yarn" and rope.get("factor") is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from causal_qwen.choices import known
 from causal_qwen.engine import causal, qwen2
 from causal_qwen.engine.weights import DTYPES, SINGLE, Float32
 
@@ -64,8 +65,7 @@ def random_checkpoint(
 
     `is_causal` adds CausalQwen's heads: W_loc = I, small varied scales, an equal threshold.
     """
-    if dtype not in KINDS:
-        raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join(KINDS)}.")
+    known("dtype", dtype, KINDS)
     config = {**fields, "model_type": "causal_qwen2" if is_causal else "qwen2"}
     shape = qwen2.Qwen2Config.from_dict(config)
     shapes = qwen2.expected_tensors(shape)

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from causal_qwen.choices import WAYS, known
 from causal_qwen.engine.weights import read_json
 from causal_qwen.numerals import PLACEHOLDER, render
-from causal_qwen.pieces import WAYS, cut_at_numbers, frame, interleave, without_placeholder
+from causal_qwen.pieces import cut_at_numbers, frame, interleave, without_placeholder
 
 
 class TextReader:
@@ -87,9 +88,7 @@ class TextReader:
 
         `is_framed` puts around it what the tokenizer puts around every text.
         """
-        way = self.way if way is None else way
-        if way not in WAYS:
-            raise ValueError(f"encode_numbers={way!r} is unknown; choose one of {', '.join(WAYS)}.")
+        way = known("encode_numbers", self.way if way is None else way, WAYS)
         if way == "value" and self.num_token_id is None:
             raise ValueError("This model has no <NUM> token: it reads numbers as text only.")
         before, after = self._frame if is_framed else ([], [])
