@@ -28,8 +28,9 @@ PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitor
 PRICED = "priced"
 QUESTION = "weight is 5, kind is b. The price is"
 # Port, and directory for a visitor's regressor: fitted here, where torch is imported anyway.
+SWEEP_SECONDS = 0.5  # more than it takes here: of a larger model, whose visitors write meanwhile
 SERVE = f"""
-import signal, sys
+import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pandas import DataFrame
 from causal_qwen import CausalTextRegressor
@@ -38,9 +39,17 @@ frame["price"] = 3 * frame["weight"] + 1
 regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
 regressor.fit(frame, "price").save(sys.argv[2])
 print("answer", *regressor.of_sentences().predict(["{QUESTION}"]), flush=True)
-from causal_qwen.playground import launch, limits
+from causal_qwen.playground import launch, limits, oracles
+sweep = oracles.Oracle.sweep
+oracles.Oracle.sweep = lambda *asked: time.sleep({SWEEP_SECONDS}) or sweep(*asked)
 limits.PARALLEL, limits.WAITING = {PARALLEL}, {WAITING}
 launch(port=int(sys.argv[1]), open_browser=False)
+"""
+FRAMES = """
+count => new Promise(done => {
+  const next = () => count-- ? requestAnimationFrame(next) : requestIdleCallback(done);
+  next();
+})
 """
 FULLY_SHOWN = """
 () => [...document.querySelectorAll('.cq')].filter(x => x.checkVisibility()).every(shown => {
@@ -115,7 +124,9 @@ class Visitor:
         return self
 
     def open(self, tab: str) -> None:
+        """A tab whose fields are ready: in its first frames a field undoes what is written."""
         self.page.get_by_role("tab", name=tab).click()
+        self.page.evaluate(FRAMES, 8)
 
     def press(self, name: str) -> None:
         self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()

@@ -45,6 +45,13 @@ element.addEventListener('click', event => {
   if (button) trigger('select', {index: Number(button.dataset.place)});
 });
 """
+ASKED = "asked"
+WRITTEN = f"""
+// a text is changed by hand: typed, pasted, deleted or composed; Gradio tells of typed keys only
+document.addEventListener('input', event => {{
+  if (event.target.closest('#{ASKED}')) setTimeout(() => trigger('edit'));
+}});
+"""
 DRAGGED = """
 // a number that is dragged, or moved by keys, says which one it is and what it is now
 const PIXELS = 320;  // from one end to the other
@@ -140,7 +147,7 @@ def polite(handler: Callable[..., Any]) -> Callable[..., Any]:
                 yield from handler(*arguments)
             except (ValueError, OSError) as error:
                 gr.Warning(escape(str(error), quote=False))
-                yield gr.skip()
+            yield gr.skip()  # the last one is sent twice: it must not undo what was typed meanwhile
 
         return stream
 
@@ -360,9 +367,9 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
 
 def _numbers(studio: Studio, tab: gr.Tab) -> None:
     note = gr.HTML()
-    text = _text("A text that asks for a number", "", lines=3)
+    text = _text("A text that asks for a number", "", lines=3, name=ASKED)
     ask = gr.Button("Predict", variant="primary")
-    sentence = gr.HTML(js_on_load=DRAGGED)
+    sentence = gr.HTML(js_on_load=WRITTEN + DRAGGED)
     with gr.Row():
         with gr.Column(min_width=300):
             picture = gr.HTML(label="Prediction")
@@ -402,7 +409,7 @@ def _numbers(studio: Studio, tab: gr.Tab) -> None:
         place, (_, now) = len(rulers) - 1, wording.numbers_of(words)[-1]
         tried = try_out(oracle, words, place, rulers[place])
         swept = pictures.sweep_picture(tried[1], place, now, found.median)
-        yield drawn, rulers, shown, swept, tried
+        yield *[gr.skip()] * 3, swept, tried  # another sentence may have been typed meanwhile
 
     def try_out(oracle: Oracle, words: str, place: int, ruler: Dial) -> Curve:
         return rest_of(words, place), studio.worker.do(oracle.sweep, words, place, ruler)
@@ -428,8 +435,10 @@ def _numbers(studio: Studio, tab: gr.Tab) -> None:
         if not oracle.example:
             yield about, "", *lay_out(""), pictures.note(EMPTY_NUMBERS), "", None
             return
+        example: Any = oracle.example
         for rest in show(oracle, oracle.example):
-            yield about, oracle.example, *rest
+            yield about, example, *rest
+            example = gr.skip()  # it is the visitor's to write in
 
     @served(studio)
     def on_ask(asked: str, words: str) -> Iterator[tuple[Any, ...]]:
@@ -442,11 +451,12 @@ def _numbers(studio: Studio, tab: gr.Tab) -> None:
         oracle, (place, value) = studio.oracle(asked), now
         words = wording.change_number(words, place, value)
         found = studio.worker.do(oracle.forecast, words)
-        shown = pictures.forecast_picture(oracle.name, found)
+        news = [words, pictures.forecast_picture(oracle.name, found)]
         if tried is None or tried[0] != rest_of(words, place):
-            yield words, shown, gr.skip(), tried
+            yield *news, gr.skip(), tried
             tried = try_out(oracle, words, place, rulers[place])
-        yield words, shown, pictures.sweep_picture(tried[1], place, value, found.median), tried
+            news = [gr.skip()] * 2  # the text may have been typed in meanwhile
+        yield *news, pictures.sweep_picture(tried[1], place, value, found.median), tried
 
     @served(studio)
     def on_load(directory: str) -> Iterator[tuple[Any, ...]]:
@@ -460,7 +470,9 @@ def _numbers(studio: Studio, tab: gr.Tab) -> None:
 
     below = [sentence, dials, picture, moved, curve]
     tab.select(on_open, [key, text], [note, text, *below], show_progress="hidden")
-    text.input(lay_out, text, [sentence, dials], show_progress="hidden")
+    sentence.edit(
+        lay_out, text, [sentence, dials], show_progress="hidden", trigger_mode="always_last"
+    )
     for trigger in (ask.click, text.submit):
         trigger(on_ask, [key, text], below)
     sentence.input(
@@ -512,8 +524,8 @@ def _inside(studio: Studio) -> None:
 # ---------------------------------------------------------------- pieces
 
 
-def _text(label: str, value: str, lines: int = 2) -> gr.Textbox:
-    return gr.Textbox(value, label=label, lines=lines, max_lines=8, min_width=240)
+def _text(label: str, value: str, lines: int = 2, name: str | None = None) -> gr.Textbox:
+    return gr.Textbox(value, label=label, lines=lines, max_lines=8, min_width=240, elem_id=name)
 
 
 def _stops(button: gr.Button, running: Sequence[Any], said: gr.HTML) -> None:
