@@ -15,6 +15,8 @@ from causal_qwen.numerals import PLACEHOLDER, encode
 
 RUNS_INTO = re.compile(r"[0-9][.,]?$")
 RUNS_ON = re.compile(r"[0-9]|[.,][0-9]|[eE][+-]?[0-9]")
+MAY_RUN_ON = re.compile(r"(?<=[0-9])([.,]|[eE][+-]?)$")
+HALF = "\ufffd"  # a character some of whose bytes are still to come
 
 
 def cut_at_numbers(text: str, way: str) -> Iterator[tuple[str, int, float | None]]:
@@ -42,6 +44,12 @@ def interleave(texts: list[str], numbers: list[str]) -> str:
             parts.append(" ")
         parts += number, " " if RUNS_ON.match(text) else "", text
     return "".join(parts)
+
+
+def settled(text: str) -> str:
+    """As much of a growing text as stays: digits to come may part "." or "e" from a number, and
+    bytes to come may complete a character."""
+    return MAY_RUN_ON.sub("", text.rstrip(HALF))
 
 
 def without_placeholder(tokenizer: Tokenizer) -> Tokenizer:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 from transformers import Qwen2Config as TorchConfig
@@ -45,6 +45,8 @@ from causal_qwen.engine.qwen2 import (
 )
 from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
 from causal_qwen.engine.weights import read_safetensors, widen
+from causal_qwen.numerals import render
+from causal_qwen.pieces import interleave, settled
 
 FIELDS = {
     "vocab_size": 97,
@@ -471,3 +473,24 @@ def test_draws_follow_softmax_and_repeat_by_seed() -> None:
     assert np.array_equal(drawn[:50], [draw(scores, 5, i) for i in range(50)])
     assert np.abs(np.bincount(drawn, minlength=4) / 4000 - softmax(scores)).max() < 0.02
     assert not (drawn == 2).any()
+
+
+# ---------------------------------------------------------------- a text that grows
+
+
+@given(st.lists(st.sampled_from([2.0, -0.5, 1e25, *"05., eE+-a", " 7", "\ufffd"]), max_size=8))
+@example([2.0, ".", "5"])
+@example([2.0, "e", "+", "0"])
+def test_what_was_shown_of_a_growing_text_stays(said: list[Any]) -> None:
+    def shown(tokens: list[Any]) -> str:
+        texts, numbers = [""], []
+        for token in tokens:
+            if isinstance(token, float):
+                numbers.append(render(token))
+                texts.append("")
+            else:
+                texts[-1] += token
+        return interleave(texts, numbers)
+
+    for end in range(len(said)):
+        assert shown(said).startswith(settled(shown(said[:end])))

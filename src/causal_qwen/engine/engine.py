@@ -30,6 +30,7 @@ from causal_qwen.engine.weights import (
     widen,
 )
 from causal_qwen.individual import Individual
+from causal_qwen.pieces import settled
 
 DTYPES = (None, "float32")
 Prompt = str | Sequence[int]
@@ -170,8 +171,7 @@ class Engine:
             text = ""
             if self.reader is not None:
                 text = self.reader.decode(call.ids[0, start:], call.values[0, start:])
-                is_half = text.endswith("\ufffd") and not moment.is_last  # of a character
-                text = said if is_half else text
+                text = text if moment.is_last else settled(text)
             yield self._step(moment, text[len(said) :], runners_up, summarize)
             said = text
 
