@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
        -c requirements/tests.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app test chromium lint format docs reproduce env clean bench-decode \
+.PHONY: help demo app test chromium lint format docs notebooks reproduce env clean bench-decode \
         bench-liveliness bench-loss bench-learning bench-numbers bench-engine bench-individuals
 
 help:  ## list the commands
@@ -61,6 +61,9 @@ format: $(TESTS)  ## let ruff fix and format
 docs: $(TESTS)  ## the pages as a site in build/site; a warning is an error
 	$(BIN)/python scripts/pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+notebooks: $(TESTS)  ## run the notebooks of examples/ and keep what they say
+	$(BIN)/python scripts/notebooks.py
 
 MODEL ?= smollm2-135m
 reproduce: env  ## the headline results on another base model (MODEL=hub-name-or-directory), beside ours
