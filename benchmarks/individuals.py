@@ -86,6 +86,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 RIVAL = "softmax top-p 0.9"
 TOGETHER_PROMPTS = 5  # of one batch in `quality`
+STEPS = 7  # of the bisection that finds a temperature
+MATCHED = 4  # speakers whose texts it is found on
 Said = tuple[list[list[int]], np.ndarray]  # tokens of every row; log-probability per token
 
 
@@ -153,32 +155,29 @@ def shown(triple: Sequence[float], digits: int = 2) -> str:
 def persona(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     """Leave one prompt out, and guess the speaker of its texts from the others'."""
     speakers, prompts = options.speakers, stage.prompts
-    count = speakers * len(prompts)
-    stage.announce("persona", 4 * (count + 6 * speakers * 4), rows=4 * speakers)
+    some = min(speakers, MATCHED)
+    stage.announce("persona", 4 * len(prompts) * (speakers + STEPS * some), len(prompts) * some)
 
-    def everybody(rows: Any) -> list[Any]:
-        return [row for _ in range(speakers) for row in rows]
-
-    def individuals(heat: float, rows: Any, fresh: bool) -> Said:
+    def individuals(heat: float, count: int, fresh: bool) -> Said:
         who = [
             Individual.draw(stage.model, seed=s, fresh=fresh, temperature=heat)
-            for s in range(speakers)
-            for _ in rows
+            for s in range(count)
+            for _ in prompts
         ]
-        return stage.say(everybody(rows), causal_mode="causal", individual=who)
+        return stage.say(prompts * count, causal_mode="causal", individual=who)
 
-    def softmax(heat: float, rows: Any) -> Said:
-        parts = [stage.say(rows, **SOFTMAX, temperature=heat, seed=s) for s in range(speakers)]
+    def softmax(heat: float, count: int) -> Said:
+        parts = [stage.say(prompts, **SOFTMAX, temperature=heat, seed=s) for s in range(count)]
         return [row for said, _ in parts for row in said], np.concatenate([lp for _, lp in parts])
 
-    def gumbels(heat: float, rows: Any) -> Said:
+    def gumbels(heat: float, count: int) -> Said:
         who = [
             GumbelIndividual.draw(stage.model, seed=s, fresh=False, temperature=heat)
-            for s in range(speakers)
+            for s in range(count)
         ]
-        return stage.say(everybody(rows), people=[one for one in who for _ in rows])
+        return stage.say(prompts * count, people=[one for one in who for _ in prompts])
 
-    kinds: dict[str, Callable[[float, Any], Said]] = {
+    kinds: dict[str, Callable[[float, int], Said]] = {
         "shared e": partial(individuals, fresh=False),
         "fresh e per token": partial(individuals, fresh=True),
         "softmax, fixed seed": softmax,
@@ -186,8 +185,8 @@ def persona(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     }
     results = {}
     for name, speak in kinds.items():
-        heat = matched(lambda heat, speak=speak: speak(heat, prompts[:4])[1].mean(), options.target)
-        said, log_probs = speak(heat, prompts)
+        heat = matched(lambda heat, speak=speak: speak(heat, some)[1].mean(), options.target)
+        said, log_probs = speak(heat, speakers)
         table = [said[s * len(prompts) : (s + 1) * len(prompts)] for s in range(speakers)]
         hits = [guessed(table, held_out) for held_out in range(len(prompts))]
         results[name] = {
@@ -203,7 +202,7 @@ def persona(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
 def matched(log_prob: Callable[[float], float], target: float) -> float:
     """The temperature at which texts have the target log-probability, by bisection."""
     low, high = math.log(0.02), math.log(8.0)
-    for _ in range(6):
+    for _ in range(STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if log_prob(math.exp(middle)) > target else (low, middle)
     return math.exp((low + high) / 2)
@@ -240,8 +239,9 @@ def persona_page(r: dict[str, Any]) -> list[str]:
         "## 1. Who wrote it?",
         "",
         f"{r['speakers']} speakers x {r['prompts']} prompts x {r['tokens']} tokens, temperatures "
-        "matched in mean log-probability. Accuracy: naive Bayes on tokens and token pairs guesses "
-        f"the speaker of a text on a prompt it has not seen; chance is {1 / r['speakers']:.2f}. "
+        f"matched in the mean log-probability of the first {MATCHED} speakers. Accuracy: naive "
+        "Bayes on tokens and token pairs guesses the speaker of a text on a prompt it has not "
+        f"seen; chance is {1 / r['speakers']:.2f}. "
         "95% bootstrap intervals (over texts, over held-out prompts).",
         "",
         "| speaker | temperature | log-prob/token | accuracy |",
@@ -411,8 +411,8 @@ def quality_plot(r: dict[str, Any], output: Path) -> None:
 def stability(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     pairs = EDITS[: options.prompts]
     stage.announce("stability", 5 * 4 * len(pairs) * options.speakers, rows=1)
-    model = stage.model
-    heats: dict[str, float] = {}
+    model, heats = stage.model, dict[str, float]()
+    factual = [torch.tensor(stage.processor.tokenizer(text).input_ids) for text, _ in pairs]
 
     def shared(seed: int) -> Any:
         return Individual.draw(model, seed=seed, temperature=heats["shared"])
@@ -425,10 +425,10 @@ def stability(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
 
     def log_prob(kind: str, draw: Callable[[int], Any], heat: float) -> float:
         heats[kind] = heat
-        people = [draw(seed) for seed in range(len(stage.prompts))]
+        people = [draw(seed) for seed in range(options.speakers) for _ in factual]
         is_gumbel = kind == "gumbel"
         who = {"people": people} if is_gumbel else {"causal_mode": "causal", "individual": people}
-        return float(stage.say(stage.prompts, **who)[1].mean())
+        return float(stage.say(factual * options.speakers, **who)[1].mean())
 
     for kind, draw in {"shared": shared, "fresh": fresh, "gumbel": gumbels}.items():
         heats[kind] = matched(
@@ -484,7 +484,7 @@ def stability_page(r: dict[str, Any]) -> list[str]:
         "## 3. A small edit",
         "",
         f"{r['edits']} edits of one word x {r['speakers']} speakers x {r['tokens']} tokens, "
-        "temperatures matched in mean log-probability on other prompts (disco adds its exogenous "
+        "temperatures matched in the mean log-probability of these texts (disco adds its exogenous "
         "noise on top). "
         "Distance: normalised token edit distance between the worlds; prefix: share of the text "
         "before the first difference; gap: how much farther plain re-sampling is (another speaker "
