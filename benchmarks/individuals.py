@@ -20,6 +20,7 @@ import argparse
 import itertools
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -929,11 +930,15 @@ def write(results: dict[str, Any], output: Path) -> None:
     lines = [
         "# Individuals and counterfactuals",
         "",
-        "`python benchmarks/individuals.py all` (or one of its parts), on the embedded model.",
+        "`python benchmarks/individuals.py all` on the embedded model, or part by part with the "
+        "sizes that are named below.",
         "",
     ]
     for part, page in PAGES.items():
-        lines += page(results[part]) if part in results else []
+        if part in results:
+            title, *rest = page(results[part])
+            asked = " ".join([part, *results[part]["sizes"]])
+            lines += [title, "", f"`python benchmarks/individuals.py {asked}`", *rest]
     if "quality" in results:
         output.parent.mkdir(parents=True, exist_ok=True)
         quality_plot(results["quality"], output.with_name("individuals-quality.png"))
@@ -970,7 +975,7 @@ def main() -> None:
     results = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
     for part in PAGES if options.part == "all" else [options.part]:
         stage = Stage(path, options.prompts, options.tokens)
-        results[part] = PARTS[part](stage, options)
+        results[part] = PARTS[part](stage, options) | {"sizes": sys.argv[2:]}
         write(results, options.output)
 
 

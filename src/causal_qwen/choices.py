@@ -10,6 +10,7 @@ T = TypeVar("T")
 MODES = ("standard", "sampling", "causal", "compatible")
 NOISY = ("sampling", "causal")  # modes in which an individual's noise has a part
 NORMALIZATIONS = ("softmax", "ovr")  # of `compatible`: which probabilities it draws from
+SEMANTICS = ("pearl", "disco")  # of a counterfactual: chance stays, or is redrawn
 WAYS = ("text", "value")  # numbers are read as digits, or as their values
 SCALE_ACTIVATIONS = ("exp", "softplus", "abs")
 NUMERIC_ENCODINGS = ("log", "sigmoid")

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from causal_qwen import gumbel
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.choices import NOISY, known
+from causal_qwen.choices import NOISY, SEMANTICS, known
 from causal_qwen.generation import OWN
 from causal_qwen.gumbel import GumbelIndividual
 from causal_qwen.individual import Individual
@@ -41,7 +41,6 @@ from causal_qwen.value import field_space
 
 Array = NDArray[np.float64]
 
-SEMANTICS = ("pearl", "disco")
 TOLERANCE = 1e-4  # differences of scores that rounding can explain
 LEVEL = 0.9
 STEPS_SHOWN = 60
@@ -220,10 +219,12 @@ class Counterfactual:
         texts = Table("", "text", title=self._title(), show_header=False, expand=False)
         for name, world in self._worlds():
             texts.add_row(name, self._coloured(world))
-        steps = Table(*HEADINGS, caption=self._caption(), title_justify="left")
-        for row in self._rows()[:STEPS_SHOWN]:
+        rows = self._rows()[:STEPS_SHOWN]
+        shown = len(HEADINGS) if any(row.cells[-1] for row in rows) else len(HEADINGS) - 1
+        steps = Table(*HEADINGS[:shown], caption=self._caption(), title_justify="left")
+        for row in rows:
             style = "" if row.is_same else "bold"
-            cells = [Text(cell) for cell in row.cells]
+            cells = [Text(cell) for cell in row.cells[:shown]]  # no column of values without one
             if not row.is_same:
                 cells[1].stylize("red")
                 cells[3].stylize("green")

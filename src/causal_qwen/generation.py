@@ -50,10 +50,8 @@ DEFAULTS: dict[str, Any] = {
 }
 OWN = ("temperature", "min_density", "fresh_noise")  # what an Individual brings
 DECODING = ("do_sample", "num_beams", "is_assistant", "prompt_lookup_num_tokens")
-WARPERS = (
-    *("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p"),
-    *("epsilon_cutoff", "eta_cutoff"),
-)
+CUTS = ("top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+WARPERS = ("temperature", *CUTS)
 
 
 @dataclass
@@ -345,8 +343,16 @@ class CausalGenerationMixin:
         if speaker.normalization == "ovr" and ((asked["num_beams"] or 1) > 1 or is_assisted):
             raise ValueError("normalization='ovr' runs with one beam and no assistant only.")
         if mode != "compatible":
-            # what HF's validation expects of a call that may return several texts
-            settings = {"do_sample": True if mode in NOISY else None, "temperature": None}
+            # what HF's validation expects of a call that may return several texts, or cuts
+            # candidates: they are cut here in `standard`, too
+            copies = first_given(
+                kwargs.get("num_return_sequences"),
+                getattr(generation_config, "num_return_sequences", None),
+                1,
+            )
+            is_cut = copies == 1 and any(asked[name] is not None for name in CUTS)
+            do_sample = True if mode in NOISY or is_cut else None
+            settings = {"do_sample": do_sample, "temperature": None}
             if generation_config is None:
                 kwargs |= settings
             else:

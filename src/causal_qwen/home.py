@@ -48,7 +48,8 @@ def check_new(directory: str | os.PathLike[str], overwrite: bool) -> None:
         return
     if any(place.iterdir()) and not overwrite:
         raise FileExistsError(
-            f"{directory} exists and is not empty; choose another, or overwrite it."
+            f"{directory} exists and is not empty; choose another, or overwrite it "
+            "(--force; overwrite=True)."
         )
     if Path.cwd().is_relative_to(place.resolve()):
         raise ValueError(

@@ -8,6 +8,7 @@ What `causal-qwen fit` and `causal-qwen predict` do.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -61,6 +62,11 @@ def fit_csv(
         if count:
             regressor.calibrate(held_out[used], names)
     notes += [str(one.message) for one in caught]
+    if 0 < count < (least := math.ceil(LEVEL / (1 - LEVEL) - 1e-9)):
+        notes.append(
+            f"{count} calibration rows are too few for {LEVEL:.0%} intervals, which will be "
+            f"infinite: at least {least} are needed. Give more rows or a larger --calibration."
+        )
     regressor.save(output, overwrite=overwrite)
     return {
         "rows": len(learn),

@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -26,7 +27,7 @@ import pytest
 import typer.main
 from rich.cells import cell_len
 
-from causal_qwen import doctor, shown
+from causal_qwen import __version__, doctor, shown
 from causal_qwen.chat import Conversation
 from causal_qwen.cli import app, main
 from causal_qwen.convert import open_model
@@ -234,6 +235,27 @@ def test_generate_writes_the_prompt_and_the_text(tiny_directory: Path) -> None:
     assert here(*asked, "--numbers", "value").stdout == f"Hi there{told['text']}\n"
     sampled = [here(*asked, "--mode", "compatible", "--seed", seed).stdout for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
+
+
+def test_who_was_drawn_is_told_and_says_it_again(tiny_directory: Path) -> None:
+    words = ["generate", "a b", "-m", str(tiny_directory), "--mode", "causal", "-n", "5"]
+    drawn = here(*words)
+    (told,) = re.findall(r"\(--individual (\d+) says it again\)", drawn.stderr)
+    again = here(*words, "--individual", told)
+    assert again.stdout == drawn.stdout
+    assert "says it again" not in again.stderr
+
+
+def test_cut_candidates_are_no_reason_for_a_warning(
+    tiny_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = here("generate", "a b", "-m", str(tiny_directory), "--top-k", "5", "--top-p", "0.5")
+    assert done.returncode == 0
+    assert "not valid" not in done.stderr + caplog.text
+
+
+def test_the_version_is_told() -> None:
+    assert here("--version") == Done(0, f"causal-qwen {__version__}\n", "")
 
 
 def test_a_text_ends_where_the_model_can_read_no_further(tiny_directory: Path) -> None:
@@ -626,6 +648,9 @@ SAYS_NO = {  # a command line with {places} -> what it is told, in a sentence
     "generate {blank}": "The prompt is empty; write a few words.",
     "generate x --mode causl": "--mode causl is unknown; choose one of standard, sampling,",
     "generate x --individual 3": "--individual has no part in mode 'standard'; use causal or",
+    "generate x --seed 3": "--seed has no part in mode 'standard'; nothing is drawn there: use",
+    "generate x --seed 3 --mode sampling": "--seed has no part in mode 'sampling'; name an --indiv",
+    "np-generate x --seed 3 --mode causal": "--seed has no part in mode 'causal'; name an --indiv",
     "generate x --numbers loud": "--numbers loud is unknown; choose one of text, value.",
     "generate x --model nowhere": "nowhere is neither a local model directory nor a hub model",
     "generate x -m {root}/empty": "empty/config.json does not exist: give a model's directory.",
@@ -647,7 +672,7 @@ SAYS_NO = {  # a command line with {places} -> what it is told, in a sentence
     "counterfactual x": "A counterfactual changes one thing: --prompt, --token, --number or",
     "counterfactual x --prompt y --html {root}": "is a directory; give the name of a file.",
     "counterfactual x --prompt y -m {root}/broken": "broken/config.json is not valid JSON",
-    "counterfactual x --prompt y --semantics loud -m {model}": "semantics='loud' is unknown",
+    "counterfactual x --prompt y --semantics loud": "--semantics loud is unknown; choose one of",
     "counterfactual {long} --prompt y -m {model}": "The prompt has 3000 tokens; this model reads",
     "counterfactual x --token 99=y -m {model} -n 2": "position 99 is outside the factual text",
     "np-generate {model}": "The prompt is empty; write a few words.",
@@ -664,7 +689,7 @@ SAYS_NO = {  # a command line with {places} -> what it is told, in a sentence
     "convert {root}/empty {root}/new": "empty/config.json does not exist: give a model's",
     "convert smollm2-135m /proc/1/out": "/proc/1/out cannot be written",
     "convert {base} {root}/full": "full exists and is not empty; choose another",
-    "convert {base} {root}/new --init loud": "init='loud' is unknown; choose one of calibrated,",
+    "convert {base} {root}/new --init loud": "--init loud is unknown; choose one of calibrated,",
     "convert {base} {root}/new --dtype loud": "--dtype loud is unknown; choose one of float32,",
     "convert {base} {root}/new --causal-size -3": "causal_size=-3 must be a positive integer",
     "convert {base} {root}/new --text {root}/gone.txt": "gone.txt: No such file or directory",

@@ -196,6 +196,19 @@ def test_an_existing_directory_is_refused_before_the_work(
     assert (tmp_path / "kept" / "mine.txt").read_text() == "precious"
 
 
+@pytest.mark.parametrize(("rows", "is_told"), [(40, True), (45, False)])
+def test_too_few_rows_to_calibrate_on_are_told_while_it_can_be_changed(
+    rows: int, is_told: bool, backbone: str, table: Any, tmp_path: Path
+) -> None:
+    """A fifth of 40 is 8, and a 90% interval takes 9."""
+    from causal_qwen.tabular import fit_csv
+
+    table[:rows].to_csv(tmp_path / "table.csv", index=False)
+    place = tmp_path / "table.csv", ["price"], tmp_path / "kept"
+    notes = fit_csv(*place, model=backbone, folds=2)["notes"]
+    assert any("too few for 90% intervals" in note for note in notes) == is_told
+
+
 def test_columns_weights_and_several_targets_reach_the_regressor(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:

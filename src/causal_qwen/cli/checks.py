@@ -46,6 +46,13 @@ def who_speaks(individual: str | None, mode: str | None, is_kept: bool = False) 
     return None if individual is None else called(individual)
 
 
+def check_seed(seed: int | None, mode: str | None) -> None:
+    """A seed that would draw nothing is refused: elsewhere an individual is the seed."""
+    if seed is not None and mode not in (None, "compatible"):
+        cure = "name an --individual, or" if mode in NOISY else "nothing is drawn there:"
+        raise ValueError(f"--seed has no part in mode {mode!r}; {cure} use compatible.")
+
+
 def check_file(path: Path | None) -> None:
     """A file that is to be written when all is done."""
     if path is None:

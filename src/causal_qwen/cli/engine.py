@@ -14,6 +14,7 @@ from causal_qwen.cli.checks import (
     check_mode,
     check_numbers,
     check_prompt,
+    check_seed,
     who_speaks,
 )
 from causal_qwen.cli.models import directory_of, model_first
@@ -74,18 +75,20 @@ def np_generate(
 ) -> None:
     """Continue a prompt with NumPy alone, and watch every token being born.
 
-    Example: causal-qwen np-generate my-model "The train was late, so" --mode causal -i 7
+    Example: causal-qwen np-generate "The train was" --mode causal -i 7 --min-density 0.05 -t 4
     """
     model, prompt = model_first(first, second, model)
     check_prompt(prompt)
     check_mode(mode)
     check_numbers(numbers)
+    check_seed(seed, mode)
     who = who_speaks(individual, mode)
     from causal_qwen.engine import Engine
     from causal_qwen.watch import as_record, watch
 
     engine = Engine.from_pretrained(directory_of(model), dtype=dtype)
     mode = mode or engine.own_mode
+    check_seed(seed, mode)
     options: dict[str, Any] = {"mode": mode, "min_density": min_density, "encode_numbers": numbers}
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     if mode == "compatible":

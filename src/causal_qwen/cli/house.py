@@ -65,6 +65,7 @@ def convert(
     Example: causal-qwen convert smollm2-135m my-model
     """
     check_model(base)
+    known("--init", init, ("calibrated", "documents"))
     if dtype is not None:
         known("--dtype", dtype, ("float32", "bfloat16", "float16"))
     check_new(output, force)

@@ -41,8 +41,20 @@ for name, command in COMMANDS.items():
     app.command(name)(command)
 
 
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"{NAME} {version(NAME)}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", is_eager=True, callback=_version),
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show an error's traceback; may stand anywhere.")
     ] = False,

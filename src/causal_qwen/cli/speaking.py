@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from causal_qwen.choices import SEMANTICS, known
 from causal_qwen.cli.checks import (
     check_file,
     check_mode,
     check_numbers,
     check_prompt,
+    check_seed,
     who_speaks,
 )
 from causal_qwen.cli.models import load
@@ -31,6 +33,8 @@ from causal_qwen.cli.options import (
     Who,
 )
 from causal_qwen.shown import print_json, status
+
+PLACE_OF_TOKEN = 'Edit: one token, "POSITION=TOKEN", counted from 0 with the prompt\'s own.'
 
 
 def demo(model: Model = "", as_json: Json = False) -> None:
@@ -64,11 +68,12 @@ def generate(
 ) -> None:
     """Continue a prompt in one of the four modes, word by word.
 
-    Example: causal-qwen generate "The train was late, so" --mode causal --individual 7
+    Example: causal-qwen generate "The train was late" --mode causal -i 7 --min-density 0.05 -t 4
     """
     check_prompt(prompt)
     check_mode(mode)
     check_numbers(numbers)
+    check_seed(seed, mode)
     check_file(save_individual)
     who = who_speaks(individual, mode, is_kept=save_individual is not None)
     processor, causal = load(model, numbers)
@@ -97,14 +102,26 @@ def generate(
         said.individual.save(save_individual)
     if as_json:
         print_json(said.to_dict(prompt, mode))
+    elif who is None and said.individual is not None:  # drawn just now: how to meet it again
+        typer.echo(f"(--individual {said.individual.seed} says it again)", err=True)
 
 
 def converse(
     model: Model = "",
     mode: Mode = "causal",
     individual: Who = None,
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature", "-t", help="Of the noise; 4 by default, 1 in sampling.", min=0.0
+        ),
+    ] = None,
+    min_density: Annotated[
+        float | None,
+        typer.Option(
+            "--min-density", help="Likelihood truncation; 0.05 by default.", min=0.0, max=1.0
+        ),
+    ] = None,
     max_new_tokens: Length = 200,
     numbers: Numbers = None,
     system: Annotated[
@@ -143,7 +160,7 @@ def counterfactual(
     text: Annotated[str, typer.Argument(help="The beginning of the text, as it was.")],
     individual: Who = "0",
     prompt: Annotated[str | None, typer.Option(help="Edit: another beginning.")] = None,
-    token: Annotated[str | None, typer.Option(help='Edit: one token, "POSITION=TOKEN".')] = None,
+    token: Annotated[str | None, typer.Option(help=PLACE_OF_TOKEN)] = None,
     number: Annotated[str | None, typer.Option(help='Edit: a value, "INDEX=VALUE".')] = None,
     other_model: Annotated[str | None, typer.Option(help="Edit: another model.")] = None,
     semantics: Annotated[str, typer.Option(help="pearl, or disco: redraw chance.")] = "pearl",
@@ -156,9 +173,10 @@ def counterfactual(
 ) -> None:
     """What the same individual would have said had the text, or the model, been different.
 
-    Example: causal-qwen counterfactual "The king's daughter" --prompt "The king's son" -i 7
+    Example: causal-qwen counterfactual "The king" --prompt "The queen" -i 7 --min-density 0.05 -t 4
     """
     check_prompt(text, prompt)
+    known("--semantics", semantics, SEMANTICS)
     check_file(html)
     who = who_speaks(individual or "0", "causal")
     from causal_qwen.counterfactual import counterfactual as run
