@@ -88,7 +88,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 RIVAL = "softmax top-p 0.9"
 TOGETHER_PROMPTS = 5  # of one batch in `quality`
 STEPS = 7  # of the bisection that finds a temperature
-MATCHED = 4  # speakers whose texts it is found on
 Said = tuple[list[list[int]], np.ndarray]  # tokens of every row; log-probability per token
 
 
@@ -156,29 +155,29 @@ def shown(triple: Sequence[float], digits: int = 2) -> str:
 def persona(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     """Leave one prompt out, and guess the speaker of its texts from the others'."""
     speakers, prompts = options.speakers, stage.prompts
-    some = min(speakers, MATCHED)
-    stage.announce("persona", 4 * len(prompts) * (speakers + STEPS * some), len(prompts) * some)
+    everybody = prompts * speakers
+    stage.announce("persona", 4 * (STEPS + 1) * len(everybody), len(everybody))
 
-    def individuals(heat: float, count: int, fresh: bool) -> Said:
+    def individuals(heat: float, fresh: bool) -> Said:
         who = [
             Individual.draw(stage.model, seed=s, fresh=fresh, temperature=heat)
-            for s in range(count)
+            for s in range(speakers)
             for _ in prompts
         ]
-        return stage.say(prompts * count, causal_mode="causal", individual=who)
+        return stage.say(everybody, causal_mode="causal", individual=who)
 
-    def softmax(heat: float, count: int) -> Said:
-        parts = [stage.say(prompts, **SOFTMAX, temperature=heat, seed=s) for s in range(count)]
+    def softmax(heat: float) -> Said:
+        parts = [stage.say(prompts, **SOFTMAX, temperature=heat, seed=s) for s in range(speakers)]
         return [row for said, _ in parts for row in said], np.concatenate([lp for _, lp in parts])
 
-    def gumbels(heat: float, count: int) -> Said:
+    def gumbels(heat: float) -> Said:
         who = [
             GumbelIndividual.draw(stage.model, seed=s, fresh=False, temperature=heat)
-            for s in range(count)
+            for s in range(speakers)
         ]
-        return stage.say(prompts * count, people=[one for one in who for _ in prompts])
+        return stage.say(everybody, people=[one for one in who for _ in prompts])
 
-    kinds: dict[str, Callable[[float, int], Said]] = {
+    kinds: dict[str, Callable[[float], Said]] = {
         "shared e": partial(individuals, fresh=False),
         "fresh e per token": partial(individuals, fresh=True),
         "softmax, fixed seed": softmax,
@@ -186,8 +185,8 @@ def persona(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
     }
     results = {}
     for name, speak in kinds.items():
-        heat = matched(lambda heat, speak=speak: speak(heat, some)[1].mean(), options.target)
-        said, log_probs = speak(heat, speakers)
+        heat = matched(lambda heat, speak=speak: speak(heat)[1].mean(), options.target)
+        said, log_probs = speak(heat)
         table = [said[s * len(prompts) : (s + 1) * len(prompts)] for s in range(speakers)]
         hits = [guessed(table, held_out) for held_out in range(len(prompts))]
         results[name] = {
@@ -240,9 +239,9 @@ def persona_page(r: dict[str, Any]) -> list[str]:
         "## 1. Who wrote it?",
         "",
         f"{r['speakers']} speakers x {r['prompts']} prompts x {r['tokens']} tokens, temperatures "
-        f"matched in the mean log-probability of the first {MATCHED} speakers. Accuracy: naive "
-        "Bayes on tokens and token pairs guesses the speaker of a text on a prompt it has not "
-        f"seen; chance is {1 / r['speakers']:.2f}. "
+        "matched in the mean log-probability of these texts. Accuracy: naive Bayes on tokens and "
+        "token pairs guesses the speaker of a text on a prompt it has not seen; chance is "
+        f"{1 / r['speakers']:.2f}. "
         "95% bootstrap intervals (over texts, over held-out prompts).",
         "",
         "| speaker | temperature | log-prob/token | accuracy |",

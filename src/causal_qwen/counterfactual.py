@@ -30,19 +30,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from causal_qwen import gumbel
+from causal_qwen.calibrate import end_ids
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.choices import NOISY, SEMANTICS, known
 from causal_qwen.generation import OWN
 from causal_qwen.gumbel import GumbelIndividual
 from causal_qwen.individual import Individual
 from causal_qwen.numerals import render
-from causal_qwen.passage import Passage, is_number, observe, own_processor, read, show, show_tokens
+from causal_qwen.passage import (
+    Passage,
+    is_number,
+    observe,
+    own_processor,
+    read,
+    show,
+    show_tokens,
+    spell,
+)
 from causal_qwen.value import field_space
 
 Array = NDArray[np.float64]
 
 TOLERANCE = 1e-4  # differences of scores that rounding can explain
 LEVEL = 0.9
+ENDS = " (ends here)"
 STEPS_SHOWN = 60
 
 
@@ -125,6 +136,7 @@ class World:
     prompt: str
     text: str  # prompt and all
     tokens: list[str]  # the N said ones
+    is_ended: bool  # by its last token
     u: Cauchy = field(repr=False)  # (N, C)
     probability: Array = field(repr=False)  # (N,) P_k of the said token
     log_prob: Array = field(repr=False)  # (N,) log softmax(loc_S) of it
@@ -133,6 +145,11 @@ class World:
     @property
     def said(self) -> list[int]:
         return self.passage.ids[self.start :].tolist()
+
+    @property
+    def spoken(self) -> list[str]:
+        """The said tokens as a reader wants them: the end is told in words."""
+        return [*self.tokens[:-1], ENDS] if self.is_ended else self.tokens
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -282,7 +299,7 @@ class Counterfactual:
         """Prompt, what is the same, what is different."""
         step = len(world.tokens) if self.divergence is None else self.divergence
         gap = "" if self.is_text else " "
-        prompt, same, other = world.prompt, world.tokens[:step], world.tokens[step:]
+        prompt, same, other = world.prompt, world.spoken[:step], world.spoken[step:]
         return prompt + gap, gap.join([*same, ""]), gap.join(other)
 
     def _coloured(self, world: World) -> Any:
@@ -577,7 +594,7 @@ def _look(model: Any, passage: Passage, start: int, processor: Any) -> tuple[Wor
     """The world as the model saw it, and loc_S (N, V)."""
     count = len(passage.ids) - start
     said = Passage(passage.ids[start:], passage.values[start:])
-    tokens = show_tokens(model, said, processor)
+    tokens = spell(model, said, processor)
     number = np.full((count, 3), np.nan)
     if count:
         output = observe(model, passage, start)
@@ -601,6 +618,7 @@ def _look(model: Any, passage: Passage, start: int, processor: Any) -> tuple[Wor
         show(passage.cut(start), processor),
         show(passage, processor),
         tokens,
+        count > 0 and int(said.ids[-1]) in end_ids(model),
         u,
         p.double().cpu().numpy(),
         log_p.double().cpu().numpy(),

@@ -462,6 +462,8 @@ class CausalGenerationMixin:
         return updated
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        if (follow := getattr(kwargs.get("streamer"), "follow", None)) is not None:
+            follow(kwargs.get("ledger"))  # a streamer of ours tells numbers by their values
         result = super()._sample(*args, **kwargs)  # type: ignore[misc]
         mode: ModeProcessor | None = kwargs.get("speaker")
         if mode is not None and isinstance(result, ModelOutput):

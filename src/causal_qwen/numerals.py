@@ -187,14 +187,14 @@ def _finite(value: float) -> float:
 # ---------------------------------------------------------------- characters
 
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-_CJK = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff5f-\uffdf\U00020000-\U0003ffff"
+CJK = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff5f-\uffdf\U00020000-\U0003ffff"
 _BREAKS = (
     r"\s\x00-\x20!\"&()*;<=>?\[\]`{|}~,"
     "¡¦¨©«¬®¯±´¶¸»¿×÷"
     "\u2014-\u2018\u201a-\u2023\u2026\u2038-\u203b\u2045-\u205e"  # dashes, quotes, bullets
     "\u2190-\u2211\u2213\u2214\u2216-\u2235\u2237-\u22ff"  # arrows, operators but minus and slashes
     "\u2300-\u245f\u2500-\u2775\u2794-\u2bff\u2e00-\u2e7f"  # pictures but circled digits
-    "\U0001f000-\U0001f0ff\U0001f200-\U0001fbef" + _CJK
+    "\U0001f000-\U0001f0ff\U0001f200-\U0001fbef" + CJK
 )
 _GLUE = f"[^{_BREAKS}]"
 _SPACES = "\u00a0\u2009\u202f"  # may part thousands
@@ -250,9 +250,9 @@ _ANY_WORD = (
 )
 # The common word, a short plain number with nothing around it that matters, needs no closer look.
 _PLAIN_WORD = (
-    rf"(?<![^\x00-z|}}~{_CJK}])(?<![第제点點时時시])(?<![第제] )"
+    rf"(?<![^\x00-z|}}~{CJK}])(?<![第제点點时時시])(?<![第제] )"
     r"[$]?((?:(?<![^\s(=])-)?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,8})?(?:e[-+]?[0-9]{1,2})?)"
-    rf"(?=[.,:]?(?:[\x00-\x20!\"&()*;<=>?\[\]`{{|}}~]|(?![{_DATE_MARKS}])[{_CJK}]|\Z))"
+    rf"(?=[.,:]?(?:[\x00-\x20!\"&()*;<=>?\[\]`{{|}}~]|(?![{_DATE_MARKS}])[{CJK}]|\Z))"
     rf"(?! ?{_TIMES})"
 )
 _WORD = re.compile(f"{_PLAIN_WORD}|([^{_BREAKS}0-9{_HIDDEN}]*{_DIGIT}{_ANY_WORD})|{_GLUE}+")
@@ -466,7 +466,7 @@ _CONTEXTS = tuple(
     for needle, *patterns in (
         (
             r"://|www\.|=",
-            rf"(?:://|www\.|[?&][A-Za-z_][\w.-]{{0,40}}=)[^\s\"<>{_CJK}]*",
+            rf"(?:://|www\.|[?&][A-Za-z_][\w.-]{{0,40}}=)[^\s\"<>{CJK}]*",
         ),
         (
             r"\(",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.numerals import render
+from causal_qwen.pieces import HALF
 
 
 class Passage(NamedTuple):
@@ -113,6 +114,22 @@ def show_tokens(model: Any, passage: Passage, processor: Any = None) -> list[str
     rows = zip(passage.ids.tolist(), passage.values.tolist(), numbers, strict=True)
     name = str if processor is None else lambda token: processor.tokenizer.decode([token])
     return [render(value) if is_value else name(token) for token, value, is_value in rows]
+
+
+def spell(model: Any, passage: Passage, processor: Any = None) -> list[str]:
+    """Every token as `show_tokens` says, but together they are the text: a character whose bytes
+    are several tokens stands at the last of them, and the others are empty."""
+    tokens = show_tokens(model, passage, processor)
+    start: int | None = None  # of a character that is not whole yet
+    for place, token in enumerate(tokens):
+        if HALF not in token:
+            start = None
+            continue
+        start = place if start is None else start
+        text = processor.tokenizer.decode(passage.ids[start : place + 1])
+        tokens[start : place + 1] = [*[""] * (place - start), text]
+        start = start if text.endswith(HALF) else None
+    return tokens
 
 
 def show(passage: Passage, processor: Any = None) -> str:

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, TextStreamer
+from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
 
 from causal_qwen.choices import NOISY
 from causal_qwen.engine.qwen2 import Qwen2Config
+from causal_qwen.generation import Ledger
 from causal_qwen.individual import Individual
+from causal_qwen.pieces import settled
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,42 @@ class Said:
             "individual": None if self.individual is None else self.individual.seed,
             "is_stopped": self.is_stopped,
         }
+
+
+class Live(BaseStreamer):
+    """Writes a text to the standard output as it grows, its numbers as their values."""
+
+    def __init__(self, processor: Any, inputs: Any, is_prompt_shown: bool) -> None:
+        self.processor = processor
+        self.ids: list[int] = inputs["input_ids"][0].tolist() if is_prompt_shown else []
+        self.values: list[float] = inputs["numeric_values"][0].tolist() if is_prompt_shown else []
+        self.ledger: Ledger | None = None
+        self.is_begun = False
+        self.written = ""
+
+    def follow(self, ledger: Ledger | None) -> None:
+        """Where the value beside the newest token stands."""
+        self.ledger = ledger
+
+    def put(self, value: Any) -> None:
+        """The prompt, which is known already; then every token."""
+        if not self.is_begun:
+            self.is_begun = True
+            return
+        self.ids += value.flatten().tolist()
+        self.values.append(0.0 if self.ledger is None else float(self.ledger.values[0, -1]))
+        self._write(settled(self._text()))
+
+    def end(self) -> None:
+        self._write(self._text() + "\n")
+
+    def _text(self) -> str:
+        text: str = self.processor.decode(self.ids, self.values, skip_special_tokens=True)
+        return text
+
+    def _write(self, text: str) -> None:
+        print(text[len(self.written) :], end="", flush=True)
+        self.written = text
 
 
 class Stop(StoppingCriteria):
@@ -82,7 +121,6 @@ def say(
     """Continue what a processor has read; `is_live` writes it to the standard output as it comes.
 
     In `compatible` mode a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
-    A streamer sees no values: where numbers are read as values, the text comes when it is whole.
     """
     start, room = inputs["input_ids"].shape[1], room_after(model, inputs)
     options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
@@ -93,12 +131,6 @@ def say(
         asked = (temperature, top_k, top_p, seed)
         if any(value is not None for value in asked):
             options |= {"temperature": temperature, "do_sample": True}
-    is_streamed = is_live and processor.encode_numbers == "text"
-    streamer = None
-    if is_streamed:
-        streamer = TextStreamer(
-            processor.tokenizer, skip_prompt=not is_prompt_shown, skip_special_tokens=True
-        )
     with torch.random.fork_rng() if seed is not None else contextlib.nullcontext():
         if seed is not None:
             torch.manual_seed(seed)
@@ -106,16 +138,12 @@ def say(
             **inputs,
             causal_mode=mode,
             max_new_tokens=min(max_new_tokens, room),
-            streamer=streamer,
+            streamer=Live(processor, inputs, is_prompt_shown) if is_live else None,
             stopping_criteria=None if stop is None else [stop],
             return_dict_in_generate=True,
             **{name: value for name, value in options.items() if value is not None},
         )
     ids, values = result.sequences[0, start:], result.numeric_values[0, start:]
-    if is_live and not is_streamed:
-        shown = slice(None) if is_prompt_shown else slice(start, None)
-        whole = result.sequences[0, shown], result.numeric_values[0, shown]
-        print(processor.decode(*whole, skip_special_tokens=True), flush=True)
     people = result.get("individual")
     return Said(
         text=processor.decode(ids, values, skip_special_tokens=True),

@@ -153,7 +153,7 @@ class Visitor:
             part,
         )
 
-    def tokens(self, count: int) -> None:
+    def tokens(self, count: float) -> None:
         """How many new tokens the open tab may say."""
         self.page.get_by_label("number input for New tokens").locator("visible=true").fill(
             str(count)
@@ -281,4 +281,6 @@ def visit(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Vis
         visitor.page.context.close()
         elsewhere = [one for one in visitor.requests if not one.startswith((url, "data:", "blob:"))]
         assert not elsewhere, f"fetched from elsewhere: {elsewhere}"
+        # which would hold one of a browser's six connections for every tab
+        assert not any("heartbeat" in one for one in visitor.requests)
         assert not visitor.complaints, visitor.complaints

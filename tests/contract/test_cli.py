@@ -237,6 +237,32 @@ def test_generate_writes_the_prompt_and_the_text(tiny_directory: Path) -> None:
     assert sampled[0] == sampled[1] != sampled[2]
 
 
+class Pieces(io.StringIO):
+    """Everything that is written, as it is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def test_a_text_with_numbers_comes_token_by_token(opened: Any, tmp_path: Path) -> None:
+    processor, model = copy.deepcopy(opened)
+    model.decision.threshold.data[model.config.num_token_id] -= 50.0  # it says numbers
+    processor.encode_numbers = model.config.encode_numbers = "value"
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    words = ["generate", "a 7 b", "-m", str(tmp_path), "--mode", "causal", "-i", "3", "-n", "12"]
+    told = json.loads(here(*words, "--json").stdout)
+    assert told["numbers"]
+    live = Pieces()
+    assert here(*words, out=live).stdout == f"a 7 b{told['text']}\n"
+    assert sum(bool(piece) for piece in live.pieces) > 5
+
+
 def test_who_was_drawn_is_told_and_says_it_again(tiny_directory: Path) -> None:
     words = ["generate", "a b", "-m", str(tiny_directory), "--mode", "causal", "-n", "5"]
     drawn = here(*words)

@@ -175,6 +175,12 @@ def test_a_word_is_changed_whole_and_once() -> None:
     assert change_word("a (b) c", "(b)", r"\1") == r"a \1 c"
 
 
+def test_a_word_is_found_where_no_blanks_stand_around_it() -> None:
+    assert change_word("国王有一个女儿", "女儿", "儿子") == "国王有一个儿子"
+    assert change_word("我有iPhone手机", "iPhone", "Nokia") == "我有Nokia手机"
+    assert change_word("我有iPhones", "iPhone", "Nokia") is None
+
+
 # ---------------------------------------------------------------- voices
 
 
@@ -308,6 +314,8 @@ def test_people_are_drawn_kept_and_brought_back(speaker: Any, tmp_path: Path) ->
     back = people.bring(them, path, model)
     assert back[-1] == dora
     assert back[-1].name == dora.name
+    again = people.bring(people.bring(back, path, model), path, model)
+    assert people.names(again)[-3:] == [dora.name, f"{dora.name} 2", f"{dora.name} 3"]
 
 
 def test_people_have_names_of_their_own(speaker: Any) -> None:
@@ -318,6 +326,8 @@ def test_people_have_names_of_their_own(speaker: Any) -> None:
         people.draw(them, speaker[1], "A" * 25)
     with pytest.raises(ValueError, match="The seed 'x1' is no whole number"):
         people.draw(them, speaker[1], "Eve", "x1")
+    with pytest.raises(ValueError, match=r"The seed '9{18}' is no whole number of up to 18 digits"):
+        people.seed_of("9" * 200)
     with pytest.raises(ValueError, match="Nobody is chosen"):
         people.find(them, None)
     for number in range(limits.PEOPLE - len(them)):
@@ -349,7 +359,7 @@ def test_every_kind_of_edit_makes_its_world(speaker: Any) -> None:
     changed = imagine("a word", word="king", other_word="cat")
     assert changed.counterfactual.prompt == "a cat has 7 horses"
     assert changed.factual.prompt == TEXT
-    assert imagine("a number", value=2.5).counterfactual.prompt == "a king has 2.5 horses"
+    assert imagine("a number", number="2.5").counterfactual.prompt == "a king has 2.5 horses"
     assert imagine("the prompt", other_prompt=" hello ").counterfactual.prompt == "hello"
     said = imagine("a word", word=changed.factual.tokens[2], other_word="~")
     assert said.counterfactual.tokens[:3] == [*changed.factual.tokens[:2], "~"]
@@ -361,8 +371,10 @@ def test_every_kind_of_edit_makes_its_world(speaker: Any) -> None:
     [
         ("a word", {"word": "", "other_word": "x"}, "needs both"),
         ("a word", {"word": "absent", "other_word": "x"}, "'absent' is neither a word"),
-        ("a number", {"value": None}, "new number is missing"),
-        ("a number", {"value": 1.0, "place": 4}, "Number 5 is asked to change"),
+        ("a number", {"number": ""}, "'' is no number; write one such as 12"),
+        ("a number", {"number": "1/2"}, "'1/2' is no number"),
+        ("a number", {"number": "7 or 8"}, "'7 or 8' is no number"),
+        ("a number", {"number": "1", "place": 4}, "Number 5 is asked to change"),
         ("the prompt", {"other_prompt": " "}, "The text is empty"),
         ("a colour", {}, "no edit; choose a word, a number, the prompt"),
     ],
@@ -600,6 +612,38 @@ def test_a_forecast_is_drawn_where_it_is(loc: float, scale: float, is_infinite: 
     assert max(places) <= pictures.WIDTH
 
 
+@pytest.mark.filterwarnings("ignore:a value beyond")
+@pytest.mark.parametrize("scale", [50.0, 1e3])  # in symlog space: far out, and beyond all numbers
+def test_a_forecast_without_bounds_is_drawn_all_the_same(scale: float) -> None:
+    y = Cauchy(torch.tensor(1.0).double(), torch.tensor(scale).double())
+    one = NumberPrediction(y, ValueSpace("symlog"), 1.0, y, torch.ones(1).double())
+    found = Forecast(one, one.median, {level: one.interval(level) for level in oracles.LEVELS})
+    shown = pictures.forecast_picture("", found)
+    assert "nan" not in shown
+    assert max(len(label) for label in parsed(shown).itertext()) < 60
+    low, high = (np.full(3, end) for end in found.intervals[0.9])
+    values = np.arange(3.0)
+    assert "nan" not in pictures.sweep_picture(Sweep(values, values, low, high), 0, 1.0, 1.0)
+
+
+def test_one_wide_interval_does_not_dwarf_the_others() -> None:
+    values = np.arange(5.0)
+    wide = np.array([1, 1, 1e12, 1, 1])
+    shown = pictures.sweep_picture(Sweep(values, values, values - wide, values + wide), 0, 1.0, 1.0)
+    line = parsed(shown).find(".//polyline")
+    assert line is not None
+    heights = [float(point.split(",")[1]) for point in str(line.get("points")).split()]
+    assert heights[0] - heights[-1] > 5
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.12345, "0.123"), (-999.9, "-1,000"), (123456.7, "123,457"), (1.7e308, "1.7e+308")],
+)
+def test_a_number_is_written_out_unless_it_is_far(value: float, shown: str) -> None:
+    assert pictures._number(value) == shown
+
+
 @given(
     st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12),
     st.lists(st.decimals(-1000, 1000, places=2), max_size=4),
@@ -638,6 +682,14 @@ def test_the_dot_of_a_sweep_stands_on_the_value(speaker: Any) -> None:
     assert line is not None
     middle = str(line.get("points")).split()[2]
     assert (dot.get("cx"), dot.get("cy")) == tuple(middle.split(","))
+
+
+def test_the_bytes_of_a_character_are_not_shown_apart(speaker: Any) -> None:
+    processor, model = speaker
+    text = "a 国王 has 🙂"
+    tokens = inside.tokens_of(model, processor, text)
+    assert len(tokens) == len(processor(text)["input_ids"])
+    assert "".join(tokens) == text
 
 
 def test_an_anatomy_is_drawn_with_every_candidate(speaker: Any) -> None:

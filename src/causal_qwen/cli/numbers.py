@@ -118,6 +118,8 @@ def predict(
         typer.echo(f"note: {note.message}", err=True)
     if output is not None:
         table.to_csv(output, index=False)
+        if as_json:
+            print_json({"output": str(output), "rows": len(table)})
     elif as_json:
         typer.echo(table.to_json(orient="records"))
     else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from causal_qwen.calibrate import TEXTS
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.passage import Passage, observe, read, show_tokens
+from causal_qwen.passage import Passage, observe, read, spell
 
 CANDIDATES = 8
 COORDINATES = 8
@@ -83,7 +83,7 @@ def get_used_to(model: Any, processor: Any) -> Usual:
 
 def tokens_of(model: Any, processor: Any, text: str) -> list[str]:
     """The tokens that can be clicked."""
-    return show_tokens(model, read(model, text, processor), processor)
+    return spell(model, read(model, text, processor), processor)
 
 
 @torch.no_grad()
@@ -96,18 +96,17 @@ def look(model: Any, processor: Any, text: str, place: int, usual: Usual) -> Ana
     if not 0 < place <= count:
         raise ValueError(f"Token {place} is outside a text of {count} tokens.")
     said = int(passage.ids[place]) if place < count else None
-    something = Passage(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.float64))
-    output = observe(model, passage.cut(place).then(something), place)
+    output = observe(model, passage.cut(place).then(_one(0)), place)
     s = Cauchy(*(x[0, -1].float().cpu() for x in output.s_dist))
     threshold = model.decision.threshold.detach().float().cpu()
     p = s.exceedance(threshold)
     best = p.topk(min(CANDIDATES, len(p))).indices.tolist()
     if said is not None and said not in best:
         best = [*best[:-1], said]
-    names = show_tokens(model, Passage(torch.tensor(best), torch.zeros(len(best))), processor)
+    names = [spell(model, passage.cut(place).then(_one(k)), processor)[-1] for k in best]
     low, high = s.interval(LEVEL)
     softmax = s.loc.softmax(-1)
-    shown = show_tokens(model, passage, processor)
+    shown = spell(model, passage, processor)
     return Anatomy(
         before=shown[place - 1],
         said=None if said is None else shown[place],
@@ -123,6 +122,10 @@ def look(model: Any, processor: Any, text: str, place: int, usual: Usual) -> Ana
         vocabulary=len(p),
         coordinates=_unusual(model, output, usual, best[0]),
     )
+
+
+def _one(token: int) -> Passage:
+    return Passage(torch.tensor([token]), torch.zeros(1, dtype=torch.float64))
 
 
 def _unusual(model: Any, output: Any, usual: Usual, token: int) -> list[Coordinate]:

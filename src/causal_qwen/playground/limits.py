@@ -13,6 +13,7 @@ REGRESSORS = 4  # of directories, open at the same time
 NAME_LETTERS = 24
 PARALLEL = 4  # requests that are worked on at the same time ...
 WAITING = 24  # ... and that wait for their turn; together less than the server's 40 threads
+SESSIONS = 1000  # whose individuals are remembered, the latest
 FILE_BYTES = 1_000_000  # of an individual that is brought along
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from causal_qwen.individual import Individual
+from causal_qwen.pieces import HALF
 from causal_qwen.playground import inside, oracles, people, pictures, voices, wording, worlds
 from causal_qwen.playground.limits import (
     NEW_TOKENS,
@@ -42,7 +43,9 @@ CLICKED = """
 // a click on a token says which one
 element.addEventListener('click', event => {
   const button = event.target.closest('button[data-place]');
-  if (button) trigger('select', {index: Number(button.dataset.place)});
+  if (!button) return;
+  window.clicked = Number(button.dataset.place);
+  trigger('select');
 });
 """
 ASKED = "asked"
@@ -99,13 +102,14 @@ element.addEventListener('keydown', event => {
 """
 # An event that waits loses its data, but is asked for its inputs when its turn has come.
 WHERE_NOW = "(...inputs) => [...inputs.slice(0, -1), window.dragged]"
+WHICH_NOW = "(...inputs) => [...inputs.slice(0, -1), window.clicked]"
 LOOK = {
     "css": pictures.CSS
     + """
 .gradio-container { width: 100%; max-width: 72rem !important; margin: 0 auto; }
 .tab-wrapper button.selected { color: var(--primary-700); }
 .dark .tab-wrapper button.selected { color: var(--primary-300); }
-.min_value, .max_value {
+.min_value, .max_value, ::placeholder {
   color: color-mix(in srgb, var(--body-text-color) 68%, transparent) !important; }
 /* all five tabs on a phone, instead of some in a menu */
 @media (max-width: 30rem) { .tab-wrapper button { padding: 0 .2rem; font-size: .75rem; } }
@@ -132,7 +136,7 @@ def build(studio: Studio) -> gr.Blocks:
                 _numbers(studio, numbers)
             with gr.Tab("Inside", id="inside"):
                 _inside(studio)
-        mine.change(lambda them: [_choice(them, box) for box in choices], mine, choices)
+        mine.change(_choices, [mine, *choices], choices)
     page.queue(default_concurrency_limit=None)  # the studio has a door of its own
     return page
 
@@ -196,18 +200,16 @@ def _speak(studio: Studio) -> None:
             compatible = gr.Slider(0, 2, COMPATIBLE, step=0.05, label="Temperature of compatible")
         with gr.Row():
             truncation = _truncation()
-            seed = gr.Number(1, label="Seed: who speaks", precision=0, minimum=0)
+            seed = gr.Textbox("1", label="Seed: who speaks", min_width=120)
             tokens = _tokens(30)
     said = gr.HTML(pictures.note(EMPTY_SPEAK), label="Four modes")
 
     @served(studio, outputs=1)
     def run(
-        text: str, hot: float, warm: float, soft: float, cut: float, who: int | None, n: int
+        text: str, hot: float, warm: float, soft: float, cut: float, who: str, n: int
     ) -> Iterator[str]:
         text = studio.worker.do(check_prompt, text, studio.processor)
-        if who is None:
-            raise ValueError("The seed is missing; give a whole number.")
-        modes = voices.four_modes(hot, warm, soft, cut, int(who))
+        modes = voices.four_modes(hot, warm, soft, cut, people.seed_of(who))
         streams = [
             voices.speak(studio.model, studio.processor, [text], n, mode.seed, **mode.options)
             for mode in modes
@@ -294,7 +296,8 @@ def _individuals(studio: Studio, mine: gr.State) -> list[Any]:
         stream = voices.speak(studio.model, studio.processor, texts, n, **options)
         yield from _growing(titles, studio.worker.each(stream))
 
-    draw.click(on_draw, [mine, name, seed, heat, cut], [mine, table, name, seed])
+    for trigger in (draw.click, name.submit, seed.submit):
+        trigger(on_draw, [mine, name, seed, heat, cut], [mine, table, name, seed])
     load.upload(on_load, [mine, load], [mine, table])
     saved.change(on_save, [mine, saved], save, show_progress="hidden")
     running = [
@@ -316,7 +319,7 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
         other_word = gr.Textbox("son", label="into")
     with gr.Row(visible=False) as numbers:
         place = _number_box(KING)
-        value = gr.Number(12, label="into")
+        value = gr.Textbox("12", label="into")
     with gr.Row(visible=False) as beginnings:
         other_prompt = _text("into", "The queen's dog had 7 puppies and")
     tokens = _tokens(16)
@@ -332,7 +335,7 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
         old: str,
         new: str,
         at: int | None,
-        number: float | None,
+        number: str,
         instead: str,
         n: int,
     ) -> Iterator[str]:
@@ -347,7 +350,7 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
                 word=old,
                 other_word=new,
                 place=int(at or 0),
-                value=number,
+                number=number,
                 other_prompt=instead,
                 max_new_tokens=n,
             )
@@ -359,9 +362,10 @@ def _counterfactual(studio: Studio, mine: gr.State) -> Any:
         [words, numbers, beginnings],
         show_progress="hidden",
     )
-    prompt.change(_number_box, prompt, place, show_progress="hidden")
+    prompt.change(_number_box, [prompt, place], place, show_progress="hidden")
     fields = [mine, prompt, who, kind, word, other_word, place, value, other_prompt, tokens]
-    imagine.click(run, fields, shown)
+    for trigger in (imagine.click, prompt.submit, word.submit, other_word.submit, value.submit):
+        trigger(run, fields, shown)
     return who
 
 
@@ -484,7 +488,8 @@ def _numbers(studio: Studio, tab: gr.Tab) -> None:
         trigger_mode="always_last",
     )
     everything = [key, note, text, *below]
-    load.click(on_load, path, everything)
+    for trigger in (load.click, path.submit):
+        trigger(on_load, path, everything)
     own.click(on_turn, gr.State(oracles.OWN), everything)
     irises.click(on_turn, gr.State(oracles.IRISES), everything)
 
@@ -498,6 +503,7 @@ def _inside(studio: Studio) -> None:
     )
     shown = gr.HTML(pictures.note(EMPTY_INSIDE))
     cut_text = gr.State(PROMPT)  # whose tokens are shown
+    clicked = gr.JSON(visible=False)  # the place of a token, told by the browser
 
     @polite
     def on_cut(sentence: str) -> tuple[str, str, str]:
@@ -505,8 +511,7 @@ def _inside(studio: Studio) -> None:
         return buttons(sentence), sentence, pictures.note(EMPTY_INSIDE)
 
     @served(studio)
-    def on_click(sentence: str, event: gr.EventData) -> Iterator[tuple[str, str]]:
-        place = int(event.index)
+    def on_click(sentence: str, place: int) -> Iterator[tuple[str, str]]:
         found = studio.worker.do(
             inside.look, studio.model, studio.processor, sentence, place, studio.usual
         )
@@ -518,7 +523,14 @@ def _inside(studio: Studio) -> None:
 
     for trigger in (cut.click, text.submit):
         trigger(on_cut, text, [tokens, cut_text, shown])
-    tokens.select(on_click, cut_text, [tokens, shown], show_progress="minimal")
+    tokens.select(
+        on_click,
+        [cut_text, clicked],
+        [tokens, shown],
+        js=WHICH_NOW,
+        show_progress="minimal",
+        trigger_mode="always_last",
+    )
 
 
 # ---------------------------------------------------------------- pieces
@@ -536,7 +548,7 @@ def _stops(button: gr.Button, running: Sequence[Any], said: gr.HTML) -> None:
 
 
 def _tokens(value: int) -> gr.Slider:
-    return gr.Slider(1, NEW_TOKENS, value, step=1, label="New tokens")
+    return gr.Slider(1, NEW_TOKENS, value, step=1, precision=0, label="New tokens")
 
 
 def _truncation() -> gr.Slider:
@@ -547,19 +559,22 @@ def _who(them: Sequence[Individual], label: str) -> gr.Dropdown:
     return gr.Dropdown(people.names(them), value=people.names(them)[0], label=label)
 
 
-def _choice(them: Sequence[Individual], box: Any) -> Any:
-    """The box with everybody who is there; the newest is chosen where only one can be."""
+def _choices(them: Sequence[Individual], *chosen: Any) -> list[Any]:
+    """Boxes with everybody who is there: the newest is chosen, beside others where many can be."""
     names = people.names(them)
-    return gr.update(choices=names, value=names if isinstance(box, gr.CheckboxGroup) else names[-1])
+    return [
+        gr.update(choices=names, value=[*one, names[-1]] if isinstance(one, list) else names[-1])
+        for one in chosen
+    ]
 
 
-def _number_box(text: str, chosen: int = 0) -> gr.Dropdown:
-    """The numbers of a text, to choose one."""
+def _number_box(text: str, chosen: int | None = None) -> gr.Dropdown:
+    """The numbers of a text, to choose one; the chosen one stays if it is still there."""
     found = [
         (f"{surface} (number {place + 1})", place)
         for place, (surface, _) in enumerate(wording.numbers_of(text))
     ]
-    value = min(chosen, len(found) - 1) if found else None
+    value = min(chosen or 0, len(found) - 1) if found else None
     return gr.Dropdown(found, value=value, label="This number of the text", min_width=240)
 
 
@@ -569,12 +584,10 @@ def _seed_of(someone: Individual) -> str:
 
 def _growing(titles: Sequence[tuple[str, str, str]], streams: Iterator[list[str]]) -> Iterator[str]:
     """Cards with titles, notes and prompts, while their texts grow."""
-    texts = [""] * len(titles)
-    yield pictures.cards([(*title, "") for title in titles], is_done=False)
+    said = [(*title, "") for title in titles]
+    yield pictures.cards(said, is_done=False)
     for texts in streams:
-        yield pictures.cards(
-            [(*title, said) for title, said in zip(titles, texts, strict=True)], is_done=False
-        )
-    yield pictures.cards(
-        [(*title, said) for title, said in zip(titles, texts, strict=True)], is_done=True
-    )
+        wholes = [text.rstrip(HALF) for text in texts]
+        said = [(*title, whole) for title, whole in zip(titles, wholes, strict=True)]
+        yield pictures.cards(said, is_done=False)
+    yield pictures.cards(said, is_done=True)

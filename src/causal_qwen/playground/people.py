@@ -5,6 +5,7 @@ A visitor's people are a list that belongs to nobody else; every function return
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from causal_qwen.playground.limits import NAME_LETTERS, PEOPLE
 TEMPERATURE, TRUNCATION = 4.0, 0.05  # with which individuals differ and a small model stays fluent
 STARTERS = {"Ada": 1, "Bo": 2, "Chen": 3}
 SUFFIX = ".safetensors"
+SEED_DIGITS = 18
 
 
 def meet(model: Any) -> list[Individual]:
@@ -34,10 +36,20 @@ def draw(
     truncation: float = TRUNCATION,
 ) -> list[Individual]:
     """One more; without a seed, somebody nobody has met."""
-    if seed.strip() and not seed.strip().isdecimal():
-        raise ValueError(f"The seed {seed!r} is no whole number; leave it empty for anybody.")
-    number = int(seed) if seed.strip() else secrets.randbelow(10**6)
+    number = seed_of(seed)
     return join(people, _draw(model, number, name or f"No. {number}", temperature, truncation))
+
+
+def seed_of(text: str) -> int:
+    """A seed as it was written; anybody's, if nothing was."""
+    if not (text := text.strip()):
+        return secrets.randbelow(10**6)
+    if not text.isdecimal() or len(text) > SEED_DIGITS:
+        raise ValueError(
+            f"The seed {text[:SEED_DIGITS]!r} is no whole number of up to {SEED_DIGITS} digits; "
+            "leave it empty for anybody."
+        )
+    return int(text)
 
 
 def bring(people: Sequence[Individual], path: str | Path, model: Any) -> list[Individual]:
@@ -52,7 +64,10 @@ def bring(people: Sequence[Individual], path: str | Path, model: Any) -> list[In
             f"{Path(path).name} has {someone.size} coordinates and this model's individuals have "
             f"{size}: it is another model's."
         )
-    return join(people, replace(someone, name=someone.name or Path(path).stem))
+    name = someone.name or Path(path).stem
+    numbered = (f"{name} {number}" for number in itertools.count(2))
+    free = next(one for one in itertools.chain([name], numbered) if one not in names(people))
+    return join(people, replace(someone, name=free))
 
 
 def join(people: Sequence[Individual], someone: Individual) -> list[Individual]:

@@ -14,12 +14,12 @@ from itertools import zip_longest
 
 import numpy as np
 
-from causal_qwen.counterfactual import Counterfactual, World
+from causal_qwen.counterfactual import ENDS, Counterfactual, World
 from causal_qwen.individual import Individual
 from causal_qwen.numerals import encode, render
 from causal_qwen.playground.inside import LEVEL, Anatomy
 from causal_qwen.playground.oracles import LEVELS, Forecast, Sweep
-from causal_qwen.playground.wording import Dial
+from causal_qwen.playground.wording import FARTHEST, Dial
 
 CSS = """
 .cq { --accent: #0f766e; --warm: #b3541e; color: var(--body-text-color); line-height: 1.5;
@@ -89,6 +89,7 @@ HALF_LABEL = 70  # of the words below an interval
 DENSITY_ENDS = (0.03, 0.97)
 REACH = 8  # widths of the middle half to each side, at most: farther tails would dwarf it
 POINTS = 120
+PLAIN = 1e7  # numbers below this are written out
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 CURSOR = "<span class='cursor'>▍</span>"  # more comes
 Card = tuple[str, str, str, str]  # title, note, prompt, what was said
@@ -148,20 +149,23 @@ def two_worlds(result: Counterfactual) -> str:
         f"<p class='note'>{_escape(result.edit)} · {_escape(str(result.individual.name))} · "
         f"{_escape(verdict)}</p><div class='grid worlds'>{columns}</div>"
         f"{_pair(_shift_picture(result), _steps_table(result))}"
-        "<p class='note'>ΔU: how far the location of U moved. P: the chance of this word piece to "
-        "pass its threshold, one against the rest.</p>"
+        "<p class='note'>P: the chance of this word piece to pass its threshold, one against the "
+        "rest. ΔU: how far the location of U moved. scale ratio: how many times wider U became.</p>"
     )
 
 
 def _marked(world: World, step: int | None) -> str:
-    before = world.tokens if step is None else world.tokens[:step]
+    tokens = world.spoken
+    before = tokens if step is None else tokens[:step]
     parts = [f"<span class='prompt'>{_escape(world.prompt)}</span>", _escape("".join(before))]
-    if step is not None and step < len(world.tokens):
-        lead, token = _apart(world.tokens[step])
-        parts.append(f"{lead}<mark>{_escape(token)}</mark>")
-        parts.append(f"<span class='changed'>{_escape(''.join(world.tokens[step + 1 :]))}</span>")
+    if step is not None and step < len(tokens):
+        after = tokens[step:]
+        end = next((i for i, token in enumerate(after, start=1) if token), len(after))
+        lead, word = _apart("".join(after[:end]))  # a character may be several tokens
+        parts.append(f"{lead}<mark>{_escape(word)}</mark>")
+        parts.append(f"<span class='changed'>{_escape(''.join(after[end:]))}</span>")
     elif step is not None:
-        parts.append("<mark>(ends here)</mark>")
+        parts.append(f"<mark>{ENDS.strip()}</mark>")
     return "".join(parts)
 
 
@@ -246,19 +250,19 @@ def forecast_picture(name: str, found: Forecast) -> str:
     one = found.density
     wide = found.intervals[LEVELS[-1]]
     seen = [float(one.quantile(p)) for p in DENSITY_ENDS] + [x for x in wide if math.isfinite(x)]
-    reach = REACH * (float(one.quantile(0.75)) - float(one.quantile(0.25)))
+    reach = min(REACH * (float(one.quantile(0.75)) - float(one.quantile(0.25))), FARTHEST)
     low, high = max(min(seen), found.median - reach), min(max(seen), found.median + reach)
     values = np.linspace(low, high, POINTS)
-    density = np.exp(one.log_prob(values))
+    log_density = one.log_prob(values)
+    density = np.exp(log_density - log_density.max())  # the highest point is 1
     height, base, top = 190, 112, 12
     scale = (WIDTH - LEFT - RIGHT) / ((high - low) or 1.0)
 
     def x(value: float) -> float:
         return LEFT + (min(max(value, low), high) - low) * scale
 
-    tall = (base - top) / float(density.max())
     points = [
-        f"{x(v):.1f},{base - d * tall:.1f}"
+        f"{x(v):.1f},{base - d * (base - top):.1f}"
         for v, d in zip(values.tolist(), density.tolist(), strict=True)
     ]
     parts = [
@@ -291,8 +295,11 @@ def sweep_picture(sweep: Sweep, place: int, value: float, median: float) -> str:
     height, base, top, left = 170, 138, 12, 48
     across = float(sweep.values[0]), float(sweep.values[-1])
     is_finite = np.isfinite(sweep.low) & np.isfinite(sweep.high)
-    low = float(np.min(sweep.low[is_finite], initial=float(sweep.median.min())))
-    high = float(np.max(sweep.high[is_finite], initial=float(sweep.median.max())))
+    least, most = float(sweep.median.min()), float(sweep.median.max())
+    ends = [np.clip(end, -FARTHEST, FARTHEST) for end in (sweep.low, sweep.high)]
+    reach = min(REACH * max(most - least, float(np.min(ends[1] - ends[0]))), FARTHEST)
+    low = max(float(np.min(sweep.low[is_finite], initial=least)), least - reach)
+    high = min(float(np.max(sweep.high[is_finite], initial=most)), most + reach)
     low, high = min(low, median), max(high, median)
 
     def at(v: float, y: float) -> str:
@@ -306,7 +313,7 @@ def sweep_picture(sweep: Sweep, place: int, value: float, median: float) -> str:
     x, y = at(min(max(value, across[0]), across[1]), median).split(",")
     parts = (
         f"<polygon class='area' points='{' '.join(there + back)}'/>"
-        f"<polyline class='line' points='{middle}'/>{_axis(base)}"
+        f"<polyline class='line' points='{middle}'/>{_axis(base, left)}"
         f"<circle class='dot' cx='{x}' cy='{y}' r='5'/>"
         f"<text x='{left - 6}' y='{top + 6}' text-anchor='end'>{_number(high)}</text>"
         f"<text x='{left - 6}' y='{base}' text-anchor='end'>{_number(low)}</text>"
@@ -314,7 +321,7 @@ def sweep_picture(sweep: Sweep, place: int, value: float, median: float) -> str:
         f"<text class='soft' x='{WIDTH - RIGHT}' y='{base + 16}' text-anchor='end'>"
         f"{_number(across[1])}</text>"
         f"<text class='soft' x='{WIDTH / 2}' y='{base + 16}' text-anchor='middle'>"
-        f"number {place + 1}, now {_number(value)}</text>"
+        f"number {place + 1}, now {render(value)}</text>"
     )
     return _page(
         f"<p class='note'>if number {place + 1} of the text were another: the line is the median, "
@@ -456,8 +463,8 @@ def _svg(height: float, what: str, content: str) -> str:
     return f"<svg {box} role='img' aria-label='{_escape(what)}'>{content}</svg>"
 
 
-def _axis(y: float) -> str:
-    return f"<line class='axis' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y}' y2='{y}'/>"
+def _axis(y: float, left: float = LEFT) -> str:
+    return f"<line class='axis' x1='{left}' x2='{WIDTH - RIGHT}' y1='{y}' y2='{y}'/>"
 
 
 def _table(
@@ -493,8 +500,8 @@ def _escape(text: str) -> str:
 
 
 def _visible(token: str) -> str:
-    """A token whose blanks can be seen."""
-    return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·") or "∅"
+    """A token whose blanks can be seen; of a character that goes on in the next, a sign."""
+    return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·") or "⋯"
 
 
 def _short(token: str, letters: int = 13) -> str:
@@ -503,4 +510,7 @@ def _short(token: str, letters: int = 13) -> str:
 
 
 def _number(value: float) -> str:
-    return render(value, 3) if math.isfinite(value) else ("∞" if value > 0 else "-∞")
+    """Three digits, or all before the point."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < PLAIN else f"{value:.3g}"

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.playground.limits import FILE_BYTES
+from causal_qwen.playground.limits import FILE_BYTES, SESSIONS
 
 OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
@@ -77,6 +77,7 @@ def _serve(
         run_history=False,
         footer_links=[],
         max_file_size=FILE_BYTES,
+        state_session_capacity=SESSIONS,
         theme=gradio.themes.Base(
             primary_hue="teal",
             font=["system-ui", "sans-serif"],
@@ -89,6 +90,9 @@ def _serve(
         ),
         **look,
     )
+    # A browser opens six connections to one server: with a heartbeat beside every tab, three that
+    # speak would leave none for Stop. Gradio keeps the states of the latest sessions without it.
+    page.config["connect_heartbeat"] = False
     print(f"The playground is open at http://{host}:{port} (Ctrl-C closes it).", flush=True)
     try:
         threading.Event().wait()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from causal_qwen.numerals import encode, render
+from causal_qwen.numerals import CJK, encode, render
 
 FARTHEST = 1e300  # to which a number can be dragged
+LETTER = rf"[^\W{CJK}]"  # of a script that sets blanks between words
 LONGEST = 15  # digits, enough for whatever was dragged to its place
 
 
@@ -31,10 +32,19 @@ def change_number(text: str, place: int, value: float) -> str:
     return text[:start] + render(value, LONGEST) + text[end:]
 
 
+def number_in(text: str) -> float:
+    """The number that somebody wrote into a field of its own."""
+    found = numbers_of(text.strip())
+    if len(found) != 1 or found[0][0] != text.strip():
+        raise ValueError(f"{text.strip()!r} is no number; write one such as 12 or -0.5.")
+    return found[0][1]
+
+
 def change_word(text: str, word: str, other: str) -> str | None:
     """The text with its first `word`, whole and in this spelling, replaced; None without one."""
-    edge = (r"(?<!\w)" if word[:1].isalnum() else "", r"(?!\w)" if word[-1:].isalnum() else "")
-    found = re.search(edge[0] + re.escape(word) + edge[1], text)
+    before = rf"(?<!{LETTER})" if re.match(LETTER, word) else ""
+    after = rf"(?!{LETTER})" if re.search(rf"{LETTER}\Z", word) else ""
+    found = re.search(before + re.escape(word) + after, text)
     return None if found is None else text[: found.start()] + other + text[found.end() :]
 
 

@@ -21,7 +21,7 @@ from causal_qwen.individual import Individual
 from causal_qwen.passage import Passage, read, show_tokens
 from causal_qwen.playground.limits import check_prompt
 from causal_qwen.playground.voices import one_speaker
-from causal_qwen.playground.wording import change_number, change_word
+from causal_qwen.playground.wording import change_number, change_word, number_in
 
 KINDS = ("a word", "a number", "the prompt")
 
@@ -36,7 +36,7 @@ def imagine(
     word: str = "",
     other_word: str = "",
     place: int = 0,
-    value: float | None = None,
+    number: str = "",
     other_prompt: str = "",
     max_new_tokens: int,
 ) -> Counterfactual:
@@ -46,8 +46,7 @@ def imagine(
     if kind == "the prompt":
         edit = ChangedPrompt(check_prompt(other_prompt, processor))
     elif kind == "a number":
-        if value is None:
-            raise ValueError("The new number is missing.")
+        value = number_in(number)
         changed = change_number(prompt, place, value)
         is_value = processor.encode_numbers == "value"
         edit = ChangedNumber(place, value) if is_value else ChangedPrompt(changed)
