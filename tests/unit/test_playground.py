@@ -181,6 +181,36 @@ def test_a_word_is_found_where_no_blanks_stand_around_it() -> None:
     assert change_word("我有iPhones", "iPhone", "Nokia") is None
 
 
+# ---------------------------------------------------------------- page
+
+
+def test_whatever_goes_wrong_is_told_and_the_page_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from causal_qwen.playground import page  # and Gradio
+
+    told: list[str] = []
+    monkeypatch.setattr(page.gr, "Warning", told.append)
+
+    @page.polite
+    def answer(error: Exception) -> None:
+        raise error
+
+    @page.polite
+    def stream(error: Exception) -> Iterator[str]:
+        yield "a word"
+        raise error
+
+    stays = page.gr.skip()
+    assert answer(ValueError("The text <b> is empty.")) == stays
+    assert list(stream(OSError("It is gone."))) == ["a word", stays]
+    assert capsys.readouterr().err == ""
+    assert answer(KeyError("x")) == stays
+    assert "KeyError" in capsys.readouterr().err
+    assert told[:2] == ["The text &lt;b&gt; is empty.", "It is gone."]
+    assert told[2].startswith("That went wrong (KeyError)")
+
+
 # ---------------------------------------------------------------- voices
 
 

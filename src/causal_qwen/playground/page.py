@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import json
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
@@ -149,8 +150,8 @@ def polite(handler: Callable[..., Any]) -> Callable[..., Any]:
         def stream(*arguments: Any) -> Iterator[Any]:
             try:
                 yield from handler(*arguments)
-            except (ValueError, OSError) as error:
-                gr.Warning(escape(str(error), quote=False))
+            except Exception as error:
+                _tell(error)
             yield gr.skip()  # the last one is sent twice: it must not undo what was typed meanwhile
 
         return stream
@@ -159,11 +160,20 @@ def polite(handler: Callable[..., Any]) -> Callable[..., Any]:
     def answer(*arguments: Any) -> Any:
         try:
             return handler(*arguments)
-        except (ValueError, OSError) as error:
-            gr.Warning(escape(str(error), quote=False))
+        except Exception as error:
+            _tell(error)
             return gr.skip()
 
     return answer
+
+
+def _tell(error: Exception) -> None:
+    if isinstance(error, ValueError | OSError):
+        sentence = str(error)
+    else:  # nobody's fault but ours
+        traceback.print_exception(error)
+        sentence = f"That went wrong ({type(error).__name__}); the terminal of the page says where."
+    gr.Warning(escape(sentence, quote=False))
 
 
 def served(studio: Studio, outputs: int = 0) -> Callable[..., Callable[..., Any]]:
