@@ -152,8 +152,10 @@ def test_a_dragged_number_moves_the_prediction(visit: Visit) -> None:
     text.fill("A rose has 5 petals. The petal length in cm is")  # shown as it is typed
     numbers.get_by_text("5", exact=True).wait_for()
     assert numbers.all_inner_texts() == ["5"]
+    assert visitor.page.locator(".stale").count() == 2  # both pictures answer the other text
     visitor.press("Predict")
     visitor.page.get_by_text("number 1, now 5").wait_for()
+    assert visitor.page.locator(".stale").count() == 0
 
 
 def test_what_is_typed_while_the_page_works_stays(visit: Visit) -> None:

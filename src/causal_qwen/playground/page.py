@@ -49,11 +49,13 @@ element.addEventListener('click', event => {
   trigger('select');
 });
 """
-ASKED = "asked"
+ASKED, ANSWER = "asked", "answer"
 WRITTEN = f"""
 // a text is changed by hand: typed, pasted, deleted or composed; Gradio tells of typed keys only
 document.addEventListener('input', event => {{
-  if (event.target.closest('#{ASKED}')) setTimeout(() => trigger('edit'));
+  if (!event.target.closest('#{ASKED}')) return;
+  for (const old of document.querySelectorAll('.{ANSWER} .cq')) old.classList.add('stale');
+  setTimeout(() => trigger('edit'));
 }});
 """
 DRAGGED = """
@@ -386,9 +388,9 @@ def _numbers(studio: Studio, tab: gr.Tab) -> None:
     sentence = gr.HTML(js_on_load=WRITTEN + DRAGGED)
     with gr.Row():
         with gr.Column(min_width=300):
-            picture = gr.HTML(label="Prediction")
+            picture = gr.HTML(label="Prediction", elem_classes=ANSWER)
         with gr.Column(min_width=300):
-            moved = gr.HTML(label="While it is dragged")
+            moved = gr.HTML(label="While it is dragged", elem_classes=ANSWER)
     with gr.Accordion("Ask somebody else", open=False):
         path = gr.Textbox(
             label="A regressor of yours",

@@ -25,6 +25,7 @@ CSS = """
 .cq { --accent: #0f766e; --warm: #b3541e; color: var(--body-text-color); line-height: 1.5;
   --soft: color-mix(in srgb, var(--body-text-color) 68%, transparent); }
 .dark .cq { --accent: #4fd1c0; --warm: #f2a66b; }
+.cq.stale { opacity: .4; }
 .cq p { margin: .35em 0; }
 .cq .grid { display: grid; gap: .75rem;
   grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); }
