@@ -12,6 +12,7 @@ NOISY = ("sampling", "causal")  # modes in which an individual's noise has a par
 NORMALIZATIONS = ("softmax", "ovr")  # of `compatible`: which probabilities it draws from
 SEMANTICS = ("pearl", "disco")  # of a counterfactual: chance stays, or is redrawn
 WAYS = ("text", "value")  # numbers are read as digits, or as their values
+STARTS = ("calibrated", "documents")  # of what is added to a base model
 SCALE_ACTIVATIONS = ("exp", "softplus", "abs")
 NUMERIC_ENCODINGS = ("log", "sigmoid")
 VALUE_SPACES = ("symlog", "linear")

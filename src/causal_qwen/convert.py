@@ -29,7 +29,7 @@ from transformers import (
 from transformers.utils import logging
 
 from causal_qwen.calibrate import PROMPTS, TEXTS, Calibration, calibrate
-from causal_qwen.choices import known
+from causal_qwen.choices import STARTS, known
 from causal_qwen.config import CausalQwen2Config
 from causal_qwen.generation import adopt_generation_config
 from causal_qwen.home import EMBEDDED, check_new, embedded_directory, embedded_gguf, is_converted
@@ -97,7 +97,7 @@ def convert_model(
     check_finite(qwen)
     if tokenizer is None and not isinstance(base, torch.nn.Module):
         tokenizer = load_tokenizer(base)  # and it gets the token <NUM>
-    if known("init", init, ("calibrated", "documents")) == "documents":
+    if known("init", init, STARTS) == "documents":
         config_fields = {**DOCUMENTS, **config_fields}
 
     number = None if tokenizer is None else install_number_token(tokenizer, qwen.config.vocab_size)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from causal_qwen.choices import known
+from causal_qwen.choices import STARTS, known
 from causal_qwen.cli.checks import check_model, given
 from causal_qwen.cli.models import unless_embedded
 from causal_qwen.cli.options import Force, Json, Model
@@ -65,7 +65,7 @@ def convert(
     Example: causal-qwen convert smollm2-135m my-model
     """
     check_model(base)
-    known("--init", init, ("calibrated", "documents"))
+    known("--init", init, STARTS)
     if dtype is not None:
         known("--dtype", dtype, ("float32", "bfloat16", "float16"))
     check_new(output, force)
