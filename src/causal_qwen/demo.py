@@ -58,9 +58,7 @@ def run(processor: Any, model: Any, as_json: bool = False) -> None:
 
 NEXT = {
     "causal-qwen chat --individual 7": "talk with somebody",
-    'causal-qwen counterfactual "The king" --prompt "The queen" -i 7 --min-density 0.05 -t 4': (
-        "change a word"
-    ),
+    'causal-qwen counterfactual "The king" --prompt "The queen" -i 7 -t 0.3': "change a word",
     "causal-qwen app": "all of it in the browser",
     "causal-qwen fit table.csv --target price --output priced": "numbers from a table of yours",
     "causal-qwen doctor": "what is installed, what is missing",
