@@ -122,7 +122,7 @@ def run(job: tuple[str, float, int, int, Any]) -> dict[str, Any]:
     return result
 
 
-def summary(results: list[dict[str, Any]], steps: int) -> list[str]:
+def summary(results: list[dict[str, Any]], steps: int, data: str) -> list[str]:
     """A row for every objective, at the rate that is best on average."""
     best: dict[str, list[dict[str, Any]]] = {}
     for name in dict.fromkeys(r["objective"] for r in results):
@@ -135,11 +135,11 @@ def summary(results: list[dict[str, Any]], steps: int) -> list[str]:
     lines = [
         "# Does it learn?",
         "",
-        f"`python benchmarks/learning.py --data ...`: {steps} steps of {BATCH} x {LENGTH} tokens "
-        f"from scratch, {len(teacher)} seeds, each objective at the best of the learning rates "
-        f"{', '.join(map(str, rates))}. Accuracy is top-1 on held-out text, of `standard` mode "
-        "except for softmax; the ratio is paired by seed (lowest to highest). NLL is that of P "
-        "over its sum, and of softmax(loc_S).",
+        f"`python benchmarks/learning.py --data {data}`: {steps} steps of {BATCH} x {LENGTH} "
+        f"tokens from scratch, {len(teacher)} seeds, each objective at the best of the "
+        f"learning rates {', '.join(map(str, rates))}. Accuracy is top-1 on held-out text, "
+        "of `standard` mode except for softmax; the ratio is paired by seed (lowest to highest). "
+        "NLL is that of P over its sum, and of softmax(loc_S).",
         "",
         "| objective | rate | accuracy | ratio to softmax | sum P | one-vs-rest NLL | its ratio "
         "| softmax NLL |",
@@ -177,7 +177,7 @@ def main() -> None:
     ]
     with get_context("spawn").Pool(options.jobs) as pool:
         results = pool.map(run, jobs, chunksize=1)
-    lines = summary(results, options.steps)
+    lines = summary(results, options.steps, "/".join(options.data.parts[-2:]))
     save(lines, results, options.output)
 
 
