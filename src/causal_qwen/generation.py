@@ -49,7 +49,10 @@ DEFAULTS: dict[str, Any] = {
     "value_field": None,
 }
 OWN = ("temperature", "min_density", "fresh_noise")  # what an Individual brings
-DECODING = ("do_sample", "num_beams", "is_assistant", "prompt_lookup_num_tokens")
+DECODING = (
+    *("do_sample", "num_beams", "num_return_sequences"),
+    *("is_assistant", "prompt_lookup_num_tokens"),
+)
 CUTS = ("top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 WARPERS = ("temperature", *CUTS)
 
@@ -345,12 +348,8 @@ class CausalGenerationMixin:
         if mode != "compatible":
             # what HF's validation expects of a call that may return several texts, or cuts
             # candidates: they are cut here in `standard`, too
-            copies = first_given(
-                kwargs.get("num_return_sequences"),
-                getattr(generation_config, "num_return_sequences", None),
-                1,
-            )
-            is_cut = copies == 1 and any(asked[name] is not None for name in CUTS)
+            is_one = (asked["num_return_sequences"] or 1) == 1
+            is_cut = is_one and any(asked[name] is not None for name in CUTS)
             do_sample = True if mode in NOISY or is_cut else None
             settings = {"do_sample": do_sample, "temperature": None}
             if generation_config is None:

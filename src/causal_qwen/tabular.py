@@ -8,7 +8,6 @@ What `causal-qwen fit` and `causal-qwen predict` do.
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from causal_qwen.conformal import rows_needed
 from causal_qwen.home import check_new
 from causal_qwen.regressor import CausalTextRegressor
 from causal_qwen.tables import name_rows, require_columns
@@ -62,7 +62,7 @@ def fit_csv(
         if count:
             regressor.calibrate(held_out[used], names)
     notes += [str(one.message) for one in caught]
-    if 0 < count < (least := math.ceil(LEVEL / (1 - LEVEL) - 1e-9)):
+    if 0 < count < (least := rows_needed(LEVEL)):
         notes.append(
             f"{count} calibration rows are too few for {LEVEL:.0%} intervals, which will be "
             f"infinite: at least {least} are needed. Give more rows or a larger --calibration."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ from causal_qwen.choices import MODES, NOISY, WAYS, known
 NUMPY_SEEDS, ALL_SEEDS = 2**32, 2**64  # NumPy's global generator takes fewer than torch's
 
 
+def check_choice(option: str, value: str | None, choices: Collection[str]) -> None:
+    """None leaves the choice to the model."""
+    if value is not None:
+        known(option, value, choices)
+
+
 def check_mode(mode: str | None) -> None:
-    """None leaves the choice to the model, here and below."""
-    if mode is not None:
-        known("--mode", mode, MODES)
+    check_choice("--mode", mode, MODES)
 
 
 def check_numbers(numbers: str | None) -> None:
-    if numbers is not None:
-        known("--numbers", numbers, WAYS)
+    check_choice("--numbers", numbers, WAYS)
 
 
 def check_model(name: str) -> None:

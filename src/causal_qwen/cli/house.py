@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from causal_qwen.choices import STARTS, known
-from causal_qwen.cli.checks import check_model, given
+from causal_qwen.cli.checks import check_choice, check_model, given
 from causal_qwen.cli.models import unless_embedded
 from causal_qwen.cli.options import Force, Json, Model
 from causal_qwen.home import check_new
@@ -66,8 +66,7 @@ def convert(
     """
     check_model(base)
     known("--init", init, STARTS)
-    if dtype is not None:
-        known("--dtype", dtype, ("float32", "bfloat16", "float16"))
+    check_choice("--dtype", dtype, ("float32", "bfloat16", "float16"))
     check_new(output, force)
     passages = None if text is None else _passages(text)
     from causal_qwen.convert import convert as run

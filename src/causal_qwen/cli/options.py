@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,13 +30,22 @@ Mode = Annotated[
 Who = Annotated[
     str | None, typer.Option("--individual", "-i", help="Who speaks: a seed, or a saved file.")
 ]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", "-t", help="Of the noise; 1 by default.", min=0.0)
-]
-MinDensity = Annotated[
-    float | None,
-    typer.Option("--min-density", help="Likelihood truncation, 0 to 1.", min=0.0, max=1.0),
-]
+
+
+def temperature(usual: str) -> Any:
+    return typer.Option("--temperature", "-t", help=f"Of the noise; {usual}.", min=0.0)
+
+
+def min_density(usual: str) -> Any:
+    what = f"Likelihood truncation{usual}."
+    return typer.Option("--min-density", help=what, min=0.0, max=1.0)
+
+
+Temperature = Annotated[float | None, temperature("1 by default")]
+MinDensity = Annotated[float | None, min_density(", 0 to 1")]
+# A conversation has its own: what keeps a small model on topic.
+TalkTemperature = Annotated[float | None, temperature("4 by default, 1 in sampling")]
+TalkMinDensity = Annotated[float | None, min_density("; 0.05 by default")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Of the likeliest tokens.", min=1)]
 TopP = Annotated[
     float | None, typer.Option("--top-p", help="Of the probability.", min=0.0, max=1.0)

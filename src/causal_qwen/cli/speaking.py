@@ -27,6 +27,8 @@ from causal_qwen.cli.options import (
     Numbers,
     Prompt,
     SoftmaxSeed,
+    TalkMinDensity,
+    TalkTemperature,
     Temperature,
     TopK,
     TopP,
@@ -110,18 +112,8 @@ def converse(
     model: Model = "",
     mode: Mode = "causal",
     individual: Who = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature", "-t", help="Of the noise; 4 by default, 1 in sampling.", min=0.0
-        ),
-    ] = None,
-    min_density: Annotated[
-        float | None,
-        typer.Option(
-            "--min-density", help="Likelihood truncation; 0.05 by default.", min=0.0, max=1.0
-        ),
-    ] = None,
+    temperature: TalkTemperature = None,
+    min_density: TalkMinDensity = None,
     max_new_tokens: Length = 200,
     numbers: Numbers = None,
     system: Annotated[

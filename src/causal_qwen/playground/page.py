@@ -104,8 +104,7 @@ element.addEventListener('keydown', event => {
 });
 """
 # An event that waits loses its data, but is asked for its inputs when its turn has come.
-WHERE_NOW = "(...inputs) => [...inputs.slice(0, -1), window.dragged]"
-WHICH_NOW = "(...inputs) => [...inputs.slice(0, -1), window.clicked]"
+LAST_INPUT = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
 LOOK = {
     "css": pictures.CSS
     + """
@@ -495,7 +494,7 @@ def _numbers(studio: Studio, tab: gr.Tab) -> None:
         on_drag,
         [key, text, dials, curve, dragged],
         [text, picture, moved, curve],
-        js=WHERE_NOW,
+        js=LAST_INPUT.format("dragged"),
         show_progress="hidden",
         trigger_mode="always_last",
     )
@@ -539,7 +538,7 @@ def _inside(studio: Studio) -> None:
         on_click,
         [cut_text, clicked],
         [tokens, shown],
-        js=WHICH_NOW,
+        js=LAST_INPUT.format("clicked"),
         show_progress="minimal",
         trigger_mode="always_last",
     )
