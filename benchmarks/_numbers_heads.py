@@ -1,11 +1,11 @@
 """Heads of the benchmark of numbers: ours and what others use, on the same frozen features.
 
-Every linear head has the same optimiser, penalties, folds and early stopping (`causal_qwen.fit`)
-and lives in the same space. Ours has more than its loss: it also chooses one of four noises by
-cross-validation, and fits its scale to residuals of unseen rows, where other heads with a scale
-train it together with the location. The Gaussian and Student's t therefore stand here a second
-time, fitted "in two steps" as ours is, so that one sees what is due to the Cauchy and what to the
-fitting. References see the table's raw columns.
+Every linear head has the same optimiser, penalties, folds and early stopping
+(`causal_qwen.regression.head`) and lives in the same space. Ours has more than its loss: it also
+chooses one of four noises by cross-validation, and fits its scale to residuals of unseen rows,
+where other heads with a scale train it together with the location. The Gaussian and Student's t
+therefore appear a second time, fitted "in two steps" like ours, which separates the effect of the
+Cauchy from that of the fitting. References see the table's raw columns.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OrdinalEncoder
 from torch import Tensor
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.fit import NOISES, SCALE_PENALTIES, Output, cooled, fit_chain, fit_head
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.regression.head import NOISES, SCALE_PENALTIES, Output, cooled, fit_chain, fit_head
 
 Array = NDArray[np.float64]
 

@@ -19,16 +19,16 @@ from _numbers_tables import TABLES, Table, corrupt
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from causal_qwen.data import Collator, Example, encode_rows
-from causal_qwen.features import batches_by_length, encode_texts
-from causal_qwen.fit import teach
-from causal_qwen.loss import IGNORE
-from causal_qwen.metrics import Tally
-from causal_qwen.numerals import render
-from causal_qwen.regressor import CausalTextRegressor
-from causal_qwen.scratch import new_model
-from causal_qwen.tables import ask_for, to_sentences
-from causal_qwen.train import COMPAT_WEIGHT
+from causal_qwen.modeling.loss import IGNORE
+from causal_qwen.regression.features import batches_by_length, encode_texts
+from causal_qwen.regression.head import teach
+from causal_qwen.regression.regressor import CausalTextRegressor
+from causal_qwen.regression.sentences import ask_for, to_sentences
+from causal_qwen.text.numerals import render
+from causal_qwen.training.data import Collator, Example, encode_rows
+from causal_qwen.training.from_scratch import new_model
+from causal_qwen.training.metrics import MetricAccumulator
+from causal_qwen.training.run import COMPAT_WEIGHT
 
 Array = NDArray[np.float64]
 
@@ -254,7 +254,7 @@ def mixed(options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]
             teach(
                 model, language_loss(model, learn, processor), len(learn), **protocol(options, seed)
             )
-            tally, words = Tally(model), [0.0, 0]
+            tally, words = MetricAccumulator(model), [0.0, 0]
             collate = Collator(processor.tokenizer.pad_token_id)
             for start in range(0, held_out, BATCH):
                 batch = collate(rest[start : start + BATCH])

@@ -31,14 +31,14 @@ from _numbers_tables import TABLES, Table, corrupt
 from _results import save
 from numpy.typing import NDArray
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.conformal import Conformal
-from causal_qwen.convert import default_model, open_model
-from causal_qwen.features import CACHE_FILE, features
-from causal_qwen.home import cache_home
-from causal_qwen.regressor import LENGTH, CausalTextRegressor
-from causal_qwen.tables import ask_for, to_sentences
-from causal_qwen.value import ValueSpace, fit_field
+from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.value_space import ValueSpace, fit_field
+from causal_qwen.paths import cache_directory
+from causal_qwen.regression.conformal import Conformal
+from causal_qwen.regression.features import CACHE_FILE, features
+from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor
+from causal_qwen.regression.sentences import ask_for, to_sentences
 
 Array = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ def read_features(table: Table, frame: Any, path: Path | None = None) -> torch.T
     processor, model = open_model(path or default_model())
     question = ask_for([table.target])
     texts = to_sentences(frame, table.columns, units=table.units, question=question)
-    cache = cache_home() / CACHE_FILE
+    cache = cache_directory() / CACHE_FILE
     return torch.from_numpy(features(texts, model, processor, max_length=LENGTH, cache=cache))
 
 

@@ -23,12 +23,13 @@ from _results import paired_ratio, save
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.abduction import inverse_activation
-from causal_qwen.action import row_norms
-from causal_qwen.calibrate import set_decision_noise
-from causal_qwen.choices import MODES
-from causal_qwen.convert import default_model, graft, quiet
-from causal_qwen.engine.random import QWEN_0_5B
+from causal_qwen.conversion.calibration import set_decision_noise
+from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.convert import default_model, graft
+from causal_qwen.engine.random_checkpoint import QWEN_0_5B
+from causal_qwen.modeling.abduction import inverse_activation
+from causal_qwen.modeling.action import row_norms
+from causal_qwen.options import MODES
 
 VARIATION = {"constant": 0.0, "mild": 0.3, "strong": 1.0}  # std of log scale_U
 PROMPT_TOKENS, NEW_TOKENS = 8, 12

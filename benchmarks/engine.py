@@ -28,7 +28,7 @@ import numpy as np
 from _results import paired_ratio, resident_bytes, save
 
 from causal_qwen.engine import Engine, KeyValueCache, threads
-from causal_qwen.engine.random import QWEN_0_5B, QWEN_1_5B, random_checkpoint
+from causal_qwen.engine.random_checkpoint import QWEN_0_5B, QWEN_1_5B, random_checkpoint
 
 SHAPES = {"0.5B": QWEN_0_5B, "1.5B": QWEN_1_5B}
 PROMPT, NEW = 8, 16  # tokens of a decoding round
@@ -75,7 +75,7 @@ def torch_speaker(path: Path, dtype: str) -> Callable[[int], float]:
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from causal_qwen.convert import quiet
+    from causal_qwen.conversion.checkpoint_io import quiet
 
     with quiet():
         model = Qwen2ForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
@@ -117,7 +117,7 @@ def torch_prefill(path: Path, dtype: str) -> Callable[[], float]:
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from causal_qwen.convert import quiet
+    from causal_qwen.conversion.checkpoint_io import quiet
 
     with quiet():
         model = Qwen2ForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
@@ -179,7 +179,7 @@ def context_growth(path: Path, dtype: str | None, contexts: tuple[int, ...]) -> 
 
 def checkpoint(shape: str, stored: str, scratch: Path) -> Path:
     if shape == "135M":
-        from causal_qwen.convert import default_model
+        from causal_qwen.conversion.convert import default_model
 
         return default_model()
     path = scratch / f"{shape}-{stored}"

@@ -35,20 +35,21 @@ from _results import save
 from liveliness import PROMPTS, QUESTIONS, asked, repetition, word_distance
 from transformers import LogitsProcessorList
 
-from causal_qwen import gumbel
-from causal_qwen.action import SCALE_FLOOR
-from causal_qwen.calibrate import LogProbRecorder, end_ids, pad_left
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.config import CausalQwen2Config
-from causal_qwen.convert import default_model, open_model
-from causal_qwen.counterfactual import counterfactual, stability_violations
+from causal_qwen.analysis import gumbel
+from causal_qwen.analysis.counterfactual import counterfactual, stability_violations
+from causal_qwen.analysis.gumbel import GumbelIndividual
+from causal_qwen.analysis.posterior import infer_individual
+from causal_qwen.analysis.token_sequence import TokenSequence
+from causal_qwen.conversion.calibration import LogProbRecorder, pad_left
+from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.engine import Engine
-from causal_qwen.generation import ModeProcessor
-from causal_qwen.gumbel import GumbelIndividual
-from causal_qwen.individual import Individual
+from causal_qwen.generation.mixin import ModeProcessor
+from causal_qwen.generation.streaming import end_ids
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.passage import Passage
-from causal_qwen.posterior import infer_individual
+from causal_qwen.modeling.action import SCALE_FLOOR
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.configuration import CausalQwen2Config
 
 EDITS = (  # a prompt, and the same with one thing changed
     ("The carpenter measured the plank twice and", "The carpenter measured the plank once and"),
@@ -534,7 +535,7 @@ def linear_world(model: Any, options: argparse.Namespace) -> dict[str, Any]:
         prompts = torch.from_numpy(rng.integers(0, number, (2, 4)))
         who = Individual.draw(model, seed=int(rng.integers(2**62)))
         said, happened = (speak_twice(model, prompt, [who]) for prompt in prompts)
-        text = Passage(said[0][0], said[1][0])
+        text = TokenSequence(said[0][0], said[1][0])
         found = infer_individual(model, text, prompt=prompts[0], n=options.draws, burn_in=30)
         if not found:
             nobody += 1
@@ -572,7 +573,7 @@ def gumbel_world(model: Any, options: argparse.Namespace) -> dict[str, Any]:
         before[-1] = after[-1] = -1e9  # nobody says a number: Gumbel noise has no value for it
         noise = rng.gumbel(size=len(before))
         said, truth = int((before + noise).argmax()), int((after + noise).argmax())
-        text = Passage(torch.tensor([said]), torch.zeros(1).double())
+        text = TokenSequence(torch.tensor([said]), torch.zeros(1).double())
         found = infer_individual(model, text, prompt=prompts[0], n=options.draws, burn_in=30)
         if not found:
             nobody += 1
@@ -727,8 +728,8 @@ def analytic(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
         wide = model.action.widen(u)
         a = model.action.decision_noise[tokens].abs() * wide.scale.mean()
         scale = (wide.scale @ weight.abs().T + a).clamp_min(SCALE_FLOOR)
-        p = Cauchy(wide.loc @ weight.T, scale).exceedance(threshold).double()
-        own = Cauchy(u.loc @ weight.T, u.scale @ weight.abs().T).exceedance(threshold).double()
+        p = Cauchy(wide.loc @ weight.T, scale).sf(threshold).double()
+        own = Cauchy(u.loc @ weight.T, u.scale @ weight.abs().T).sf(threshold).double()
         hits = torch.zeros(len(tokens), dtype=torch.float64)
         plain = torch.zeros_like(hits)
         values = []

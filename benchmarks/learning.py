@@ -24,9 +24,9 @@ import torch
 from _results import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from causal_qwen.config import CausalQwen2Config
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.train import COMPAT_WEIGHT
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.training.run import COMPAT_WEIGHT
 
 VOCABULARY, LENGTH, BATCH, WARMUP = 1024, 128, 16, 40
 HELD_OUT = 256  # sequences

@@ -23,8 +23,10 @@ from _results import save
 from transformers import AutoTokenizer, LogitsProcessorList
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.calibrate import LogProbRecorder, end_ids, pad_left
-from causal_qwen.convert import default_model, quiet
+from causal_qwen.conversion.calibration import LogProbRecorder, pad_left
+from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.generation.streaming import end_ids
 
 PROMPTS = (  # none of these was used to choose the stored gains
     "The carpenter measured the plank twice and",

@@ -24,12 +24,12 @@ import torch
 from _results import paired_ratio, resident_bytes, save
 from torch.nn import functional as F
 
-from causal_qwen.action import ActionHead, ActionNetwork
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.config import CausalQwen2Config
-from causal_qwen.decision import Decision
-from causal_qwen.engine.random import QWEN_0_5B
-from causal_qwen.loss import causal_loss
+from causal_qwen.engine.random_checkpoint import QWEN_0_5B
+from causal_qwen.modeling.action import ActionHead, ActionNetwork
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.decision import Decision
+from causal_qwen.modeling.loss import causal_loss
 
 V, H, TOKENS = QWEN_0_5B["vocab_size"], QWEN_0_5B["hidden_size"], 1024
 PEERS = ("cross-entropy", "naive one-vs-rest", "ours", "ours, fast", "ours + cross-entropy")
@@ -69,9 +69,9 @@ class Subject:
         if peer == NAIVE:
             u = self.action.widen(Cauchy(self.loc, self.scale))
             s = Cauchy(self.head(u.loc).float(), self.action.score_scale(u.scale, self.head))
-            log_no = s.log_shortfall(self.decision.threshold)
+            log_no = s.log_cdf(self.decision.threshold)
             is_label = F.one_hot(self.labels, V).bool()
-            terms = torch.where(is_label, s.log_exceedance(self.decision.threshold), log_no)
+            terms = torch.where(is_label, s.log_sf(self.decision.threshold), log_no)
             (-terms.sum() / TOKENS).backward()
             return
         self.config.loss_precision = "fast" if "fast" in peer else "exact"

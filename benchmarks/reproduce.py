@@ -31,21 +31,14 @@ from _results import paired_ratio, save
 from engine import take_turns
 from transformers import Qwen2ForCausalLM
 
-from causal_qwen.calibrate import PROMPTS, TEXTS
-from causal_qwen.config import CausalQwen2Config
-from causal_qwen.convert import (
-    as_qwen2,
-    compare,
-    convert,
-    default_model,
-    encode,
-    load_base,
-    open_model,
-    quiet,
-)
+from causal_qwen.analysis.verify import verify
+from causal_qwen.conversion.base_models import as_qwen2, load_base
+from causal_qwen.conversion.calibration import PROMPTS, TEXTS
+from causal_qwen.conversion.checkpoint_io import encode_texts, quiet
+from causal_qwen.conversion.convert import compare, convert, default_model, open_model
 from causal_qwen.engine import Engine
-from causal_qwen.home import EMBEDDED, cache_home
-from causal_qwen.verify import verify
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.paths import EMBEDDED, cache_directory
 
 OURS_NAME = EMBEDDED
 OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "reproduced"
@@ -87,7 +80,7 @@ def prepare(name: str) -> Subject:
     elif _is_converted(Path(name)):
         path = Path(name)
     else:
-        path = cache_home() / "reproduce" / label(name)
+        path = cache_directory() / "reproduce" / label(name)
         if not (path / "config.json").is_file():
             convert(name, path, dtype="float32", progress=say)
     processor, model = open_model(path)
@@ -125,9 +118,9 @@ def promise(subject: Subject, size: Size) -> Figures:
     """Before training it is its base model."""
     tokenizer = subject.processor.tokenizer
     subject.model.calibration = None
-    report = compare("", subject.base, subject.model, encode(tokenizer, TEXTS))
+    report = compare("", subject.base, subject.model, encode_texts(tokenizer, TEXTS))
     same = {"standard": 0, "compatible": 0}
-    for ids in encode(tokenizer, PROMPTS[:3]) or []:
+    for ids in encode_texts(tokenizer, PROMPTS[:3]) or []:
         common = {"max_new_tokens": size.tokens, "pad_token_id": 0}
         common["attention_mask"] = torch.ones_like(ids[None])
         expected = subject.base.generate(ids[None], do_sample=False, **common)

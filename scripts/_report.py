@@ -16,7 +16,8 @@ from transformers import Qwen2ForCausalLM
 from transformers.utils import logging
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.convert import default_model, load_tokenizer
+from causal_qwen.conversion.base_models import load_tokenizer
+from causal_qwen.conversion.convert import default_model
 
 ModelOption = Annotated[
     Path | None, typer.Option("--model", help="A CausalQwen directory; the embedded model if none.")

@@ -16,7 +16,7 @@ from _report import Checks, ModelOption, SeedOption, console, load_subject, show
 from rich.markup import escape
 from torch import Tensor
 
-from causal_qwen.calibrate import pad_left
+from causal_qwen.conversion.calibration import pad_left
 
 NEW = 12
 LONG, EARLY = 40, 12  # tokens over which likelihoods are compared, and shown for their beginning

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from matplotlib import pyplot as plt
 
-from causal_qwen.abduction import activate
-from causal_qwen.calibrate import solve_gamma, sum_p
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.decision import _undominated
-from causal_qwen.individual import draw_noise, noise_bound, to_cauchy
-from causal_qwen.value import ValueSpace, symlog
+from causal_qwen.conversion.calibration import solve_gamma, sum_p
+from causal_qwen.individuals.noise import draw_noise, noise_bound, to_cauchy
+from causal_qwen.modeling.abduction import activate
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.decision import _undominated
+from causal_qwen.modeling.value_space import ValueSpace, symlog
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 INK = "#010203"  # a stand-in for what the reader's mode says
@@ -238,7 +238,7 @@ def decisions(figure: Any) -> None:
     left.set(xlim=(-5, 6), ylim=(-5, 6), xlabel="u_1", ylabel="u_2", title="causal: who says what")
     left.legend(fontsize="small", loc="lower left")
     share = torch.bincount(said, minlength=3) / len(said)
-    p = SOMEBODY.affine(LAW).exceedance(THRESHOLD)
+    p = SOMEBODY.affine(LAW).sf(THRESHOLD)
     for k, colour in enumerate(COLOURS):
         right.bar(k - 0.2, float(share[k]), 0.36, color=colour, alpha=0.4)
         right.bar(k + 0.2, float(p[k]), 0.36, color=colour)
@@ -256,14 +256,14 @@ def exceedance(figure: Any) -> None:
     left.fill_between(beyond, s.log_prob(beyond).exp(), color=ORANGE, alpha=0.4)
     left.axvline(threshold, color=INK, linestyle="--", linewidth=1)
     left.annotate("C_k", (threshold, 0.26), (4, 0), textcoords="offset points")
-    p = float(s.exceedance(threshold))
+    p = float(s.sf(threshold))
     left.annotate(f"P_k = {p:.2f}", (8.0, 0.04))
     left.set(xlabel="score S_k", ylabel="density")
     distance = torch.logspace(0, 9, 200, dtype=torch.float64)
     truth = torch.atan2(torch.ones_like(distance), distance) / math.pi
     single = distance.float()
     textbook = 0.5 + torch.atan(-single) / math.pi
-    ours = Cauchy(-single, torch.ones_like(single)).exceedance(0.0)
+    ours = Cauchy(-single, torch.ones_like(single)).sf(0.0)
     for label, found, colour in (
         ("1/2 + atan(·)/π", textbook, GREY),
         ("atan2(·)/π", ours, ORANGE),
@@ -330,9 +330,9 @@ def loss(figure: Any) -> None:
     x = torch.linspace(-30, 30, 400)
     for scale, colour in ((1.0, BLUE), (0.1, ORANGE)):
         s = Cauchy(x, torch.full_like(x, scale))
-        left.plot(x, -s.log_exceedance(0.0), color=colour, label=f"label, scale {scale:g}")
+        left.plot(x, -s.log_sf(0.0), color=colour, label=f"label, scale {scale:g}")
         style = {"color": colour, "linestyle": "--", "label": f"not the label, scale {scale:g}"}
-        left.plot(x, -s.log_shortfall(0.0), **style)
+        left.plot(x, -s.log_cdf(0.0), **style)
     left.set(xlabel="loc_S − C", ylabel="loss")
     left.legend(fontsize="small")
     y = Cauchy(torch.zeros_like(x), torch.ones_like(x))
@@ -352,7 +352,7 @@ def equaliser(figure: Any) -> None:
     for axis, noise_of in ((left, torch.zeros(3)), (right, norms.max() - norms)):
         for k, colour in enumerate((BLUE, ORANGE, GREEN)):
             s = Cauchy(loc[k], 0.01 * (norms[k] + noise_of[k]))
-            axis.semilogy(thresholds, s.exceedance(thresholds), color=colour, label=names[k])
+            axis.semilogy(thresholds, s.sf(thresholds), color=colour, label=names[k])
         axis.set(xlabel="threshold C")
     left.set(title="without decision noise", ylabel="P_k")
     right.set(title="with decision noise")

@@ -42,7 +42,7 @@ def tiny_fields() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def make_config(tiny_fields: dict[str, Any]) -> Callable[..., Any]:
     """`make_config(**fields)`: a tiny CausalQwen2Config; an own `causal_size` unties the head."""
-    from causal_qwen.config import CausalQwen2Config
+    from causal_qwen.modeling.configuration import CausalQwen2Config
 
     def make(**fields: Any) -> Any:
         if fields.get("causal_size") is not None:

@@ -6,34 +6,32 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-import wrapt
+from causal_qwen import _aliases, _registration
 
 __version__ = "0.3.0"
 
-_HOMES = {
-    "Cauchy": "cauchy",
-    "CausalQwen2Config": "config",
+_MODULES = {  # public name -> the module that defines it, below this package
+    "Cauchy": "modeling.cauchy",
+    "CausalQwen2Config": "modeling.configuration",
     "CausalQwenForCausalLM": "model",
     "CausalQwenModel": "model",
     "CausalQwenOutput": "model",
-    "CausalQwenProcessor": "processor",
-    "CausalTextGenerationPipeline": "pipeline",
-    "CausalTextRegressor": "regressor",
-    "ChangedNumber": "counterfactual",
-    "ChangedPrompt": "counterfactual",
-    "ChangedToken": "counterfactual",
-    "GumbelIndividual": "gumbel",
-    "Individual": "individual",
-    "NumberPrediction": "prediction",
-    "OpenModel": "regressor",
-    "OtherModel": "counterfactual",
-    "infer_individual": "posterior",
-    "stability_violations": "counterfactual",
+    "CausalQwenProcessor": "modeling.processor",
+    "CausalTextGenerationPipeline": "generation.pipeline",
+    "CausalTextRegressor": "regression.regressor",
+    "ChangedNumber": "analysis.counterfactual",
+    "ChangedPrompt": "analysis.counterfactual",
+    "ChangedToken": "analysis.counterfactual",
+    "GumbelIndividual": "analysis.gumbel",
+    "Individual": "individuals.individual",
+    "NumberPrediction": "regression.prediction",
+    "OpenModel": "regression.regressor",
+    "OtherModel": "analysis.counterfactual",
+    "infer_individual": "analysis.posterior",
+    "stability_violations": "analysis.counterfactual",
 }
-_LIGHT = ("Individual",)  # needs no torch
 __all__ = [
     "Cauchy",
     "CausalQwen2Config",
@@ -57,32 +55,30 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from causal_qwen.cauchy import Cauchy
-    from causal_qwen.config import CausalQwen2Config
-    from causal_qwen.counterfactual import (
+    from causal_qwen.analysis.counterfactual import (
         ChangedNumber,
         ChangedPrompt,
         ChangedToken,
         OtherModel,
         stability_violations,
     )
-    from causal_qwen.gumbel import GumbelIndividual
-    from causal_qwen.individual import Individual
+    from causal_qwen.analysis.gumbel import GumbelIndividual
+    from causal_qwen.analysis.posterior import infer_individual
+    from causal_qwen.generation.pipeline import CausalTextGenerationPipeline
+    from causal_qwen.individuals.individual import Individual
     from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
-    from causal_qwen.pipeline import CausalTextGenerationPipeline
-    from causal_qwen.posterior import infer_individual
-    from causal_qwen.prediction import NumberPrediction
-    from causal_qwen.processor import CausalQwenProcessor
-    from causal_qwen.regressor import CausalTextRegressor, OpenModel
+    from causal_qwen.modeling.cauchy import Cauchy
+    from causal_qwen.modeling.configuration import CausalQwen2Config
+    from causal_qwen.modeling.processor import CausalQwenProcessor
+    from causal_qwen.regression.prediction import NumberPrediction
+    from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-        if name not in _LIGHT:
-            importlib.import_module(f"{__name__}.model")  # registers it with transformers
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("torch", "transformers"):
             raise
@@ -96,23 +92,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-@wrapt.when_imported("transformers.models.auto.configuration_auto")
-def _announce(auto: Any) -> None:
-    """Let `AutoConfig`, and through it every Auto class, find us without importing torch now.
-
-    transformers resolves the names of its own models lazily, as `transformers.models.<type>`;
-    ours stands there under an alias, and importing it registers the models (see `model.py`).
-    """
-    auto.CONFIG_MAPPING_NAMES["causal_qwen2"] = "CausalQwen2Config"
-    sys.modules.setdefault("transformers.models.causal_qwen2", sys.modules[__name__])
-
-
-@wrapt.when_imported("transformers.models.auto.modeling_auto")
-def _announce_models(auto: Any) -> None:
-    auto.MODEL_MAPPING_NAMES["causal_qwen2"] = "CausalQwenModel"
-    auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["causal_qwen2"] = "CausalQwenForCausalLM"
-
-
-@wrapt.when_imported("transformers.models.auto.processing_auto")
-def _announce_processor(auto: Any) -> None:
-    auto.PROCESSOR_MAPPING_NAMES["causal_qwen2"] = "CausalQwenProcessor"
+_aliases.install()
+_registration.install()

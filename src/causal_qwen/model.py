@@ -21,16 +21,16 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM, Qwen2Mode
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from causal_qwen.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
-from causal_qwen.action import ActionHead, ActionNetwork, ValueHead, row_norms, score_pair
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.config import AUTO_CODE, AUTO_MODULE, CausalQwen2Config
-from causal_qwen.decision import Decision
-from causal_qwen.documents import DocumentedCalls
-from causal_qwen.embedding import check_values, embed_values
-from causal_qwen.generation import CausalGenerationMixin, adopt_generation_config
-from causal_qwen.loss import IGNORE, causal_loss, shift_fields, shift_left
-from causal_qwen.value import fit_field
+from causal_qwen.generation.documented_calls import DocumentedCalls
+from causal_qwen.generation.mixin import CausalGenerationMixin, adopt_generation_config
+from causal_qwen.modeling.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
+from causal_qwen.modeling.action import ActionHead, ActionNetwork, ValueHead, row_norms, score_pair
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.configuration import AUTO_CODE, AUTO_MODULE, CausalQwen2Config
+from causal_qwen.modeling.decision import Decision
+from causal_qwen.modeling.loss import IGNORE, causal_loss, shift_fields, shift_left
+from causal_qwen.modeling.value_embedding import check_values, embed_values
+from causal_qwen.modeling.value_space import fit_field
 
 
 @dataclass
@@ -371,9 +371,9 @@ class CausalQwenForCausalLM(
     def predict(self, texts: str | Sequence[str], processor: Any, **options: Any) -> Any:
         """The number that each text asks for next, as a `NumberPrediction`.
 
-        See `causal_qwen.prediction.predict` for the options.
+        See `causal_qwen.regression.prediction.predict` for the options.
         """
-        from causal_qwen.prediction import predict
+        from causal_qwen.regression.prediction import predict
 
         return predict(self, texts, processor, **options)
 
@@ -390,9 +390,9 @@ class CausalQwenForCausalLM(
     def from_qwen(cls, base: Any = "smollm2-135m", **options: Any) -> "CausalQwenForCausalLM":
         """A causal model that starts as `base` and behaves exactly like it.
 
-        See `causal_qwen.convert.convert_model` for what `base` may be and for the options.
+        See `convert_model` in `causal_qwen.conversion.convert` for bases and options.
         """
-        from causal_qwen.convert import convert_model
+        from causal_qwen.conversion.convert import convert_model
 
         return convert_model(base, model_class=cls, **options)
 
@@ -401,7 +401,7 @@ class CausalQwenForCausalLM(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> Any:
         """Loads our checkpoints, and plain Qwen2 ones, which it then calibrates."""
-        from causal_qwen.convert import load
+        from causal_qwen.conversion.convert import load
 
         return load(cls, super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
 

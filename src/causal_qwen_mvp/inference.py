@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from causal_qwen.choices import MODES as INFERENCE_MODES
-from causal_qwen.documents import DocumentedCalls
+from causal_qwen.generation.documented_calls import DocumentedCalls
+from causal_qwen.options import MODES as INFERENCE_MODES
 
 __all__ = ["INFERENCE_MODES", "debug_forward_pass", "generate_step_by_step", "inference"]
 

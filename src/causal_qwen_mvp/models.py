@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from causal_qwen.abduction import AbductionNetwork as Abduction
-from causal_qwen.action import ActionHead
-from causal_qwen.action import ActionNetwork as Law
-from causal_qwen.config import CausalQwen2Config
-from causal_qwen.decision import Decision
-from causal_qwen.documents import AbductionView, ActionView, ClassifierView
+from causal_qwen.generation.documented_calls import AbductionView, ActionView, ClassifierView
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenOutput
+from causal_qwen.modeling.abduction import AbductionNetwork as Abduction
+from causal_qwen.modeling.action import ActionHead
+from causal_qwen.modeling.action import ActionNetwork as Law
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.decision import Decision
 
 __all__ = [
     "AbductionNetwork",

@@ -9,9 +9,9 @@ import copy
 
 from torch import Tensor
 
-from causal_qwen.documents import DocumentedCalls
-from causal_qwen.loss import IGNORE, causal_loss, shift_left
+from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenOutput
+from causal_qwen.modeling.loss import IGNORE, causal_loss, shift_left
 
 __all__ = ["compute_ovr_loss", "training_step"]
 

@@ -24,7 +24,7 @@ def tiny_directory(
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from causal_qwen.convert import convert
+    from causal_qwen.conversion.convert import convert
 
     directory = tmp_path_factory.mktemp("tiny")
     fields = {**tiny_fields, "vocab_size": 260, "max_position_embeddings": 2048}

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.convert import convert, convert_model
+from causal_qwen.conversion.convert import convert, convert_model
 
 TINY = {
     "vocab_size": 97,

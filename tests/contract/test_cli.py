@@ -27,11 +27,11 @@ import pytest
 import typer.main
 from rich.cells import cell_len
 
-from causal_qwen import __version__, doctor, shown
-from causal_qwen.chat import Conversation
-from causal_qwen.cli import app, main
-from causal_qwen.convert import open_model
-from causal_qwen.individual import Individual
+from causal_qwen import __version__, terminal
+from causal_qwen.cli import app, doctor, main
+from causal_qwen.cli.chat import Conversation
+from causal_qwen.conversion.convert import open_model
+from causal_qwen.individuals.individual import Individual
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
@@ -546,7 +546,7 @@ def demo(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     """The whole demo on a tiny model, in few words; its features are kept from run to run."""
     cache = str(tmp_path_factory.mktemp("cache"))
 
-    @mock.patch("causal_qwen.demo.NEW_TOKENS", 5)
+    @mock.patch("causal_qwen.cli.demo.NEW_TOKENS", 5)
     def run(*arguments: str, **settings: str) -> Any:
         model = ("--model", str(tiny_directory))
         return here("demo", *model, *arguments, CAUSAL_QWEN_CACHE=cache, **settings)
@@ -588,7 +588,7 @@ def test_the_demo_can_be_read_at_every_width(demo: Callable[..., Any], width: in
 def test_the_demo_does_without_tables(
     demo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("causal_qwen.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("causal_qwen.cli.demo.find_spec", lambda name: None)
     done = demo()
     assert done.returncode == 0, done.stderr
     assert "interval: pandas is not installed: pip install 'causal-qwen[tables]'" in done.stdout
@@ -601,18 +601,18 @@ def test_long_work_is_told_in_lines_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(shown.time, "monotonic", lambda: now[0])
-    with shown.counted("reading") as count:
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    with terminal.counted("reading") as count:
         for done in range(1, 11):
             now[0] += 1.0
             count(done, 10)
     # after two seconds, and then every five
     assert capsys.readouterr().err == "reading: 2 of 10\nreading: 7 of 10\n"
-    with shown.counted("reading") as count, shown.status() as stage:
+    with terminal.counted("reading") as count, terminal.status() as stage:
         count(10, 10)
         stage("saving")
     assert capsys.readouterr().err == "saving ...\n"
-    with shown.counted("reading", False) as count, shown.status(False) as stage:
+    with terminal.counted("reading", False) as count, terminal.status(False) as stage:
         now[0] += 100.0
         count(10, 10)
         stage("saving")

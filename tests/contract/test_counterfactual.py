@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from causal_qwen import Individual, infer_individual
-from causal_qwen.calibrate import pad_left
-from causal_qwen.convert import default_model, open_model
-from causal_qwen.counterfactual import ChangedToken, OtherModel, counterfactual
-from causal_qwen.generation import ModeProcessor
+from causal_qwen.analysis.counterfactual import ChangedToken, OtherModel, counterfactual
+from causal_qwen.conversion.calibration import pad_left
+from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.generation.mixin import ModeProcessor
 
 TEXT = "The king's daughter"
 NEW = 8

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from causal_qwen.engine import Engine, Step
-from causal_qwen.engine.random import TINY, random_checkpoint
-from causal_qwen.engine.text import TextReader
+from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
+from causal_qwen.engine.tokenization import TextReader
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def directory(
     tmp_path: Path, make_model: Callable[..., Any], byte_tokenizer: Callable[..., Any]
 ) -> Path:
     """A saved causal model with its processor: one token per byte, and <NUM>."""
-    from causal_qwen.processor import CausalQwenProcessor
+    from causal_qwen.modeling.processor import CausalQwenProcessor
 
     processor = CausalQwenProcessor(byte_tokenizer(), encode_numbers="value")
     size = len(processor.tokenizer)
@@ -60,7 +60,7 @@ def run_without_torch(code: str, *arguments: str) -> str:
 @torch.no_grad()
 def test_it_speaks_where_torch_cannot_be_imported(directory: Path) -> None:
     """The same text as the torch side's, numbers read and said included."""
-    from causal_qwen.convert import open_model
+    from causal_qwen.conversion.convert import open_model
 
     out = run_without_torch(
         "import json\n"
@@ -99,7 +99,7 @@ def test_the_command_speaks_where_torch_cannot_be_imported(directory: Path) -> N
 
 
 def test_nothing_under_the_engine_imports_torch() -> None:
-    files = [*(ROOT / "src/causal_qwen/engine").glob("*.py"), ROOT / "src/causal_qwen/watch.py"]
+    files = list((ROOT / "src/causal_qwen/engine").glob("*.py"))
     assert len(files) > 8
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -110,7 +110,7 @@ def test_nothing_under_the_engine_imports_torch() -> None:
 
 @torch.no_grad()
 def test_the_embedded_model_says_the_same_on_both_sides() -> None:
-    from causal_qwen.convert import default_model, open_model
+    from causal_qwen.conversion.convert import default_model, open_model
 
     engine = Engine.from_pretrained(default_model())
     processor, model = open_model(default_model())
@@ -133,7 +133,7 @@ def test_the_embedded_model_says_the_same_on_both_sides() -> None:
 
 
 def test_the_reader_reads_as_the_processor_does(directory: Path) -> None:
-    from causal_qwen.processor import CausalQwenProcessor
+    from causal_qwen.modeling.processor import CausalQwenProcessor
 
     processor = CausalQwenProcessor.from_pretrained(directory)
     reader = TextReader.from_directory(
@@ -366,7 +366,7 @@ def test_the_command_fails_in_one_sentence(directory: Path) -> None:
 def test_the_live_view_shows_tokens_bar_and_runners_up(directory: Path) -> None:
     import io
 
-    from causal_qwen import watch
+    from causal_qwen.engine import live_view as watch
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -393,7 +393,7 @@ def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.Monke
 
     from rich.console import Console
 
-    from causal_qwen.watch import _live
+    from causal_qwen.engine.live_view import _live
 
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
@@ -414,14 +414,14 @@ def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("prompt", [[5], [5, 6]])
 def test_verify_takes_short_prompts(prompt: list[int], tmp_path: Path) -> None:
-    from causal_qwen.verify import verify
+    from causal_qwen.analysis.verify import verify
 
     result = verify(random_checkpoint(tmp_path, TINY, std=0.1), prompt, max_new_tokens=1)
     assert result.is_passed, result.checks
 
 
 def test_verify_reads_numbers_that_the_model_says(tmp_path: Path) -> None:
-    from causal_qwen.verify import verify
+    from causal_qwen.analysis.verify import verify
 
     model = random_checkpoint(tmp_path, {**TINY, "num_token_id": 3}, std=0.1, is_causal=True)
     result = verify(model, [5, 3, 7, 3], max_new_tokens=4)
@@ -429,7 +429,7 @@ def test_verify_reads_numbers_that_the_model_says(tmp_path: Path) -> None:
 
 
 def test_verify_names_broken_weights_and_refuses_no_tokens(tmp_path: Path) -> None:
-    from causal_qwen.verify import verify
+    from causal_qwen.analysis.verify import verify
 
     model = random_checkpoint(tmp_path, TINY)
     with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
@@ -442,7 +442,7 @@ def test_verify_names_broken_weights_and_refuses_no_tokens(tmp_path: Path) -> No
 def test_the_table_shows_the_worst_token() -> None:
     from rich.console import Console
 
-    from causal_qwen.verify import Difference, Row, Verification, table
+    from causal_qwen.analysis.verify import Difference, Row, Verification, table
 
     rows = [Row(str(1000 + i), {"numpy_float64": Difference(1e-6, 0, 0)}) for i in range(60)]
     rows[31].differences["numpy_float64"] = Difference(7e-3, 0, 0)
@@ -474,8 +474,8 @@ def test_verify_proves_it_and_writes_its_evidence(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_embedded_model_meets_every_bar_for_256_tokens() -> None:
-    from causal_qwen.convert import default_model
-    from causal_qwen.verify import verify
+    from causal_qwen.analysis.verify import verify
+    from causal_qwen.conversion.convert import default_model
 
     result = verify(default_model(), max_new_tokens=256)
     assert len(result.tokens) == 256
@@ -485,8 +485,8 @@ def test_the_embedded_model_meets_every_bar_for_256_tokens() -> None:
 def test_verify_fails_where_the_engine_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from causal_qwen.analysis.verify import verify
     from causal_qwen.engine import qwen2
-    from causal_qwen.verify import verify
 
     model = random_checkpoint(tmp_path, TINY, std=0.1)
     assert verify(model, max_new_tokens=3).is_passed

@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
-from causal_qwen.convert import default_model, quiet
+from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.convert import default_model
 
 TINY = {
     "vocab_size": 97,
@@ -61,7 +62,7 @@ def test_auto_classes_find_it(saved: Path) -> None:
                 "from transformers import AutoModelForCausalLM; import causal_qwen",
                 "import causal_qwen; "
                 "from transformers import LlamaForCausalLM, AutoModelForCausalLM",
-                "from causal_qwen.config import CausalQwen2Config; "
+                "from causal_qwen.modeling.configuration import CausalQwen2Config; "
                 "from transformers import AutoModelForCausalLM",
             )
         ),

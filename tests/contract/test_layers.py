@@ -1,4 +1,4 @@
-"""File names are the data flow: a module imports only what stands above it."""
+"""Rooms: a package imports only the rooms that its rule names."""
 
 from __future__ import annotations
 
@@ -11,151 +11,124 @@ import pytest
 PACKAGE = "causal_qwen"
 SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 
-ORDER = [
-    "choices",
-    "numerals",
-    "pieces",
-    "config",
-    "cauchy",
-    "value",
-    "processor",
-    "embedding",
-    "abduction",
-    "action",
-    "decision",
-    "individual",
-    "home",
-    "shown",
-    "engine",
-    "watch",
-    "one_vs_rest",
-    "loss",
-    "generation",
-    "documents",
-    "model",
-    "passage",
-    "gumbel",
-    "posterior",
-    "prediction",
-    "data",
-    "tables",
-    "conformal",
-    "features",
-    "fit",
-    "pipeline",
-    "calibrate",
-    "convert",
-    "verify",
-    "scratch",
-    "metrics",
-    "checkpoints",
-    "progress",
-    "trainer",
-    "train",
-    "mock",
-    "report",
-    "regressor",
-    "tabular",
-    "counterfactual",
-    "doctor",
-    "speech",
-    "chat",
-    "demo",
-    "playground",
-    "cli",
-    "__main__",
-]
+# One rule per room (a package, or a file at the top): the rooms that it may import.
+_GROUND = {"options", "paths", "terminal"}
+_TORCH_FREE = {"options", "text", "individuals", "decoding"}
+_MODEL = _TORCH_FREE | {"modeling", "generation", "model"}
+_LIBRARY = _GROUND | _MODEL | {"engine", "conversion", "analysis", "training", "regression"}
+ROOMS: dict[str, set[str]] = {
+    "options": set(),
+    "paths": set(),
+    "terminal": set(),
+    "text": {"options"},
+    "individuals": {"options"},
+    "decoding": {"options", "individuals"},
+    "engine": _TORCH_FREE,
+    "modeling": _TORCH_FREE,
+    "generation": _TORCH_FREE | {"modeling"},
+    "model": _TORCH_FREE | {"modeling", "generation"},
+    "conversion": _GROUND | _MODEL,
+    "analysis": _GROUND | _MODEL | {"engine", "conversion"},
+    "training": _GROUND | _MODEL | {"conversion"},
+    "regression": _GROUND | _MODEL | {"conversion", "training"},
+    "cli": _LIBRARY | {"playground"},
+    "playground": _LIBRARY,
+    "__main__": {"cli"},
+    "_aliases": set(),
+    "_registration": {"model", "modeling"},
+    "__init__": _LIBRARY | {"_aliases", "_registration"},
+}
+NO_TORCH = ("options", "paths", "terminal", "text", "individuals", "decoding", "engine")
 
-# Upward imports with a reason: (importer, imported) -> the functions that may contain them.
-ALLOWED_UPWARD = {
-    # A model offers to build itself from a checkpoint; the chain itself needs no converter.
-    ("model", "convert"): {"from_qwen", "from_pretrained"},
-    # ... and to say which number a text asks for.
-    ("model", "prediction"): {"predict"},
+# (importing room, imported room) -> functions that may import against the rule, with the reason.
+EXCEPTIONS = {
+    # A model offers to build itself from a checkpoint ...
+    ("model", "conversion"): {"from_qwen", "from_pretrained"},
+    # ... and to predict the number that a text asks for.
+    ("model", "regression"): {"predict"},
 }
 
-# A stage is a file or a subpackage; the facade `__init__` re-exports everything, lazily.
-STAGES = sorted(
-    {path.stem for path in SOURCE.glob("*.py")}.union(
-        path.parent.name for path in SOURCE.glob("*/__init__.py")
-    )
-    - {"__init__"}
-)
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
 
 
-def imported_stages(source: str) -> Iterator[tuple[str, str, int]]:
-    """(stage, enclosing function or "", line) for every import of our own, at any depth.
-
-    An import of the package's facade yields the stage `__init__`, one of `causal_qwen_mvp` itself.
-    """
-
-    def stage_of(module: str, names: list[str]) -> list[str]:
-        root, *rest = module.split(".")
-        if root == f"{PACKAGE}_mvp":
-            return [root]
-        if root != PACKAGE:
-            return []
-        if rest:
-            return [rest[0]]
-        return [name if (name in ORDER or name in STAGES) else "__init__" for name in names]
+def imports(source: str) -> Iterator[tuple[str, str, int]]:
+    """(module, enclosing function or "", line) of every import, at any depth."""
 
     def visit(node: ast.AST, function: str) -> Iterator[tuple[str, str, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             function = node.name
-        stages: list[str] = []
+        modules: list[str] = []
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                stages += stage_of(alias.name, ["__init__"])
+            modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level:
-                module = f"{PACKAGE}.{module}".rstrip(".")
-            stages = stage_of(module, [alias.name for alias in node.names])
+            module = f"{PACKAGE}.{node.module or ''}".rstrip(".") if node.level else node.module
+            modules = [f"{module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Call) and node.args:
-            callee = node.func
-            name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "")
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             target = node.args[0]
             if name in {"import_module", "__import__"} and isinstance(target, ast.Constant):
-                stages = stage_of(str(target.value).replace("..", ".").lstrip("."), ["__init__"])
-        for stage in stages:
-            yield stage, function, node.lineno
+                modules = [str(target.value)]
+        for module in modules:
+            yield module, function, node.lineno
         for child in ast.iter_child_nodes(node):
             yield from visit(child, function)
 
-    yield from visit(ast.parse(source), "")
+    return visit(ast.parse(source), "")
 
 
-def violations(importer: str, source: str) -> list[str]:
+def violations(room: str, source: str) -> list[str]:
     found = []
-    for stage, function, line in imported_stages(source):
-        if stage == importer or function in ALLOWED_UPWARD.get((importer, stage), set()):
-            continue
-        if stage == "__init__" or stage == f"{PACKAGE}_mvp":
-            why = "goes through a facade; import from the file that defines the name"
-        elif stage not in ORDER:
-            why = "has no place in ORDER (tests/contract/test_layers.py); give it one"
-        elif ORDER.index(stage) > ORDER.index(importer):
-            why = "stands below it; move the function up, or the importer down"
+    for module, function, line in imports(source):
+        package, *rest = module.split(".")
+        if package == f"{PACKAGE}_mvp":
+            imported = package
+        elif package == PACKAGE:
+            imported = rest[0] if rest and rest[0] in ROOMS else "__init__"
         else:
+            if package in ("torch", "transformers") and room in NO_TORCH:
+                found.append(f"{room}:{line} imports {package}; this room runs without torch.")
             continue
-        found.append(f"{importer}.py:{line} imports {stage}, which {why}")
+        if imported == room or imported in ROOMS[room]:
+            continue
+        if function not in EXCEPTIONS.get((room, imported), set()):
+            found.append(f"{room}:{line} imports {module}; its rule allows {sorted(ROOMS[room])}.")
     return found
 
 
-def test_every_stage_has_its_place_in_the_order() -> None:
-    unplaced = [stage for stage in STAGES if stage not in ORDER]
-    assert not unplaced, (
-        f"{', '.join(unplaced)}: no place in the data flow yet. Add the name to ORDER in "
-        "tests/contract/test_layers.py, below what it imports and above what imports it."
-    )
+def test_every_room_has_a_rule() -> None:
+    rooms = {room_of(path) for path in SOURCE.rglob("*.py")}
+    assert rooms == set(ROOMS)
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage in ORDER])
-def test_a_stage_imports_only_what_stands_above_it(stage: str) -> None:
-    path = SOURCE / f"{stage}.py"
-    files = [path] if path.exists() else sorted((SOURCE / stage).rglob("*.py"))
-    found = [line for file in files for line in violations(stage, file.read_text(encoding="utf-8"))]
+def test_rules_point_one_way() -> None:
+    order: list[str] = []
+    while len(order) < len(ROOMS):
+        ready = [room for room in ROOMS if room not in order and ROOMS[room] <= set(order)]
+        assert ready, f"rooms import each other: {sorted(set(ROOMS) - set(order))}"
+        order += ready
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_its_rule_names(room: str) -> None:
+    files = [path for path in SOURCE.rglob("*.py") if room_of(path) == room]
+    found = [line for file in files for line in violations(room, file.read_text(encoding="utf-8"))]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()],
+)
+def test_a_package_explains_itself_in_its_docstring(room: str) -> None:
+    docstring = ast.get_docstring(ast.parse((SOURCE / room / "__init__.py").read_text("utf-8")))
+    assert docstring is not None
+    assert len(docstring.splitlines()) >= 5
+    for path in (SOURCE / room).glob("*.py"):
+        if not path.stem.startswith("_"):
+            assert path.stem in docstring, f"{room}/__init__.py does not mention {path.name}"
 
 
 @pytest.mark.parametrize(
@@ -176,25 +149,30 @@ def test_a_stage_imports_only_what_stands_above_it(stage: str) -> None:
         "from causal_qwen.nowhere import f",
     ],
 )
-def test_the_check_sees_every_way_to_import_upwards(source: str) -> None:
-    assert len(violations("action", source)) == 1
+def test_the_check_sees_every_way_to_import_against_the_rule(source: str) -> None:
+    assert len(violations("modeling", source)) == 1
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "from causal_qwen.cauchy import Cauchy",
-        "from . import cauchy",
+        "from causal_qwen.modeling.cauchy import Cauchy",
+        "from causal_qwen.text import numerals",
         "import torch.nn.functional",
-        "def f():\n    from causal_qwen.config import CausalQwen2Config",
+        "def f():\n    from causal_qwen.options import MODES",
     ],
 )
-def test_the_check_lets_downward_and_foreign_imports_pass(source: str) -> None:
-    assert violations("action", source) == []
+def test_the_check_passes_allowed_and_foreign_imports(source: str) -> None:
+    assert violations("modeling", source) == []
 
 
-def test_the_allowed_upward_import_is_allowed_only_inside_its_functions() -> None:
-    upward = "from causal_qwen.convert import convert"
+def test_torch_is_refused_in_rooms_that_run_without_it() -> None:
+    assert len(violations("engine", "import torch")) == 1
+    assert len(violations("text", "from transformers import AutoTokenizer")) == 1
+
+
+def test_an_exception_holds_only_inside_its_functions() -> None:
+    upward = "from causal_qwen.conversion.convert import convert"
     assert violations("model", f"class M:\n  def from_qwen(cls):\n    {upward}") == []
     assert len(violations("model", f"class M:\n  def forward(self):\n    {upward}")) == 1
     assert len(violations("model", upward)) == 1

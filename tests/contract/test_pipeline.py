@@ -16,9 +16,9 @@ from transformers import (
     pipeline,
 )
 
-from causal_qwen.numerals import render
-from causal_qwen.pipeline import CausalTextGenerationPipeline
-from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.generation.pipeline import CausalTextGenerationPipeline
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.text.numerals import render
 
 Make = Callable[..., Any]
 

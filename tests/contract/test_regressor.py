@@ -22,8 +22,8 @@ from typer.testing import CliRunner  # noqa: E402
 
 from causal_qwen import CausalTextRegressor, OpenModel  # noqa: E402
 from causal_qwen.cli import app  # noqa: E402
-from causal_qwen.convert import open_model  # noqa: E402
-from causal_qwen.processor import CausalQwenProcessor  # noqa: E402
+from causal_qwen.conversion.convert import open_model  # noqa: E402
+from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 
 WORTH = {"A": 100.0, "B": 200.0, "C": 400.0, "D": 800.0}
 
@@ -173,7 +173,7 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
 def test_a_bad_file_gets_one_sentence_and_leaves_nothing(
     content: str | None, sentence: str, backbone: str, tmp_path: Path
 ) -> None:
-    from causal_qwen.tabular import fit_csv
+    from causal_qwen.regression.csv_io import fit_csv
 
     if content is not None:
         (tmp_path / "table.csv").write_text(content)
@@ -186,7 +186,7 @@ def test_a_bad_file_gets_one_sentence_and_leaves_nothing(
 def test_an_existing_directory_is_refused_before_the_work(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    from causal_qwen.tabular import fit_csv
+    from causal_qwen.regression.csv_io import fit_csv
 
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "mine.txt").write_text("precious")
@@ -201,7 +201,7 @@ def test_too_few_rows_to_calibrate_on_are_told_while_it_can_be_changed(
     rows: int, is_told: bool, backbone: str, table: Any, tmp_path: Path
 ) -> None:
     """A fifth of 40 is 8, and a 90% interval takes 9."""
-    from causal_qwen.tabular import fit_csv
+    from causal_qwen.regression.csv_io import fit_csv
 
     table[:rows].to_csv(tmp_path / "table.csv", index=False)
     place = tmp_path / "table.csv", ["price"], tmp_path / "kept"
@@ -212,7 +212,7 @@ def test_too_few_rows_to_calibrate_on_are_told_while_it_can_be_changed(
 def test_columns_weights_and_several_targets_reach_the_regressor(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    from causal_qwen.tabular import fit_csv, predict_csv
+    from causal_qwen.regression.csv_io import fit_csv, predict_csv
 
     many = table.assign(tax=-0.1 * table.price, noise="x", weight=1.0)
     many.loc[:9, ["price", "weight"]] = [1e9, 0.0]

@@ -20,18 +20,18 @@ import torch
 from rich.console import Console
 from transformers import Trainer, TrainerState, TrainingArguments
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.checkpoints import last_checkpoint
-from causal_qwen.data import Collator, encode_rows
-from causal_qwen.metrics import Tally
-from causal_qwen.mock import simulate
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.progress import TrainingProgress
-from causal_qwen.report import write_report
-from causal_qwen.scratch import new_model
-from causal_qwen.train import COMPAT_WEIGHT, Run, evaluate, train
-from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.training.checkpoints import last_checkpoint
+from causal_qwen.training.data import Collator, encode_rows
+from causal_qwen.training.from_scratch import new_model
+from causal_qwen.training.metrics import MetricAccumulator
+from causal_qwen.training.progress import TrainingProgress
+from causal_qwen.training.report import write_report
+from causal_qwen.training.run import COMPAT_WEIGHT, Run, evaluate, train
+from causal_qwen.training.simulation import simulate
+from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 Make = Callable[..., Any]
 
@@ -136,7 +136,7 @@ def test_the_metrics_by_hand(make_model: Make) -> None:
     model = make_model(num_token_id=5, value_space="linear", head_bias=True)
     ids, values = torch.tensor([[3, 7, 5]]), torch.tensor([[0.0, 0.0, 12.0]])
     output = model(ids, numeric_values=values)
-    tally = Tally(model)
+    tally = MetricAccumulator(model)
     tally.add(output.u_dist, {"labels": ids, "numeric_values": values})
     metrics = tally.compute()
     y = Cauchy(output.loc_Y[0, 1], output.scale_Y[0, 1])
@@ -217,7 +217,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(directory: Path, tmp_path: Path
 
 SCRIPT = """
 import sys, json
-from causal_qwen.train import Run, train
+from causal_qwen.training.run import Run, train
 train(Run(*sys.argv[1:4], numbers="value", resume=sys.argv[4] == "resume",
           arguments=json.loads(sys.argv[5])))
 """
@@ -250,7 +250,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 FULL_DISK = """
 import resource, signal, sys
 from transformers import TrainerCallback
-from causal_qwen import train as module
+from causal_qwen.training import run as train as module
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 class FillDisk(TrainerCallback):  # from the first checkpoint on, no file can grow past 20 kB

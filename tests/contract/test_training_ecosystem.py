@@ -21,9 +21,9 @@ import torch
 from torch.nn import functional as F
 from transformers import Qwen2ForCausalLM, Trainer
 
-from causal_qwen.convert import convert
+from causal_qwen.conversion.convert import convert
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.modeling.processor import CausalQwenProcessor
 
 Make = Callable[..., Any]
 
@@ -221,10 +221,10 @@ def test_the_evaluation_harness_gives_the_base_models_scores(
 
 RUN = """
 import json, sys
-from causal_qwen.data import Collator, encode_rows
+from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 directory, output, boards = sys.argv[1:]
 processor = CausalQwenProcessor.from_pretrained(directory, encode_numbers="value")

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.trainer import CausalTrainer
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.training.trainer import CausalTrainer
 
 Make = Callable[..., Any]
 
@@ -39,10 +39,10 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
-from causal_qwen.data import Collator, encode_rows
+from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.trainer import CausalTrainer, CausalTrainingArguments
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 begin = AcceleratorState.__init__
 

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.convert import DOCUMENTS, default_model, quiet
+from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.convert import DOCUMENTS, default_model
 
 TINY = {
     "vocab_size": 331,
@@ -140,7 +141,7 @@ def test_a_larger_latent_space_is_exact() -> None:
 
 @torch.no_grad()
 def test_a_smaller_latent_space_is_the_best_of_its_rank() -> None:
-    from causal_qwen.convert import head_error
+    from causal_qwen.conversion.convert import head_error
 
     base = tiny_base(False, torch.float32)
     model = CausalQwenForCausalLM.from_qwen(base, causal_size=20)

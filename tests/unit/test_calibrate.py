@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from causal_qwen.calibrate import end_ids
+from causal_qwen.generation.streaming import end_ids
 
 
 @pytest.mark.parametrize(("saved", "ends"), [(None, set()), (2, {2}), ([2, 5], {2, 5})])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import Tensor
 
-from causal_qwen.cauchy import Cauchy
+from causal_qwen.modeling.cauchy import Cauchy
 
 LOC, SCALE = -1.7, 0.35
 # both signs, the centre, and everything between the body and the far tail
@@ -49,13 +49,13 @@ def test_cdf_is_scipys() -> None:
 
 
 def test_exceedance_is_scipys_survival_function() -> None:
-    check(cauchy().exceedance(torch.from_numpy(VALUES)), stats.cauchy.sf(VALUES, LOC, SCALE), 1e-12)
+    check(cauchy().sf(torch.from_numpy(VALUES)), stats.cauchy.sf(VALUES, LOC, SCALE), 1e-12)
 
 
 def test_log_exceedance_and_log_shortfall_are_the_logarithms_of_both_tails() -> None:
     z = (VALUES - LOC) / SCALE
-    check(cauchy().log_exceedance(torch.from_numpy(VALUES)), log_cdf(-z), 1e-11)
-    check(cauchy().log_shortfall(torch.from_numpy(VALUES)), log_cdf(z), 1e-11)
+    check(cauchy().log_sf(torch.from_numpy(VALUES)), log_cdf(-z), 1e-11)
+    check(cauchy().log_cdf(torch.from_numpy(VALUES)), log_cdf(z), 1e-11)
 
 
 def test_log_prob_is_scipys_log_density_and_nll_its_negative() -> None:
@@ -69,9 +69,9 @@ def test_quantile_is_scipys_percent_point_function_in_both_tails() -> None:
     expected = stats.cauchy.ppf(p, LOC, SCALE)
     tail = p < 1e-8  # SciPy's own ppf cancels there; the tail is -scale / (pi p)
     expected[tail] = LOC - SCALE / (math.pi * p[tail])
-    check(cauchy().quantile(torch.from_numpy(p)), expected, 1e-7)
+    check(cauchy().icdf(torch.from_numpy(p)), expected, 1e-7)
     upper = 1 - np.logspace(-8, -1, 20)
-    check(cauchy().quantile(torch.from_numpy(upper)), stats.cauchy.ppf(upper, LOC, SCALE), 1e-7)
+    check(cauchy().icdf(torch.from_numpy(upper)), stats.cauchy.ppf(upper, LOC, SCALE), 1e-7)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.999])
@@ -105,9 +105,9 @@ def test_float32_tails_keep_their_relative_accuracy_up_to_1e30_scales() -> None:
     standard = cauchy(0.0, 1.0, torch.float32)
     z, far = torch.from_numpy(FAR), FAR.astype(np.float64)
     check(standard.cdf(z), stats.cauchy.cdf(far), 1e-6)
-    check(standard.exceedance(z), stats.cauchy.sf(far), 1e-6)
-    check(standard.log_exceedance(z), log_cdf(-far), 1e-6)
-    check(standard.log_shortfall(z), log_cdf(far), 1e-6)
+    check(standard.sf(z), stats.cauchy.sf(far), 1e-6)
+    check(standard.log_sf(z), log_cdf(-far), 1e-6)
+    check(standard.log_cdf(z), log_cdf(far), 1e-6)
     check(standard.log_prob(z), -np.log(math.pi) - 2 * np.log(np.hypot(1, far)), 1e-6)
 
 
@@ -117,9 +117,9 @@ def test_float32_tails_are_accurate_for_every_scale(scale: float) -> None:
     ratio = FAR[np.abs(FAR) <= 1e20]
     distance = torch.from_numpy(ratio * np.float32(scale))
     z = distance.double().numpy() / float(np.float32(scale))
-    check(wide.exceedance(distance), stats.cauchy.sf(z), 1e-6)
-    check(wide.log_exceedance(distance), log_cdf(-z), 1e-6)
-    check(wide.log_shortfall(distance), log_cdf(z), 1e-6)
+    check(wide.sf(distance), stats.cauchy.sf(z), 1e-6)
+    check(wide.log_sf(distance), log_cdf(-z), 1e-6)
+    check(wide.log_cdf(distance), log_cdf(z), 1e-6)
     expected = -math.log(math.pi * float(np.float32(scale))) - np.log1p(z**2)
     check(wide.log_prob(distance), expected, 1e-6, atol=3e-6)
 
@@ -127,7 +127,7 @@ def test_float32_tails_are_accurate_for_every_scale(scale: float) -> None:
 def test_float32_probabilities_do_not_cancel_where_the_textbook_form_is_zero() -> None:
     textbook = 0.5 + torch.atan(torch.tensor(-1e9)) / math.pi
     assert float(textbook.abs()) < 1e-7
-    p = cauchy(0.0, 1.0, torch.float32).exceedance(1e9)
+    p = cauchy(0.0, 1.0, torch.float32).sf(1e9)
     assert float(p) == pytest.approx(1e-9 / math.pi, rel=1e-6)
 
 
@@ -136,10 +136,10 @@ def test_float32_quantiles_are_accurate_in_both_tails() -> None:
     p = np.concatenate([np.logspace(-35, -1, 35), np.linspace(0.2, 0.8, 7)]).astype(np.float32)
     small = p.astype(np.float64)
     expected = np.where(small < 0.25, -1 / np.tan(np.pi * small), np.tan(np.pi * (small - 0.5)))
-    check(standard.quantile(torch.from_numpy(p)), expected, 1e-6, atol=1e-7)
+    check(standard.icdf(torch.from_numpy(p)), expected, 1e-6, atol=1e-7)
     near_one = np.float32(1) - np.float32(2) ** -np.arange(3, 25, dtype=np.float32)
     expected = 1 / np.tan(np.pi * (1 - near_one.astype(np.float64)))
-    check(standard.quantile(torch.from_numpy(near_one)), expected, 1e-6)
+    check(standard.icdf(torch.from_numpy(near_one)), expected, 1e-6)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.99, 0.9999999, 1 - 1e-9])
@@ -158,9 +158,9 @@ def test_float32_crps_is_accurate_from_the_centre_to_1e30() -> None:
 
 def test_a_variable_at_minus_infinity_exceeds_nothing() -> None:
     masked = cauchy(-math.inf, 1.0, torch.float32)
-    assert float(masked.exceedance(5.0)) == 0
-    assert float(masked.log_exceedance(5.0)) == -math.inf
-    assert float(masked.log_shortfall(5.0)) == 0
+    assert float(masked.sf(5.0)) == 0
+    assert float(masked.log_sf(5.0)) == -math.inf
+    assert float(masked.log_cdf(5.0)) == 0
 
 
 # --- gradients
@@ -197,7 +197,7 @@ def test_float32_gradients_of_log_probabilities_stay_accurate_in_the_tails(scale
     distance = torch.from_numpy(ratio * np.float32(scale))
     loc = torch.zeros(len(ratio), requires_grad=True)
     scales = torch.full((len(ratio),), scale, requires_grad=True)
-    Cauchy(loc, scales).log_exceedance(distance).sum().backward()
+    Cauchy(loc, scales).log_sf(distance).sum().backward()
     d, s = distance.double().numpy(), float(np.float32(scale))
     angle = np.arctan2(s, d)
     assert loc.grad is not None
@@ -213,21 +213,21 @@ def test_float32_gradients_of_log_probabilities_stay_accurate_in_the_tails(scale
 @given(locs, scales, values)
 def test_the_two_tails_sum_to_one(loc: float, scale: float, value: float) -> None:
     x = cauchy(loc, scale)
-    assert float(x.cdf(value) + x.exceedance(value)) == pytest.approx(1, abs=1e-14)
-    tails = x.log_exceedance(value).exp() + x.log_shortfall(value).exp()
+    assert float(x.cdf(value) + x.sf(value)) == pytest.approx(1, abs=1e-14)
+    tails = x.log_sf(value).exp() + x.log_cdf(value).exp()
     assert float(tails) == pytest.approx(1, abs=1e-14)
 
 
 @given(locs, scales, probabilities)
 def test_the_quantile_inverts_the_cdf(loc: float, scale: float, p: float) -> None:
     x = cauchy(loc, scale)
-    assert float(x.cdf(x.quantile(p))) == pytest.approx(p, rel=1e-5)
+    assert float(x.cdf(x.icdf(p))) == pytest.approx(p, rel=1e-5)
 
 
 @given(locs, scales, values)
 def test_the_mirror_image_swaps_the_tails(loc: float, scale: float, value: float) -> None:
     x, mirrored = cauchy(loc, scale), cauchy(-loc, scale)
-    assert float(x.log_exceedance(value)) == float(mirrored.log_shortfall(-value))
+    assert float(x.log_sf(value)) == float(mirrored.log_cdf(-value))
     assert float(x.log_prob(value)) == float(mirrored.log_prob(-value))
     assert float(x.crps(value)) == pytest.approx(float(mirrored.crps(-value)), rel=1e-12)
 
@@ -242,8 +242,8 @@ def test_an_affine_image_has_the_probabilities_of_its_preimage(
     image = Cauchy(x.loc.reshape(1), x.scale.reshape(1)).affine(weight, bias)
     up, down = (Cauchy(image.loc[i], image.scale[i]) for i in (0, 1))
     assume(abs(value - loc) > 1e-3 * scale)  # else rounding of the shift dominates
-    expected = float(x.exceedance(value))
-    assert float(up.exceedance(slope * value + offset)) == pytest.approx(expected, rel=1e-5)
+    expected = float(x.sf(value))
+    assert float(up.sf(slope * value + offset)) == pytest.approx(expected, rel=1e-5)
     assert float(down.cdf(-slope * value + offset)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -275,7 +275,7 @@ def test_a_linear_image_of_400k_draws_has_the_predicted_quantiles() -> None:
     sample = Cauchy(u.loc.expand(draws, size), u.scale.expand(draws, size)).sample(generator)
     realised = sample @ weight.T + bias  # (draws, 3)
     for p in (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.99):
-        expected = image.quantile(p)
+        expected = image.icdf(p)
         density = image.log_prob(expected).exp()
         standard_error = math.sqrt(p * (1 - p) / draws) / density
         error = (realised.quantile(p, dim=0) - expected) / standard_error

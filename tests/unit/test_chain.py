@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from causal_qwen.abduction import (
+from causal_qwen.model import CausalQwenForCausalLM
+from causal_qwen.modeling.abduction import (
     ABS_FLOOR,
     AbductionNetwork,
     Float32Module,
     activate,
     inverse_activation,
 )
-from causal_qwen.action import SCALE_FLOOR, score_pair
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.embedding import embed_values
-from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.value import symexp, symlog
+from causal_qwen.modeling.action import SCALE_FLOOR, score_pair
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.value_embedding import embed_values
+from causal_qwen.modeling.value_space import symexp, symlog
 
 Make = Callable[..., Any]
 ACTIVATIONS = ("exp", "softplus", "abs")
@@ -317,7 +317,7 @@ def test_act_is_the_forward_pass_after_abduction(make_model: Make) -> None:
 
 
 def test_equalised_decision_noise_gives_every_token_the_same_scale(fresh_model: Make) -> None:
-    from causal_qwen.calibrate import set_decision_noise
+    from causal_qwen.conversion.calibration import set_decision_noise
 
     model = fresh_model(gamma_init=0.3)
     set_decision_noise(model)
@@ -587,7 +587,7 @@ def test_new_tokens_start_with_the_usual_threshold_and_the_usual_scale(make_mode
 
 
 def test_equal_scales_stay_equal_when_tokens_are_added(fresh_model: Make) -> None:
-    from causal_qwen.calibrate import set_decision_noise
+    from causal_qwen.conversion.calibration import set_decision_noise
 
     model = fresh_model(gamma_init=0.3)
     set_decision_noise(model)

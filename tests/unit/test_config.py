@@ -21,11 +21,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import causal_qwen.loss
-from causal_qwen.config import CausalQwen2Config
+import causal_qwen.modeling.loss
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel
-from causal_qwen.one_vs_rest import Plan, one_vs_rest
-from causal_qwen.value import symlog
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.one_vs_rest import LossSettings, one_vs_rest
+from causal_qwen.modeling.value_space import symlog
 
 Make = Callable[..., Any]
 
@@ -221,7 +221,7 @@ def threshold_trainable(fresh: Make, make: Make) -> None:
 
 @probe
 def decision_noise(fresh: Make, make: Make) -> None:
-    from causal_qwen.calibrate import set_decision_noise
+    from causal_qwen.conversion.calibration import set_decision_noise
 
     plain, changed = twins(make, "decision_noise")
     for model in (plain, changed):
@@ -371,14 +371,14 @@ def ovr_reduction(fresh: Make, make: Make) -> None:
 @probe
 def loss_chunk_size(fresh: Make, make: Make) -> None:
     plain, changed = twins(make, "loss_chunk_size", num_token_id=NUM)
-    plans: list[Plan] = []
+    plans: list[LossSettings] = []
 
-    def spy(u: Any, law: Any, labels: Tensor, plan: Plan) -> Any:
+    def spy(u: Any, law: Any, labels: Tensor, plan: LossSettings) -> Any:
         plans.append(plan)
         return one_vs_rest(u, law, labels, plan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(causal_qwen.loss, "one_vs_rest", spy)
+        patch.setattr(causal_qwen.modeling.loss, "one_vs_rest", spy)
         assert loss(changed) == pytest.approx(loss(plain), rel=1e-6)
     assert [plan.chunk for plan in plans] == [4, B * (T - 1)]
 

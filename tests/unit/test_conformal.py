@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.conformal import Conformal, TooFewRows, rows_needed
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.regression.conformal import Conformal, TooFewRows, rows_needed
 
 
 def fitted(residuals: list[float], scale: float = 1.0) -> Conformal:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
-from causal_qwen.counterfactual import (
+from causal_qwen.analysis.counterfactual import (
     ChangedNumber,
     ChangedPrompt,
     ChangedToken,
@@ -26,8 +26,9 @@ from causal_qwen.counterfactual import (
     parse_edit,
     stability_violations,
 )
-from causal_qwen.gumbel import GumbelIndividual
-from causal_qwen.individual import Individual, draw_noise
+from causal_qwen.analysis.gumbel import GumbelIndividual
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.noise import draw_noise
 
 Make = Callable[..., Any]
 
@@ -395,7 +396,7 @@ def luminance(colour: list[float]) -> float:
 
 
 def test_text_in_a_page_is_escaped(model: Any, byte_tokenizer: Make, make_model: Make) -> None:
-    from causal_qwen.processor import CausalQwenProcessor
+    from causal_qwen.modeling.processor import CausalQwenProcessor
 
     speaker = make_model(causal_size=C, vocab_size=300, num_token_id=257)
     processor = CausalQwenProcessor(byte_tokenizer())

@@ -18,9 +18,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from causal_qwen.data import Collator, Example, Examples, encode_row, encode_rows, pack, read_rows
-from causal_qwen.numerals import encode
-from causal_qwen.processor import CausalQwenProcessor
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.text.numerals import encode
+from causal_qwen.training.data import (
+    Collator,
+    Example,
+    Examples,
+    encode_row,
+    encode_rows,
+    pack,
+    read_rows,
+)
 
 Make = Callable[..., Any]
 

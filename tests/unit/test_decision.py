@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from causal_qwen.action import SCALE_FLOOR
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.decision import (
+from causal_qwen.modeling.action import SCALE_FLOOR
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.decision import (
     BLOCKS,
     FEW,
     Decision,

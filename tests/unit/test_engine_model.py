@@ -13,9 +13,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen.engine import Engine, KeyValueCache, greedy_decode, qwen2, threads
-from causal_qwen.engine.causal import choose
+from causal_qwen.engine.heads import choose
 from causal_qwen.engine.weights import read_json, read_tensors, widen
-from causal_qwen.individual import Individual
+from causal_qwen.individuals.individual import Individual
 
 PROMPT = [5, 17, 44, 3, 96, 60, 21, 8, 33, 71]
 NUM = 7  # the id of <NUM>

@@ -27,10 +27,9 @@ from transformers.generation import (
 )
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
-from causal_qwen import action, decision
-from causal_qwen.engine import causal, qwen2, threads
+from causal_qwen.engine import heads, qwen2, threads
 from causal_qwen.engine import matrix as matrix_module
-from causal_qwen.engine.causal import choose
+from causal_qwen.engine.heads import choose
 from causal_qwen.engine.matrix import FEW, SUMS, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
@@ -45,8 +44,9 @@ from causal_qwen.engine.qwen2 import (
 )
 from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
 from causal_qwen.engine.weights import read_safetensors, widen
-from causal_qwen.numerals import render
-from causal_qwen.pieces import interleave, settled
+from causal_qwen.modeling import action, decision
+from causal_qwen.text.numerals import render
+from causal_qwen.text.segmentation import interleave, stable_prefix
 
 FIELDS = {
     "vocab_size": 97,
@@ -439,8 +439,8 @@ def test_swiglu_is_torchs_and_survives_extreme_gates() -> None:
 
 
 def test_the_two_sides_agree_on_their_constants() -> None:
-    assert (causal.TIE, causal.SLACK) == (decision.TIE, decision.SLACK)
-    assert causal.SCALE_FLOOR == action.SCALE_FLOOR
+    assert (heads.TIE, heads.SLACK) == (decision.TIE, decision.SLACK)
+    assert heads.SCALE_FLOOR == action.SCALE_FLOOR
 
 
 @given(st.integers(0, 10_000))
@@ -493,4 +493,4 @@ def test_what_was_shown_of_a_growing_text_stays(said: list[Any]) -> None:
         return interleave(texts, numbers)
 
     for end in range(len(said)):
-        assert shown(said).startswith(settled(shown(said[:end])))
+        assert shown(said).startswith(stable_prefix(shown(said[:end])))

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causal_qwen.features import (
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.regression.features import (
     batches_by_length,
     encode_texts,
     features,
@@ -20,7 +21,6 @@ from causal_qwen.features import (
     hidden_at_end,
     too_long,
 )
-from causal_qwen.processor import CausalQwenProcessor
 
 TEXTS = ["A ring", "A much longer text, of 12 parts", "x", "A ring", "Ten 3"]
 
@@ -95,7 +95,7 @@ def test_what_was_read_is_remembered_even_if_the_rest_was_not(
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("causal_qwen.features.hidden_at_end", fail)
+    monkeypatch.setattr("causal_qwen.regression.features.hidden_at_end", fail)
     again = features(TEXTS[1::-1], model, processor, max_length=64, cache=cache)
     assert np.array_equal(again[::-1], first)
     with pytest.raises(KeyboardInterrupt):

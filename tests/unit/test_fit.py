@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.fit import (
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.regression.head import (
     COOLING,
     PENALTIES,
     STEPS,

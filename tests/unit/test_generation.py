@@ -25,10 +25,10 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from causal_qwen.decision import choose
-from causal_qwen.generation import resolve_mode
-from causal_qwen.individual import draw_noise, to_cauchy
+from causal_qwen.generation.mixin import resolve_mode
+from causal_qwen.individuals.noise import draw_noise, to_cauchy
 from causal_qwen.model import CausalQwenForCausalLM
+from causal_qwen.modeling.decision import choose
 
 Make = Callable[..., Any]
 
@@ -69,7 +69,7 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def hear(message: object, *args: object, **kwargs: object) -> None:
         heard.append(str(message))
 
-    for logger in ("transformers.generation.utils.logger", "causal_qwen.generation.logger"):
+    for logger in ("transformers.generation.utils.logger", "causal_qwen.generation.mixin.logger"):
         for level in ("warning", "warning_once"):
             monkeypatch.setattr(f"{logger}.{level}", hear)
     return heard
@@ -236,7 +236,7 @@ def test_fresh_noise_has_a_gain_of_its_own(own: Any) -> None:
 @pytest.fixture(scope="module")
 def promised(make_pair: Make) -> Any:
     """(Qwen2, ours as a conversion leaves it): equalised noise, constant scales and thresholds."""
-    from causal_qwen.calibrate import set_decision_noise
+    from causal_qwen.conversion.calibration import set_decision_noise
 
     base, model = make_pair()
     set_decision_noise(model)
@@ -668,7 +668,7 @@ def test_scores_are_log_p_in_standard_and_the_individuals_margin_in_causal(model
     first = model(prompts())
     threshold = model.decision.threshold
     standard = model.generate(prompts(), **options("standard", **more)).scores[0]
-    log_p = Cauchy64(first.s_dist).log_exceedance(threshold)[:, -1]
+    log_p = Cauchy64(first.s_dist).log_sf(threshold)[:, -1]
     torch.testing.assert_close(standard.double(), log_p, rtol=1e-4, atol=1e-5)
 
     causal = model.generate(prompts(), **options("causal", **more)).scores[0]
@@ -700,7 +700,7 @@ def test_the_argmax_of_the_scores_respects_ties(own: Any) -> None:
         own.action.decision_noise[10] = 10.0
         own.action.decision_noise[20] = 10.0 * (1 - 2e-6)
         out = own(prompts())
-        p = Cauchy64(out.s_dist).log_exceedance(own.decision.threshold.double())[:, -1]
+        p = Cauchy64(out.s_dist).log_sf(own.decision.threshold.double())[:, -1]
     assert p.argmax(-1).tolist() == [20] * B
     one = options("standard", max_new_tokens=1)
     assert own.generate(prompts(), **one)[:, -1].tolist() == [10] * B
@@ -732,7 +732,7 @@ def test_ovr_normalisation_samples_from_p_over_its_sum(model: Any) -> None:
     draws = 6000
     ids = prompts(1)
     out = model(ids)
-    p = Cauchy64(out.s_dist).exceedance(model.decision.threshold.double())[0, -1]
+    p = Cauchy64(out.s_dist).sf(model.decision.threshold.double())[0, -1]
     expected = (draws * p / p.sum()).numpy()
     torch.manual_seed(8)
     more = {"do_sample": True, "top_k": 0, "num_return_sequences": draws, "max_new_tokens": 1}

@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy import stats
 
-from causal_qwen import gumbel
-from causal_qwen.counterfactual import ChangedPrompt, counterfactual
-from causal_qwen.gumbel import GumbelIndividual, infer_gumbel
-from causal_qwen.individual import draw_noise
-from causal_qwen.passage import Passage, observe
-from causal_qwen.posterior import infer_individual
+from causal_qwen.analysis import gumbel
+from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
+from causal_qwen.analysis.gumbel import GumbelIndividual, infer_gumbel
+from causal_qwen.analysis.posterior import infer_individual
+from causal_qwen.analysis.token_sequence import TokenSequence, observe
+from causal_qwen.individuals.noise import draw_noise
 
 Make = Callable[..., Any]
 
@@ -80,7 +80,7 @@ def test_hindsight_noise_says_the_text_again(model: Any) -> None:
 def test_hindsight_noise_is_the_noise_of_those_who_said_it(model: Any) -> None:
     """Against rejection: of many speakers, those who said the token."""
     said = 5
-    passage = Passage(torch.cat([PROMPT, torch.tensor([said])]), torch.zeros(T + 1).double())
+    passage = TokenSequence(torch.cat([PROMPT, torch.tensor([said])]), torch.zeros(T + 1).double())
     logits = observe(model, passage, T).logits[0, 0].double().numpy()
     free = np.random.default_rng(0).gumbel(size=(200_000, V))
     truth = free[(logits + free).argmax(1) == said]

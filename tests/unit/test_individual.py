@@ -13,15 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from causal_qwen.individual import (
-    Individual,
-    check_noise,
-    draw_noise,
-    from_cauchy,
-    gather,
-    row_seeds,
-    to_cauchy,
-)
+from causal_qwen.individuals.individual import Individual, resolve_individuals, row_seeds
+from causal_qwen.individuals.noise import check_noise, draw_noise, from_cauchy, to_cauchy
 
 SEEDS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**31)
@@ -379,35 +372,35 @@ def test_truncation_keeps_the_noise() -> None:
 
 def test_individuals_are_one_for_all_or_one_per_prompt_or_row() -> None:
     people = [Individual.draw(C, seed=seed) for seed in range(6)]
-    assert gather(people[0], 2, 3, C) == [people[0]] * 6
-    assert gather(people[:2], 2, 3, C) == [people[0]] * 3 + [people[1]] * 3
-    assert gather(people, 2, 3, C) == people
+    assert resolve_individuals(people[0], 2, 3, C) == [people[0]] * 6
+    assert resolve_individuals(people[:2], 2, 3, C) == [people[0]] * 3 + [people[1]] * 3
+    assert resolve_individuals(people, 2, 3, C) == people
     with pytest.raises(ValueError, match="4 individuals were given for 6 texts; give 1, 2 or 6"):
-        gather(people[:4], 2, 3, C)
+        resolve_individuals(people[:4], 2, 3, C)
 
 
 def test_seeds_and_noise_become_individuals_with_what_the_call_asks() -> None:
-    drawn = gather([3, 9], 2, 1, C, min_density=0.1, temperature=2.0)
+    drawn = resolve_individuals([3, 9], 2, 1, C, min_density=0.1, temperature=2.0)
     assert drawn == [
         Individual.draw(C, seed=seed, min_density=0.1, temperature=2.0) for seed in (3, 9)
     ]
-    assert gather(draw_noise(3, C), 1, 1, C) == [Individual.draw(C, seed=3)]
-    (fresh,) = gather(3, 1, 1, C, fresh=True)
+    assert resolve_individuals(draw_noise(3, C), 1, 1, C) == [Individual.draw(C, seed=3)]
+    (fresh,) = resolve_individuals(3, 1, 1, C, fresh=True)
     assert fresh == Individual.draw(C, seed=3, fresh=True)
     with pytest.raises(ValueError, match="fresh_noise=True needs seeds"):
-        gather(draw_noise(3, C), 1, 1, C, asked={"fresh_noise": True})
+        resolve_individuals(draw_noise(3, C), 1, 1, C, asked={"fresh_noise": True})
 
 
 def test_who_cannot_speak_is_refused() -> None:
     one = Individual.draw(C, seed=1)
     with pytest.raises(ValueError, match="has 24 coordinates and the model's individuals have 32"):
-        gather(one, 1, 1, 32)
+        resolve_individuals(one, 1, 1, 32)
     with pytest.raises(ValueError, match="stands among Individuals and is none"):
-        gather([one, 3], 2, 1, C)
+        resolve_individuals([one, 3], 2, 1, C)
     with pytest.raises(ValueError, match=r"temperature=0.5 contradicts Individual\(seed=1"):
-        gather(one, 1, 1, C, asked={"temperature": 0.5})
-    assert gather(one, 1, 1, C, asked={"temperature": 1.0}) == [one]
+        resolve_individuals(one, 1, 1, C, asked={"temperature": 0.5})
+    assert resolve_individuals(one, 1, 1, C, asked={"temperature": 1.0}) == [one]
     with pytest.raises(ValueError, match="neither a seed"):
-        gather("Ada", 1, 1, C)
+        resolve_individuals("Ada", 1, 1, C)
     with pytest.raises(TypeError, match="str is neither a causal model nor a latent size"):
         Individual.draw("model", seed=1)

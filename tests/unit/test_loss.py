@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.loss import IGNORE, LossTerms, causal_loss, shift_left
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_left
 
 Make = Callable[..., Any]
 

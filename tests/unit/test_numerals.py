@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from causal_qwen.numerals import PLACEHOLDER, Encoded, canonical, decode, encode, render
+from causal_qwen.text.numerals import PLACEHOLDER, Encoded, canonical, decode, encode, render
 
 Number = tuple[str, float] | float
 NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"

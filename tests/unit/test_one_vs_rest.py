@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen import one_vs_rest as module
-from causal_qwen.action import SCALE_FLOOR
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.one_vs_rest import Law, Plan, one_vs_rest
+from causal_qwen.modeling import one_vs_rest as module
+from causal_qwen.modeling.action import SCALE_FLOOR
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings, one_vs_rest
 
 N, C, V = 13, 24, 97
 NAMES = ("loc", "scale", "weight", "bias", "noise", "threshold")
-PLAN = Plan(cls_weight=1.0, ce_weight=0.0, chunk=5, is_fast=False)
+PLAN = LossSettings(cls_weight=1.0, ce_weight=0.0, chunk=5, is_fast=False)
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +53,19 @@ def labels() -> Tensor:
     return ids
 
 
-def formula(x: dict[str, Tensor], plan: Plan) -> Tensor:
+def formula(x: dict[str, Tensor], plan: LossSettings) -> Tensor:
     """The definition, with every score at once."""
     s = x["loc"] @ x["weight"].T + x["bias"]
     scale = x["scale"] @ x["weight"].abs().T
     scale = scale + x["noise"].abs() * x["scale"].mean(-1, keepdim=True)
     scores = Cauchy(s, scale.clamp_min(SCALE_FLOOR))
-    yes, no = scores.log_exceedance(x["threshold"]), scores.log_shortfall(x["threshold"])
+    yes, no = scores.log_sf(x["threshold"]), scores.log_cdf(x["threshold"])
     ovr = -torch.where(F.one_hot(labels(), V).bool(), yes, no).sum()
     return plan.cls_weight * ovr + plan.ce_weight * F.cross_entropy(s, labels(), reduction="sum")
 
 
-def ours(x: dict[str, Tensor], plan: Plan) -> Tensor:
-    law = Law(x["weight"], x["bias"], x["noise"], x["threshold"])
+def ours(x: dict[str, Tensor], plan: LossSettings) -> Tensor:
+    law = HeadParams(x["weight"], x["bias"], x["noise"], x["threshold"])
     return one_vs_rest(Cauchy(x["loc"], x["scale"]), law, labels(), plan)[0]
 
 
@@ -183,7 +183,7 @@ def test_a_second_backward_pass_gives_the_same() -> None:
 
 def test_without_labels_the_loss_is_zero_and_so_are_its_gradients() -> None:
     x = {k: v[:0] if k in ("loc", "scale") else v for k, v in parts().items()}
-    law = Law(x["weight"], x["bias"], x["noise"], x["threshold"])
+    law = HeadParams(x["weight"], x["bias"], x["noise"], x["threshold"])
     nobody = torch.empty(0, dtype=torch.long)
     total, cls, ce = one_vs_rest(Cauchy(x["loc"], x["scale"]), law, nobody, PLAN)
     assert total == cls == ce == 0

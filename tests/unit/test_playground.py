@@ -20,9 +20,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.individual import Individual
-from causal_qwen.numerals import encode
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.playground import inside, limits, oracles, people, pictures, voices, worlds
 from causal_qwen.playground.oracles import Forecast, Sweep, of_model
 from causal_qwen.playground.server import OFFLINE, check_port, launch
@@ -36,10 +37,9 @@ from causal_qwen.playground.wording import (
     on_dial,
 )
 from causal_qwen.playground.worker import Door, Worker
-from causal_qwen.prediction import NumberPrediction
-from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.regressor import CausalTextRegressor, OpenModel
-from causal_qwen.value import ValueSpace
+from causal_qwen.regression.prediction import NumberPrediction
+from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
+from causal_qwen.text.numerals import encode
 
 TOKENS = 6
 TEXT = "a king has 7 horses"
@@ -553,7 +553,7 @@ def test_a_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
     def refuse(path: Any) -> Any:
         raise AssertionError(f"{path} is opened although it is open")
 
-    monkeypatch.setattr("causal_qwen.regressor._open_once", refuse)
+    monkeypatch.setattr("causal_qwen.regression.regressor._open_once", refuse)
     assert ask(OpenModel(processor, model)) == pytest.approx(expected)
 
 

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 from torch import Tensor
 
-from causal_qwen.counterfactual import ChangedPrompt, counterfactual
-from causal_qwen.individual import to_cauchy
-from causal_qwen.passage import Passage, observe
-from causal_qwen.posterior import (
+from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
+from causal_qwen.analysis.posterior import (
     CauchyProduct,
     draw_cauchy,
     draw_product,
@@ -26,6 +24,8 @@ from causal_qwen.posterior import (
     least_distance,
     nonnegative_least_squares,
 )
+from causal_qwen.analysis.token_sequence import TokenSequence, observe
+from causal_qwen.individuals.noise import to_cauchy
 
 Make = Callable[..., Any]
 
@@ -67,7 +67,7 @@ def who_says(
     model: Any, text: Tensor, position: int | None, min_density: float = 0.0, n: int = 200_000
 ) -> np.ndarray:
     """By rejection: e of those who say the whole text, or only its token at a position. (n', C)"""
-    passage = Passage(torch.cat([PROMPT, text]), torch.zeros(T + len(text)).double())
+    passage = TokenSequence(torch.cat([PROMPT, text]), torch.zeros(T + len(text)).double())
     seen = observe(model, passage, T)
     e = np.random.default_rng(0).random((n, C))
     t = to_cauchy(e, min_density)
@@ -155,7 +155,7 @@ def test_an_observed_number_is_said_again(reader: Any) -> None:
         max_new_tokens=3,
         return_dict_in_generate=True,
     )
-    text = Passage(said.sequences[0, T:], said.numeric_values[0, T:])
+    text = TokenSequence(said.sequences[0, T:], said.numeric_values[0, T:])
     assert text.ids.tolist().count(NUM) == 2  # two equalities on one individual
     for mode in ("shared", "fresh"):
         found = infer_individual(
@@ -168,8 +168,10 @@ def test_an_observed_number_is_said_again(reader: Any) -> None:
 def test_an_observed_number_conditions_the_noise(reader: Any) -> None:
     """Against rejection: of those who say a number, those whose number is almost the one."""
     value, width = 2.5, 0.05
-    text = Passage(torch.tensor([NUM]), torch.tensor([value]).double())
-    seen = observe(reader, Passage(torch.cat([PROMPT, text.ids]), torch.zeros(T + 1).double()), T)
+    text = TokenSequence(torch.tensor([NUM]), torch.tensor([value]).double())
+    seen = observe(
+        reader, TokenSequence(torch.cat([PROMPT, text.ids]), torch.zeros(T + 1).double()), T
+    )
     loc, scale = (x[0, 0].double().numpy() for x in (seen.loc_U, seen.scale_U))
     e = np.random.default_rng(0).random((1_000_000, C))
     u = loc + GAIN * scale * to_cauchy(e)
@@ -212,7 +214,7 @@ def test_one_individual_cannot_say_what_its_scales_forbid(make_model: Make) -> N
     for first in range(V):
         for second in range(V):
             text = torch.tensor([first, second])
-            passage = Passage(torch.cat([PROMPT, text]), torch.zeros(T + 2).double())
+            passage = TokenSequence(torch.cat([PROMPT, text]), torch.zeros(T + 2).double())
             loc = observe(even, passage, T).logits[0].double()
             odds = loc[:, first] - loc[:, second]
             if first == second or odds[0] > odds[1] - 0.1:

@@ -12,11 +12,12 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.individual import Individual, draw_noise, to_cauchy
-from causal_qwen.prediction import NumberPrediction
-from causal_qwen.processor import CausalQwenProcessor
-from causal_qwen.value import ValueSpace
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.modeling.value_space import ValueSpace
+from causal_qwen.regression.prediction import NumberPrediction
 
 Make = Callable[..., Any]
 

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoProcessor, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.utils import TensorType
 
-from causal_qwen.convert import load_tokenizer
-from causal_qwen.numerals import encode, render
-from causal_qwen.processor import CausalQwenProcessor, install_number_token
+from causal_qwen.conversion.base_models import load_tokenizer
+from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
+from causal_qwen.text.numerals import encode, render
 
 CHAT = (
     "{% for m in messages %}<s>{{ m.role }}:"

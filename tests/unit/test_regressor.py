@@ -21,11 +21,11 @@ from sklearn.base import clone  # noqa: E402
 from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.metrics import r2_score  # noqa: E402
 
-from causal_qwen import features as features_module  # noqa: E402
-from causal_qwen.conformal import TooFewRows  # noqa: E402
-from causal_qwen.convert import open_model  # noqa: E402
-from causal_qwen.processor import CausalQwenProcessor  # noqa: E402
-from causal_qwen.regressor import CausalTextRegressor, OpenModel  # noqa: E402
+from causal_qwen.conversion.convert import open_model  # noqa: E402
+from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
+from causal_qwen.regression import features as features_module  # noqa: E402
+from causal_qwen.regression.conformal import TooFewRows  # noqa: E402
+from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel  # noqa: E402
 
 ROWS = 90
 
@@ -276,7 +276,7 @@ def test_saving_never_replaces_unasked_and_never_leaves_a_half(
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("causal_qwen.regressor.save_file", fail)
+    monkeypatch.setattr("causal_qwen.regression.regressor.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         fitted.save(tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["kept"]
@@ -294,7 +294,7 @@ def test_a_changed_backbone_is_noticed(
     tmp_path: Path,
     fresh_model: Callable[..., Any],
 ) -> None:
-    from causal_qwen import regressor as module
+    from causal_qwen.regression import regressor as module
 
     mine = tmp_path / "mine"
     shutil.copytree(backbone, mine)
@@ -327,8 +327,8 @@ def test_an_open_model_says_what_its_directory_says(
     def refuse(path: Any) -> Any:
         raise AssertionError(f"{path} is opened although a model is open")
 
-    monkeypatch.setattr("causal_qwen.regressor._open_once", refuse)
-    monkeypatch.setattr("causal_qwen.regressor.open_model", refuse)
+    monkeypatch.setattr("causal_qwen.regression.regressor._open_once", refuse)
+    monkeypatch.setattr("causal_qwen.regression.regressor.open_model", refuse)
     shared = make(model=opened, cache=False).fit(table[:60], "price")
     assert np.array_equal(shared.predict(table), expected)
     assert repr(opened) == f"OpenModel({opened.name!r})"

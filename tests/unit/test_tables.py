@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pd = pytest.importorskip("pandas")
 
-from causal_qwen.tables import (  # noqa: E402 - pandas is an extra
+from causal_qwen.regression.sentences import (  # noqa: E402 - pandas is an extra
     ask_for,
     empty_columns,
     join_sentences,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.value import (
+from causal_qwen.modeling.value_space import (
     LARGEST,
     ValueSpace,
     field_space,

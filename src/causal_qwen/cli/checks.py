@@ -8,23 +8,23 @@ from typing import Any
 
 import typer
 
-from causal_qwen.choices import MODES, NOISY, WAYS, known
+from causal_qwen.options import MODES, NOISY_MODES, NUMBER_READINGS, check_choice
 
 NUMPY_SEEDS, ALL_SEEDS = 2**32, 2**64  # NumPy's global generator takes fewer than torch's
 
 
-def check_choice(option: str, value: str | None, choices: Collection[str]) -> None:
+def check_optional_choice(option: str, value: str | None, choices: Collection[str]) -> None:
     """None leaves the choice to the model."""
     if value is not None:
-        known(option, value, choices)
+        check_choice(option, value, choices)
 
 
 def check_mode(mode: str | None) -> None:
-    check_choice("--mode", mode, MODES)
+    check_optional_choice("--mode", mode, MODES)
 
 
 def check_numbers(numbers: str | None) -> None:
-    check_choice("--numbers", numbers, WAYS)
+    check_optional_choice("--numbers", numbers, NUMBER_READINGS)
 
 
 def check_model(name: str) -> None:
@@ -43,17 +43,17 @@ def check_prompt(*prompts: str | None) -> None:
 
 def who_speaks(individual: str | None, mode: str | None, is_kept: bool = False) -> Any:
     """A seed or a saved individual, who has a part in the mode; None if nobody is named."""
-    from causal_qwen.individual import called
+    from causal_qwen.individuals.individual import parse_individual
 
-    if (individual is not None or is_kept) and mode not in (None, *NOISY):
+    if (individual is not None or is_kept) and mode not in (None, *NOISY_MODES):
         raise ValueError(f"--individual has no part in mode {mode!r}; use causal or sampling.")
-    return None if individual is None else called(individual)
+    return None if individual is None else parse_individual(individual)
 
 
 def check_seed(seed: int | None, mode: str | None) -> None:
     """A seed that would draw nothing is refused: elsewhere an individual is the seed."""
     if seed is not None and mode not in (None, "compatible"):
-        cure = "name an --individual, or" if mode in NOISY else "nothing is drawn there:"
+        cure = "name an --individual, or" if mode in NOISY_MODES else "nothing is drawn there:"
         raise ValueError(f"--seed has no part in mode {mode!r}; {cure} use compatible.")
 
 

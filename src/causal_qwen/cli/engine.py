@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from causal_qwen.choices import NOISY
 from causal_qwen.cli.checks import (
     check_directory,
     check_mode,
@@ -32,7 +31,8 @@ from causal_qwen.cli.options import (
     Who,
     modes,
 )
-from causal_qwen.shown import print_json
+from causal_qwen.options import NOISY_MODES
+from causal_qwen.terminal import print_json
 
 
 def np_generate(
@@ -84,7 +84,7 @@ def np_generate(
     check_seed(seed, mode)
     who = who_speaks(individual, mode)
     from causal_qwen.engine import Engine
-    from causal_qwen.watch import as_record, watch
+    from causal_qwen.engine.live_view import as_record, watch
 
     engine = Engine.from_pretrained(directory_of(model), dtype=dtype)
     mode = mode or engine.own_mode
@@ -95,7 +95,7 @@ def np_generate(
         random = (temperature, top_k, top_p, seed)
         options["do_sample"] = True if any(value is not None for value in random) else None
         seed = secrets.randbelow(2**62) if seed is None else seed
-    if who is None and mode in NOISY:
+    if who is None and mode in NOISY_MODES:
         who = secrets.randbelow(2**62)  # said in JSON, so that the text can be told again
     options |= {"individual": who, "seed": seed}
     options |= {"max_new_tokens": max_new_tokens, "chat": chat}
@@ -137,8 +137,8 @@ def verify(
     check_prompt(prompt)
     check_directory(output)
     directory = directory_of(which or model)
-    from causal_qwen.verify import PROMPT, TOLERANCE, live, plot
-    from causal_qwen.verify import verify as run
+    from causal_qwen.analysis.verify import PROMPT, TOLERANCE, live, plot
+    from causal_qwen.analysis.verify import verify as run
 
     with live(quiet=as_json) as progress:
         result = run(

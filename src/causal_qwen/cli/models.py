@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from causal_qwen.cli.checks import check_model
-from causal_qwen.shown import status
+from causal_qwen.terminal import status
 
 
 def unless_embedded(model: str) -> str | None:
     """A model's name; None stands for the embedded one, however it was named."""
-    from causal_qwen.home import EMBEDDED
+    from causal_qwen.paths import EMBEDDED
 
     if not model or (model == EMBEDDED and not Path(model).exists()):
         return None
@@ -23,7 +23,7 @@ def path_of(model: str) -> str:
     """A model's name as it is; the embedded one's directory, converted once."""
     if (named := unless_embedded(model)) is not None:
         return named
-    from causal_qwen.convert import default_model
+    from causal_qwen.conversion.convert import default_model
 
     with status() as progress:
         return str(default_model(progress))
@@ -31,7 +31,7 @@ def path_of(model: str) -> str:
 
 def directory_of(model: str) -> Path:
     """A model's files on this disk, for NumPy: torch is only needed to convert the embedded one."""
-    from causal_qwen.home import embedded_directory, is_converted, model_directory
+    from causal_qwen.paths import embedded_directory, is_converted, model_directory
 
     if (named := unless_embedded(model)) is not None:
         return model_directory(named)
@@ -44,7 +44,7 @@ def load(model: str, numbers: str | None = None) -> tuple[Any, Any]:
     path = path_of(model)
     with status() as progress:
         progress("loading the model")
-        from causal_qwen.convert import open_model
+        from causal_qwen.conversion.convert import open_model
 
         processor, causal = open_model(path)
     processor.encode_numbers = numbers or processor.encode_numbers

@@ -11,7 +11,7 @@ from causal_qwen.cli.checks import numpy_seed, torch_seed
 
 def modes() -> list[str]:
     """For the shell to complete."""
-    from causal_qwen.choices import MODES
+    from causal_qwen.options import MODES
 
     return list(MODES)
 

@@ -8,24 +8,24 @@ from typing import Annotated
 
 import typer
 
-from causal_qwen.cli import engine, house, numbers, speaking, training
+from causal_qwen.cli import engine, generation, regression, setup, training
 
 NAME = "causal-qwen"
 COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": speaking.demo,
-    "doctor": house.doctor,
-    "convert": house.convert,
-    "generate": speaking.generate,
-    "chat": speaking.converse,
-    "counterfactual": speaking.counterfactual,
-    "fit": numbers.fit,
-    "predict": numbers.predict,
+    "demo": generation.demo,
+    "doctor": setup.doctor,
+    "convert": setup.convert,
+    "generate": generation.generate,
+    "chat": generation.converse,
+    "counterfactual": generation.counterfactual,
+    "fit": regression.fit,
+    "predict": regression.predict,
     "train": training.train,
     "evaluate": training.evaluate,
     "report": training.report,
     "np-generate": engine.np_generate,
     "verify": engine.verify,
-    "app": house.playground,
+    "app": setup.playground,
 }
 
 app = typer.Typer(
@@ -77,7 +77,7 @@ def main() -> None:
 def _sentence(error: Exception) -> str:
     """What went wrong, in one line."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        from causal_qwen.doctor import cure
+        from causal_qwen.cli.doctor import cure
 
         return cure(error.name.partition(".")[0])
     if isinstance(error, OSError) and error.strerror and error.filename:

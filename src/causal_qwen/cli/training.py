@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from causal_qwen.choices import known
 from causal_qwen.cli.checks import check_numbers, given
 from causal_qwen.cli.models import path_of
 from causal_qwen.cli.options import BatchSize, Json, Model, Numbers, RowLength, Seed, Template
-from causal_qwen.shown import counted, print_json, show_rows, status
+from causal_qwen.options import check_choice
+from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
 
 def train(
@@ -76,13 +76,13 @@ def train(
     if steps == 0 or epochs == 0:
         raise ValueError("Training takes at least one step: leave --steps 0 and --epochs 0 out.")
     check_numbers(numbers)
-    known("--precision", precision, ("fp32", "bf16", "fp16"))
+    check_choice("--precision", precision, ("fp32", "bf16", "fp16"))
     if from_scratch is not None and (model or lora or what == "heads"):
         raise ValueError(
             "--from-scratch trains all of a new model; leave --model, --lora, --train."
         )
-    from causal_qwen.train import COMPAT_WEIGHT, Run
-    from causal_qwen.train import train as run
+    from causal_qwen.training.run import COMPAT_WEIGHT, Run
+    from causal_qwen.training.run import train as run
 
     if learning_rate is None:
         learning_rate = 2e-5 if from_scratch is None else 3e-3
@@ -150,12 +150,12 @@ def evaluate(
     """
     check_numbers(numbers)
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
-    from causal_qwen.train import evaluate as run
+    from causal_qwen.training.run import evaluate as run
 
     found: dict[str, dict[str, float]] = {}
     for name, path in paths.items():
         typer.echo(f"loading {path} ...", err=True)
-        with counted("evaluating") as count:
+        with progress_bar("evaluating") as count:
             found[name] = run(path, data, template, max_length, batch_size, numbers, count)
     _show_metrics(found, paths["this model"], as_json)
 
@@ -168,7 +168,7 @@ def report(
 
     Example: causal-qwen report tuned
     """
-    from causal_qwen.report import write_report
+    from causal_qwen.training.report import write_report
 
     with status(not as_json) as progress:
         progress("drawing")
@@ -182,9 +182,9 @@ def report(
 
 def _mock(seed: int, as_json: bool) -> None:
     """Train on a simulation, and compare what was found with what is true."""
-    from causal_qwen.mock import STEPS, simulate
+    from causal_qwen.training.simulation import STEPS, simulate
 
-    with counted("learning a known world", not as_json) as count:
+    with progress_bar("learning a known world", not as_json) as count:
         findings = simulate(seed=seed, progress=lambda step, _: count(step, STEPS))
     if as_json:
         print_json([{**asdict(one), "is_found": one.is_found} for one in findings])
@@ -193,7 +193,7 @@ def _mock(seed: int, as_json: bool) -> None:
             (one.name, f"{one.true:.3f}", f"{one.found:.3f}", "yes" if one.is_found else "NO")
             for one in findings
         ]
-        show_rows("What is true, and what training found", ("", "true", "found", ""), rows)
+        print_table("What is true, and what training found", ("", "true", "found", ""), rows)
     if not all(one.is_found for one in findings):
         raise typer.Exit(1)
 
@@ -208,4 +208,4 @@ def _show_metrics(found: dict[str, dict[str, float]], title: str, as_json: bool)
         (name.removeprefix("eval_"), *(one.get(name, math.nan) for one in found.values()))
         for name in found[first]
     ]
-    show_rows(title, ("", *found) if others else (), rows)
+    print_table(title, ("", *found) if others else (), rows)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.engine.causal import Cauchy, CausalHeads, warn_if_clamped
 from causal_qwen.engine.generation import Generator, Moment, Options
+from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
 from causal_qwen.engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2, Qwen2Config
 from causal_qwen.engine.sampling import softmax
-from causal_qwen.engine.text import TextReader
+from causal_qwen.engine.tokenization import TextReader
 from causal_qwen.engine.weights import (
     Float32,
     Stored,
@@ -29,8 +29,8 @@ from causal_qwen.engine.weights import (
     read_tensors,
     widen,
 )
-from causal_qwen.individual import Individual
-from causal_qwen.pieces import settled
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.text.segmentation import stable_prefix
 
 DTYPES = (None, "float32")
 Prompt = str | Sequence[int]
@@ -171,7 +171,7 @@ class Engine:
             text = ""
             if self.reader is not None:
                 text = self.reader.decode(call.ids[0, start:], call.values[0, start:])
-                text = text if moment.is_last else settled(text)
+                text = text if moment.is_last else stable_prefix(text)
             yield self._step(moment, text[len(said) :], runners_up, summarize)
             said = text
 
@@ -296,7 +296,7 @@ class Engine:
             raise ValueError("Only a causal checkpoint has U, S and P to summarise.")
         u = self.heads.widen(Cauchy(moment.u.loc[0], moment.u.scale[0]))
         scale = self.heads.score_scale(u.scale)
-        chance = Cauchy(moment.loc_scores[0], scale).exceedance(self.heads.threshold)
+        chance = Cauchy(moment.loc_scores[0], scale).sf(self.heads.threshold)
         y = self.heads.number(u)
         return {
             "U_loc_median": float(np.median(moment.u.loc[0])),

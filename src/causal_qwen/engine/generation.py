@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from causal_qwen.choices import MODES, NOISY, NORMALIZATIONS, known
-from causal_qwen.engine.causal import Cauchy, CausalHeads, ValueSpace
+from causal_qwen.engine.heads import Cauchy, CausalHeads, ValueSpace
 from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
 from causal_qwen.engine.sampling import (
     NEVER,
@@ -30,7 +29,8 @@ from causal_qwen.engine.sampling import (
     penalize_repetition,
 )
 from causal_qwen.engine.weights import Float32
-from causal_qwen.individual import Gains, Individual, gather
+from causal_qwen.individuals.individual import Individual, NoiseGains, resolve_individuals
+from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
 
 RANDOM_SEEDS = 2**62
 
@@ -107,13 +107,13 @@ class Options:
             _at_least("top_p", self.top_p, 0, 1)
         if not self.repetition_penalty > 0:
             raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0.")
-        if asked_for_noise and self.mode not in NOISY:
+        if asked_for_noise and self.mode not in NOISY_MODES:
             raise ValueError(
                 f"individual= has no part in mode={self.mode!r}; use 'causal' or 'sampling'."
             )
         if self.exogenous is not None and self.mode != "causal":
             raise ValueError(f"exogenous= belongs to mode='causal', not to {self.mode!r}.")
-        known("normalization", self.normalization, NORMALIZATIONS)
+        check_choice("normalization", self.normalization, NORMALIZATIONS)
         if self.normalization == "ovr" and self.mode != "compatible":
             raise ValueError(f"normalization='ovr' belongs to 'compatible', not to {self.mode!r}.")
 
@@ -127,7 +127,7 @@ def _resolve_mode(
 ) -> str:
     explicit = mode
     mode = mode or saved or default
-    known("mode", mode, MODES)
+    check_choice("mode", mode, MODES)
     if not has_heads:
         if explicit not in (None, "compatible"):
             raise ValueError(
@@ -167,16 +167,16 @@ class Speaker:
     """Who speaks on every row: the noise of the noisy modes."""
 
     def __init__(self, options: Options, rows: int, size: int) -> None:
-        self.gains = Gains(options.noise_gain, options.fresh_noise_gain)
+        self.gains = NoiseGains(options.noise_gain, options.fresh_noise_gain)
         self.people: list[Individual] = []  # one per row
         self.chance: list[Individual] | None = None  # one per row, of the exogenous noise
         self._shared: Float32 | None = None  # (B, C)
-        if options.mode not in NOISY:
+        if options.mode not in NOISY_MODES:
             return
         who = options.individual
         if who is None:
             who = np.random.default_rng().integers(RANDOM_SEEDS, size=rows).tolist()
-        self.people = gather(
+        self.people = resolve_individuals(
             who,
             rows,
             1,
@@ -187,7 +187,7 @@ class Speaker:
             asked=options.named,
         )
         if options.exogenous is not None:
-            self.chance = gather(options.exogenous, rows, 1, size, fresh=True)
+            self.chance = resolve_individuals(options.exogenous, rows, 1, size, fresh=True)
 
     @property
     def has_noise(self) -> bool:
@@ -362,5 +362,5 @@ class Generator:
         heads = self.heads
         assert heads is not None
         scale = np.stack([heads.score_scale(row) for row in heads.widen(u).scale])
-        chance = Cauchy(scores, scale).exceedance(heads.threshold)
+        chance = Cauchy(scores, scale).sf(heads.threshold)
         return np.log(chance / chance.sum(-1, keepdims=True)).astype(np.float32)

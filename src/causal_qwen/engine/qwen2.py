@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from causal_qwen.choices import known
+from causal_qwen.decoding.context import context_length
 from causal_qwen.engine import threads
 from causal_qwen.engine.matrix import Matrix, project
 from causal_qwen.engine.weights import Float32, Stored, check_tensors, widen
+from causal_qwen.options import check_choice
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -93,11 +94,8 @@ class Qwen2Config:
 
     @property
     def context(self) -> int:
-        """How many positions the model can tell apart; scaling stretches what it was trained on."""
-        if self.rope.get("rope_type") not in ("linear", "dynamic", "yarn"):
-            return self.max_position_embeddings
-        trained = self.rope.get("original_max_position_embeddings", self.max_position_embeddings)
-        return max(self.max_position_embeddings, int(trained * self.rope["factor"]))
+        """How many positions the model can tell apart."""
+        return context_length(self.max_position_embeddings, self.rope)
 
 
 _SIZES = (
@@ -127,7 +125,7 @@ def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
     rope = dict(given)
     rope.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.get("type", "default"))
-    known("rope_type", rope["rope_type"], ROPE_TYPES)
+    check_choice("rope_type", rope["rope_type"], ROPE_TYPES)
     if rope["rope_type"] in ("yarn", "llama3"):
         rope.setdefault("original_max_position_embeddings", longest)
     if rope["rope_type"] == "yarn" and rope.get("factor") is None:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from causal_qwen.calibrate import TEXTS
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.passage import Passage, observe, read, spell
+from causal_qwen.analysis.token_sequence import TokenSequence, decode_tokens, observe, read_tokens
+from causal_qwen.conversion.calibration import TEXTS
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.protocols import CausalModel, Processor
 
 CANDIDATES = 8
 COORDINATES = 8
@@ -69,11 +70,11 @@ class Anatomy:
 
 
 @torch.no_grad()
-def get_used_to(model: Any, processor: Any) -> Usual:
+def get_used_to(model: CausalModel, processor: Processor) -> Usual:
     """Where U usually is: over every position of a few built-in passages."""
     rows = []
     for text in TEXTS:
-        inputs = read(model, text, processor).batch(model)
+        inputs = read_tokens(model, text, processor).batch(model)
         output = model(**inputs, skip_logits=True, use_cache=False)
         rows.append(output.loc_U[0].float().cpu())
     loc = torch.cat(rows)  # (positions, C)
@@ -81,15 +82,15 @@ def get_used_to(model: Any, processor: Any) -> Usual:
     return Usual(median, (high - low).clamp_min(torch.finfo(torch.float32).tiny))
 
 
-def tokens_of(model: Any, processor: Any, text: str) -> list[str]:
+def tokens_of(model: CausalModel, processor: Processor, text: str) -> list[str]:
     """The tokens that can be clicked."""
-    return spell(model, read(model, text, processor), processor)
+    return decode_tokens(model, read_tokens(model, text, processor), processor)
 
 
 @torch.no_grad()
-def look(model: Any, processor: Any, text: str, place: int, usual: Usual) -> Anatomy:
+def look(model: CausalModel, processor: Processor, text: str, place: int, usual: Usual) -> Anatomy:
     """How the token at `place` was chosen; at the text's end, how the next one would be."""
-    passage = read(model, text, processor)
+    passage = read_tokens(model, text, processor)
     count = len(passage.ids)
     if place == 0:
         raise ValueError("Nothing stands before the first token; click a later one.")
@@ -99,14 +100,14 @@ def look(model: Any, processor: Any, text: str, place: int, usual: Usual) -> Ana
     output = observe(model, passage.cut(place).then(_one(0)), place)
     s = Cauchy(*(x[0, -1].float().cpu() for x in output.s_dist))
     threshold = model.decision.threshold.detach().float().cpu()
-    p = s.exceedance(threshold)
+    p = s.sf(threshold)
     best = p.topk(min(CANDIDATES, len(p))).indices.tolist()
     if said is not None and said not in best:
         best = [*best[:-1], said]
-    names = [spell(model, passage.cut(place).then(_one(k)), processor)[-1] for k in best]
+    names = [decode_tokens(model, passage.cut(place).then(_one(k)), processor)[-1] for k in best]
     low, high = s.interval(LEVEL)
     softmax = s.loc.softmax(-1)
-    shown = spell(model, passage, processor)
+    shown = decode_tokens(model, passage, processor)
     return Anatomy(
         before=shown[place - 1],
         said=None if said is None else shown[place],
@@ -124,11 +125,11 @@ def look(model: Any, processor: Any, text: str, place: int, usual: Usual) -> Ana
     )
 
 
-def _one(token: int) -> Passage:
-    return Passage(torch.tensor([token]), torch.zeros(1, dtype=torch.float64))
+def _one(token: int) -> TokenSequence:
+    return TokenSequence(torch.tensor([token]), torch.zeros(1, dtype=torch.float64))
 
 
-def _unusual(model: Any, output: Any, usual: Usual, token: int) -> list[Coordinate]:
+def _unusual(model: CausalModel, output: Any, usual: Usual, token: int) -> list[Coordinate]:
     loc, scale = (x[0, -1].float().cpu() for x in output.u_dist)  # (C,)
     moved = loc - usual.median
     distance = moved / usual.spread

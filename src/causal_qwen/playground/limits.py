@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from causal_qwen.modeling.protocols import Processor
 
 PROMPT_LETTERS = 1000
 PROMPT_TOKENS = 200
@@ -17,7 +17,7 @@ SESSIONS = 1000  # whose individuals are remembered, the latest
 FILE_BYTES = 1_000_000  # of an individual that is brought along
 
 
-def check_prompt(text: str, processor: Any) -> str:
+def check_prompt(text: str, processor: Processor) -> str:
     """The prompt as it is read; what is empty or too long is refused."""
     text = (text or "").strip()
     if not text:
@@ -31,7 +31,7 @@ def check_prompt(text: str, processor: Any) -> str:
     return text
 
 
-def check_prompts(lines: str, processor: Any) -> list[str]:
+def check_prompts(lines: str, processor: Processor) -> list[str]:
     """One prompt per line."""
     prompts = [line for line in (lines or "").splitlines() if line.strip()]
     if not prompts:

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.demo import irises
-from causal_qwen.features import CACHE_FILE, features
-from causal_qwen.home import cache_home
+from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.paths import cache_directory
 from causal_qwen.playground.wording import Dial, change_number, on_dial
-from causal_qwen.prediction import NumberPrediction
-from causal_qwen.regressor import LENGTH, CausalTextRegressor, OpenModel
-from causal_qwen.tables import to_sentences
+from causal_qwen.regression.features import CACHE_FILE, features
+from causal_qwen.regression.iris import iris_table
+from causal_qwen.regression.prediction import NumberPrediction
+from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenModel
+from causal_qwen.regression.sentences import to_sentences
 
 Array = NDArray[np.float64]
 
@@ -80,12 +80,12 @@ class Oracle:
 
 def flowers() -> tuple[list[str], Array]:
     """Fisher's irises as sentences, shuffled, and the length of their petals."""
-    frame = irises()[: LEARN + HOLD_OUT]
+    frame = iris_table()[: LEARN + HOLD_OUT]
     columns = ["species", "sepal length", "sepal width", "petal width"]
     return to_sentences(frame, columns, template=TEMPLATE), frame["petal length"].to_numpy()
 
 
-def learn_flowers(model: Any, processor: Any) -> Iterator[tuple[int, int] | Oracle]:
+def learn_flowers(model: CausalModel, processor: Processor) -> Iterator[tuple[int, int] | Oracle]:
     """(flowers read, flowers in all), again and again; at last the oracle that has learned them.
 
     What was read is kept on disk: the second time takes a second.
@@ -94,7 +94,7 @@ def learn_flowers(model: Any, processor: Any) -> Iterator[tuple[int, int] | Orac
     longest = min(LENGTH, model.config.max_position_embeddings)
     for start in range(0, len(texts), AT_ONCE):
         some = texts[start : start + AT_ONCE]
-        features(some, model, processor, max_length=longest, cache=cache_home() / CACHE_FILE)
+        features(some, model, processor, max_length=longest, cache=cache_directory() / CACHE_FILE)
         yield min(start + AT_ONCE, len(texts)), len(texts)
     regressor = CausalTextRegressor(
         model=OpenModel(processor, model), verbose=False, question="", value_space="symlog"
@@ -153,7 +153,7 @@ def example_of(regressor: CausalTextRegressor) -> str:
     return regressor.sentences(nothing)[0]
 
 
-def of_model(model: Any, processor: Any) -> Oracle:
+def of_model(model: CausalModel, processor: Processor) -> Oracle:
     """The model's own number head, if it was trained on values."""
     if model.config.encode_numbers != "value":
         raise ValueError(

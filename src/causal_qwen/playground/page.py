@@ -13,8 +13,7 @@ from typing import Any
 
 import gradio as gr
 
-from causal_qwen.individual import Individual
-from causal_qwen.pieces import HALF
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.playground import inside, oracles, people, pictures, voices, wording, worlds
 from causal_qwen.playground.limits import (
     NEW_TOKENS,
@@ -26,6 +25,7 @@ from causal_qwen.playground.limits import (
 from causal_qwen.playground.oracles import Oracle, Sweep
 from causal_qwen.playground.studio import Studio
 from causal_qwen.playground.wording import Dial
+from causal_qwen.text.segmentation import INCOMPLETE
 
 Curve = tuple[tuple[str, int], Sweep]  # of a text but for one number, and which
 
@@ -598,7 +598,7 @@ def _growing(titles: Sequence[tuple[str, str, str]], streams: Iterator[list[str]
     said = [(*title, "") for title in titles]
     yield pictures.cards(said, is_done=False)
     for texts in streams:
-        wholes = [text.rstrip(HALF) for text in texts]
+        wholes = [text.rstrip(INCOMPLETE) for text in texts]
         said = [(*title, whole) for title, whole in zip(titles, wholes, strict=True)]
         yield pictures.cards(said, is_done=False)
     yield pictures.cards(said, is_done=True)

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from causal_qwen.individual import Individual
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.playground.limits import NAME_LETTERS, PEOPLE
 
 TEMPERATURE, TRUNCATION = 4.0, 0.05  # with which individuals differ and a small model stays fluent
@@ -22,14 +22,14 @@ SUFFIX = ".safetensors"
 SEED_DIGITS = 18
 
 
-def meet(model: Any) -> list[Individual]:
+def meet(model: CausalModel) -> list[Individual]:
     """Those whom everybody meets first."""
     return [_draw(model, seed, name, TEMPERATURE, TRUNCATION) for name, seed in STARTERS.items()]
 
 
 def draw(
     people: Sequence[Individual],
-    model: Any,
+    model: CausalModel,
     name: str,
     seed: str = "",
     temperature: float = TEMPERATURE,
@@ -52,7 +52,7 @@ def seed_of(text: str) -> int:
     return int(text)
 
 
-def bring(people: Sequence[Individual], path: str | Path, model: Any) -> list[Individual]:
+def bring(people: Sequence[Individual], path: str | Path, model: CausalModel) -> list[Individual]:
     """One more, out of the file that `keep` or `Individual.save` wrote."""
     try:
         someone = Individual.load(path)
@@ -100,7 +100,9 @@ def find(people: Sequence[Individual], name: str | None) -> Individual:
     return found
 
 
-def _draw(model: Any, seed: int, name: str, temperature: float, truncation: float) -> Individual:
+def _draw(
+    model: CausalModel, seed: int, name: str, temperature: float, truncation: float
+) -> Individual:
     return Individual.draw(
         model, seed=seed, temperature=temperature, min_density=truncation, name=name
     )

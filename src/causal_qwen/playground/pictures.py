@@ -14,12 +14,12 @@ from itertools import zip_longest
 
 import numpy as np
 
-from causal_qwen.counterfactual import ENDS, Counterfactual, World
-from causal_qwen.individual import Individual
-from causal_qwen.numerals import encode, render
+from causal_qwen.analysis.counterfactual import ENDS, Counterfactual, World
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.playground.inside import LEVEL, Anatomy
 from causal_qwen.playground.oracles import LEVELS, Forecast, Sweep
 from causal_qwen.playground.wording import FARTHEST, Dial
+from causal_qwen.text.numerals import encode, render
 
 CSS = """
 .cq { --accent: #0f766e; --warm: #b3541e; color: var(--body-text-color); line-height: 1.5;

@@ -7,17 +7,17 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from causal_qwen.convert import default_model, open_model
-from causal_qwen.individual import Individual
+from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.playground import oracles, people
 from causal_qwen.playground.inside import Usual, get_used_to
 from causal_qwen.playground.limits import PARALLEL, REGRESSORS, WAITING
 from causal_qwen.playground.oracles import Oracle
 from causal_qwen.playground.voices import speak
 from causal_qwen.playground.worker import Door, Worker
-from causal_qwen.regressor import OpenModel
+from causal_qwen.regression.regressor import OpenModel
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Studio:
     """What all visitors share. Individuals are not in it: they are a visitor's own."""
 
     name: str
-    processor: Any = field(repr=False)
-    model: Any = field(repr=False)
+    processor: Processor = field(repr=False)
+    model: CausalModel = field(repr=False)
     files: Path  # where saved individuals wait to be downloaded
     worker: Worker = field(default_factory=Worker, repr=False)
     door: Door = field(default_factory=lambda: Door(PARALLEL, WAITING), repr=False)

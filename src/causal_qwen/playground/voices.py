@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from causal_qwen.calibrate import end_ids
-from causal_qwen.individual import Individual
+from causal_qwen.generation.streaming import end_ids
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.protocols import CausalModel, Processor
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def one_speaker(people: Individual | Sequence[Individual]) -> dict[str, Any]:
 
 
 def speak(
-    model: Any,
-    processor: Any,
+    model: CausalModel,
+    processor: Processor,
     prompts: Sequence[str],
     max_new_tokens: int,
     seed: int | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from causal_qwen.numerals import CJK, encode, render
+from causal_qwen.text.numerals import CJK, encode, render
 
 FARTHEST = 1e300  # to which a number can be dragged
 LETTER = rf"[^\W{CJK}]"  # of a script that sets blanks between words

@@ -7,9 +7,7 @@ reads as a value, change the text itself, and what follows is said anew.
 
 from __future__ import annotations
 
-from typing import Any
-
-from causal_qwen.counterfactual import (
+from causal_qwen.analysis.counterfactual import (
     ChangedNumber,
     ChangedPrompt,
     ChangedToken,
@@ -17,8 +15,9 @@ from causal_qwen.counterfactual import (
     Edit,
     counterfactual,
 )
-from causal_qwen.individual import Individual
-from causal_qwen.passage import Passage, read, show_tokens
+from causal_qwen.analysis.token_sequence import TokenSequence, read_tokens, show_tokens
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.playground.limits import check_prompt
 from causal_qwen.playground.voices import one_speaker
 from causal_qwen.playground.wording import change_number, change_word, number_in
@@ -27,8 +26,8 @@ KINDS = ("a word", "a number", "the prompt")
 
 
 def imagine(
-    model: Any,
-    processor: Any,
+    model: CausalModel,
+    processor: Processor,
     individual: Individual,
     prompt: str,
     kind: str,
@@ -62,8 +61,8 @@ def imagine(
 
 
 def _change_word(
-    model: Any,
-    processor: Any,
+    model: CausalModel,
+    processor: Processor,
     individual: Individual,
     prompt: str,
     word: str,
@@ -75,7 +74,7 @@ def _change_word(
         raise ValueError("A changed word needs both: the word, and the one in its place.")
     if (changed := change_word(prompt, word, other)) is not None:
         return ChangedPrompt(check_prompt(changed, processor))
-    begun = read(model, prompt, processor)
+    begun = read_tokens(model, prompt, processor)
     result = model.generate(
         **begun.batch(model),
         **one_speaker(individual),
@@ -83,7 +82,7 @@ def _change_word(
         return_dict_in_generate=True,
     )
     start = len(begun.ids)
-    said = Passage(result.sequences[0, start:].cpu(), result.numeric_values[0, start:].cpu())
+    said = TokenSequence(result.sequences[0, start:].cpu(), result.numeric_values[0, start:].cpu())
     tokens = show_tokens(model, said, processor)
     step = next((i for i, token in enumerate(tokens) if token.strip() == word), None)
     if step is None:

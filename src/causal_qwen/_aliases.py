@@ -1,0 +1,115 @@
+"""Module paths of version 0.3.0: importing one still works, and warns where it moved."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "causal_qwen"
+
+MOVED = {  # below the package: old path -> new path
+    "abduction": "modeling.abduction",
+    "action": "modeling.action",
+    "calibrate": "conversion.calibration",
+    "cauchy": "modeling.cauchy",
+    "chat": "cli.chat",
+    "checkpoints": "training.checkpoints",
+    "choices": "options",
+    "cli.house": "cli.setup",
+    "cli.numbers": "cli.regression",
+    "cli.speaking": "cli.generation",
+    "config": "modeling.configuration",
+    "conformal": "regression.conformal",
+    "convert": "conversion.convert",
+    "counterfactual": "analysis.counterfactual",
+    "data": "training.data",
+    "decision": "modeling.decision",
+    "demo": "cli.demo",
+    "doctor": "cli.doctor",
+    "documents": "generation.documented_calls",
+    "embedding": "modeling.value_embedding",
+    "engine.causal": "engine.heads",
+    "engine.random": "engine.random_checkpoint",
+    "engine.text": "engine.tokenization",
+    "features": "regression.features",
+    "fit": "regression.head",
+    "gumbel": "analysis.gumbel",
+    "home": "paths",
+    "individual": "individuals.individual",
+    "loss": "modeling.loss",
+    "metrics": "training.metrics",
+    "mock": "training.simulation",
+    "numerals": "text.numerals",
+    "one_vs_rest": "modeling.one_vs_rest",
+    "passage": "analysis.token_sequence",
+    "pieces": "text.segmentation",
+    "pipeline": "generation.pipeline",
+    "posterior": "analysis.posterior",
+    "prediction": "regression.prediction",
+    "processor": "modeling.processor",
+    "progress": "training.progress",
+    "regressor": "regression.regressor",
+    "report": "training.report",
+    "scratch": "training.from_scratch",
+    "shown": "terminal",
+    "speech": "generation.streaming",
+    "tables": "regression.sentences",
+    "tabular": "regression.csv_io",
+    "train": "training.run",
+    "trainer": "training.trainer",
+    "value": "modeling.value_space",
+    "verify": "analysis.verify",
+    "watch": "engine.live_view",
+}
+RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> new name, or "new.path:name"
+}
+
+
+class _MovedFinder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, old = fullname.partition(".")
+        if package != PACKAGE or old not in MOVED:
+            return None
+        return ModuleSpec(fullname, _MovedLoader(old))
+
+
+class _MovedLoader(Loader):
+    def __init__(self, old: str) -> None:
+        self.old = old
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = f"{PACKAGE}.{MOVED[self.old]}"
+        warnings.warn(
+            f"{module.__name__} is now {new}; import it from there.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        target = importlib.import_module(new)
+        module.__doc__ = target.__doc__
+        module.__dict__["__getattr__"] = forward(target, RENAMED.get(self.old, {}))
+        module.__dict__["__dir__"] = lambda: dir(target)
+
+
+def forward(target: ModuleType, renamed: Mapping[str, str]) -> Any:
+    """A module's `__getattr__` that looks names up in `target`, or where they were moved to."""
+
+    def lookup(name: str) -> Any:
+        path, _, new = renamed.get(name, name).rpartition(":")
+        module = importlib.import_module(f"{PACKAGE}.{path}") if path else target
+        return getattr(module, new)
+
+    return lookup
+
+
+def install() -> None:
+    """Let Python's import find the old paths. Installing twice changes nothing."""
+    if not any(isinstance(finder, _MovedFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_MovedFinder())

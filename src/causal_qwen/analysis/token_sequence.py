@@ -1,0 +1,149 @@
+"""TokenSequence: the ids and values of one text, and the model output before each token.
+
+What asks about texts (Gumbel noise, posteriors, counterfactuals) takes a string, ids, or what a
+processor returns; all of them become a `TokenSequence` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.text.numerals import render
+from causal_qwen.text.segmentation import INCOMPLETE
+
+
+class TokenSequence(NamedTuple):
+    """Ids (T,) and values (T,), 0 beside what is no number."""
+
+    ids: Tensor
+    values: Tensor
+
+    def batch(self, model: CausalModel) -> dict[str, Tensor]:
+        """The passage as the only row of a batch for `model.generate`."""
+        ids = self.ids[None].to(model.device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if model.config.num_token_id is not None:
+            inputs["numeric_values"] = self.values[None].to(model.device)
+        return inputs
+
+    def cut(self, length: int) -> TokenSequence:
+        return TokenSequence(self.ids[:length], self.values[:length])
+
+    def then(self, other: TokenSequence) -> TokenSequence:
+        return TokenSequence(
+            torch.cat([self.ids, other.ids]), torch.cat([self.values, other.values])
+        )
+
+    def change(self, position: int, token: int, value: float = 0.0) -> TokenSequence:
+        ids, values = self.ids.clone(), self.values.clone()
+        ids[position], values[position] = token, value
+        return TokenSequence(ids, values)
+
+
+def load_processor(model: CausalModel) -> Any:
+    """The processor that lies beside the model's weights."""
+    from causal_qwen.modeling.processor import CausalQwenProcessor
+
+    try:
+        return CausalQwenProcessor.from_pretrained(model.name_or_path)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"No processor lies beside the model ({model.name_or_path!r}); give processor=, or ids "
+            "instead of text."
+        ) from error
+
+
+def read_tokens(
+    model: CausalModel, text: Any, processor: Processor | None = None, special: bool = True
+) -> TokenSequence:
+    """A string, ids (T,) or (1, T), or what a processor returned for one text.
+
+    `special=False` leaves out what a tokenizer puts around a text: for what continues one.
+    """
+    if isinstance(text, TokenSequence):
+        return text
+    values: Any = None
+    if isinstance(text, str):
+        if processor is None:
+            raise ValueError("A text needs processor= to become ids.")
+        inputs = processor(text, return_tensors="pt", add_special_tokens=special)
+        ids, values = inputs["input_ids"], inputs["numeric_values"]
+    elif isinstance(text, Mapping):
+        ids, values = text["input_ids"], text.get("numeric_values")
+    else:
+        ids = text
+    ids = torch.as_tensor(ids).cpu()
+    if not ids.numel():
+        raise ValueError("The text is empty; give at least one token.")
+    if ids.is_floating_point() or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
+        raise ValueError(f"ids of shape {tuple(ids.shape)} are not one text: give (T,) or (1, T).")
+    ids = ids.reshape(-1).long()
+    if not 0 <= int(ids.min()) <= int(ids.max()) < model.config.vocab_size:
+        raise ValueError(
+            f"ids between {int(ids.min())} and {int(ids.max())} do not fit a vocabulary of "
+            f"{model.config.vocab_size}."
+        )
+    values = torch.zeros(len(ids)) if values is None else torch.as_tensor(values).cpu()
+    return TokenSequence(ids, values.reshape(-1).double())
+
+
+def is_number(model: CausalModel, ids: Tensor) -> Tensor:
+    """Where `<NUM>` stands; nowhere for a model without numbers."""
+    number = model.config.num_token_id
+    return ids == (-1 if number is None else number)
+
+
+@torch.no_grad()
+def observe(model: CausalModel, passage: TokenSequence, start: int) -> Any:
+    """The model's output before each token from `start` on: T - start positions of one row."""
+    if not 1 <= start < len(passage.ids):
+        raise ValueError(
+            f"Nothing is said from position {start} on in a text of {len(passage.ids)} tokens, or "
+            "nothing before it."
+        )
+    before = passage.cut(len(passage.ids) - 1)
+    inputs = before.batch(model)
+    if not is_number(model, before.ids).any():
+        inputs.pop("numeric_values", None)
+    return model(**inputs, logits_to_keep=len(passage.ids) - start, use_cache=False)
+
+
+def show_tokens(
+    model: CausalModel, passage: TokenSequence, processor: Processor | None = None
+) -> list[str]:
+    """Every token as a reader would see it; numbers by their value."""
+    numbers = is_number(model, passage.ids).tolist()
+    rows = zip(passage.ids.tolist(), passage.values.tolist(), numbers, strict=True)
+    name = str if processor is None else lambda token: processor.tokenizer.decode([token])
+    return [render(value) if is_value else name(token) for token, value, is_value in rows]
+
+
+def decode_tokens(
+    model: CausalModel, passage: TokenSequence, processor: Processor | None = None
+) -> list[str]:
+    """Every token as `show_tokens` says, but together they are the text: a character whose bytes
+    are several tokens stands at the last of them, and the others are empty."""
+    tokens = show_tokens(model, passage, processor)
+    start: int | None = None  # of a character that is not whole yet
+    for place, token in enumerate(tokens):
+        if INCOMPLETE not in token:
+            start = None
+            continue
+        start = place if start is None else start
+        text = processor.tokenizer.decode(passage.ids[start : place + 1])
+        tokens[start : place + 1] = [*[""] * (place - start), text]
+        start = start if text.endswith(INCOMPLETE) else None
+    return tokens
+
+
+def decode_sequence(passage: TokenSequence, processor: Processor | None = None) -> str:
+    """The passage as text; as ids where there is no processor."""
+    if processor is None:
+        return " ".join(map(str, passage.ids.tolist()))
+    text: str = processor.decode(passage.ids, passage.values, skip_special_tokens=True)
+    return text

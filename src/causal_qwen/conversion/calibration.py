@@ -1,0 +1,306 @@
+"""Calibration: weights and a little text -> decision noise, thresholds, gamma and noise gains.
+
+Conversion copies the base model's law; these four make the causal model behave like it:
+
+    a_k    = max_j ||W_j||_1 - ||W_k||_1     every token's scale is the same for a constant scale_U
+    C      near the top of the logits        the 90th percentile of the best score
+    gamma  = b, so that the median of sum_k P_k is 1
+    kappa  so that at T = 1 noise is as lively as softmax sampling with top-p 0.9
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from causal_qwen.generation.streaming import end_ids
+from causal_qwen.modeling.abduction import inverse_activation
+from causal_qwen.modeling.action import row_norms
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.protocols import CausalModel
+
+TOP_QUANTILE = 0.9
+POSITIONS = 128  # positions of text whose sum_k P_k is looked at
+NEW_TOKENS = 40
+TOP_P = 0.9
+SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: keep to the calm side
+NOISE_RANGE = (0.02, 3.0)  # where gains are looked for, in units of the scores' own spread
+NOISE_STEPS = 6
+TYPICAL_NOISE = (0.465, 0.093)  # shared and fresh, in these units, measured on the embedded model
+
+TEXTS = (
+    "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
+    "quay, who tied them fast and asked how many fish they had caught during the night.",
+    "To bake a simple loaf, mix five cups of flour with two spoons of salt, add warm water and "
+    "yeast, knead the dough for ten minutes and let it rest under a cloth until it has doubled.",
+    "Question: A shop sells pencils in boxes of twelve. If Maria buys four boxes and gives away "
+    "nine pencils, how many does she keep? Answer: She starts with 48 pencils and keeps 39.",
+    "Light from the sun needs about eight minutes to reach the earth. During that time it crosses "
+    "some 150 million kilometres of almost empty space, and only a small part of it meets the sea.",
+    "def average(values):\n    total = 0\n    for value in values:\n        total += value\n"
+    "    return total / len(values)\n",
+    "Dear Mr. Lind, thank you for your letter of last week. We are sorry that the chair arrived "
+    "with a broken leg, and we will send you a new one as soon as our workshop has finished it.",
+)
+PROMPTS = (
+    "The old lighthouse keeper opened the door and",
+    "My grandmother's recipe for soup begins with",
+    "The best way to learn a new language is",
+    "On Monday morning the whole office",
+    "Deep in the forest there lived",
+    "The history of chess begins",
+    "If I could travel anywhere in the world,",
+    "The mayor promised the citizens that",
+    "When the rain finally stopped,",
+    "To build a small wooden boat, you first",
+    "Scientists announced yesterday that",
+    "She looked at the painting for a long time and",
+)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was set, for the conversion report."""
+
+    threshold: float
+    gamma: float
+    b_noise: float
+    sum_p_median: float
+    noise_gain: float
+    fresh_noise_gain: float
+
+
+@torch.no_grad()
+def calibrate(
+    model: CausalModel,
+    texts: Sequence[Tensor] | None = None,
+    prompts: Sequence[Tensor] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Set a, C, gamma, b and the noise gains of a model whose law is its base model's.
+
+    texts and prompts are token ids; without them the model's own samples are looked at. Fields of
+    the config that are numbers instead of "auto" are taken as they are.
+    """
+    was_training = model.training
+    model.eval()
+    config = model.config
+    if texts is None:
+        texts = own_samples(model)
+    progress("decision noise")
+    set_decision_noise(model)
+    progress("thresholds and scales")
+    loc = sample_scores(model, texts)  # (N, V)
+    per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
+    threshold = _given(config.ovr_threshold_init)
+    if threshold is None:
+        threshold = float(loc.amax(-1).quantile(TOP_QUANTILE))
+    gamma, b_noise = _given(config.gamma_init), _given(config.b_noise_init)
+    if gamma is None:
+        gamma = solve_gamma(loc, per_token, threshold, b_noise)
+    if b_noise is None:
+        b_noise = gamma
+    model.decision.threshold.fill_(threshold)
+    model.abduction.scale.bias.fill_(inverse_activation(gamma, config.scale_activation))
+    model.action.b_noise.fill_(b_noise)
+    progress("noise gains")
+    shared, fresh = calibrate_noise(model, prompts, texts)
+    model.train(was_training)
+    return Calibration(
+        threshold=threshold,
+        gamma=gamma,
+        b_noise=b_noise,
+        sum_p_median=float(sum_p(loc, per_token, threshold, gamma + b_noise).median()),
+        noise_gain=shared,
+        fresh_noise_gain=fresh,
+    )
+
+
+def _given(value: float | int | str) -> float | None:
+    """A config field as a number; None if it is "auto"."""
+    return None if isinstance(value, str) else float(value)
+
+
+@torch.no_grad()
+def set_decision_noise(model: CausalModel) -> None:
+    """a_k = max_j ||W_j||_1 - ||W_k||_1 ("equalize"), or 0 ("zero")."""
+    noise = torch.zeros_like(model.action.decision_noise)
+    if model.config.decision_noise == "equalize":
+        norms = row_norms(model.lm_head.weight)
+        noise = (norms.max() - norms).to(noise)
+    model.action.decision_noise.copy_(noise)
+
+
+def sample_scores(model: CausalModel, texts: Sequence[Tensor]) -> Tensor:
+    """loc_S at up to POSITIONS positions of the texts, evenly spaced. -> (N, V)"""
+    hidden = torch.cat([model.model(ids.reshape(1, -1)).last_hidden_state[0] for ids in texts])
+    every = max(len(hidden) // POSITIONS, 1)
+    scores: Tensor = model.lm_head(model.abduct(hidden[::every][:POSITIONS]).loc)
+    return scores.float()
+
+
+def sum_p(loc: Tensor, per_token: Tensor, threshold: float, scale: float) -> Tensor:
+    """sum_k P_k of every position for a constant scale_U' = scale. (N, V), (V,) -> (N,)"""
+    return Cauchy(loc, (scale * per_token).to(loc)).sf(threshold).sum(-1)
+
+
+def solve_gamma(loc: Tensor, per_token: Tensor, threshold: float, b_noise: float | None) -> float:
+    """gamma for which the median of sum_k P_k is 1, with scale_U' = gamma + b (b = gamma if None).
+
+    sum_k P_k grows with the scale as long as fewer than half of the tokens exceed C, so bisection
+    on its logarithm finds the root.
+    """
+    low, high = -25.0, 5.0
+    for _ in range(26):
+        middle = (low + high) / 2
+        gamma = math.exp(middle)
+        total = gamma * 2 if b_noise is None else gamma + b_noise
+        if sum_p(loc, per_token, threshold, total).median() > 1:
+            high = middle
+        else:
+            low = middle
+    return math.exp(low)
+
+
+class LogProbRecorder(LogitsProcessor):
+    """Adds up the base model's log-probability of what was chosen; leaves the scores alone."""
+
+    def __init__(self, prompt_length: int, eos: set[int]) -> None:
+        self.prompt_length = prompt_length
+        self.eos = torch.tensor(sorted(eos) or [-1])
+        self.previous: Tensor | None = None
+        self.log_probs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.record(input_ids)
+        self.previous = scores.log_softmax(-1)
+        return scores
+
+    def record(self, input_ids: Tensor) -> None:
+        if self.previous is not None:
+            self.log_probs.append(self.previous.gather(-1, input_ids[:, -1:]).squeeze(-1))
+
+    def per_row(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum and number of log-probabilities up to and including end-of-text. -> (B,), (B,)"""
+        self.record(sequences)
+        log_probs = torch.stack(self.log_probs, dim=-1).double()  # (B, new tokens)
+        is_eos = torch.isin(sequences[:, self.prompt_length :], self.eos.to(sequences.device))
+        is_valid = (is_eos.cumsum(-1) - is_eos.long()) == 0
+        return log_probs.where(is_valid, 0.0).sum(-1), is_valid.sum(-1)
+
+
+@torch.no_grad()
+def calibrate_noise(
+    model: CausalModel,
+    prompts: Sequence[Tensor] | None = None,
+    texts: Sequence[Tensor] | None = None,
+) -> tuple[float, float]:
+    """Gains of shared and of fresh noise at which T = 1 is as lively as softmax with top-p 0.9.
+
+    Liveliness is the mean log-probability that loc_S gives to what was said. One noise for the
+    whole text lowers it far less than fresh noise per token, so each has a gain of its own.
+    Both are kept in the model's generation config; call this again after training. Without
+    prompts to speak on, the gains are those that fit the embedded model, in relative terms.
+    """
+    was_training = model.training
+    model.eval()
+    unit = gain_unit(model, texts or prompts or own_samples(model))
+    if prompts is None:
+        shared, fresh = (relative * unit for relative in TYPICAL_NOISE)
+    else:
+        batch = pad_left(prompts, model)
+        softmax = {"causal_mode": "compatible", "do_sample": True, "top_p": TOP_P, "top_k": 0}
+        target = liveliness(model, batch, **softmax)
+        shared = find_gain(model, batch, unit, target + SHARED_MARGIN, "causal")
+        fresh = find_gain(model, batch, unit, target, "sampling")
+    model.generation_config.noise_gain = shared
+    model.generation_config.fresh_noise_gain = fresh
+    model.train(was_training)
+    return shared, fresh
+
+
+def find_gain(
+    model: CausalModel, batch: dict[str, Tensor], unit: float, target: float, causal_mode: str
+) -> float:
+    """The noise gain at which the mode's liveliness falls to `target`, by bisection.
+
+    The same individuals speak at every gain: common random numbers make the curve smooth.
+    """
+    low, high = (math.log(edge * unit) for edge in NOISE_RANGE)
+    who = list(range(len(batch["input_ids"])))
+    for _ in range(NOISE_STEPS):
+        middle = (low + high) / 2
+        options = {"causal_mode": causal_mode, "noise_gain": math.exp(middle), "individual": who}
+        if liveliness(model, batch, **options) > target:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
+
+
+def gain_unit(model: CausalModel, texts: Sequence[Tensor]) -> float:
+    """The gain at which the typical noise of a score is as large as the scores' own spread."""
+    spread = sample_scores(model, texts).std(-1).mean()
+    scale = model.abduct(model.model(texts[0].reshape(1, -1)).last_hidden_state).scale
+    return float(spread / (scale.mean() * row_norms(model.lm_head.weight).mean()))
+
+
+def liveliness(model: CausalModel, batch: dict[str, Tensor], **options: Any) -> float:
+    """The mean log-probability per token that softmax(loc_S) gives to what the mode says."""
+    recorder = LogProbRecorder(batch["input_ids"].shape[1], end_ids(model))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sequences = model.generate(
+            **batch,
+            max_new_tokens=NEW_TOKENS,
+            logits_processor=LogitsProcessorList([recorder]),
+            temperature=1.0,
+            repetition_penalty=1.0,
+            pad_token_id=_pad_id(model),
+            **options,
+        )
+    total, count = recorder.per_row(sequences)
+    return float(total.sum() / count.sum())
+
+
+def own_samples(model: CausalModel) -> list[Tensor]:
+    """Text for a model without a tokenizer: what it says itself."""
+    batch = pad_left(random_prompts(model), model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sequences = model.generate(
+            **batch,
+            causal_mode="compatible",
+            do_sample=True,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=_pad_id(model),
+        )
+    return list(sequences)
+
+
+def random_prompts(model: CausalModel) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (len(PROMPTS), 4), generator=generator)
+    return list(ids.to(model.device))
+
+
+def pad_left(prompts: Sequence[Tensor], model: CausalModel) -> dict[str, Tensor]:
+    """One batch of prompts of different lengths."""
+    length = max(len(ids) for ids in prompts)
+    ids = torch.full((len(prompts), length), _pad_id(model), device=model.device)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = prompt.to(ids)
+        mask[row, length - len(prompt) :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _pad_id(model: CausalModel) -> int:
+    pad = model.generation_config.pad_token_id
+    return pad if pad is not None else min(end_ids(model), default=0)

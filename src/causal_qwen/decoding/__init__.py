@@ -1,0 +1,12 @@
+"""Decoding: how one step of generation is decided. Shared by both engines; runs without torch.
+
+In:   the options of a call, and loc_S, scale_S and U of the last position.
+Out:  the resolved settings, the noise of every row, and the chosen tokens.
+
+    settings  `resolve_settings`: call > generation_config > config -> `DecodingSettings`
+    noise     `DecodingNoise`: whose noise moves each row of a call, at each position
+    decision  the four decision rules, and the pruned argmax
+    context   how many positions a model can tell apart
+
+Open `decision` first. Arrays are NumPy's or torch's; `array_api_compat` tells which.
+"""

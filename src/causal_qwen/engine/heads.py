@@ -1,0 +1,265 @@
+"""Causal: CausalQwen's heads in NumPy. z -> U -> S, Y -> the next token and its value.
+
+    loc_U = W_loc z + b_loc            scale_U = act(W_scale z + b_scale)          abduction
+    loc_S = W loc_U                    scale_S = |W| scale_U' + |a| mean(scale_U')  action
+    Y ~ Cauchy(w.loc_U + c, |w|.scale_U')                                          its number
+    P_k = atan2(scale_S, C - loc_S) / pi,     the choice: argmax_k P_k             decision
+
+The same names and the same rules as the torch side, which docs/maths.md explains; the choice is
+argmax_k (loc_k - C_k) / scale_k in float64, where scales equal to 1e-5 relative count as equal.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_qwen.engine.matrix import Matrix
+from causal_qwen.engine.weights import Float32, Stored, check_tensors, find_not_finite, widen
+from causal_qwen.options import NUMERIC_ENCODINGS, SCALE_ACTIVATIONS, VALUE_SPACES, check_choice
+
+Float64 = NDArray[np.float64]
+
+TIE = 1e-5  # relative difference below which two scales count as equal
+SLACK = 1e-4  # rounding allowance of a float32 bound
+FEW = 64  # candidates that are decided exactly without further pruning
+SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
+ABS_FLOOR = 1e-6  # of the scale activation "abs"
+LARGEST = np.finfo(np.float64).max
+
+
+class Cauchy(NamedTuple):
+    """Independent Cauchy variables: `loc` and `scale > 0` of one common shape."""
+
+    loc: Float32
+    scale: Float32
+
+    def sf(self, threshold: Float32 | float) -> Float64:
+        """P(X > threshold), in float64"""
+        loc, scale = np.asarray(self.loc, np.float64), np.asarray(self.scale, np.float64)
+        return np.arctan2(scale, threshold - loc) / math.pi
+
+
+@dataclass(frozen=True)
+class ValueSpace:
+    """How Y becomes a value: v = g^-1(center + spread y), g = symlog or the identity."""
+
+    kind: str = "symlog"
+    center: float = 0.0
+    spread: float = 1.0
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], field: str | None = None) -> ValueSpace:
+        """The space of a named field of config.json; without a name, of "default" if it is there"""
+        scales = fields.get("value_fields") or {}
+        kind = _chosen(fields, "value_space", VALUE_SPACES)
+        if field is None:
+            return cls(kind, *scales.get("default", (0.0, 1.0)))
+        if field not in scales:
+            raise ValueError(
+                f"field={field!r} is unknown; this model knows {', '.join(scales) or 'none'}."
+            )
+        return cls(kind, *scales[field])
+
+    def decode(self, y: NDArray[Any]) -> Float64:
+        """y -> v in float64; what no double can hold becomes the largest one"""
+        bent = self.center + self.spread * np.asarray(y, np.float64)
+        with np.errstate(over="ignore"):
+            value = symexp(bent) if self.kind == "symlog" else bent
+        return np.clip(value, -LARGEST, LARGEST)
+
+
+def symlog(value: Float64) -> Float64:
+    """sign(v) ln(1 + |v|)"""
+    return np.sign(value) * np.log1p(np.abs(value))
+
+
+def symexp(value: Float64) -> Float64:
+    """The inverse of `symlog`"""
+    return np.sign(value) * np.expm1(np.abs(value))
+
+
+def warn_if_clamped(value: Float64) -> None:
+    if (np.abs(value) >= LARGEST).any():
+        warnings.warn(
+            f"a value beyond {LARGEST:.2g} was predicted and is clamped to it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors a causal checkpoint has besides Qwen2's."""
+    vocabulary, hidden = fields["vocab_size"], fields["hidden_size"]
+    latent = fields.get("causal_size") or hidden  # C
+    shapes: dict[str, tuple[int, ...]] = {
+        "abduction.loc.weight": (latent, hidden),
+        "abduction.loc.bias": (latent,),
+        "abduction.scale.weight": (latent, hidden),
+        "abduction.scale.bias": (latent,),
+        "action.b_noise": (latent,),
+        "action.decision_noise": (vocabulary,),
+        "action.value.weight": (1, latent),
+        "action.value.bias": (1,),
+        "decision.threshold": (vocabulary,),
+        "model.value_direction": (hidden,),
+    }
+    if fields.get("head_bias", False):
+        shapes["lm_head.bias"] = (vocabulary,)
+    return shapes
+
+
+def _chosen(fields: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
+    """One of config.json's words; the first is the default."""
+    return check_choice(name, fields.get(name, choices[0]), choices)
+
+
+class CausalHeads:
+    """Everything between the backbone's z and the choice."""
+
+    def __init__(
+        self, fields: Mapping[str, Any], parameters: Mapping[str, Stored], head: Matrix, where: str
+    ) -> None:
+        expected = expected_tensors(fields)
+        check_tensors(parameters, expected, where)
+        is_small = {name: len(shape) == 1 or shape[0] == 1 for name, shape in expected.items()}
+        broken = find_not_finite({name: parameters[name] for name in expected if is_small[name]})
+        if broken is not None:  # some modes would never notice
+            raise ValueError(f"{broken} holds NaN or infinity: fetch the checkpoint again.")
+        self.activation = _chosen(fields, "scale_activation", SCALE_ACTIVATIONS)
+        self.encoding = _chosen(fields, "numeric_encoding", NUMERIC_ENCODINGS)
+        self.head = head  # W (V, C)
+        self.head_bias = widen(parameters["lm_head.bias"]) if fields.get("head_bias") else None
+        self.loc = Matrix(parameters["abduction.loc.weight"])  # (C, H)
+        self.loc_bias = widen(parameters["abduction.loc.bias"])
+        self.scale = Matrix(parameters["abduction.scale.weight"])  # (C, H)
+        self.scale_bias = widen(parameters["abduction.scale.bias"])
+        self.b_noise = np.abs(widen(parameters["action.b_noise"]))  # (C,)
+        self.decision_noise = np.abs(widen(parameters["action.decision_noise"]))  # (V,)
+        self.value_weight = widen(parameters["action.value.weight"])[0]  # (C,)
+        self.value_bias = widen(parameters["action.value.bias"])[0]
+        self.threshold = widen(parameters["decision.threshold"])  # (V,)
+        self.direction = widen(parameters["model.value_direction"])  # (H,)
+        self._norms: Float32 | None = None  # ||W_k||_1, made when a choice first needs it
+
+    @property
+    def size(self) -> int:
+        """C, the size of an individual."""
+        return len(self.b_noise)
+
+    def embed_values(
+        self, embeddings: Float32, values: Float64, is_number: NDArray[np.bool_]
+    ) -> Float32:
+        """Add values to the embeddings of <NUM>. (B, T, H), (B, T), (B, T) -> (B, T, H)"""
+        if not is_number.any():
+            return embeddings
+        told = values[is_number]
+        enriched = embeddings.copy()
+        if self.encoding == "log":
+            bent = symlog(told).astype(np.float32)[:, None]
+            enriched[is_number] += bent * self.direction
+        else:
+            with np.errstate(over="ignore"):
+                enriched[is_number] *= (1 / (1 + np.exp(-told))).astype(np.float32)[:, None]
+        return enriched
+
+    def abduct(self, z: Float32) -> Cauchy:
+        """z (..., H) -> U (..., C)"""
+        raw = self.scale(z) + self.scale_bias
+        if self.activation == "exp":
+            with np.errstate(over="ignore"):  # whoever needs the scale refuses infinity
+                scale = np.exp(raw)
+        elif self.activation == "softplus":
+            scale = np.logaddexp(raw, np.float32(0))
+        else:
+            scale = np.abs(raw) + np.float32(ABS_FLOOR)
+        return Cauchy(self.loc(z) + self.loc_bias, scale)
+
+    def widen(self, u: Cauchy) -> Cauchy:
+        """Scale noise: it widens the decision, whose centre stays."""
+        return Cauchy(u.loc, u.scale + self.b_noise)
+
+    def displacement(
+        self, u: Cauchy, noise: Float32, regime: str, exogenous: Float32 | None = None
+    ) -> Float32:
+        """How far noise moves the individual: by b ("location") or by scale_U ("individual").
+
+        Exogenous noise comes on top, always in units of b.
+        """
+        moved = noise * (self.b_noise if regime == "location" else u.scale)
+        return moved if exogenous is None else moved + exogenous * self.b_noise
+
+    def score(self, loc: Float32) -> Float32:
+        """loc_S = W loc_U. (..., C) -> (..., V)"""
+        scores = self.head(loc)
+        return scores if self.head_bias is None else scores + self.head_bias
+
+    def score_pair(self, loc: Float32, shift: Float32) -> tuple[Float32, Float32]:
+        """(W loc + bias, W shift) while reading W once. (B, C) twice -> (B, V) twice"""
+        size = np.abs(shift).max(-1, keepdims=True)
+        size = np.maximum(size, np.finfo(np.float32).tiny)
+        both = self.head(np.concatenate((loc, shift / size)))  # (2B, V)
+        scores, moved = both[: len(loc)], both[len(loc) :]
+        return scores if self.head_bias is None else scores + self.head_bias, moved * size
+
+    def score_scale(self, scale: Float32) -> Float32:
+        """scale_S of every token, for one position. (C,) -> (V,)"""
+        own = self.decision_noise * scale.mean(dtype=np.float64).astype(np.float32)
+        return np.maximum(self.head.absolute(scale) + own, np.float32(SCALE_FLOOR))
+
+    def number(self, u: Cauchy) -> Cauchy:
+        """Y, should the next token be a number. (..., C) -> (...)"""
+        scale = np.maximum(u.scale @ np.abs(self.value_weight), np.float32(SCALE_FLOOR))
+        return Cauchy(u.loc @ self.value_weight + self.value_bias, scale)
+
+    def choose(self, loc: Float32, scale: Float32) -> int:
+        """argmax_k P_k for loc_S (V,) and the individual's scale (C,), computing few scale_S.
+
+        A token whose best case (its scale between min and max of `scale` times its row's norm) is
+        worse than another's worst case cannot win; |W| scale is computed only for the others.
+        """
+        if self._norms is None:
+            self._norms = self.head.row_norms()
+        scale64 = scale.astype(np.float64)
+        mean = float(scale64.mean())
+        margin = loc - self.threshold
+        noise = self.decision_noise * np.float32(mean)
+        low, high = scale.min() * self._norms + noise, scale.max() * self._norms + noise
+        keep = np.flatnonzero(_undominated(margin, low, high))
+        if len(keep) > FEW:
+            rows = None if len(keep) == len(loc) else keep
+            product = self.head.absolute(scale, rows) + noise[keep]
+            keep = keep[_undominated(margin[keep], product, product)]
+        if len(keep) == 0:
+            raise ValueError("loc_S holds NaN: no token can be chosen; check the model's weights.")
+        exact = np.abs(self.head.rows(keep).astype(np.float64)) @ scale64
+        exact += self.decision_noise[keep].astype(np.float64) * mean
+        winner = choose(loc[keep], np.maximum(exact, SCALE_FLOOR), self.threshold[keep])
+        return int(keep[winner])
+
+
+def choose(loc: NDArray[Any], scale: NDArray[Any], threshold: NDArray[Any]) -> int:
+    """argmax_k (loc_k - C_k) / scale_k in float64; among equal scales, the largest margin's
+    lowest id. (V,) three times -> an index"""
+    margin = loc.astype(np.float64) - threshold.astype(np.float64)
+    scale = scale.astype(np.float64)
+    best = int((margin / scale).argmax())
+    is_equal = np.abs(scale / scale[best] - 1) <= TIE
+    return int(np.where(is_equal, margin, -np.inf).argmax())
+
+
+def _undominated(margin: Float32, low: Float32, high: Float32) -> NDArray[np.bool_]:
+    """Which tokens may still win, given low <= scale <= high up to rounding."""
+    low = np.maximum(low * np.float32(1 - SLACK), np.float32(SCALE_FLOOR))
+    high = np.maximum(high * np.float32(1 + SLACK), np.float32(SCALE_FLOOR))
+    is_positive = margin >= 0
+    worst = margin / np.where(is_positive, high, low)
+    best = margin / np.where(is_positive, low, high)
+    bar = float(worst.max())
+    return np.asarray(best >= (bar - SLACK * abs(bar) if math.isfinite(bar) else bar))

@@ -1,0 +1,132 @@
+"""Text: words and numbers -> ids and values, and back, with `tokenizers` alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from causal_qwen.engine.weights import read_json
+from causal_qwen.options import NUMBER_READINGS, check_choice
+from causal_qwen.text.numerals import PLACEHOLDER, render
+from causal_qwen.text.segmentation import (
+    interleave,
+    special_affixes,
+    split_at_numbers,
+    without_placeholder,
+)
+
+
+class TextReader:
+    """A model's tokenizer, which reads numbers as digits ("text") or as values ("value")."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        num_token_id: int | None,
+        way: str,
+        template: str | None = None,
+        special: dict[str, str] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template  # of a chat
+        self.special = special or {}  # bos_token, eos_token, ...: what templates speak of
+        self.num_token_id = num_token_id
+        self.way = way
+        self._plain = without_placeholder(tokenizer)
+        self._frame = special_affixes(self._plain)
+
+    @classmethod
+    def from_directory(cls, directory: Path, fields: dict[str, Any]) -> TextReader | None:
+        """The tokenizer beside a checkpoint, or None; it must be the checkpoint's own."""
+        path = directory / "tokenizer.json"
+        if not path.exists():
+            return None
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise ValueError(f"{path} is damaged ({error}): fetch it again.") from None
+        num_token_id, size = fields.get("num_token_id"), tokenizer.get_vocab_size()
+        own = tokenizer.token_to_id(PLACEHOLDER)
+        if size > fields["vocab_size"] or (num_token_id is not None and own != num_token_id):
+            raise ValueError(
+                f"{path} has {size} tokens and <NUM> at {own}; the model has "
+                f"{fields['vocab_size']} and <NUM> at {num_token_id}: it is another model's."
+            )
+        saved = directory / "processor_config.json"
+        way = read_json(saved).get("encode_numbers") if saved.exists() else None
+        way = way or fields.get("encode_numbers", "text")
+        saved = directory / "tokenizer_config.json"
+        settings = read_json(saved) if saved.exists() else {}
+        template = directory / "chat_template.jinja"
+        told = template.read_text(encoding="utf-8") if template.exists() else None
+        special = {
+            name: token["content"] if isinstance(token, dict) else token
+            for name, token in settings.items()
+            if name.endswith("_token") and isinstance(token, str | dict)
+        }
+        return cls(tokenizer, num_token_id, way, told or settings.get("chat_template"), special)
+
+    def as_chat(self, message: str) -> str:
+        """A user's message in the model's own chat template, up to where it answers."""
+        if not isinstance(self.template, str):
+            raise ValueError("This checkpoint has no chat template: it continues texts.")
+        try:
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise ImportError("Chat templates need Jinja2: pip install jinja2") from None
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string(self.template).render(
+            messages=[{"role": "user", "content": message}],
+            add_generation_prompt=True,
+            **self.special,
+        )
+
+    def encode(
+        self, text: str, way: str | None = None, is_framed: bool = True
+    ) -> tuple[list[int], list[float]]:
+        """A text -> ids, and the value beside every <NUM> (0 elsewhere).
+
+        `is_framed` puts around it what the tokenizer puts around every text.
+        """
+        way = check_choice("encode_numbers", self.way if way is None else way, NUMBER_READINGS)
+        if way == "value" and self.num_token_id is None:
+            raise ValueError("This model has no <NUM> token: it reads numbers as text only.")
+        before, after = self._frame if is_framed else ([], [])
+        ids, values = list(before), [0.0] * len(before)
+        for piece, _, value in split_at_numbers(text, way):
+            if value is not None:
+                ids.append(self.num_token_id or 0)
+                values.append(value)
+            elif piece:
+                new = self._plain.encode(piece, add_special_tokens=False).ids
+                ids += new
+                values += [0.0] * len(new)
+        return ids + after, values + [0.0] * len(after)
+
+    def decode(
+        self,
+        ids: NDArray[np.int64],
+        values: NDArray[np.float64],
+        skip_special_tokens: bool = True,
+        digits: int = 6,
+    ) -> str:
+        """Ids and values -> text"""
+        places = [place for place, token in enumerate(ids) if token == self.num_token_id]
+        edges = [-1, *places, len(ids)]
+        texts = [
+            self.tokenizer.decode(ids[a + 1 : b].tolist(), skip_special_tokens=skip_special_tokens)
+            for a, b in pairwise(edges)
+        ]
+        return interleave(texts, [render(float(values[place]), digits) for place in places])
+
+    def show(self, token: int, value: float = 0.0) -> str:
+        """One token as a reader would see it: white space and special tokens visible."""
+        if token == self.num_token_id:
+            return render(value)
+        text = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text or self.tokenizer.id_to_token(token) or f"#{token}"

@@ -1,0 +1,14 @@
+"""Generation: the four modes inside Hugging Face's `generate`.
+
+In:   a call of `generate`, its options and the model's outputs.
+Out:  tokens, their values, and the individual of each row.
+
+    mixin             `CausalGenerationMixin`: every override of a private Hugging Face method
+    values            `ValueTracker`: the values beside the tokens of a call
+    logits            `DecisionProcessor`: the mode as the last logits processor
+    streaming         text that appears token by token, and can be stopped
+    pipeline          `text-generation` that reads and returns numbers as values
+    documented_calls  the calls and attribute names of the source documents
+
+Open `mixin` first. What a mode decides is in `decoding`.
+"""

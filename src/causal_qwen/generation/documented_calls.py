@@ -1,0 +1,306 @@
+"""Documents: the calls and attribute names that the source documents use, on our model.
+
+    model.inference(ids, mode="standard" | "causal" | "compatible")   ids, ids, probabilities
+    model.generate_step_by_step(ids, max_length, mode)                the same, token by token
+    model.debug_forward_pass(ids)                                     a look at every stage
+    model.abduction_network, model.action_network, model.ovr_classifier
+
+Nothing is computed twice: every decision is the one that `generate` would take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.generation import GenerationConfig
+
+from causal_qwen.generation.mixin import WARPERS, ModeProcessor, Speaker
+from causal_qwen.modeling.abduction import AbductionNetwork
+from causal_qwen.modeling.action import ActionNetwork
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.decision import Decision
+
+WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # a softmax from which nothing is cut
+NOISE = ("individual", "noise_gain", "min_density", "fresh_noise", "normalization")
+OPTIONS = (*WHOLE, *NOISE)
+
+
+class AbductionView(nn.Module):
+    """z (..., H) -> (loc_U, scale_U), each (..., C)."""
+
+    def __init__(self, network: AbductionNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def loc_net(self) -> nn.Linear:
+        return self.network.loc
+
+    @property
+    def scale_net(self) -> nn.Linear:
+        """Without its activation, which is the config's `scale_activation`."""
+        return self.network.scale
+
+    def forward(self, hidden_states: Tensor) -> Cauchy:
+        u: Cauchy = self.network(hidden_states)
+        return u
+
+
+class ActionView(nn.Module):
+    """(loc_U, scale_U) -> (loc_S, scale_S), in either regime of the noise."""
+
+    def __init__(self, law: ActionNetwork, lm_head: nn.Module) -> None:
+        super().__init__()
+        self.law = law
+        self.lm_head = lm_head
+
+    @property
+    def b_noise(self) -> nn.Parameter:
+        return self.law.b_noise
+
+    def forward(
+        self,
+        loc_U: Tensor,
+        scale_U: Tensor,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Cauchy:
+        """(..., C), (..., C) -> (..., V), (..., V)
+
+            do_sample=False   U' = Cauchy(loc_U, scale_U + |b|)          the centre stays
+            do_sample=True    U' = Cauchy(loc_U + T |b| eps, scale_U)    the individual moves
+
+        The documents' noise: its temperature is not counted in units of `noise_gain`.
+        """
+        if not temperature >= 0:
+            raise ValueError(f"temperature={temperature!r} must be a number of at least 0.")
+        u = Cauchy(loc_U, scale_U)
+        if do_sample:
+            standard = torch.zeros_like(loc_U, dtype=torch.float32)
+            eps = Cauchy(standard, torch.ones_like(standard)).sample(generator)
+            moved = loc_U + self.law.displacement(u, temperature * eps, "location")
+            u = Cauchy(moved.to(loc_U.dtype), scale_U)
+        else:
+            u = self.law.widen(u)
+        return Cauchy(self.lm_head(u.loc), self.law.score_scale(u.scale, self.lm_head))
+
+
+class ClassifierView(nn.Module):
+    """(loc_S, scale_S) -> P_k, one probability per token, which need not sum to 1."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__()
+        self.decision = decision
+
+    @property
+    def thresholds(self) -> nn.Parameter:
+        return self.decision.threshold
+
+    def forward(self, loc_S: Tensor, scale_S: Tensor) -> Tensor:
+        p: Tensor = self.decision(Cauchy(loc_S, scale_S))
+        return p
+
+
+class DocumentedCalls:
+    """What the documents call on the model. Options beside `mode` are those of `generate`."""
+
+    # What the model brings along.
+    config: Any
+    device: torch.device
+    abduction: AbductionNetwork
+    action: ActionNetwork
+    decision: Decision
+    lm_head: nn.Module
+    model: Any
+    generate: Any
+    score_moved: Any
+    _prepare_generation_config: Any
+    _prepare_position_ids_for_generation: Any
+    _get_logits_processor: Any
+
+    @property
+    def abduction_network(self) -> AbductionView:
+        return AbductionView(self.abduction)
+
+    @property
+    def action_network(self) -> ActionView:
+        return ActionView(self.action, self.lm_head)
+
+    @property
+    def ovr_classifier(self) -> ClassifierView:
+        return ClassifierView(self.decision)
+
+    @torch.no_grad()
+    def inference(
+        self,
+        input_ids: Tensor,
+        mode: str = "standard",
+        *,
+        attention_mask: Tensor | None = None,
+        numeric_values: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """What the model would say next, at every position. (B, T) -> (B, T) or (B, T, V)
+
+        `standard`, `sampling` and `causal` give token ids, decided as `generate` decides;
+        `compatible` gives probabilities, the softmax of loc_S (P_k / sum P with
+        `normalization="ovr"`), of which `temperature`, `top_k` and `top_p` cut or sharpen what
+        is asked here. Who speaks is `individual=`, else drawn from `generator`.
+        """
+        check_ids(input_ids)
+        check_options(options)
+        is_compatible = mode == "compatible"
+        settings, extra = self._prepare_generation_config(
+            None, causal_mode=mode, do_sample=is_compatible, **options
+        )
+        speaker: Speaker | None = extra.get("speaker")
+        positions = self._prepare_position_ids_for_generation(
+            input_ids, {"attention_mask": attention_mask}
+        ).expand_as(input_ids)
+        output = self(  # type: ignore[operator]
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=positions,
+            numeric_values=numeric_values,
+            use_cache=False,
+            output_scale_S=False,
+        )
+        u = Cauchy(output.loc_U.flatten(0, 1), output.scale_U.flatten(0, 1))  # (BT, C)
+        scores = output.loc_S.flatten(0, 1).float()  # (BT, V)
+
+        if is_compatible:
+            if speaker is not None:
+                scores = self._judge(speaker, u)(input_ids, scores)
+            asked = {name: options[name] for name in WHOLE if options.get(name) is not None}
+            return self._cut(scores, asked).softmax(-1).unflatten(0, input_ids.shape)
+
+        assert speaker is not None
+        with drawing_from(generator, self.device):
+            speaker.meet(len(input_ids), 1, self.config.causal_size)
+        scores = self._cut(scores, {name: getattr(settings, name) for name in WARPERS})
+        judge = self._judge(speaker, u)
+        if speaker.has_noise:
+            noise = noise_everywhere(speaker, positions).flatten(0, 1)
+            regime = "location" if speaker.mode == "sampling" else "individual"
+            alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
+            judge.shift = self.score_moved(alone, noise, regime)[1].squeeze(1)
+        return judge(input_ids, scores).argmax(-1).unflatten(0, input_ids.shape)
+
+    def generate_step_by_step(
+        self,
+        input_ids: Tensor,
+        max_length: int = 50,
+        mode: str = "standard",
+        *,
+        attention_mask: Tensor | None = None,
+        numeric_values: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """The prompt and up to `max_length` *new* tokens of every row. (B, T) -> (B, T + new)
+
+        Each is what `inference` says of the text so far; `compatible` draws it from the
+        probabilities. A row ends at its own end-of-text token, not at the first row's.
+        """
+        check_ids(input_ids)
+        check_options(options)
+        if max_length == 0:
+            return input_ids
+        if mode == "compatible":
+            options = WHOLE | options
+        if numeric_values is not None:
+            options["numeric_values"] = numeric_values
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        with drawing_from(generator, self.device):
+            ids: Tensor = self.generate(
+                input_ids,
+                attention_mask=attention_mask,
+                max_new_tokens=max_length,
+                causal_mode=mode,
+                do_sample=mode == "compatible",
+                return_dict_in_generate=False,
+                **options,
+            )
+        return ids
+
+    @torch.no_grad()
+    def debug_forward_pass(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Print what every stage yields; return (loc_S, scale_S), each (B, T, V).
+
+        The medians and ranges are those of the *parameters*: a Cauchy itself has no mean.
+        """
+        check_ids(input_ids)
+        hidden = self.model(input_ids=input_ids).last_hidden_state
+        print(f"hidden states  {tuple(hidden.shape)}  {spread(hidden)}")
+        loc_U, scale_U = self.abduction_network(hidden)
+        print(f"U  {tuple(loc_U.shape)}  loc {spread(loc_U)}  scale {spread(scale_U)}")
+        loc_S, scale_S = self.action_network(loc_U, scale_U)
+        print(f"S  {tuple(loc_S.shape)}  loc {spread(loc_S)}  scale {spread(scale_S)}")
+        p = self.ovr_classifier(loc_S, scale_S)
+        print(f"P  {tuple(p.shape)}  largest {spread(p.amax(-1))}  sum {spread(p.sum(-1))}")
+        return loc_S, scale_S
+
+    def training_step(self, batch: Mapping[str, Any]) -> Tensor:
+        """The loss of a batch: `input_ids`, `labels` and whatever else `forward` takes."""
+        if batch.get("labels") is None:
+            raise ValueError("A training batch needs labels: token ids, -100 where ignored.")
+        loss: Tensor = self(**batch).loss  # type: ignore[operator]
+        return loss
+
+    def _judge(self, speaker: Speaker, u: Cauchy) -> ModeProcessor:
+        judge = ModeProcessor(speaker, self, want_scores=False)
+        judge.u = u
+        return judge
+
+    def _cut(self, scores: Tensor, warpers: dict[str, Any]) -> Tensor:
+        """Temperature, top-k, top-p and their kin, as Hugging Face applies them. (N, V)"""
+        processors = self._get_logits_processor(GenerationConfig(do_sample=True, **warpers))
+        cut: Tensor = processors(None, scores)
+        return cut
+
+
+def check_ids(input_ids: Tensor) -> None:
+    if input_ids.ndim != 2:
+        raise ValueError(
+            f"input_ids of shape {tuple(input_ids.shape)} must be (rows, tokens); a single text is "
+            "one row: input_ids[None]."
+        )
+
+
+def check_options(options: dict[str, Any]) -> None:
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise TypeError(f"Unknown option {', '.join(unknown)}; there are {', '.join(OPTIONS)}.")
+
+
+def noise_everywhere(speaker: Speaker, positions: Tensor) -> Tensor:
+    """T kappa t of every position, each as if it were the last. (B, T) -> (B, T, C)"""
+    length = positions.shape[1]
+    if not speaker.fresh_noise:
+        return speaker.noise(positions).unsqueeze(1).expand(-1, length, -1)
+    return torch.stack([speaker.noise(positions[:, : i + 1]) for i in range(length)], dim=1)
+
+
+@contextlib.contextmanager
+def drawing_from(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """Let what draws from torch's global state draw from `generator`; the state is put back."""
+    if generator is None:
+        yield
+        return
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def spread(values: Tensor) -> str:
+    """Median and range, in four digits."""
+    values = values.float()
+    return f"{values.median():.4g} [{values.min():.4g}, {values.max():.4g}]"

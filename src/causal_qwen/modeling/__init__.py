@@ -1,0 +1,19 @@
+"""Modeling: the stages of the chain, one file each, in the order of the data flow.
+
+    text -> tokens + values -> embedding -> Qwen2 backbone -> z
+         z -> U (abduction) -> S_1..S_V, Y (action) -> token, value (decision) | loss
+
+    configuration    fields added to Qwen2Config
+    cauchy           the distribution: tails, quantiles, likelihood, CRPS
+    value_space      values <-> the scale on which numbers are learned
+    processor        text -> ids + values, and back
+    value_embedding  ids + values -> inputs_embeds
+    abduction        z -> U
+    action           U -> S and Y
+    thresholds       S -> P_k = P(S_k > C_k)
+    protocols        what other rooms ask of a model and of a processor
+    one_vs_rest      the classification loss, with gradients of its own
+    loss             the whole loss
+
+`causal_qwen/model.py` puts them together; open it first. The decision rules are in `decoding`.
+"""

@@ -1,0 +1,132 @@
+"""Action: U -> S (a score for every token) and Y (a number). One linear law for everybody.
+
+    loc_S   = W loc_U'
+    scale_S = |W| scale_U' + |a| mean_c(scale_U')
+    Y       ~ Cauchy(w.loc_U' + c, |w|.scale_U')
+
+W is `lm_head.weight` itself. `b_noise` is the exogenous noise that turns U into U'; `a`, the
+decision noise, is independent noise per token in proportion to the individual's own uncertainty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from causal_qwen.modeling.abduction import Float32Module, float32_linear
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.configuration import CausalQwen2Config
+
+EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that rounding can explain
+SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
+
+
+class ActionHead(nn.Linear):
+    """`lm_head`, the law's weights: W x (+ bias) for locations, |W| x for scales.
+
+    |W| is taken inside `forward`, where sharded or offloaded weights are whole.
+    """
+
+    def forward(
+        self, input: Tensor, absolute: bool = False, paired: bool = False, law: Any = None
+    ) -> Any:
+        """`absolute`: |W| x in float32. `paired`: W x without bias, fast for a few rows x.
+        `law`: a function of W and bias, which are whole here.
+
+        A few rows cost the reading of W, once. On CPUs the float32 product keeps to that only as
+        W X^T with X^T a transposed view: 16 ms for two rows where F.linear takes 87 (V = 151,936).
+        """
+        if law is not None:
+            return law(self.weight, self.bias)
+        if absolute:
+            return float32_linear(input, self.weight.abs().to(input.dtype))
+        if paired and input.device.type == "cpu" and input.dtype == torch.float32:
+            return torch.mm(self.weight, input.T).T
+        return F.linear(input, self.weight, None if paired else self.bias)
+
+
+class ValueHead(Float32Module, nn.Linear):
+    """The number head: one linear function of the individual, in float32."""
+
+    def forward(self, input: Tensor, absolute: bool = False, moved: bool = False) -> Tensor:
+        """w.x + c; `absolute`: |w|.x; `moved`: w.x, what a displacement x of U adds."""
+        weight = self.weight.abs() if absolute else self.weight
+        return float32_linear(input, weight, None if absolute or moved else self.bias)
+
+
+class ActionNetwork(Float32Module):
+    """U -> (S, Y), with the noise that belongs to the act."""
+
+    def __init__(self, config: CausalQwen2Config) -> None:
+        super().__init__()
+        f32 = torch.float32
+        self.b_noise = nn.Parameter(
+            torch.empty(config.latent_size, dtype=f32), requires_grad=config.b_noise_trainable
+        )
+        self.decision_noise = nn.Parameter(torch.empty(config.vocab_size, dtype=f32))
+        self.value = ValueHead(config.latent_size, 1, dtype=f32)
+
+    def widen(self, u: Cauchy) -> Cauchy:
+        """Scale noise: it widens the decision, whose centre stays."""
+        return Cauchy(u.loc, u.scale + self.b_noise.abs())
+
+    def displacement(
+        self, u: Cauchy, noise: Tensor, regime: str, exogenous: Tensor | None = None
+    ) -> Tensor:
+        """How far noise moves the individual: T kappa b eps ("location") or T kappa scale_U t.
+
+        `exogenous` noise comes on top, always in units of b: T kappa (scale_U t + b eps).
+        """
+        b = self.b_noise.abs()
+        moved = noise * (b if regime == "location" else u.scale)
+        return moved if exogenous is None else moved + exogenous * b
+
+    def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
+        """scale_S of every token. (..., C) -> (..., V)"""
+        own = self.decision_noise.abs() * scale.mean(-1, keepdim=True)
+        scores: Tensor = head(scale, absolute=True) + own
+        return scores.clamp_min(SCALE_FLOOR)
+
+    def number(self, u: Cauchy) -> Cauchy:
+        """Y: the distribution of the value, should the next token be a number. (..., C) -> (...)"""
+        scale = self.value(u.scale, absolute=True).clamp_min(SCALE_FLOOR)
+        return Cauchy(self.value(u.loc).squeeze(-1), scale.squeeze(-1))
+
+    @torch.no_grad()
+    def restore_equality(self, weight: Tensor) -> None:
+        """Give tokens back the equal scales that rounding W to another dtype has blurred.
+
+        The equaliser a_k = max_j ||W_j||_1 - ||W_k||_1 is exact for the weights it was made for; in
+        bfloat16 the sums differ by some 1e-4, enough to decide the exact ties of its logits.
+        Noise that training has moved further than that is left alone.
+        """
+        norms = row_norms(weight)
+        total = norms + self.decision_noise.abs()
+        if total.max() - total.min() <= EQUALITY_TOLERANCE * total.max():
+            self.decision_noise.copy_(total.max() - norms)
+
+    def forward(self, u: Cauchy, head: nn.Module) -> tuple[Cauchy, Cauchy]:
+        u = self.widen(u)
+        return Cauchy(head(u.loc), self.score_scale(u.scale, head)), self.number(u)
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    """||W_k||_1 in float64. (V, C) -> (V,)"""
+    return torch.cat([part.abs().sum(-1, dtype=torch.float64) for part in weight.split(8192)])
+
+
+def score_pair(loc: Tensor, shift: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
+    """(W loc + bias, W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
+
+    The shift is scaled to 1 before it meets half-precision weights: Cauchy noise overflows fp16.
+    """
+    shift = shift.float()
+    size = shift.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    stacked = torch.cat([loc, (shift / size).to(loc.dtype)])  # (2B, C)
+    loc_scores, shift_scores = head(stacked, paired=True).chunk(2)
+    if (bias := getattr(head, "bias", None)) is not None:
+        loc_scores = loc_scores + bias
+    return loc_scores, shift_scores.float() * size

@@ -1,0 +1,240 @@
+"""Configuration: what CausalQwen adds to Qwen2Config, and nothing else.
+
+Legend used across the package: B batch, T tokens, H hidden size, C latent size, V vocabulary.
+"""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig
+from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
+
+from causal_qwen.options import (
+    MODES,
+    NUMBER_READINGS,
+    NUMERIC_ENCODINGS,
+    SCALE_ACTIVATIONS,
+    VALUE_SPACES,
+    check_choice,
+)
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "scale_activation": SCALE_ACTIVATIONS,
+    "abduction_init_strategy": ("identity", "xavier", "normal"),
+    "decision_noise": ("equalize", "zero"),
+    "inference_mode": MODES,
+    "numeric_encoding": NUMERIC_ENCODINGS,
+    "value_space": VALUE_SPACES,
+    "encode_numbers": NUMBER_READINGS,
+    "ovr_reduction": ("sum", "mean"),
+    "loss_precision": ("exact", "fast"),
+}
+AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
+NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
+BARE_THRESHOLD = 5.0  # "auto" threshold of a model that starts from random weights
+
+# A checkpoint brings this module along: `trust_remote_code=True` then finds the installed package.
+AUTO_MODULE = "causal_qwen_auto"
+AUTO_CODE = """from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
+
+__all__ = ["CausalQwen2Config", "CausalQwenForCausalLM", "CausalQwenModel"]
+"""
+AUTO_MAP = {
+    "AutoConfig": f"{AUTO_MODULE}.CausalQwen2Config",
+    "AutoModel": f"{AUTO_MODULE}.CausalQwenModel",
+    "AutoModelForCausalLM": f"{AUTO_MODULE}.CausalQwenForCausalLM",
+}
+
+
+@strict
+class CausalQwen2Config(Qwen2Config):
+    r"""Qwen2's configuration plus the causal chain's own fields.
+
+    Args:
+        causal_size: C, the number of coordinates of an individual; None means the hidden size.
+        scale_activation: how `abduction.scale` becomes positive: `exp`, `softplus` or `abs`.
+        abduction_init_strategy: `identity` keeps the base model's behaviour; `xavier`, `normal`.
+        gamma_init: initial scale of U; `"auto"` makes the one-vs-rest probabilities sum to 1.
+        b_noise_init: initial exogenous noise; `"auto"` equals gamma.
+        ovr_threshold_init: initial thresholds; `"auto"` is 5 from scratch, measured at conversion.
+        b_noise_trainable, threshold_trainable: whether training moves them.
+        decision_noise: at conversion, `equalize` gives every token the same scale; `zero` does not.
+        head_bias: a learnable bias on loc_S.
+        inference_mode: what `generate` does when nobody says otherwise.
+        num_token_id: the id of `<NUM>`, or None for a model that knows no numbers yet.
+        numeric_encoding: how a value enters its embedding: `log` or `sigmoid`.
+        value_direction_trainable: whether training moves the value direction.
+        value_space: the space the number head lives in: `symlog` or `linear`.
+        value_fields: name -> (center, spread) of standardised targets; see `value_space.py`.
+        encode_numbers: what the model was taught to read numbers as: `text` (digits) or `value`.
+        classification_loss_weight, regression_loss_weight, compat_loss_weight: the three weights.
+        gate_alpha, gate_grad: the regression gate's floor, and whether gradients pass through it.
+        ovr_reduction: one-vs-rest terms are summed over the vocabulary, or averaged (`mean`).
+        loss_chunk_size: positions whose scores exist at once in the loss, or `"auto"`.
+        loss_precision: `fast` multiplies with |W| in bfloat16 (4e-3), as bfloat16 models do anyway.
+    """
+
+    model_type = "causal_qwen2"
+    keys_to_ignore_at_inference = [  # noqa: RUF012 - a class attribute of HF's contract
+        "past_key_values",
+        "loc_U",
+        "scale_U",
+        "scale_S",
+        "loc_Y",
+        "scale_Y",
+        "shift_S",
+        "shift_Y",
+        "classification_loss",
+        "regression_loss",
+        "compatibility_loss",
+    ]
+
+    causal_size: int | None = None
+    scale_activation: str = "exp"
+    abduction_init_strategy: str = "identity"
+    gamma_init: float | int | str = "auto"
+    b_noise_init: float | int | str = "auto"
+    ovr_threshold_init: float | int | str = "auto"
+    b_noise_trainable: bool = True
+    threshold_trainable: bool = True
+    decision_noise: str = "equalize"
+    head_bias: bool = False
+    inference_mode: str = "standard"
+    num_token_id: int | None = None
+    numeric_encoding: str = "log"
+    value_direction_trainable: bool = False
+    value_space: str = "symlog"
+    value_fields: dict[str, list[float] | tuple[float, ...]] | None = None
+    encode_numbers: str = "text"
+    classification_loss_weight: float | int = 1.0
+    regression_loss_weight: float | int = 1.0
+    compat_loss_weight: float | int = 0.0
+    gate_alpha: float | int = 0.0
+    gate_grad: bool = False
+    ovr_reduction: str = "sum"
+    loss_chunk_size: int | str = "auto"
+    loss_precision: str = "exact"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.causal_size is None:
+            self.causal_size = self.hidden_size
+        super().__post_init__(**kwargs)
+        self.validate_causal_fields()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        size = self.__dict__.get("causal_size")
+        if name == "hidden_size" and size is not None and size == self.__dict__[name]:
+            super().__setattr__("causal_size", value)  # C = H means that it follows H
+        super().__setattr__(name, value)
+
+    def validate_causal_fields(self) -> None:
+        """Refuse what cannot work, naming the field, its value and the cure."""
+        for name, allowed in CHOICES.items():
+            check_choice(name, getattr(self, name), allowed)
+        for name in AUTO_OR_NON_NEGATIVE:
+            _check_number(name, getattr(self, name), auto=True)
+        if self.gamma_init == 0:
+            raise ValueError("gamma_init=0 leaves U without a scale; give a positive number.")
+        if self.ovr_threshold_init != "auto":
+            _check_number("ovr_threshold_init", self.ovr_threshold_init, auto=True, signed=True)
+        for name in NON_NEGATIVE:
+            _check_number(name, getattr(self, name))
+        if not 0 <= self.gate_alpha <= 1:
+            raise ValueError(f"gate_alpha={self.gate_alpha} is outside [0, 1].")
+        if self.causal_size is None or self.causal_size < 1:
+            raise ValueError(f"causal_size={self.causal_size} must be a positive integer or None.")
+        if self.tie_word_embeddings and self.causal_size != self.hidden_size:
+            raise ValueError(
+                f"causal_size={self.causal_size} cannot share weights with embeddings of "
+                f"hidden_size={self.hidden_size}; set tie_word_embeddings=False."
+            )
+        if self.loss_chunk_size != "auto" and (
+            isinstance(self.loss_chunk_size, str) or self.loss_chunk_size < 1
+        ):
+            raise ValueError(
+                f"loss_chunk_size={self.loss_chunk_size!r} must be a positive integer or 'auto'."
+            )
+        if self.num_token_id is not None and not 0 <= self.num_token_id < self.vocab_size:
+            raise ValueError(
+                f"num_token_id={self.num_token_id} is outside the vocabulary of {self.vocab_size}."
+            )
+
+        for name, pair in (self.value_fields or {}).items():
+            if len(pair) != 2 or not all(map(math.isfinite, pair)) or pair[1] <= 0:
+                raise ValueError(
+                    f"value_fields[{name!r}]={pair!r} must be (center, spread), two finite "
+                    "numbers, the second above 0."
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """With the way to our classes, for tools that have not imported them."""
+        fields: dict[str, Any] = {**super().to_dict(), "auto_map": AUTO_MAP}
+        return fields
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
+        """A plain Qwen2 configuration is welcome and becomes ours; any other is refused."""
+        fields, unused = super().get_config_dict(*args, **kwargs)
+        model_type = fields.get("model_type", cls.model_type)
+        if model_type == Qwen2Config.model_type:
+            fields = {k: v for k, v in fields.items() if k not in ("model_type", "architectures")}
+        elif model_type != cls.model_type:
+            raise ValueError(
+                f"The checkpoint has the architecture {model_type!r}, which CausalQwen cannot "
+                "load; Llama models can be converted with CausalQwenForCausalLM.from_qwen."
+            )
+        return fields, unused
+
+    @classmethod
+    def from_qwen2(cls, config: Qwen2Config, **overrides: Any) -> "CausalQwen2Config":
+        """The configuration of the causal model that starts from a plain Qwen2 model."""
+        return cls(**{**_plain_fields(config), **overrides})
+
+    @property
+    def latent_size(self) -> int:
+        """C, resolved."""
+        return self.hidden_size if self.causal_size is None else self.causal_size
+
+    @property
+    def initial_threshold(self) -> float:
+        """C_k before any data is seen."""
+        return _number_or(self.ovr_threshold_init, BARE_THRESHOLD)
+
+    @property
+    def initial_gamma(self) -> float:
+        """The scale of U before any data is seen.
+
+        `"auto"` solves sum_k P_k = 1 for random weights: each of the V tokens exceeds C with
+        probability scale_S / (pi C), and scale_S = (gamma + b) E||W_k||_1. The budget
+        pi C / (V r) is for gamma + b together, so gamma takes half of it.
+        """
+        row_norm = self.latent_size * self.initializer_range * math.sqrt(2 / math.pi)
+        budget = math.pi * max(self.initial_threshold, 1.0) / (self.vocab_size * row_norm)
+        return _number_or(self.gamma_init, budget / 2)
+
+    @property
+    def initial_b_noise(self) -> float:
+        return _number_or(self.b_noise_init, self.initial_gamma)
+
+
+def _plain_fields(config: Qwen2Config) -> dict[str, Any]:
+    dropped = ("model_type", "architectures", "transformers_version", "auto_map", "_name_or_path")
+    return {k: v for k, v in config.to_dict().items() if k not in dropped}
+
+
+def _number_or(value: float | int | str, default: float) -> float:
+    return default if isinstance(value, str) else float(value)
+
+
+def _check_number(name: str, value: Any, *, auto: bool = False, signed: bool = False) -> None:
+    if auto and value == "auto":
+        return
+    wanted = "a number" if signed else "a non-negative number"
+    if auto:
+        wanted += ' or "auto"'
+    if isinstance(value, str) or not math.isfinite(value) or (value < 0 and not signed):
+        raise ValueError(f"{name}={value!r} must be {wanted}.")
+
+
+AutoConfig.register(CausalQwen2Config.model_type, CausalQwen2Config, exist_ok=True)

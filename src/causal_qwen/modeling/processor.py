@@ -1,0 +1,379 @@
+"""Processor: text -> ids + values, and back.
+
+    "The price is 99.9 euro"  ->  The price is ␣ <NUM> ␣euro,   values 0 0 0 0 99.9 0
+
+It holds a tokenizer and the recogniser of `numerals`. With `encode_numbers="value"` every number
+of a text becomes one `<NUM>` token with its value beside it; with `"text"` numbers stay digits, as
+in the base model. A `<NUM>` typed by a user is text: pieces of text are tokenised by a copy of the
+tokenizer that does not know the token, so there are exactly as many `<NUM>` ids as values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer
+from transformers import AutoProcessor, BatchEncoding, PreTrainedConfig
+from transformers.processing_utils import ProcessorMixin
+
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.options import NUMBER_READINGS, check_choice
+from causal_qwen.text.numerals import PLACEHOLDER, render
+from causal_qwen.text.segmentation import (
+    interleave,
+    special_affixes,
+    split_at_numbers,
+    without_placeholder,
+)
+
+SIDES, TENSORS = ("left", "right"), ("pt", "np")
+PADDINGS = (None, True, False, "longest", "max_length", "do_not_pad")
+TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncate")
+IDLE = re.compile(r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]")
+ASKS_FOR_SPACE = re.compile(r"[A-Za-zÀ-ɏͰ-ԯ0-9:;,.!?)\]%\"'”’]$")
+
+
+class CausalQwenProcessor(ProcessorMixin):
+    """A tokenizer that reads numbers.
+
+    `processor(texts, return_tensors="pt")` gives `input_ids`, `attention_mask` and
+    `numeric_values`; `processor.decode(ids, values)` gives the text back.
+    """
+
+    tokenizer_class = "AutoTokenizer"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        encode_numbers: str = "text",
+        chat_template: str | None = None,
+    ) -> None:
+        if tokenizer is None:
+            raise ValueError("A processor needs a tokenizer: CausalQwenProcessor(tokenizer).")
+        self.encode_numbers = check_choice("encode_numbers", encode_numbers, NUMBER_READINGS)
+        install_number_token(tokenizer, _vocab_size_beside(tokenizer))
+        template = getattr(tokenizer, "chat_template", None)
+        super().__init__(tokenizer, chat_template=chat_template or template)
+        self.num_token_id: int = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
+        self._plain = without_placeholder(tokenizer.backend_tokenizer)
+        self._frame = special_affixes(self._plain)
+
+    @property
+    def model_input_names(self) -> list[str]:
+        return ["input_ids", "attention_mask", "numeric_values"]
+
+    def __call__(
+        self,
+        text: str | Sequence[str] | None = None,
+        *,
+        encode_numbers: str | None = None,
+        return_tensors: str | None = None,
+        padding: bool | str | None = None,
+        padding_side: str | None = None,
+        pad_to_multiple_of: int | None = None,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        add_special_tokens: bool = True,
+        return_offsets_mapping: bool = False,
+        return_attention_mask: bool = True,
+        **other: Any,
+    ) -> BatchEncoding:
+        """Texts -> ids and values, cut and padded together.
+
+        `encode_numbers` overrides the processor's own way; `return_offsets_mapping` adds (start,
+        end) of every token in the source text. Tensors are padded without being asked. As in the
+        tokenizer, `max_length` alone truncates, and what the tokenizer puts around a text is kept.
+        """
+        other.pop("return_text_replacement_offsets", None)  # asked by chat templates; none here
+        if unknown := [n for n, value in other.items() if value is not None and value is not False]:
+            raise TypeError(
+                f"CausalQwenProcessor reads text only; it does not know {unknown[0]!r}."
+            )
+        is_single = isinstance(text, str)
+        texts = [text] if isinstance(text, str) else list(text if text is not None else [])
+        for row, item in enumerate(texts):
+            if not isinstance(item, str):
+                raise TypeError(f"text[{row}] is {type(item).__name__}, not str.")
+        asked = self.encode_numbers if encode_numbers is None else encode_numbers
+        way = check_choice("encode_numbers", asked, NUMBER_READINGS)
+        check_choice("padding", padding, PADDINGS)
+        check_choice("truncation", truncation, TRUNCATIONS)
+        longest = self._longest(max_length)
+        is_cut = truncation not in (None, False, "do_not_truncate")
+        if truncation is None and padding in (None, False):
+            is_cut = max_length is not None
+        limit = longest if is_cut else None
+        rows = [self._read(item, way, add_special_tokens, limit) for item in texts]
+        if padding is None:
+            padding = return_tensors is not None
+        columns = self._pad(rows, padding, padding_side, pad_to_multiple_of, longest)
+        if not return_offsets_mapping:
+            del columns["offset_mapping"]
+        if not return_attention_mask:
+            del columns["attention_mask"]
+        if return_tensors is not None:
+            return BatchEncoding(_tensors(columns, return_tensors))
+        if is_single:
+            columns = {name: column[0] for name, column in columns.items()}
+        return BatchEncoding(columns)
+
+    def decode(
+        self,
+        token_ids: Any,
+        values: Any = None,
+        *,
+        digits: int = 6,
+        skip_special_tokens: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Ids and values -> text; numbers with `digits` significant digits, shortest form.
+
+        A batch of ids gives a list of texts.
+        """
+        if _is_nested(token_ids):
+            return self.batch_decode(
+                token_ids,
+                values,
+                digits=digits,
+                skip_special_tokens=skip_special_tokens,
+                **options,
+            )
+        ids = np.asarray(_plain_array(token_ids)).reshape(-1).astype(np.int64)
+        places = np.flatnonzero(ids == self.num_token_id)
+        if len(places) and values is None:
+            raise ValueError(
+                f"token_ids[{places[0]}] is <NUM>, and no values were given; "
+                "use processor.decode(ids, values)."
+            )
+        numbers = np.zeros(0) if values is None else np.asarray(_plain_array(values), np.float64)
+        if values is not None and numbers.shape != ids.shape:
+            raise ValueError(
+                f"values of shape {numbers.shape} must stand beside ids of shape {ids.shape}."
+            )
+        for place in places.tolist():
+            if not np.isfinite(numbers[place]):
+                raise ValueError(
+                    f"values[{place}] is {numbers[place]}: only finite numbers can be written."
+                )
+        options = {"skip_special_tokens": skip_special_tokens, **options}
+        edges = [-1, *places.tolist(), len(ids)]
+        texts = [
+            self.tokenizer.decode(ids[before + 1 : after].tolist(), **options)
+            for before, after in pairwise(edges)
+        ]
+        said = [render(float(numbers[place]), digits) for place in places.tolist()]
+        return interleave(texts, said)
+
+    def batch_decode(self, token_ids: Any, values: Any = None, **options: Any) -> list[str]:
+        """One text for every row."""
+        rows = list(_plain_array(token_ids))
+        beside = [None] * len(rows) if values is None else list(_plain_array(values))
+        if len(beside) != len(rows):
+            raise ValueError(f"{len(beside)} rows of values must stand beside {len(rows)} of ids.")
+        texts = []
+        for row, (ids, numbers) in enumerate(zip(rows, beside, strict=True)):
+            try:
+                texts.append(self.decode(ids, numbers, **options))
+            except ValueError as error:
+                raise ValueError(f"In row {row}: {error}") from error
+        return texts
+
+    def ask(self, text: str) -> str:
+        """The text up to where its next number would begin: with the space that comes before it.
+
+        Numbers are tokens of their own, and the space before one is too: "is 5" is read `is`, ` `,
+        `<NUM>`. After a currency symbol, a bracket or a CJK letter there is none.
+        """
+        return text + " " if ASKS_FOR_SPACE.search(text) else text
+
+    def check(self, config: Any) -> None:
+        """Refuse to work with a model whose tokens are not ours."""
+        if config.num_token_id != self.num_token_id or len(self.tokenizer) > config.vocab_size:
+            raise ValueError(
+                f"This processor's tokenizer has {len(self.tokenizer)} tokens and <NUM> at "
+                f"{self.num_token_id}; the model has {config.vocab_size} and <NUM> at "
+                f"{config.num_token_id}: load the processor from the model's own directory."
+            )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        """From a directory or hub name that has a tokenizer; `encode_numbers` is read if saved."""
+        way = kwargs.pop("encode_numbers", None)
+        processor = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        if way is not None:
+            processor.encode_numbers = check_choice("encode_numbers", way, NUMBER_READINGS)
+        return processor
+
+    def _read(
+        self, text: str, way: str, add_special_tokens: bool, limit: int | None
+    ) -> list[list[Any]]:
+        """One text -> ids, values and offsets, at most `limit` of each."""
+        ids: list[int] = []
+        values: list[float] = []
+        offsets: list[tuple[int, int]] = []
+        for piece, start, value in split_at_numbers(text, way):
+            if value is not None:
+                ids.append(self.num_token_id)
+                values.append(value)
+                offsets.append((start, start + len(piece)))
+            elif piece:
+                tokens = self._plain.encode(piece, add_special_tokens=False)
+                ids += tokens.ids
+                values += [0.0] * len(tokens.ids)
+                offsets += [(start + a, start + b) for a, b in tokens.offsets]
+        before, after = self._frame if add_special_tokens else ([], [])
+        if limit is not None:
+            room = max(limit - len(before) - len(after), 0)
+            is_left = self.tokenizer.truncation_side == "left"
+            cut = slice(max(len(ids) - room, 0), None) if is_left else slice(room)
+            ids, values, offsets = ids[cut], values[cut], offsets[cut]
+        ids = [*before, *ids, *after]
+        values = [*[0.0] * len(before), *values, *[0.0] * len(after)]
+        offsets = [*[(0, 0)] * len(before), *offsets, *[(0, 0)] * len(after)]
+        return [ids[:limit], values[:limit], offsets[:limit]]
+
+    def _longest(self, max_length: int | None) -> int | None:
+        if max_length is None:
+            longest: int = self.tokenizer.model_max_length
+            return longest if longest < 10**9 else None
+        if max_length < 0:
+            raise ValueError(f"max_length={max_length} must be at least 0.")
+        return max_length
+
+    def _pad(
+        self,
+        rows: list[list[list[Any]]],
+        padding: bool | str,
+        side: str | None,
+        multiple: int | None,
+        longest: int | None,
+    ) -> dict[str, list[list[Any]]]:
+        width = max((len(row[0]) for row in rows), default=0)
+        if padding == "max_length":
+            width = max(width, longest or 0)
+        if multiple:
+            width = -(-width // multiple) * multiple
+        side = side or self.tokenizer.padding_side
+        check_choice("padding_side", side, SIDES)
+        pad = self.tokenizer.pad_token_id
+        columns: dict[str, list[list[Any]]] = {
+            name: [] for name in ("input_ids", "attention_mask", "numeric_values", "offset_mapping")
+        }
+        for ids, values, offsets in rows:
+            missing = 0 if padding in (False, "do_not_pad") else width - len(ids)
+            if missing and pad is None:
+                raise ValueError(
+                    "The tokenizer has no padding token: set processor.tokenizer.pad_token first."
+                )
+            for name, column, fill in (
+                ("input_ids", ids, pad),
+                ("attention_mask", [1] * len(ids), 0),
+                ("numeric_values", values, 0.0),
+                ("offset_mapping", offsets, (0, 0)),
+            ):
+                filling = [fill] * missing
+                columns[name].append(filling + column if side == "left" else column + filling)
+        return columns
+
+
+# ---------------------------------------------------------------- the token <NUM>
+
+
+def install_number_token(tokenizer: Any, vocab_size: int | None = None) -> int:
+    """Give `<NUM>` its id: a reserved one, an idle special token's, or a new one.
+
+    `vocab_size` is the model's: ids beyond the tokenizer's own are rows that exist and are unused.
+    Returns the id; it lies beyond `vocab_size` only if there was no other way.
+    """
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(
+            f"{type(tokenizer).__name__} is not a fast tokenizer; numbers need one "
+            "(tokenizer.json)."
+        )
+    added = tokenizer.get_added_vocab()
+    if PLACEHOLDER in added:
+        return int(added[PLACEHOLDER])
+    has_reserved = vocab_size is not None and len(tokenizer) < vocab_size
+    if not has_reserved and (idle := _idle_token(tokenizer)) is not None:
+        _rename(tokenizer, idle)
+    else:
+        tokenizer.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
+    return int(tokenizer.convert_tokens_to_ids(PLACEHOLDER))
+
+
+def _vocab_size_beside(tokenizer: Any) -> int | None:
+    """The size of the model that lies beside the tokenizer, if there is one to be looked at."""
+    if PLACEHOLDER in tokenizer.get_added_vocab() or not tokenizer.name_or_path:
+        return None
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(tokenizer.name_or_path)
+    except (OSError, ValueError):
+        return None
+    size: int | None = fields.get("vocab_size")
+    return size
+
+
+def _idle_token(tokenizer: Any) -> str | None:
+    """A special token that neither the tokenizer's settings nor the chat template use."""
+    used = {token for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    candidates = sorted((i, t.content) for i, t in tokenizer.added_tokens_decoder.items())
+    return next(
+        (t for _, t in candidates if IDLE.fullmatch(t) and t not in used and t not in template),
+        None,
+    )
+
+
+def _rename(tokenizer: Any, old: str) -> None:
+    """Let `<NUM>` take over the id of another token."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in state["added_tokens"]:
+        if token["content"] == old:
+            token |= {"content": PLACEHOLDER, "special": False, "normalized": False}
+    vocabulary = state["model"]["vocab"]
+    if isinstance(vocabulary, dict) and old in vocabulary:
+        vocabulary[PLACEHOLDER] = vocabulary.pop(old)
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    # Else the old token would be saved as a special one, and come back with a new id.
+    tokenizer.extra_special_tokens = [t for t in tokenizer.extra_special_tokens if t != old]
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def _tensors(columns: dict[str, list[list[Any]]], kind: str) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    widths = {len(row) for row in columns["input_ids"]}
+    if len(widths) > 1:
+        raise ValueError(
+            f"Rows of {min(widths)} to {max(widths)} tokens make no tensor; use padding=True."
+        )
+    count, width = len(columns["input_ids"]), max(widths, default=0)
+    for name, column in columns.items():
+        dtype = np.float64 if name == "numeric_values" else np.int64
+        shape = (count, width, 2) if name == "offset_mapping" else (count, width)
+        arrays[name] = np.asarray(column, dtype=dtype).reshape(shape)
+    if check_choice("return_tensors", kind, TENSORS) == "np":
+        return arrays
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _plain_array(values: Any) -> Any:
+    """Tensors of any device as NumPy arrays; lists as they are."""
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def _is_nested(ids: Any) -> bool:
+    if isinstance(ids, (list, tuple)):
+        return len(ids) > 0 and np.ndim(ids[0]) > 0
+    return np.ndim(ids) > 1
+
+
+AutoProcessor.register(CausalQwen2Config, CausalQwenProcessor, exist_ok=True)

@@ -1,0 +1,66 @@
+"""Protocols: what functions outside the model ask of a causal model and of its processor.
+
+`CausalQwenForCausalLM` and `CausalQwenProcessor` satisfy them; so does a wrapped or adapted model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from causal_qwen.modeling.abduction import AbductionNetwork
+from causal_qwen.modeling.action import ActionHead, ActionNetwork
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.decision import Decision
+
+
+class CausalModel(Protocol):
+    """The chain: backbone, abduction, action, decision, and Hugging Face's `generate`."""
+
+    config: CausalQwen2Config
+    generation_config: Any
+    model: Any  # the backbone
+    lm_head: ActionHead
+    abduction: AbductionNetwork
+    action: ActionNetwork
+    decision: Decision
+    calibration: Any  # what conversion measured, or None
+    training: bool
+    name_or_path: str
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def generate(self, *args: Any, **kwargs: Any) -> Any: ...
+    def abduct(self, hidden_states: Tensor) -> Cauchy: ...
+    def act(self, u: Cauchy) -> tuple[Cauchy, Cauchy]: ...
+    def predict(self, texts: Any, processor: Any, **options: Any) -> Any: ...
+    def fit_value_field(self, name: str, values: Any) -> None: ...
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def eval(self) -> Any: ...
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None: ...
+
+
+class Processor(Protocol):
+    """Text <-> ids and values."""
+
+    tokenizer: Any
+    num_token_id: int
+    encode_numbers: str
+    chat_template: Any
+
+    def __call__(self, text: Any = None, **kwargs: Any) -> Any: ...
+    def decode(self, ids: Any, values: Any = None, **kwargs: Any) -> str: ...
+    def ask(self, text: str) -> str: ...
+    def check(self, config: Any) -> None: ...
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> Any: ...

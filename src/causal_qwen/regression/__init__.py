@@ -1,0 +1,16 @@
+"""Regression: texts and tables -> numbers with calibrated intervals.
+
+In:   texts or a DataFrame, and target values.
+Out:  medians, intervals, quantiles and whole distributions.
+
+    sentences   rows of a table -> sentences that end where the number would follow
+    features    sentences -> the backbone's hidden state, cached on disk
+    head        features + values -> a robust linear head (U and Y)
+    conformal   intervals with a coverage guarantee
+    prediction  the distribution of one number
+    regressor   `CausalTextRegressor`: all of it, by scikit-learn's conventions
+    csv_io      CSV files -> a saved regressor -> predictions
+    iris        the example table
+
+Open `regressor` first.
+"""

@@ -1,0 +1,290 @@
+"""Prediction: the number that a text asks for next, with its uncertainty.
+
+    model.predict("The diamond weighs 0.7 carat. Its price is", processor)
+
+Given that the next token is a number, its value is Y ~ Cauchy(w.loc_U' + c, |w|.scale_U') on the
+scale of `value`; medians, quantiles and intervals map back exactly. A Cauchy has no mean, so
+nothing here reports one: the median is the point prediction.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from transformers.utils import logging
+
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.noise import check_noise, draw_noise, to_cauchy
+from causal_qwen.modeling.action import SCALE_FLOOR
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.modeling.value_space import ValueSpace, field_space
+from causal_qwen.text.numerals import render
+
+logger = logging.get_logger("transformers.causal_qwen")
+
+Array = NDArray[np.float64]
+
+ROWS_SHOWN = 10
+PLOT_LEVEL, PLOT_RANGE, PLOT_POINTS = 0.9, (0.02, 0.98), 400
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class NumberPrediction:
+    """The distribution of a number, or of a batch of them (then everything is an array).
+
+    `probability` is P_<NUM>: the chance, on its own, that the next token is a number at all.
+    """
+
+    y: Cauchy  # in `space`, float64: shape () or (B,)
+    space: ValueSpace
+    probability: Any
+    individuals: Cauchy = field(repr=False)  # U' (..., C), whose linear image y is
+    weight: Tensor = field(repr=False)  # (C,)
+    bias: float = 0.0
+
+    @property
+    def median(self) -> Any:
+        """The point prediction."""
+        return _out(self.space.decode(self.y.loc))
+
+    def quantile(self, p: ArrayLike) -> Any:
+        """The value below which the number lies with probability p. p (...) -> (batch..., ...)"""
+        probability = torch.as_tensor(np.asarray(p, dtype=np.float64))
+        if not ((probability > 0) & (probability < 1)).all():
+            raise ValueError(f"p={p!r} is outside (0, 1).")
+        return _out(self.space.decode(self._facing(probability).icdf(probability)))
+
+    def interval(self, level: float = 0.9) -> tuple[Any, Any]:
+        """The central interval that holds the number with probability `level`."""
+        low, high = self.y.interval(level)
+        return _out(self.space.decode(low)), _out(self.space.decode(high))
+
+    def cdf(self, value: ArrayLike) -> Any:
+        """P(number <= value); one value for all, or one per row."""
+        return _out(self.y.cdf(self.space.encode(self._beside(value))))
+
+    def log_prob(self, value: ArrayLike) -> Any:
+        """The log-density at `value`, in units of the value itself."""
+        v = self._beside(value)
+        return _out(self.y.log_prob(self.space.encode(v)) + self.space.log_slope(v))
+
+    def crps(self, value: ArrayLike) -> Any:
+        """The continuous ranked probability score, on the scale named by `crps_name`.
+
+        In "symlog" space it is infinite in units of the value, so it is taken in symlog units;
+        `pinball` scores quantiles in units of the value.
+        """
+        return _out(self.y.crps(self.space.encode(self._beside(value))) * self.space.spread)
+
+    @property
+    def crps_name(self) -> str:
+        return "crps" if self.space.kind == "linear" else "crps_symlog"
+
+    def pinball(self, value: ArrayLike, p: float) -> Any:
+        """The pinball loss of the p-quantile, in units of the value."""
+        if not 0 < p < 1:
+            raise ValueError(f"p={p} is outside (0, 1).")
+        error = _finite(value) - torch.as_tensor(self.quantile(p), dtype=torch.float64)
+        return _out(torch.maximum(p * error, (p - 1) * error))
+
+    def sample(
+        self, individuals: int | Individual | Sequence[int] | Sequence[Individual] | ArrayLike
+    ) -> Array:
+        """What these individuals would say: w.u + c. -> (n,), or (B, n) for a batch.
+
+        `individuals` are seeds, `Individual`s (each with its own temperature and truncation), noise
+        e (n, C), or a count n: the individuals 0 to n - 1. The same individual answers every row,
+        as it would speak every text.
+        """
+        if isinstance(individuals, numbers.Integral):
+            if individuals < 0:
+                raise ValueError(f"{individuals} individuals cannot be sampled.")
+            individuals = range(int(individuals))
+        t = torch.from_numpy(_cauchy_noise(individuals, len(self.weight)))  # (n, C)
+        moved = self.y.loc.unsqueeze(-1) + (self.individuals.scale * self.weight) @ t.T
+        return self.space.decode(moved).numpy()
+
+    def plot(self, level: float = PLOT_LEVEL, ax: Any = None) -> Any:
+        """Draw the density with its median and interval; returns matplotlib's axes."""
+        try:
+            from matplotlib import pyplot
+        except ModuleNotFoundError:
+            raise ImportError(
+                "plot() needs matplotlib, which is not installed: pip install 'causal-qwen[plot]'"
+            ) from None
+        ax = pyplot.subplots()[1] if ax is None else ax
+        for row, one in enumerate(self if self.y.loc.dim() else [self]):
+            low, high = one.interval(level)
+            first, last = (float(one.y.icdf(p)) for p in PLOT_RANGE)
+            values = one.space.decode(torch.linspace(first, last, PLOT_POINTS, dtype=torch.float64))
+            color = f"C{row % 10}"
+            label = f"median {render(one.median)}, {level:.0%} {render(low)} to {render(high)}"
+            ax.plot(values, np.exp(one.log_prob(values.numpy())), color=color, label=label)
+            ax.axvline(one.median, color=color, linestyle="--", linewidth=1)
+            ax.axvspan(low, high, color=color, alpha=0.12)
+        if self.space.kind == "symlog":
+            ax.set_xscale("symlog")
+        ax.set_xlabel("value")
+        ax.set_ylabel("density")
+        ax.legend()
+        return ax
+
+    def __len__(self) -> int:
+        if not self.y.loc.dim():
+            raise TypeError("This is the prediction of one number; only batches have a length.")
+        return len(self.y.loc)
+
+    def __getitem__(self, row: Any) -> NumberPrediction:
+        if not self.y.loc.dim():
+            raise TypeError("This is the prediction of one number; only batches have rows.")
+        return NumberPrediction(
+            Cauchy(*(x[row] for x in self.y)),
+            self.space,
+            _out(torch.as_tensor(self.probability)[row]),
+            Cauchy(*(x[row] for x in self.individuals)),
+            self.weight,
+            self.bias,
+        )
+
+    def __iter__(self) -> Iterator[NumberPrediction]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        if not self.y.loc.dim():
+            low, high = self.interval(PLOT_LEVEL)
+            return (
+                f"{render(self.median)}  ({PLOT_LEVEL:.0%} interval {render(low)} to {render(high)}"
+                f"; P(<NUM>) = {self.probability:.2g})"
+            )
+        rows = [repr(self[row]) for row in range(min(len(self), ROWS_SHOWN))]
+        if len(self) > ROWS_SHOWN:
+            rows.append(f"... {len(self) - ROWS_SHOWN} more")
+        return "\n".join([f"{len(self)} numbers", *rows])
+
+    def _beside(self, value: ArrayLike) -> Tensor:
+        """Finite numbers to compare with: one for all, or one per row."""
+        v = _finite(value)
+        if self.y.loc.dim() and v.dim() and v.shape[-1] not in (1, len(self)):
+            raise ValueError(f"{v.shape[-1]} values were given for {len(self)} predictions.")
+        return v
+
+    def _facing(self, other: Tensor) -> Cauchy:
+        """Y with room for the dimensions of `other` behind its own."""
+        shape = (*self.y.loc.shape, *(1,) * other.dim())
+        return Cauchy(self.y.loc.reshape(shape), self.y.scale.reshape(shape))
+
+
+def _cauchy_noise(individuals: Any, size: int) -> Array:
+    """t of seeds, of Individuals or of noise e. -> (n, C)"""
+    if isinstance(individuals, Individual):
+        individuals = [individuals]
+    # NumPy rounds a list of small seeds and seeds above 2**63 to floats; objects stay exact
+    given = np.asarray(individuals, dtype=object if np.ndim(individuals) == 1 else None)
+    if given.ndim == 1 and all(isinstance(one, numbers.Integral) for one in given):
+        e = np.reshape([draw_noise(int(seed), size) for seed in given], (-1, size))
+        return to_cauchy(e)
+    if given.ndim == 1 and all(isinstance(one, Individual) for one in given):
+        for one in given:
+            if one.is_fresh:
+                raise ValueError(f"{one!r} is another at every position; give its noise at one, e.")
+            check_noise(one.noise, size)
+        return np.stack([one.temperature * one.cauchy() for one in given])
+    return to_cauchy(np.atleast_2d(check_noise(individuals, size)))
+
+
+@torch.no_grad()
+def predict(
+    model: CausalModel,
+    texts: str | Sequence[str],
+    processor: Processor,
+    *,
+    field: str | None = None,
+    batch_size: int = 16,
+    **reading: Any,
+) -> NumberPrediction:
+    """The number that every text asks for next.
+
+    `field` names the standardised target that the number is; `reading` goes to the processor, e.g.
+    `encode_numbers="value"`.
+    """
+    if not hasattr(processor, "check"):
+        raise TypeError(
+            f"processor is {type(processor).__name__}; predict needs a CausalQwenProcessor, e.g. "
+            "CausalQwenProcessor.from_pretrained(path)."
+        )
+    processor.check(model.config)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1.")
+    way = reading.setdefault("encode_numbers", processor.encode_numbers)
+    if model.config.encode_numbers == "value" and way == "text" == processor.encode_numbers:
+        raise ValueError(
+            "This model reads numbers as values, and the processor leaves them as digits: use "
+            'encode_numbers="value".'
+        )
+    if model.config.encode_numbers == "text":
+        logger.warning_once("This model was not trained on values: its numbers mean nothing yet.")
+    space = field_space(model.config, field)
+    many = [texts] if isinstance(texts, str) else list(texts)
+    parts = [
+        _last_position(model, processor, many[start : start + batch_size], reading, start)
+        for start in range(0, len(many), batch_size)
+    ]
+    if parts:
+        loc, scale, probability = (torch.cat(list(column)) for column in zip(*parts, strict=True))
+    else:
+        loc = scale = torch.empty(0, model.config.latent_size)
+        probability = torch.empty(0)
+    loc, scale = loc.double(), scale.double()
+    head = model.action.value
+    weight, bias = head.weight[0].double().cpu(), float(head.bias)
+    y = Cauchy(loc @ weight + bias, (scale @ weight.abs()).clamp_min(SCALE_FLOOR))
+    batch = NumberPrediction(
+        y, space, probability.double().numpy(), Cauchy(loc, scale), weight, bias
+    )
+    return batch[0] if isinstance(texts, str) else batch
+
+
+def _last_position(
+    model: CausalModel,
+    processor: Processor,
+    texts: Sequence[str],
+    reading: dict[str, Any],
+    start: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """loc and scale of U' and P_<NUM>, at the end of every text. -> (B, C), (B, C), (B,)"""
+    asked = [processor.ask(text) for text in texts]
+    inputs = processor(asked, return_tensors="pt", padding_side="left", **reading)
+    if (is_empty := inputs["attention_mask"].sum(-1) == 0).any():
+        row = start + int(is_empty.nonzero()[0])
+        raise ValueError(f"texts[{row}] is empty and asks for no number; give at least one word.")
+    inputs = {name: column.to(model.device) for name, column in inputs.items()}
+    positions = inputs["attention_mask"].cumsum(-1) - 1
+    output = model(**inputs, position_ids=positions.clamp_min(0), logits_to_keep=1, use_cache=False)
+    k = model.config.num_token_id
+    s = Cauchy(output.logits[:, -1, k].float(), output.scale_S[:, -1, k])
+    wanted = s.sf(model.decision.threshold[k])
+    u = model.action.widen(output.u_dist)
+    return u.loc[:, -1].float().cpu(), u.scale[:, -1].float().cpu(), wanted.float().cpu()
+
+
+def _finite(value: ArrayLike) -> Tensor:
+    v = np.asarray(value, dtype=np.float64)
+    if not np.isfinite(v).all():
+        row = int(np.flatnonzero(~np.isfinite(v))[0])
+        raise ValueError(
+            f"value {row} is {v.flat[row]}, which is not finite; correct it, or drop that row."
+        )
+    return torch.from_numpy(np.array(v))
+
+
+def _out(value: Tensor) -> Any:
+    """Tensors leave as arrays, single numbers as floats."""
+    return value.item() if value.dim() == 0 else value.numpy()

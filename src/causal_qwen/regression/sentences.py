@@ -1,0 +1,208 @@
+"""Tables: the rows of a DataFrame -> one sentence each.
+
+    carat  cut    depth_pct               carat is 0.23, cut is Ideal, depth pct is unknown.
+    0.23   Ideal  NaN             ->      The price is
+
+A template such as "A {carat} carat diamond, cut {cut}" says how; without one the sentence is made
+of the columns' names, values and units ("weight (kg)" or "weight [kg]" names its own unit). What
+is missing is "unknown". Columns of free text come first, in their own words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_qwen.text.numerals import render
+from causal_qwen.training.data import PLACE
+
+Array = NDArray[np.float64]
+
+UNKNOWN = "unknown"
+UNNAMED = "value"  # a target without a name
+ROWS_NAMED = 5
+DIGITS, WHOLE = 10, 1e15  # whole numbers are written out up to here
+UNIT = re.compile(r"^(.*\S)\s*[(\[]([^()\[\]]+)[)\]]$")
+SENTENCE_END = re.compile(r"[.!?:;。！？]$")
+
+
+def to_sentences(
+    table: Any,
+    columns: Sequence[Any],
+    *,
+    template: str | None = None,
+    text: Sequence[Any] = (),
+    units: Mapping[Any, str] | None = None,
+    question: str = "",
+) -> list[str]:
+    """A sentence for every row of a DataFrame, from `columns`; `question` ends every one."""
+    require_columns(table, [*columns, *text])
+    used = [*text, *(column for column in columns if column not in text)]
+    cells = {column: _cells(table[column], column in text) for column in used}
+    rows = [dict(zip(used, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    if template is not None:
+        filled = [_fill(template, row) for row in rows]
+    else:
+        names = {column: _name_and_unit(column, units or {}) for column in used}
+        filled = [_describe(row, text, names) for row in rows]
+    return [join_sentences(one, question) for one in filled]
+
+
+def used_columns(table: Any, *, template: str | None, without: Sequence[Any]) -> list[Any]:
+    """The columns that sentences are made of: the template's, or all but `without`."""
+    if template is None:
+        return [column for column in table.columns if column not in without]
+    named = list(dict.fromkeys(PLACE.findall(template)))
+    if not named:
+        raise ValueError(f"template={template!r} names no column; write {{price}} for one.")
+    if asked := next((name for name in named if name in without), None):
+        raise ValueError(f"the template tells the target {asked!r} itself; leave it out.")
+    require_columns(table, named)
+    return named
+
+
+def empty_columns(table: Any, columns: Sequence[Any]) -> list[Any]:
+    """Those in which no row has a value."""
+    return [column for column in columns if not any(_cells(table[column], True))]
+
+
+def require_columns(table: Any, names: Sequence[Any]) -> None:
+    for name in names:
+        if name not in table.columns:
+            known = ", ".join(map(repr, table.columns))
+            raise ValueError(f"there is no column {name!r}; the table has {known}.")
+
+
+def ask_for(names: Sequence[str]) -> str:
+    """The words after which the targets' numbers would stand."""
+    words = [_words(name) for name in names]
+    if len(words) == 1:
+        return f"The {words[0]} is"
+    return f"The {', '.join(words[:-1])} and {words[-1]} are"
+
+
+def join_sentences(first: str, second: str) -> str:
+    if not second:
+        return first
+    return f"{first} {second}" if SENTENCE_END.search(first) else f"{first}. {second}"
+
+
+def _fill(template: str, row: Mapping[Any, str]) -> str:
+    return PLACE.sub(lambda place: row[place[1]] or UNKNOWN, template)
+
+
+def _describe(
+    row: Mapping[Any, str], text: Sequence[Any], names: Mapping[Any, tuple[str, str]]
+) -> str:
+    said = " ".join(row[column] for column in text if row[column])
+    parts = []
+    for column, cell in row.items():
+        if column not in text:
+            name, unit = names[column]
+            parts.append(f"{name} is {' '.join(filter(None, (cell, unit))) if cell else UNKNOWN}")
+    listed = ", ".join(parts)
+    return join_sentences(said, listed) if said else listed
+
+
+def _cells(column: Any, is_text: bool) -> list[str]:
+    """What every cell says, "" where it is missing."""
+    is_missing = column.isna()
+    pairs = zip(column.tolist(), is_missing.tolist(), strict=True)
+    return ["" if missing else _say(value, is_text) for value, missing in pairs]
+
+
+def _say(value: Any, is_text: bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        is_whole = value.is_integer() and abs(value) < WHOLE
+        return str(int(value)) if is_whole else render(value, DIGITS)
+    if isinstance(value, datetime) and value.time() == datetime.min.time():
+        value = value.date()
+    if isinstance(value, date):
+        return value.isoformat()
+    said = " ".join(str(value).split())
+    return said if is_text else said.replace("_", " ")
+
+
+def _name_and_unit(column: Any, units: Mapping[Any, str]) -> tuple[str, str]:
+    found = UNIT.match(str(column))
+    name, unit = found.groups() if found and column not in units else (str(column), "")
+    return _words(name), units.get(column, unit)
+
+
+def _words(name: Any) -> str:
+    return " ".join(str(name).replace("_", " ").split())
+
+
+# ---------------------------------------------------------------- what users give
+
+
+def read_texts(X: Any) -> list[str]:
+    """Texts from a list, an array or a Series; one column of a 2-D array counts as one."""
+    if isinstance(X, str):
+        raise TypeError("X is one text; give a list of texts.")
+    if getattr(X, "ndim", 1) == 2:
+        if X.shape[1] != 1:
+            raise ValueError(f"X has {X.shape[1]} columns; name them in a DataFrame.")
+        X = np.asarray(X)[:, 0]
+    texts = list(X)
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"X[{row}] is {type(text).__name__}, not a text.")
+    return [str(text) for text in texts]
+
+
+def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
+    """Name -> values in float64, and whether there is only one, unlisted."""
+    is_single = False
+    if isinstance(y, str) or (isinstance(y, list | tuple) and y and isinstance(y[0], str)):
+        names = [y] if isinstance(y, str) else list(y)
+        if not is_table(X):
+            raise ValueError(f"target {names[0]!r} names a column, and X is no table; give values.")
+        require_columns(X, names)
+        columns, is_single = {name: X[name] for name in names}, isinstance(y, str)
+    elif isinstance(y, dict):
+        columns = y
+    elif is_table(y):
+        columns = {str(name): y[name] for name in y.columns}
+    elif np.ndim(y) == 2:
+        columns = {f"{UNNAMED} {i + 1}": column for i, column in enumerate(np.asarray(y).T)}
+    elif np.ndim(y) == 1:
+        name = getattr(y, "name", None)
+        columns, is_single = {UNNAMED if name is None else str(name): y}, True
+    else:
+        raise ValueError("y must be numbers, one per row, or names of the table's columns.")
+    if not columns:
+        raise ValueError("y names no target.")
+    return {name: _numbers(name, column) for name, column in columns.items()}, is_single
+
+
+def _numbers(name: str, column: Any) -> Array:
+    try:
+        return np.asarray(column, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"target {name!r} holds what is no number; clean or drop it.") from None
+
+
+def is_table(X: Any) -> bool:
+    """A pandas DataFrame, or what behaves like one."""
+    return hasattr(X, "columns") and hasattr(X, "isna")
+
+
+def name_rows(rows: Any) -> str:
+    """ "row 3", "rows 3, 5 and 7", "9 rows (3, 5, 7, 8, 9, ...)"."""
+    numbers = [str(int(row)) for row in rows]
+    if len(numbers) == 1:
+        return f"row {numbers[0]}"
+    if len(numbers) <= ROWS_NAMED:
+        return f"rows {', '.join(numbers[:-1])} and {numbers[-1]}"
+    return f"{len(numbers)} rows ({', '.join(numbers[:ROWS_NAMED])}, ...)"

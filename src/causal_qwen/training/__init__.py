@@ -1,0 +1,17 @@
+"""Training: rows of text and numbers -> a trained model, its metrics and its curves.
+
+In:   JSONL, CSV, text or a dataset's name, and a converted model or none.
+Out:  a model directory, metrics.json and the log of the run.
+
+    data          files -> rows -> padded or packed batches
+    from_scratch  texts -> a tokenizer and an untrained model
+    metrics       what is measured on held-out text
+    checkpoints   which checkpoints of a run are complete
+    progress      the run in the terminal
+    trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics
+    run           a whole run, as `causal-qwen train` starts it
+    report        a run's curves as PNG and HTML
+    simulation    training on data with a known truth
+
+Open `run` first.
+"""

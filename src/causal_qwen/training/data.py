@@ -1,0 +1,482 @@
+"""Data: files -> rows -> padded or packed batches of ids, values, labels.
+
+    rows = read_rows("diamonds.csv", "A {carat} carat diamond costs |||{price}")
+    examples = encode_rows(rows, processor, max_length=512)
+    batch = Collator(processor.tokenizer.pad_token_id)([examples[0], examples[1]])
+
+A row holds `text`, or `prompt` and `completion`, or `messages`. What is to be learned has a label,
+all else -100; labels are not shifted, the model does that. Ids and values are cut, packed and
+padded together.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+import os
+import re
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from jinja2 import TemplateError
+from torch.utils.data import Dataset
+
+from causal_qwen.modeling.loss import IGNORE
+from causal_qwen.modeling.protocols import Processor
+
+Row = dict[str, Any]
+Spans = list[tuple[int, int]]
+
+MARK = "|||"  # parts prompt and completion in a template
+PLACE = re.compile(r"\{([^{}]*)\}")
+TEXT_KEYS = ("text", "prompt", "completion", "messages")
+DEFAULT_SPLIT = "train"
+NO_FIELD = -1
+
+
+# ---------------------------------------------------------------- files -> rows
+
+
+def read_rows(source: str | os.PathLike[str], template: str | None = None) -> list[Row]:
+    """The rows of a .jsonl, .csv or .txt file, or of a Hugging Face dataset.
+
+    A dataset is named `name`, `name:split` or `name:config:split`; it may be a directory. A
+    template such as "A {carat} carat diamond costs |||{price}" makes texts of columns: a CSV file
+    needs one, others may have one. What stands before "|||" is the prompt. Columns that it does
+    not use are kept.
+    """
+    fill = partial(_fill, template) if template is not None else None
+    rows = []
+    for where, found in _numbered_rows(source, has_template=fill is not None):
+        try:
+            row = found if fill is None else fill(found)
+            _kind(row)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{source} is empty: there is no row to read.")
+    return rows
+
+
+def _numbered_rows(
+    source: str | os.PathLike[str], *, has_template: bool
+) -> Iterator[tuple[str, Row]]:
+    """("file:line", row) of every row."""
+    path = Path(source)
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        if path.is_file():
+            raise ValueError(f"{path} is not read: a file must end in {', '.join(READERS)}.")
+        yield from _dataset_rows(os.fspath(source))
+        return
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file: check the path.")
+    if read is _csv_rows and not has_template:
+        raise ValueError(
+            f"{path} needs a template that makes a text of its columns, "
+            'such as "A {carat} carat diamond costs |||{price}".'
+        )
+    with path.open(encoding="utf-8-sig", newline="" if read is _csv_rows else None) as file:
+        try:
+            for line, row in read(file):
+                yield f"{path}:{line}", row
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: {error.reason}.") from error
+
+
+def _jsonl_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
+    for line, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{file.name}:{line}: broken JSON, {error.msg} at column {error.colno}."
+            ) from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{file.name}:{line}: a {type(row).__name__} is no row; write {{...}}")
+        yield line, row
+
+
+def _csv_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
+    reader = csv.DictReader(file, strict=True)
+    try:
+        for row in reader:
+            if None in row:
+                raise ValueError(f"{file.name}:{reader.line_num}: more cells than columns.")
+            yield reader.line_num, dict(row)
+    except csv.Error as error:
+        line = reader.line_num + 1  # the row begins here, wherever it was to end
+        raise ValueError(f"{file.name}:{line}: broken CSV, {error}.") from error
+
+
+def _txt_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
+    for line, text in enumerate(file, 1):
+        if text.strip():
+            yield line, {"text": text.rstrip("\n")}
+
+
+READERS: dict[str, Callable[[TextIO], Iterator[tuple[int, Row]]]] = {
+    ".jsonl": _jsonl_rows,
+    ".csv": _csv_rows,
+    ".txt": _txt_rows,
+}
+
+
+def _dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
+    """Rows through `datasets`, which is imported only here."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise ImportError(
+            f"{source!r} is no {', '.join(READERS)} file, and to read it as a Hugging Face dataset "
+            "needs datasets, which is not installed: pip install datasets"
+        ) from None
+    name, *rest = source.split(":")
+    if len(rest) > 2:
+        raise ValueError(f"{source!r} must be name, name:split or name:config:split.")
+    split = rest[-1] if rest else DEFAULT_SPLIT
+    if (Path(name) / "dataset_dict.json").exists():
+        data = datasets.load_from_disk(name)[split]
+    elif (Path(name) / "state.json").exists():
+        data = datasets.load_from_disk(name)
+    else:
+        data = datasets.load_dataset(name, rest[0] if len(rest) == 2 else None, split=split)
+    for number, row in enumerate(data):
+        yield f"{source}, row {number}", dict(row)
+
+
+def _fill(template: str, row: Row) -> Row:
+    names = PLACE.findall(template)
+    parts = template.split(MARK)
+    if not names:
+        raise ValueError(f"template={template!r} names no column; write {{price}} for one.")
+    if len(parts) > 2:
+        raise ValueError(f"template={template!r} may hold {MARK} once, after the prompt.")
+    for name in names:
+        if name not in row:
+            raise ValueError(
+                f"the template names {name!r}, but the columns are {', '.join(map(repr, row))}."
+            )
+        if row[name] is None:
+            raise ValueError(f"there is no value for {name!r}.")
+    kept = {key: value for key, value in row.items() if key not in (*names, *TEXT_KEYS)}
+    filled = [PLACE.sub(lambda place: str(row[place[1]]), part) for part in parts]
+    if len(filled) == 1:
+        return {**kept, "text": filled[0]}
+    return {**kept, "prompt": filled[0], "completion": filled[1]}
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    """`messages`, `prompt` or `text`, in this order; what is none of them is refused."""
+    if row.get("messages") is not None:
+        messages = row["messages"]
+        if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+            raise ValueError("`messages` must be a list of objects with `role` and `content` text.")
+        return "messages"
+    for kind, keys in (("prompt", ("prompt", "completion")), ("text", ("text",))):
+        if all(row.get(key) is not None for key in keys):
+            if wrong := next((key for key in keys if not isinstance(row[key], str)), None):
+                raise ValueError(f"`{wrong}` is {type(row[wrong]).__name__}, not text.")
+            if not row[keys[-1]].strip():
+                raise ValueError(f"`{keys[-1]}` is empty.")
+            return kind
+    raise ValueError(
+        "the row has no text: give `text`, or `prompt` and `completion`, or `messages`; "
+        f"it has {', '.join(map(repr, row)) or 'nothing'}."
+    )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(
+        isinstance(message.get(key), str) for key in ("role", "content")
+    )
+
+
+# ---------------------------------------------------------------- rows -> examples
+
+
+@dataclass(slots=True)
+class Example:
+    """A row, or several packed into one: a list for every column, all of one length."""
+
+    ids: list[int]
+    values: list[float]  # 0 beside what is not <NUM>
+    labels: list[int]  # beside their own ids; -100 where nothing is to be learned
+    fields: list[int]  # of the labels that are <NUM>: see `causal_qwen.modeling.value_space`
+    targets: list[float] = field(default_factory=list)  # values of the labels; `values` by default
+    positions: list[int] | None = None  # in a packed row: they restart where a text starts
+    truncated: int = 0  # how many of its texts were cut
+
+    def __post_init__(self) -> None:
+        self.targets = self.targets or self.values
+
+
+class Examples(Dataset[Example]):
+    """What a DataLoader or a Trainer reads. `truncated` counts the texts that were cut."""
+
+    def __init__(self, examples: Iterable[Example]) -> None:
+        self.examples = list(examples)
+        self.truncated = sum(example.truncated for example in self.examples)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, place: int) -> Example:
+        return self.examples[place]
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.examples)
+
+
+def encode_rows(
+    rows: Iterable[Mapping[str, Any]],
+    processor: Processor,
+    max_length: int,
+    mask_prompt: bool = True,
+    target_fields: Collection[str] = (),
+) -> Examples:
+    """`encode_row` for each of them. Refuses data from which nothing can be learned."""
+    examples = []
+    for number, row in enumerate(rows):
+        try:
+            examples.append(encode_row(row, processor, max_length, mask_prompt, target_fields))
+        except (ValueError, TemplateError) as error:
+            raise ValueError(f"rows[{number}]: {error}") from error
+    # the first token of a text is never predicted
+    if not any(label != IGNORE for example in examples for label in example.labels[1:]):
+        raise ValueError(
+            f"{len(examples)} rows hold nothing to learn: every label is masked, or was cut at "
+            f"max_length={max_length}."
+        )
+    return Examples(examples)
+
+
+def encode_row(
+    row: Mapping[str, Any],
+    processor: Processor,
+    max_length: int,
+    mask_prompt: bool = True,
+    target_fields: Collection[str] = (),
+) -> Example:
+    """A row -> ids, values and labels, at most `max_length` of each.
+
+    Labels are the ids; with `mask_prompt`, -100 in the prompt of a completion and outside the
+    assistant's turns of a chat. Prompt and completion are one text, and a token that holds any of
+    the completion belongs to it. Texts and completions end with the end-of-text token.
+
+    A `target` beside `text` is the number that the text asks for: `<NUM>` follows the text and is
+    its only label; `field` names its place among `target_fields`, the names of
+    `config.value_fields`. Such a text is cut at its start, all others at their end.
+    """
+    if max_length < 2:
+        raise ValueError(f"max_length={max_length} leaves nothing to predict; give at least 2.")
+    kind = _kind(row)
+    target = _target(row, kind, target_fields)
+    text, has_frame = _text(row, kind, processor)
+    if target is not None:
+        text = processor.ask(text)
+    if not mask_prompt or (kind == "text" and target is None):
+        learned = [(-1, len(text))]
+    else:
+        learned = _answers(row, kind, text, processor)
+    example = _tokens(text, learned, processor, has_frame)
+    if target is not None:
+        _append(example, processor.num_token_id, *target)
+    elif kind != "messages":
+        end = processor.tokenizer.eos_token_id
+        if end is not None and example.ids[-1:] != [end]:
+            _append(example, end)
+    return _cut(example, max_length, is_end_kept=target is not None)
+
+
+def _text(row: Mapping[str, Any], kind: str, processor: Processor) -> tuple[str, bool]:
+    """The whole text, and whether the tokenizer is to put its frame around it."""
+    if kind == "prompt":
+        return row["prompt"] + row["completion"], True
+    if kind == "text":
+        return row["text"], True
+    text = processor.apply_chat_template(row["messages"], tokenize=False)
+    start = processor.tokenizer.bos_token
+    return text, not start or not text.startswith(start)
+
+
+def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor) -> Spans:
+    """Where the text is not prompt: the completion, or the assistant's turns behind their heads."""
+    if kind != "messages":
+        return [(len(row["prompt"]), len(text))] if kind == "prompt" else []
+    render = partial(processor.apply_chat_template, tokenize=False)
+    messages, spans = row["messages"], []
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        if place == 0:
+            raise ValueError("the assistant speaks first; a chat begins with a question.")
+        before = render(messages[:place], add_generation_prompt=True)
+        until = render(messages[: place + 1])
+        if not until.startswith(before) or not text.startswith(until):
+            raise ValueError(
+                f"the chat template writes what leads to messages[{place}] differently when asked "
+                "for it, so prompt and answer cannot be told apart; end the chat there, or learn "
+                "all of it with mask_prompt=False."
+            )
+        spans.append((len(before), len(until)))
+    return spans
+
+
+def _tokens(text: str, learned: Spans, processor: Processor, has_frame: bool) -> Example:
+    """A token is learned if it ends within a span (start, end]; -1 starts before the first."""
+    text.encode()  # refuses half a surrogate pair, which JSON can spell and no tokenizer reads
+    inputs = processor(text, return_offsets_mapping=True, add_special_tokens=has_frame)
+    ids = inputs["input_ids"]
+    ends = [end for _, end in inputs["offset_mapping"]]
+    for place in reversed(range(len(ends))):  # what the tokenizer puts behind a text has no place
+        if ends[place]:
+            break
+        ends[place] = len(text)
+    is_learned = [any(start < end <= stop for start, stop in learned) for end in ends]
+    labels = [token if yes else IGNORE for token, yes in zip(ids, is_learned, strict=True)]
+    return Example(ids, inputs["numeric_values"], labels, [NO_FIELD] * len(ids))
+
+
+def _target(row: Mapping[str, Any], kind: str, names: Collection[str]) -> tuple[float, int] | None:
+    """The number that a text asks for, and its field's place."""
+    value, name = row.get("target"), row.get("field")
+    if value is None:
+        return None
+    if kind != "text":
+        raise ValueError(f"`target` goes with `text`, not with `{kind}`; drop or rename one.")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"target={value!r} is no finite number.")
+    known = sorted(names)
+    if name is not None and name not in known:
+        raise ValueError(f"field={name!r} is unknown; known are: {', '.join(known) or 'none'}.")
+    return number, NO_FIELD if name is None else known.index(name)
+
+
+def _append(example: Example, token: int, value: float = 0.0, place: int = NO_FIELD) -> None:
+    example.ids.append(token)
+    example.values.append(value)
+    example.labels.append(token)
+    example.fields.append(place)
+
+
+def _cut(example: Example, length: int, *, is_end_kept: bool) -> Example:
+    extra = len(example.ids) - length
+    if extra <= 0:
+        return example
+    kept = slice(extra, None) if is_end_kept else slice(length)
+    return Example(
+        ids=example.ids[kept],
+        values=example.values[kept],
+        labels=example.labels[kept],
+        fields=example.fields[kept],
+        truncated=1,
+    )
+
+
+# ---------------------------------------------------------------- examples -> batches
+
+
+def pack(examples: Iterable[Example], length: int) -> list[Example]:
+    """Several examples in every row of at most `length`; each goes where it leaves least room.
+
+    Nothing is predicted across a border, and nothing is seen across one: positions restart.
+    """
+    rows: list[list[Example]] = []
+    rooms: list[tuple[int, int]] = []  # (room, row), ascending
+    for number, example in enumerate(examples):
+        size = len(example.ids)
+        if size > length:
+            raise ValueError(
+                f"examples[{number}] has {size} tokens and does not fit into length={length}."
+            )
+        place = bisect_left(rooms, (size, 0))
+        if place == len(rooms):
+            rows.append([])
+            rooms.append((length, len(rows) - 1))
+        room, row = rooms.pop(place)
+        rows[row].append(example)
+        if room > size:
+            insort(rooms, (room - size, row))
+    return [_joined(row) for row in rows]
+
+
+def _joined(row: Sequence[Example]) -> Example:
+    def column(name: str) -> list[Any]:
+        return [item for example in row for item in getattr(example, name)]
+
+    return Example(
+        ids=column("ids"),
+        values=column("values"),
+        labels=[label for example in row for label in (IGNORE, *example.labels[1:])],
+        fields=column("fields"),
+        targets=column("targets"),
+        positions=[place for example in row for place in _positions(example)],
+        truncated=sum(example.truncated for example in row),
+    )
+
+
+def _positions(example: Example) -> Sequence[int]:
+    return range(len(example.ids)) if example.positions is None else example.positions
+
+
+@dataclass
+class Collator:
+    """Examples -> the tensors of one batch, padded on the right.
+
+    A packed batch has no attention mask: transformers reads from `position_ids` which tokens may
+    see each other, but only without a mask and without a cache, hence `use_cache`. Flash attention
+    does so only in batches of one row.
+    """
+
+    pad_token_id: int | None
+    pad_to_multiple_of: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pad_token_id is None:
+            raise ValueError(
+                "Batches need a padding token: set processor.tokenizer.pad_token first."
+            )
+
+    def __call__(self, examples: Sequence[Example]) -> dict[str, Any]:
+        sizes = [len(example.ids) for example in examples]
+        multiple = self.pad_to_multiple_of or 1
+        width = -(-max(sizes) // multiple) * multiple
+
+        def tensor(columns: Iterable[Iterable[Any]], fill: Any, dtype: Any = None) -> torch.Tensor:
+            padding = ([fill] * (width - size) for size in sizes)
+            rows = [[*column, *rest] for column, rest in zip(columns, padding, strict=True)]
+            return torch.tensor(rows, dtype=dtype or torch.long)
+
+        batch: dict[str, Any] = {
+            "input_ids": tensor((e.ids for e in examples), self.pad_token_id),
+            "attention_mask": tensor(([1] * size for size in sizes), 0),
+            "labels": tensor((e.labels for e in examples), IGNORE),
+            "numeric_values": tensor((e.values for e in examples), 0.0, torch.float64),
+        }
+        if any(e.targets != e.values for e in examples):
+            batch["numeric_targets"] = tensor((e.targets for e in examples), 0.0, torch.float64)
+        if any(place != NO_FIELD for e in examples for place in e.fields):
+            batch["numeric_fields"] = tensor((e.fields for e in examples), NO_FIELD)
+        if any(e.positions is not None for e in examples):
+            del batch["attention_mask"]
+            rows = ([*_positions(e), *range(width - len(e.ids))] for e in examples)
+            batch["position_ids"] = torch.tensor(list(rows))
+            batch["use_cache"] = False
+        return batch

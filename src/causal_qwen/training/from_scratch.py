@@ -1,0 +1,81 @@
+"""From scratch: texts -> a tokenizer of their own and a small, untrained model.
+
+    processor, model = new_model(texts, size="small")
+
+For training without a base model: quick experiments, and data whose language is numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from causal_qwen.model import CausalQwenForCausalLM
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.options import check_choice
+from causal_qwen.text.numerals import PLACEHOLDER
+
+PAD, END = "<pad>", "<|endoftext|>"
+SIZES = {"tiny": (96, 3), "small": (256, 6), "medium": (512, 8)}  # hidden size, layers
+VOCABULARY, HEAD_SIZE = 4096, 32
+
+
+def new_model(
+    texts: Iterable[str],
+    size: str | tuple[int, int] = "small",
+    vocabulary: int = VOCABULARY,
+    max_length: int = 512,
+    **fields: Any,
+) -> tuple[CausalQwenProcessor, CausalQwenForCausalLM]:
+    """A processor whose tokens are learned from `texts`, and a model of that many tokens.
+
+    `size` is a name, or (hidden size, layers). `fields` are further fields of `CausalQwen2Config`.
+    """
+    if isinstance(size, str):
+        check_choice("size", size, SIZES)
+    tokenizer = learn_tokenizer(texts, vocabulary)
+    processor = CausalQwenProcessor(tokenizer)
+    hidden, layers = SIZES[size] if isinstance(size, str) else size
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden,
+        "intermediate_size": 8 * hidden // 3,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // HEAD_SIZE,
+        "num_key_value_heads": hidden // HEAD_SIZE,
+        "max_position_embeddings": max_length,
+        "tie_word_embeddings": True,
+        "num_token_id": processor.num_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    return processor, CausalQwenForCausalLM(CausalQwen2Config(**{**shape, **fields}))
+
+
+def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """Byte-level pairs: any text can be written, what is frequent is short."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[PAD, END],
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    core.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END)
+
+
+def texts_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a tokenizer can learn from rows: every text in them."""
+    parts = []
+    for row in rows:
+        parts += [row[name] for name in ("text", "prompt", "completion") if name in row]
+        parts += [message["content"] for message in row.get("messages", ())]
+    return parts

@@ -1,0 +1,212 @@
+"""Training runs: data + a converted model -> a trained model, its metrics and its curves.
+
+Everything is Hugging Face's Trainer (see `trainer`); this module only puts the pieces together, so
+that the command line and Python do the same.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, ProgressCallback
+from transformers.utils import logging
+
+from causal_qwen.conversion.calibration import PROMPTS, TEXTS
+from causal_qwen.conversion.convert import open_model
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.training.checkpoints import last_checkpoint
+from causal_qwen.training.data import Collator, Examples, encode_rows, pack, read_rows
+from causal_qwen.training.from_scratch import new_model, texts_of
+from causal_qwen.training.metrics import MetricAccumulator
+from causal_qwen.training.progress import TrainingProgress
+from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
+
+logger = logging.get_logger("transformers.causal_qwen")
+
+COMPAT_WEIGHT = 10.0  # what learns best beside one-vs-rest: benchmarks/learning.py
+HELD_OUT = 0.05
+
+
+@dataclass
+class Run:
+    """What to train on what; `arguments` are further fields of `CausalTrainingArguments`."""
+
+    model: str | None  # None: from scratch
+    data: str
+    output: str
+    scratch: str = "small"  # the size of a model from scratch
+    eval_data: str | None = None
+    template: str | None = None
+    numbers: str | None = None  # "text" or "value"; as the processor says by default
+    max_length: int = 512
+    mask_prompt: bool = True
+    pack: bool = False  # several short rows in one
+    compat_weight: float = COMPAT_WEIGHT
+    lora: int = 0  # rank; 0 trains the weights themselves
+    patience: int = 0  # evaluations without a better loss before it stops; 0 never stops early
+    resume: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def train(run: Run) -> dict[str, float]:
+    """Train, evaluate before and after, recalibrate the noise, save. Returns the last metrics."""
+    output = Path(run.output)
+    checkpoint = _checkpoint(output, run.resume)
+    rows, held_out_rows = _rows(run)
+    processor, model = _model(run, rows)
+    has_targets = any("target" in row for row in rows)
+    processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
+    model.config.compat_loss_weight = run.compat_weight
+    fit_fields(model, rows)
+    learn, held_out = (_examples(part, processor, model, run) for part in (rows, held_out_rows))
+    if run.pack:
+        learn = Examples(pack(learn, run.max_length))
+    trainer = CausalTrainer(
+        model=_with_lora(model, run.lora),
+        args=_arguments(run, is_new=checkpoint is None),
+        train_dataset=learn,
+        eval_dataset=held_out,
+        data_collator=Collator(processor.tokenizer.pad_token_id),
+    )
+    if run.patience:
+        trainer.add_callback(EarlyStoppingCallback(run.patience))
+    if not trainer.args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(TrainingProgress)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    metrics: dict[str, float] = trainer.evaluate()
+    texts, prompts = (
+        [torch.tensor(processor(text, encode_numbers="text")["input_ids"]) for text in some]
+        for some in (TEXTS, PROMPTS)
+    )
+    trainer.finish(processor, texts, prompts)
+    trainer.save_state()
+    (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+    return metrics
+
+
+@torch.no_grad()
+def evaluate(
+    path: str,
+    data: str,
+    template: str | None = None,
+    max_length: int = 512,
+    batch_size: int = 8,
+    numbers: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, float]:
+    """The metrics of a model on held-out rows; `perplexity` is its base model's before training."""
+    processor, model = open_model(path)
+    processor.encode_numbers = numbers or processor.encode_numbers
+    run = Run(path, data, "", max_length=max_length, mask_prompt=True)
+    examples = _examples(read_rows(data, template), processor, model, run)
+    tally, collate = MetricAccumulator(model), Collator(processor.tokenizer.pad_token_id)
+    for start in range(0, len(examples), batch_size):
+        stop = min(start + batch_size, len(examples))
+        batch = collate([examples[place] for place in range(start, stop)])
+        inputs = {name: x for name, x in batch.items() if name in ("input_ids", "attention_mask")}
+        output = model(**inputs, numeric_values=batch["numeric_values"], skip_logits=True)
+        tally.add(output.u_dist, batch)
+        progress(stop, len(examples))
+    return tally.compute()
+
+
+def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Standardise every named target by its own median and interquartile range."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("target") is not None and row.get("field") is not None:
+            found.setdefault(row["field"], []).append(float(row["target"]))
+    for name, values in found.items():
+        model.fit_value_field(name, values)
+
+
+def _rows(run: Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """To learn from, and to be held out: a file of their own, or a share of the data."""
+    rows = read_rows(run.data, run.template)
+    if run.eval_data is not None:
+        return rows, read_rows(run.eval_data, run.template)
+    if len(rows) < 2:
+        raise ValueError(f"{run.data} has one row; give more, or rows to evaluate on.")
+    random.Random(run.arguments.get("seed", 0)).shuffle(rows)
+    count = max(int(len(rows) * HELD_OUT), 1)
+    return rows[count:], rows[:count]
+
+
+def _model(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[CausalQwenProcessor, Any]:
+    """The one to go on from, or a new one: the same every time for the same rows and seed."""
+    if run.model is not None:
+        return open_model(run.model)
+    torch.manual_seed(run.arguments.get("seed", 0))
+    return new_model(texts_of(rows), run.scratch, max_length=run.max_length)
+
+
+def _arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
+    arguments: dict[str, Any] = {
+        "output_dir": run.output,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": torch.accelerator.is_available(),
+        "include_num_input_tokens_seen": "all",
+        # not trainer.evaluate() beforehand: accelerate would then train without DDP
+        "eval_on_start": is_new,
+        **run.arguments,
+    }
+    if run.patience:
+        arguments |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    return CausalTrainingArguments(**arguments)
+
+
+def _examples(
+    rows: Sequence[Mapping[str, Any]], processor: CausalQwenProcessor, model: CausalModel, run: Run
+) -> Examples:
+    names = model.config.value_fields or ()
+    examples = encode_rows(rows, processor, run.max_length, run.mask_prompt, names)
+    if examples.truncated:
+        logger.warning(
+            f"{examples.truncated} of {len(examples)} rows were cut to {run.max_length} tokens."
+        )
+    return examples
+
+
+def _checkpoint(output: Path, resume: bool) -> str | None:
+    last = last_checkpoint(output)
+    if resume and last is None:
+        raise ValueError(f"{output} holds no checkpoint to resume from; leave --resume out.")
+    if not resume and output.is_dir() and any(output.iterdir()):
+        raise FileExistsError(f"{output} is not empty; choose another, or go on with --resume.")
+    return None if last is None else str(last)
+
+
+def _with_lora(model: Any, rank: int) -> Any:
+    """LoRA on the backbone's projections; the causal heads are trained whole."""
+    if not rank:
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError:
+        raise ImportError(
+            "LoRA needs peft, which is not installed: pip install 'causal-qwen[lora]'"
+        ) from None
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=[
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ],
+        modules_to_save=["abduction", "action", "decision"],
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)

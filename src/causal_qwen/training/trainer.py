@@ -1,0 +1,199 @@
+"""Training: Hugging Face's Trainer, told what a causal model wants to have counted and logged.
+
+The model computes its own loss from `labels` and `numeric_values`, so a plain `Trainer` works too.
+This one counts numbers as well as tokens over an accumulated batch, gives the causal heads a
+learning rate of their own, logs the loss by its terms, and measures everything in `metrics`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+from causal_qwen.conversion.calibration import calibrate_noise
+from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.protocols import Processor
+from causal_qwen.options import check_choice
+from causal_qwen.training.checkpoints import PREFIX
+from causal_qwen.training.metrics import MetricAccumulator
+
+HEADS = ("abduction.", "action.", "decision.", "model.value_direction")
+TERMS = {  # as they are logged: in the output, and their weight in the config
+    "cls_loss_mean": ("classification_loss", "classification_loss_weight"),
+    "reg_loss_effective": ("regression_loss", "regression_loss_weight"),
+    "compat_loss_mean": ("compatibility_loss", "compat_loss_weight"),
+}
+
+
+@dataclass
+class CausalTrainingArguments(TrainingArguments):
+    """Hugging Face's arguments, and three of our own."""
+
+    head_learning_rate: float | None = field(
+        default=None, metadata={"help": "of abduction, noise, thresholds; as the rest by default"}
+    )
+    train: str = field(default="all", metadata={"help": "all, or heads: the backbone stays"})
+    recalibrate: bool = field(default=True, metadata={"help": "the noise gains, after training"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("train", self.train, ("all", "heads"))
+
+
+class CausalTrainer(Trainer):
+    """A Trainer that counts numbers, logs the loss's terms and evaluates as `metrics` says."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.causal_model: Any = self.accelerator.unwrap_model(self.model)
+        if getattr(self.args, "train", "all") == "heads":
+            for name, parameter in self.causal_model.named_parameters():
+                parameter.requires_grad_(_is_head(name) and parameter.requires_grad)
+        self._check_shards()
+        self._num_numbers: Tensor | None = None
+        self._terms: dict[str, list[float]] = {name: [] for name in TERMS}
+        self._tally: MetricAccumulator | None = None
+
+    def _check_shards(self) -> None:
+        """FSDP2 trains a tied head wrongly, in plain Qwen2 too, if its rows do not divide evenly:
+        the losses differ from one process's from the second step on, and nothing else tells."""
+        config, shards = self.causal_model.config, self.args.world_size
+        rows = config.vocab_size
+        if self.is_fsdp_enabled and config.tie_word_embeddings and rows % shards:
+            raise ValueError(
+                f"FSDP cannot share {rows} tied rows evenly among {shards} processes; first call "
+                f"model.resize_token_embeddings({-(-rows // shards) * shards})."
+            )
+
+    # ------------------------------------------------------------ one step
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """Numbers are counted over the accumulated batch, as tokens are."""
+        samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        k = self.causal_model.config.num_token_id
+        if k is not None and num_items is not None:
+            count = sum((batch["labels"][..., 1:] == k).sum().to(device) for batch in samples)
+            count = torch.as_tensor(count, device=device)
+            if self.args.average_tokens_across_devices and self.args.world_size > 1:
+                count = self.accelerator.gather(count).sum()
+            self._num_numbers = count
+        return samples, num_items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        inputs = {"skip_logits": True, "use_cache": False, **inputs}
+        if num_items_in_batch is not None and self._num_numbers is not None:
+            inputs["num_numbers_in_batch"] = self._num_numbers
+        loss, outputs = super().compute_loss(
+            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
+        if model.training:
+            self._record(loss, outputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def _record(self, loss: Tensor, outputs: Any) -> None:
+        if not loss.isfinite():
+            raise FloatingPointError(
+                f"The loss is {loss.item()} at step {self.state.global_step + 1}; see that batch, "
+                f"or lower the learning rate. Checkpoints in {self.args.output_dir} are whole."
+            )
+        for name, (key, _) in TERMS.items():
+            self._terms[name].append(float(outputs[key].detach()))
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """With the loss's terms: summed over processes and accumulated batches, mean over steps."""
+        if "loss" in logs and (parts := len(self._terms["cls_loss_mean"])):
+            steps = parts / self.args.gradient_accumulation_steps
+            sums = torch.tensor([sum(values) / steps for values in self._terms.values()])
+            means = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
+            weights = [getattr(self.causal_model.config, weight) for _, weight in TERMS.values()]
+            logs |= dict(zip(TERMS, means, strict=True))
+            logs["total_loss"] = sum(w * x for w, x in zip(weights, means, strict=True))
+            self._terms = {name: [] for name in TERMS}
+        super().log(logs, *args, **kwargs)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """As in the parent, with the causal heads in groups of their own."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        rate = getattr(self.args, "head_learning_rate", None)
+        if rate is not None:
+            heads = {id(p) for name, p in self.model.named_parameters() if _is_head(name)}
+            for group in list(optimizer.param_groups):
+                mine = [p for p in group["params"] if id(p) in heads]
+                group["params"] = [p for p in group["params"] if id(p) not in heads]
+                if mine:
+                    options = {k: v for k, v in group.items() if k != "params"}
+                    optimizer.add_param_group({**options, "params": mine, "lr": rate})
+        return optimizer
+
+    # ------------------------------------------------------------ evaluation
+
+    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        self._tally = MetricAccumulator(self.causal_model)
+        metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self._tally.gather()
+        mine = {f"{metric_key_prefix}_{name}": v for name, v in self._tally.compute().items()}
+        self._tally = None
+        self.log(mine)
+        return metrics | mine
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        if self._tally is not None:
+            self._tally.add(Cauchy(outputs["loc_U"], outputs["scale_U"]), inputs)
+        return loss.detach(), None, None
+
+    # ------------------------------------------------------------ saving
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """All of a checkpoint or nothing: what a full disk cuts short is removed again."""
+        try:
+            with quiet():
+                super()._save_checkpoint(*args, **kwargs)
+        except Exception as error:
+            name = f"{PREFIX}{self.state.global_step}"
+            if self.args.should_save:
+                shutil.rmtree(Path(self.args.output_dir) / name, ignore_errors=True)
+            raise OSError(
+                f"{name} could not be saved in {self.args.output_dir} ({error}); earlier "
+                "checkpoints are whole: mend that, and go on with --resume."
+            ) from error
+
+    # ------------------------------------------------------------ afterwards
+
+    def finish(
+        self, processor: Processor, texts: Sequence[Tensor], prompts: Sequence[Tensor]
+    ) -> None:
+        """Recalibrate the noise, let model and processor say how numbers are read, and save."""
+        if hasattr(self.causal_model, "merge_and_unload"):  # LoRA: what is saved is a whole model
+            self.model = self.model_wrapped = self.causal_model = (
+                self.causal_model.merge_and_unload()
+            )
+        with quiet():
+            if self.args.recalibrate:
+                calibrate_noise(self.causal_model, prompts, texts)
+            self.causal_model.config.encode_numbers = processor.encode_numbers
+            self.save_model()
+        if self.args.should_save:
+            processor.save_pretrained(self.args.output_dir)
+
+
+def _is_head(name: str) -> bool:
+    return name.removeprefix("module.").startswith(HEADS)
