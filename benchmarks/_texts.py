@@ -144,11 +144,7 @@ def repetition(tokens: list[int]) -> float:
 
 def word_distance(first: str, second: str) -> float:
     """Levenshtein distance over words, divided by the longer text's length."""
-    return edit_distance(first.split(), second.split())
-
-
-def edit_distance(a: Sequence[str], b: Sequence[str]) -> float:
-    """Levenshtein distance, divided by the longer sequence's length."""
+    a, b = first.split(), second.split()
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         diagonal, row[0] = row[0], i

@@ -36,7 +36,6 @@ from _texts import (
     SOFTMAX,
     Texts,
     draw_individual,
-    edit_distance,
     generate_texts,
     noise,
     prompt_ids,
@@ -410,7 +409,8 @@ def distances(one: list[str], other: list[str]) -> tuple[float, float]:
     """Normalised edit distance, and the share of the text before the first difference."""
     pairs = zip(one, other, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-    return edit_distance(one, other), same / max(len(one), len(other), 1)
+    first, second = (" ".join(token.replace(" ", "_") or "_" for token in t) for t in (one, other))
+    return word_distance(first, second), same / max(len(one), len(other), 1)
 
 
 def stability_page(r: Row) -> list[str]:
