@@ -1,4 +1,4 @@
-"""Every benchmark runs in its quickest form and writes its page and JSON; a bad --output is refused."""
+"""Every benchmark runs with --quick and writes its page and JSON; a bad --output is refused."""
 
 from __future__ import annotations
 
