@@ -62,7 +62,7 @@ def random_model(dtype: torch.dtype) -> tuple[Any, Any]:
 
 def vary_scale(model: Any, spread: float) -> None:
     """Make log scale_U vary over coordinates and positions with the given standard deviation."""
-    ids = torch.arange(1000, 1064)[None] % model.config.vocab_size
+    ids = torch.arange(1000, 1064)[None] % (model.config.vocab_size // 2)
     z = model.model(ids).last_hidden_state.float()
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(model.abduction.scale.weight.shape, generator=generator)
