@@ -51,7 +51,7 @@ from causal_qwen.analysis.token_sequence import TokenSequence
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.engine import Engine
-from causal_qwen.generation.mixin import ModeProcessor
+from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
@@ -783,7 +783,7 @@ def generate_with_leads(
 
     `output_scores` would round to float32, so the processor itself is observed.
     """
-    choose, leads = ModeProcessor.__call__, []
+    choose, leads = DecisionProcessor.__call__, []
 
     def observe(self: Any, input_ids: Any, scores: Any) -> Any:
         result = choose(self, input_ids, scores)
@@ -791,7 +791,7 @@ def generate_with_leads(
         leads.append(best[:, 0] - best[:, 1])
         return result
 
-    with mock.patch.object(ModeProcessor, "__call__", observe):
+    with mock.patch.object(DecisionProcessor, "__call__", observe):
         texts = subject.generate(prompts, speakers=speakers)
     return texts.tokens, torch.stack(leads, dim=-1).tolist()
 
