@@ -184,7 +184,7 @@ class Speaker:
             fresh=options.fresh_noise,
             min_density=options.min_density,
             temperature=options.temperature,
-            asked=options.named,
+            explicit=options.named,
         )
         if options.exogenous is not None:
             self.chance = resolve_individuals(options.exogenous, rows, 1, size, fresh=True)

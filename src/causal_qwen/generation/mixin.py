@@ -106,7 +106,7 @@ class Speaker:
             fresh=self.fresh_noise,
             min_density=self.min_density,
             temperature=self.temperature,
-            asked=self.asked,
+            explicit=self.asked,
         )
         self.fresh_noise = any(person.is_fresh for person in self.people)
         if self.exogenous is not None:
