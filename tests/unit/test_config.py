@@ -371,16 +371,16 @@ def ovr_reduction(fresh: Make, make: Make) -> None:
 @probe
 def loss_chunk_size(fresh: Make, make: Make) -> None:
     plain, changed = twins(make, "loss_chunk_size", num_token_id=NUM)
-    plans: list[LossSettings] = []
+    chunks: list[int] = []
 
-    def spy(u: Any, law: Any, labels: Tensor, plan: LossSettings) -> Any:
-        plans.append(plan)
-        return one_vs_rest(u, law, labels, plan)
+    def spy(u: Any, head: Any, labels: Tensor, settings: LossSettings) -> Any:
+        chunks.append(settings.chunk)
+        return one_vs_rest(u, head, labels, settings)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(causal_qwen.modeling.loss, "one_vs_rest", spy)
         assert loss(changed) == pytest.approx(loss(plain), rel=1e-6)
-    assert [plan.chunk for plan in plans] == [4, B * (T - 1)]
+    assert chunks == [4, B * (T - 1)]
 
 
 @probe

@@ -368,12 +368,12 @@ def test_truncate_keeps_the_noise_and_invalid_fields_raise() -> None:
 
 
 def test_individuals_are_repeated_for_all_rows_or_given_per_prompt_or_row() -> None:
-    individuals = [Individual.draw(C, seed=seed) for seed in range(6)]
-    assert resolve_individuals(individuals[0], 2, 3, C) == [individuals[0]] * 6
-    assert resolve_individuals(individuals[:2], 2, 3, C) == [individuals[0]] * 3 + [individuals[1]] * 3
-    assert resolve_individuals(individuals, 2, 3, C) == individuals
-    with pytest.raises(ValueError, match="4 individuals .* 1, 2 or 6"):
-        resolve_individuals(individuals[:4], 2, 3, C)
+    six = [Individual.draw(C, seed=seed) for seed in range(6)]
+    assert resolve_individuals(six[0], 2, 3, C) == [six[0]] * 6
+    assert resolve_individuals(six[:2], 2, 3, C) == [six[0]] * 3 + [six[1]] * 3
+    assert resolve_individuals(six, 2, 3, C) == six
+    with pytest.raises(ValueError, match=r"4 individuals .* 1, 2 or 6"):
+        resolve_individuals(six[:4], 2, 3, C)
 
 
 def test_seeds_and_noise_become_individuals_with_the_calls_settings() -> None:
@@ -390,7 +390,7 @@ def test_seeds_and_noise_become_individuals_with_the_calls_settings() -> None:
 
 def test_unusable_individuals_raise() -> None:
     one = Individual.draw(C, seed=1)
-    with pytest.raises(ValueError, match="24 coordinates .* 32"):
+    with pytest.raises(ValueError, match=r"24 coordinates .* 32"):
         resolve_individuals(one, 1, 1, 32)
     with pytest.raises(ValueError, match="individual=3"):
         resolve_individuals([one, 3], 2, 1, C)
