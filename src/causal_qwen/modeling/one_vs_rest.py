@@ -44,7 +44,9 @@ class HeadParams(NamedTuple):
         scale = u.scale @ row.abs() + self.decision_noise[k].abs() * u.scale.mean(-1)
         return Cauchy(s, scale.clamp_min(SCALE_FLOOR)).sf(self.threshold[k])
 
-    exceedance = sf  # its name in 0.3.0
+    def exceedance(self, u: Cauchy, k: int) -> Tensor:
+        """`sf`, by its name in 0.3.0."""
+        return self.sf(u, k)
 
 
 class LossSettings(NamedTuple):
