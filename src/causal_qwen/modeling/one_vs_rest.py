@@ -108,9 +108,9 @@ def _sums_and_gradients(
     sums = torch.zeros(2, dtype=torch.float64, device=labels.device)
     with torch.autocast(device_type=labels.device.type, enabled=False):
         for start in range(0, len(labels), settings.chunk):
-            chunk = slice(start, start + settings.chunk)
-            chunk_u = Cauchy(u.loc[chunk].to(dtype), u.scale[chunk])
-            sums += _Chunk(chunk_u, head, labels[chunk], settings).run(gradients, chunk)
+            n = slice(start, start + settings.chunk)
+            chunk_u = Cauchy(u.loc[n].to(dtype), u.scale[n])
+            sums += _Chunk(chunk_u, head, labels[n], settings, gradients, n).run()
     pairs = zip(gradients.buffers, inputs, strict=True)
     return sums, [None if g is None or x is None else g.to(x.dtype) for g, x in pairs]
 
@@ -130,30 +130,37 @@ class _Gradients:
 class _Chunk:
     """Some positions. Their scores are computed once and overwritten by their gradient."""
 
-    def __init__(self, u: Cauchy, head: HeadParams, labels: Tensor, settings: LossSettings) -> None:
+    def __init__(
+        self,
+        u: Cauchy,
+        head: HeadParams,
+        labels: Tensor,
+        settings: LossSettings,
+        gradients: _Gradients,
+        positions: slice,
+    ) -> None:
         scores = u.loc @ head.weight.to(u.loc.dtype).T
         self.scores = scores.to(_wide(scores.dtype))  # (n, V)
         if head.bias is not None:
             self.scores += head.bias.to(self.scores)
         self.u, self.head, self.settings = u, head, settings
+        self.gradients, self.positions = gradients, positions
         self.labels = labels.unsqueeze(-1)  # (n, 1)
         self.mean_scale = u.scale.mean(-1).to(self.scores)  # (n,)
 
-    def run(self, gradients: _Gradients, chunk: slice) -> Tensor:
+    def run(self) -> Tensor:
         """The sums of L_cls and CE. -> (2,)"""
         at_label = self.scores.gather(-1, self.labels)  # (n, 1)
         log_total = self._logsumexp() if self.settings.ce_weight else at_label
         ce = (log_total - at_label).double()
         ovr = torch.zeros_like(ce)
         for start in range(0, self.scores.shape[1], BLOCK):
-            ovr += self._block(slice(start, start + BLOCK), log_total, gradients, chunk)
-        if gradients.is_needed:
-            self._add_score_gradients(gradients, chunk)
+            ovr += self._block(slice(start, start + BLOCK), log_total)
+        if self.gradients.is_needed:
+            self._add_score_gradients()
         return torch.cat([ovr, ce], dim=-1).sum(0)
 
-    def _block(
-        self, tokens: slice, log_total: Tensor, gradients: _Gradients, chunk: slice
-    ) -> Tensor:
+    def _block(self, tokens: slice, log_total: Tensor) -> Tensor:
         """One-vs-rest terms of some tokens, summed for every position. -> (n, 1)"""
         cls_weight, ce_weight = self.settings[:2]
         threshold = self.head.threshold[tokens].to(self.scores)
@@ -171,29 +178,29 @@ class _Chunk:
         terms, label_gradient = self._label_terms(label, threshold[index])
         terms = terms.where(is_here, 0.0).double()
 
-        threshold_gradient = torch.zeros_like(threshold)
+        by_threshold = torch.zeros_like(threshold)
         for rows in self._tiles(len(threshold)):
             tile = Cauchy(s.loc[rows], s.scale[rows])
-            log_not, *tile_gradient = _rest_terms(tile, threshold, gradients.is_needed)
+            log_not, *tile_gradient = _rest_terms(tile, threshold, self.gradients.is_needed)
             terms[rows] -= log_not
             if not tile_gradient:
                 continue
             for gradient, at_label in zip(tile_gradient, label_gradient, strict=True):
                 other = gradient.mul_(cls_weight).gather(-1, index[rows])
-                at_label = torch.where(is_here[rows], at_label[rows], other)
-                gradient.scatter_(-1, index[rows], at_label)
+                new = torch.where(is_here[rows], at_label[rows], other)
+                gradient.scatter_(-1, index[rows], new)
             by_loc, by_scale = tile_gradient
-            threshold_gradient -= by_loc.sum(0)
+            by_threshold -= by_loc.sum(0)
             if ce_weight:
                 by_loc.add_((tile.loc - log_total[rows]).exp_(), alpha=ce_weight)
             tile.loc.copy_(by_loc)
             tile.scale.copy_(by_scale)
-        if gradients.is_needed:
+        if self.gradients.is_needed:
             if ce_weight:
                 s.loc.scatter_add_(-1, index, -ce_weight * is_here.to(s.loc))
-            self._add_scale_gradients(tokens, abs_weight, noise, s.scale, gradients, chunk)
-            if gradients.threshold is not None:
-                gradients.threshold[tokens] += threshold_gradient
+            self._add_scale_gradients(tokens, abs_weight, noise, s.scale)
+            if self.gradients.threshold is not None:
+                self.gradients.threshold[tokens] += by_threshold
         return terms
 
     def _label_terms(self, label: Cauchy, threshold: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -205,34 +212,32 @@ class _Chunk:
         return log_no - log_yes, (factor * label.scale, factor * distance)
 
     def _add_scale_gradients(
-        self,
-        tokens: slice,
-        abs_weight: Tensor,
-        noise: Tensor,
-        by_scale: Tensor,
-        gradients: _Gradients,
-        chunk: slice,
+        self, tokens: slice, abs_weight: Tensor, noise: Tensor, by_scale: Tensor
     ) -> None:
         """From the scores' scales (n, block) to scale_U', |W| and |a|."""
+        gradients = self.gradients
         if gradients.noise is not None:
             sign = self.head.decision_noise[tokens].sign().to(by_scale)
             gradients.noise[tokens] += sign * (by_scale.T @ self.mean_scale)
         by_mean = by_scale @ noise / self.u.scale.shape[-1]  # through the mean of scale_U'
         by_scale = by_scale.to(abs_weight.dtype)
         if gradients.scale is not None:
-            gradients.scale[chunk] += (by_scale @ abs_weight).to(by_mean) + by_mean.unsqueeze(-1)
+            by_u = (by_scale @ abs_weight).to(by_mean) + by_mean.unsqueeze(-1)
+            gradients.scale[self.positions] += by_u
         if gradients.weight is not None:
             by_abs = (by_scale.T @ self.u.scale.to(abs_weight.dtype)).to(gradients.weight)
             gradients.weight[tokens].addcmul_(self.head.weight[tokens].sign(), by_abs)
 
-    def _add_score_gradients(self, gradients: _Gradients, chunk: slice) -> None:
+    def _add_score_gradients(self) -> None:
         """From the scores to loc_U, W and the bias."""
+        gradients = self.gradients
         dtype = self.u.loc.dtype if self.u.loc.dtype != torch.float16 else torch.float32
         by_score = self.scores.to(dtype)
         if gradients.bias is not None:
             gradients.bias += self.scores.sum(0)
         if gradients.loc is not None:
-            gradients.loc[chunk] = (by_score @ self.head.weight.to(dtype)).to(gradients.loc)
+            by_loc = by_score @ self.head.weight.to(dtype)
+            gradients.loc[self.positions] = by_loc.to(gradients.loc)
         if gradients.weight is not None:
             loc = self.u.loc.to(dtype)
             if gradients.weight.dtype == dtype:
