@@ -68,6 +68,30 @@ MOVED = {  # below the package: old path -> new path
     "watch": "engine.live_view",
 }
 RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> new name, or "new.path:name"
+    "calibrate": {"end_ids": "generation.streaming:end_ids"},
+    "convert": {
+        "as_qwen2": "conversion.base_models:as_qwen2",
+        "assemble": "conversion.checkpoint_io:assemble",
+        "damaged_files_named": "conversion.checkpoint_io:damaged_files_named",
+        "encode": "conversion.checkpoint_io:encode_texts",
+        "load_base": "conversion.base_models:load_base",
+        "load_gguf": "conversion.base_models:load_gguf",
+        "load_tokenizer": "conversion.base_models:load_tokenizer",
+        "new_directory": "paths:new_directory",
+        "quiet": "conversion.checkpoint_io:quiet",
+    },
+    "individual": {
+        "Gains": "decoding.noise:NoiseGains",
+        "called": "parse_individual",
+        "check_noise": "individuals.noise:check_noise",
+        "draw_noise": "individuals.noise:draw_noise",
+        "from_cauchy": "individuals.noise:from_cauchy",
+        "gather": "resolve_individuals",
+        "noise_bound": "individuals.noise:noise_bound",
+        "to_cauchy": "individuals.noise:to_cauchy",
+    },
+    "metrics": {"Tally": "MetricAccumulator"},
+    "one_vs_rest": {"Law": "HeadParams", "Plan": "LossSettings"},
 }
 
 

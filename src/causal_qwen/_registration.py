@@ -1,44 +1,47 @@
 """Registration with Hugging Face's Auto classes, without importing them.
 
-The modules below call the public `register` of their Auto class when they are imported. To keep
-`import causal_qwen` light, that happens when transformers imports the Auto class itself, or at
-once if it already has. Then `AutoModelForCausalLM.from_pretrained` loads CausalQwen directories
-without `trust_remote_code`.
+`AutoModel.register` needs the class, and importing it while transformers is half imported fails.
+So the names are entered where transformers keeps those of its own models: it imports
+`transformers.models.<model_type>` when one of them is needed, here an alias of this package, whose
+lazy names import the classes. `model.py` and `processor.py` register the classes by the public
+method, too. Then `AutoModelForCausalLM.from_pretrained` loads CausalQwen directories without
+`trust_remote_code`.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from importlib.util import find_spec
+from functools import partial
 from types import ModuleType
 
 import wrapt
 
-CONFIGURATION_AUTO = "transformers.models.auto.configuration_auto"
-MODELING_AUTO = "transformers.models.auto.modeling_auto"
-PROCESSING_AUTO = "transformers.models.auto.processing_auto"
+AUTO = "transformers.models.auto"
+MODEL_TYPE = "causal_qwen2"
+NAMES = {  # module of transformers.models.auto -> table -> name of our class
+    "configuration_auto": {"CONFIG_MAPPING_NAMES": "CausalQwen2Config"},
+    "modeling_auto": {
+        "MODEL_MAPPING_NAMES": "CausalQwenModel",
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "CausalQwenForCausalLM",
+    },
+    "processing_auto": {"PROCESSOR_MAPPING_NAMES": "CausalQwenProcessor"},
+}
 
 
 def install() -> None:
-    wrapt.register_post_import_hook(_register_configuration, CONFIGURATION_AUTO)
-    wrapt.register_post_import_hook(_register_models, MODELING_AUTO)
-    wrapt.register_post_import_hook(_register_processor, PROCESSING_AUTO)
+    """Enter the names when transformers imports its tables.
+
+    If it already has, the tables were read, too: register the classes themselves, at once.
+    """
+    is_late = hasattr(sys.modules.get(f"{AUTO}.modeling_auto"), "AutoModelForCausalLM")
+    for module, tables in NAMES.items():
+        wrapt.register_post_import_hook(partial(_enter, tables), f"{AUTO}.{module}")
+    if is_late:
+        importlib.import_module("causal_qwen.model")
 
 
-def _register_configuration(auto: ModuleType) -> None:
-    modeling = sys.modules.get(MODELING_AUTO)
-    if modeling is not None and not hasattr(modeling, "AutoModel"):
-        return  # half imported: Qwen2's configuration would need it; `_register_models` follows
-    importlib.import_module("causal_qwen.modeling.configuration")
-
-
-def _register_models(auto: ModuleType) -> None:
-    has_torch = find_spec("torch") is not None
-    importlib.import_module(
-        "causal_qwen.model" if has_torch else "causal_qwen.modeling.configuration"
-    )
-
-
-def _register_processor(auto: ModuleType) -> None:
-    importlib.import_module("causal_qwen.modeling.processor")
+def _enter(tables: dict[str, str], auto: ModuleType) -> None:
+    sys.modules.setdefault(f"transformers.models.{MODEL_TYPE}", sys.modules["causal_qwen"])
+    for table, name in tables.items():
+        getattr(auto, table)[MODEL_TYPE] = name

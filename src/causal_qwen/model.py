@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
@@ -468,5 +468,6 @@ def _resized(old: nn.Parameter, new: Tensor) -> nn.Parameter:
     return nn.Parameter(new, requires_grad=old.requires_grad)
 
 
+AutoConfig.register(CausalQwen2Config.model_type, CausalQwen2Config, exist_ok=True)
 AutoModel.register(CausalQwen2Config, CausalQwenModel, exist_ok=True)
 AutoModelForCausalLM.register(CausalQwen2Config, CausalQwenForCausalLM, exist_ok=True)

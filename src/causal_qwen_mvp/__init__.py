@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    causal_qwen.__getattr__("CausalQwenForCausalLM")  # says in one sentence if torch is missing
+    causal_qwen.__getattr__("CausalQwenForCausalLM")  # raises ImportError if torch is missing
     return getattr(importlib.import_module(f"{__name__}.models"), name)
 
 

@@ -1,7 +1,7 @@
-"""Models: the documents' networks, each standing alone, and their name for the whole model.
+"""Models: the documents' networks as modules of their own, and their name for the whole model.
 
-A network here starts as a bare config says: decision noise 0, which is the documents' formula.
-Inside a model the same networks are `model.abduction_network`, `action_network`, `ovr_classifier`.
+A network here is initialised from a bare config: decision noise 0, as in the documents. The
+networks of a model are `model.abduction_network`, `action_network`, `ovr_classifier`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from causal_qwen.generation.documented_calls import AbductionView, ActionView, C
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenOutput
 from causal_qwen.modeling.abduction import AbductionNetwork as Abduction
 from causal_qwen.modeling.action import ActionHead
-from causal_qwen.modeling.action import ActionNetwork as Law
+from causal_qwen.modeling.action import ActionNetwork as Action
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.thresholds import Decision
 
@@ -62,14 +62,14 @@ class ActionNetwork(ActionView):
     """(loc_U, scale_U) -> (loc_S, scale_S) through its own `lm_head`."""
 
     def __init__(self, config: CausalQwen2Config) -> None:
-        law = Law(config)
-        init.constant_(law.b_noise, config.initial_b_noise)
-        init.zeros_(law.decision_noise)
-        head = ActionHead(len(law.b_noise), config.vocab_size, bias=config.head_bias)
+        network = Action(config)
+        init.constant_(network.b_noise, config.initial_b_noise)
+        init.zeros_(network.decision_noise)
+        head = ActionHead(config.latent_size, config.vocab_size, bias=config.head_bias)
         init.normal_(head.weight, mean=0.0, std=config.initializer_range)
         if config.head_bias:
             init.zeros_(head.bias)
-        super().__init__(law, head)
+        super().__init__(network, head)
 
 
 class OvRClassifier(ClassifierView):

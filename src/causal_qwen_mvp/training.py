@@ -1,4 +1,4 @@
-"""Training: the documents' two helpers. The loss itself is the model's own.
+"""Training: the documents' two helpers; they use the model's own loss.
 
 For training runs use Hugging Face's Trainer: the model takes `labels` as any causal model does.
 """
@@ -21,11 +21,11 @@ training_step = DocumentedCalls.training_step
 def compute_ovr_loss(
     model: CausalQwenForCausalLM, output: CausalQwenOutput, labels: Tensor
 ) -> Tensor:
-    """The one-vs-rest part of the loss of what `model` has yielded for `labels` (B, T).
+    """The one-vs-rest part of the loss of a model's output for `labels` (B, T), shifted here.
 
-    It takes the output, where the documents take probabilities: in float32 the logarithm of a
-    probability that was rounded first has lost the gradients of most tokens. Labels are shifted
-    here. `config.ovr_reduction="mean"` is the documents' average over the vocabulary.
+    The documents take probabilities instead of the output: in float32, the logarithm of a rounded
+    probability loses the gradients of most tokens. `config.ovr_reduction="mean"` is the documents'
+    average over the vocabulary.
     """
     config = copy.copy(model.config)
     config.classification_loss_weight, config.compat_loss_weight = 1.0, 0.0

@@ -78,13 +78,13 @@ def ids() -> Tensor:
 # Names
 
 
-def test_the_documents_model_is_the_model_itself() -> None:
+def test_mvp_model_class_is_the_model_class() -> None:
     assert CausalQwenMVPForCausalLM is causal_qwen.CausalQwenForCausalLM
     assert CausalQwen2Config is causal_qwen.CausalQwen2Config
     assert CausalMVPOutput is causal_qwen.CausalQwenOutput
 
 
-def test_every_announced_name_exists_and_no_other() -> None:
+def test_exactly_the_names_of_all_exist() -> None:
     assert dir(causal_qwen_mvp) == sorted(causal_qwen_mvp.__all__)
     for name in causal_qwen_mvp.__all__:
         assert getattr(causal_qwen_mvp, name).__module__.startswith("causal_qwen")
@@ -109,7 +109,7 @@ def test_every_announced_name_exists_and_no_other() -> None:
     ],
     ids=["light", "without torch"],
 )
-def test_the_package_is_light_and_says_in_one_sentence_that_torch_is_missing(
+def test_package_imports_without_torch_and_names_raise_one_sentence(
     code: str, expected: str
 ) -> None:
     done = subprocess.run(
@@ -163,7 +163,7 @@ def u() -> tuple[Tensor, Tensor]:
     return normal(B, T, H, seed=3), normal(B, T, H, seed=4).exp()
 
 
-def test_an_action_network_starts_as_a_bare_config_says() -> None:
+def test_action_network_is_initialised_from_a_bare_config() -> None:
     config = tiny_config(b_noise_init=0.25)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -174,7 +174,7 @@ def test_an_action_network_starts_as_a_bare_config_says() -> None:
     assert ActionNetwork(tiny_config()).b_noise[0].item() == pytest.approx(config.initial_gamma)
 
 
-def test_without_sampling_noise_widens_and_the_centre_stays(
+def test_without_sampling_noise_changes_the_scale_only(
     action: ActionNetwork, u: tuple[Tensor, Tensor]
 ) -> None:
     loc_U, scale_U = (x.double() for x in u)
@@ -185,7 +185,7 @@ def test_without_sampling_noise_widens_and_the_centre_stays(
     torch.testing.assert_close(scale_S.double(), expected, rtol=1e-5, atol=0)
 
 
-def test_with_sampling_noise_moves_the_centre_and_the_width_stays(
+def test_with_sampling_noise_changes_the_location_only(
     action: ActionNetwork, u: tuple[Tensor, Tensor]
 ) -> None:
     loc_U, scale_U = (x.double() for x in u)
@@ -226,14 +226,14 @@ def test_sampling_draws_from_its_generator(action: ActionNetwork, u: tuple[Tenso
 
 
 @pytest.mark.parametrize("temperature", [-0.1, math.nan])
-def test_a_temperature_below_zero_is_refused(
+def test_negative_temperature_raises(
     action: ActionNetwork, u: tuple[Tensor, Tensor], temperature: float
 ) -> None:
-    with pytest.raises(ValueError, match=r"temperature=.* at least 0"):
+    with pytest.raises(ValueError, match="temperature="):
         action(*u, do_sample=True, temperature=temperature)
 
 
-def test_the_networks_work_in_half_precision_and_keep_scales_in_float32() -> None:
+def test_networks_run_in_half_precision_and_keep_scales_in_float32() -> None:
     config = tiny_config()
     z = normal(B, T, H).bfloat16()
     loc_U, scale_U = AbductionNetwork(config).bfloat16()(z)
@@ -243,7 +243,7 @@ def test_the_networks_work_in_half_precision_and_keep_scales_in_float32() -> Non
         assert scale_S.dtype == torch.float32
 
 
-def test_a_head_bias_starts_at_zero_and_is_added_to_locations_only(
+def test_head_bias_starts_at_zero_and_is_added_to_locations_only(
     u: tuple[Tensor, Tensor],
 ) -> None:
     network = ActionNetwork(tiny_config(head_bias=True))
@@ -256,7 +256,7 @@ def test_a_head_bias_starts_at_zero_and_is_added_to_locations_only(
     torch.testing.assert_close(before[0], u[0] @ network.lm_head.weight.T)
 
 
-def test_the_classifier_gives_the_documents_probability() -> None:
+def test_classifier_gives_the_documents_probability() -> None:
     classifier = OvRClassifier(tiny_config(ovr_threshold_init=1.5))
     assert torch.equal(classifier.thresholds, torch.full((V,), 1.5))
     loc_S, scale_S = 3 * normal(B, T, V, seed=1), normal(B, T, V, seed=2).exp()
@@ -265,7 +265,7 @@ def test_the_classifier_gives_the_documents_probability() -> None:
     torch.testing.assert_close(p.double(), expected, rtol=1e-5, atol=0)
 
 
-def test_the_classifier_keeps_what_the_documents_form_loses_in_float32() -> None:
+def test_classifier_is_accurate_where_the_documents_form_cancels_in_float32() -> None:
     classifier = OvRClassifier(tiny_config(ovr_threshold_init=100.0))
     p = classifier(torch.zeros(1, 1, V), torch.full((1, 1, V), 1e-6))
     torch.testing.assert_close(p, torch.full((1, 1, V), 1e-8 / math.pi), rtol=1e-5, atol=0)
@@ -274,7 +274,7 @@ def test_the_classifier_keeps_what_the_documents_form_loses_in_float32() -> None
 # The networks, inside the model
 
 
-def test_the_networks_of_the_model_compute_what_it_computes(
+def test_networks_of_the_model_compute_the_same_as_the_model(
     model: CausalQwenMVPForCausalLM, ids: Tensor
 ) -> None:
     output = model(ids)
@@ -292,7 +292,7 @@ def test_the_networks_of_the_model_compute_what_it_computes(
     assert torch.equal(model.ovr_classifier(loc_S, scale_S), model.decision(output.s_dist))
 
 
-def test_the_networks_of_the_model_are_its_own_parameters_under_other_names(
+def test_networks_of_the_model_share_its_parameters(
     model: CausalQwenMVPForCausalLM,
 ) -> None:
     keys = set(model.state_dict())
@@ -319,7 +319,7 @@ def test_standard_inference_takes_the_most_probable_token_of_every_position(
 
 
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["shared", "fresh"])
-def test_causal_inference_asks_one_individual(
+def test_causal_inference_uses_one_individual(
     model: CausalQwenMVPForCausalLM, ids: Tensor, is_fresh: bool
 ) -> None:
     chosen = model.inference(
@@ -335,7 +335,7 @@ def test_causal_inference_asks_one_individual(
             assert chosen[row, place] == scores.argmax(), (row, place)
 
 
-def test_sampling_inference_moves_the_individual_by_the_exogenous_noise(
+def test_sampling_inference_shifts_the_location_by_exogenous_noise(
     model: CausalQwenMVPForCausalLM, ids: Tensor
 ) -> None:
     chosen = model.inference(ids, "sampling", individual=4, noise_gain=5.0)
@@ -376,7 +376,7 @@ def test_compatible_inference_can_normalise_one_vs_rest_by_the_sum(
 
 @pytest.mark.parametrize("mode", IDS_MODES)
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"temperature": 0.5, "min_density": 0.05}])
-def test_the_last_position_says_what_generate_says_next(
+def test_last_position_predicts_the_next_token_of_generate(
     model: CausalQwenMVPForCausalLM, mode: str, options: dict[str, Any]
 ) -> None:
     ids = torch.randint(V, (4, 6), generator=seeded(1))
@@ -391,7 +391,7 @@ def test_the_last_position_says_what_generate_says_next(
 
 
 @pytest.mark.parametrize("mode", ["sampling", "causal"])
-def test_inference_draws_individuals_from_its_generator_and_nothing_else(
+def test_inference_draws_individuals_from_its_generator_only(
     model: CausalQwenMVPForCausalLM, ids: Tensor, mode: str
 ) -> None:
     state = torch.get_rng_state()
@@ -407,7 +407,7 @@ def test_inference_draws_individuals_from_its_generator_and_nothing_else(
     )
 
 
-def test_saved_sampling_settings_do_not_stand_in_the_way_of_standard_inference(
+def test_standard_inference_ignores_saved_sampling_settings(
     model: CausalQwenMVPForCausalLM, ids: Tensor
 ) -> None:
     expected = model.inference(ids), model.generate_step_by_step(ids, 3)
@@ -416,19 +416,19 @@ def test_saved_sampling_settings_do_not_stand_in_the_way_of_standard_inference(
     assert torch.equal(model.generate_step_by_step(ids, 3), expected[1])
 
 
-def test_what_inference_does_not_know_it_refuses(
+def test_inference_with_invalid_arguments_raises(
     model: CausalQwenMVPForCausalLM, ids: Tensor
 ) -> None:
     for call in (model.inference, model.generate_step_by_step):
-        with pytest.raises(ValueError, match="'greedy' is unknown; choose one of standard"):
+        with pytest.raises(ValueError, match="'greedy'"):
             call(ids, mode="greedy")
-        with pytest.raises(TypeError, match="Unknown option temprature"):
+        with pytest.raises(TypeError, match="temprature"):
             call(ids, mode="causal", temprature=0.5)
-        with pytest.raises(ValueError, match=r"shape \(5,\) must be \(rows, tokens\)"):
+        with pytest.raises(ValueError, match=r"\(5,\)"):
             call(ids[0])
         with pytest.raises(ValueError, match="temperature=-1"):
             call(ids, mode="causal", temperature=-1)
-        with pytest.raises(ValueError, match="individual="):
+        with pytest.raises(ValueError, match="individual"):
             call(ids, mode="standard", individual=3)
 
 
@@ -444,7 +444,7 @@ def test_what_inference_does_not_know_it_refuses(
         ("sampling", {"individual": 9, "noise_gain": 10.0}),
     ],
 )
-def test_step_by_step_is_inference_repeated(
+def test_generate_step_by_step_repeats_inference(
     model: CausalQwenMVPForCausalLM, ids: Tensor, mode: str, options: dict[str, Any]
 ) -> None:
     text = ids
@@ -454,7 +454,7 @@ def test_step_by_step_is_inference_repeated(
 
 
 @pytest.mark.parametrize("normalization", ["softmax", "ovr"])
-def test_step_by_step_draws_compatible_tokens_from_the_whole_distribution(
+def test_generate_step_by_step_draws_compatible_tokens_from_the_whole_distribution(
     model: CausalQwenMVPForCausalLM, ids: Tensor, normalization: str
 ) -> None:
     draws = 4000
@@ -472,7 +472,7 @@ def test_step_by_step_draws_compatible_tokens_from_the_whole_distribution(
 
 
 @pytest.mark.parametrize("mode", ["compatible", "causal", "sampling"])
-def test_step_by_step_draws_from_its_generator_and_nothing_else(
+def test_generate_step_by_step_draws_from_its_generator_only(
     model: CausalQwenMVPForCausalLM, ids: Tensor, mode: str
 ) -> None:
     state = torch.get_rng_state()
@@ -484,9 +484,7 @@ def test_step_by_step_draws_from_its_generator_and_nothing_else(
     assert not torch.equal(once, other)
 
 
-def test_a_row_ends_at_its_own_end_and_not_at_the_first_rows(
-    model: CausalQwenMVPForCausalLM, ids: Tensor
-) -> None:
+def test_every_row_ends_at_its_own_end_token(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
     free = model.generate_step_by_step(ids, 6)
     end = int(free[0, T])
     model.generation_config.eos_token_id = end
@@ -500,14 +498,14 @@ def test_a_row_ends_at_its_own_end_and_not_at_the_first_rows(
         assert torch.equal(ended[row], free[row])
 
 
-def test_no_new_tokens_are_no_error(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
+def test_zero_new_tokens_return_the_prompt(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
     assert torch.equal(model.generate_step_by_step(ids, max_length=0), ids)
 
 
 # debug_forward_pass and training
 
 
-def test_the_debug_pass_shows_every_stage_and_returns_the_scores(
+def test_debug_pass_shows_every_stage_and_returns_the_scores(
     model: CausalQwenMVPForCausalLM, ids: Tensor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loc_S, scale_S = model.debug_forward_pass(ids)
@@ -523,9 +521,7 @@ def test_the_debug_pass_shows_every_stage_and_returns_the_scores(
     assert not loc_S.requires_grad
 
 
-def test_a_training_step_gives_the_models_own_loss(
-    model: CausalQwenMVPForCausalLM, ids: Tensor
-) -> None:
+def test_training_step_gives_the_models_loss(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
     labels = ids.clone()
     labels[:, :2] = -100
     batch = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
@@ -534,12 +530,12 @@ def test_a_training_step_gives_the_models_own_loss(
     assert torch.equal(loss, model.training_step(batch))
     loss.backward()
     assert model.action.b_noise.grad.abs().sum() > 0
-    with pytest.raises(ValueError, match="needs labels"):
+    with pytest.raises(ValueError, match="labels"):
         model.training_step({"input_ids": ids})
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_the_one_vs_rest_loss_is_the_documents_cross_entropy_of_the_next_token(
+def test_ovr_loss_is_the_documents_cross_entropy_of_the_next_token(
     model: CausalQwenMVPForCausalLM, ids: Tensor, reduction: str
 ) -> None:
     model.config.ovr_reduction = reduction
@@ -554,9 +550,7 @@ def test_the_one_vs_rest_loss_is_the_documents_cross_entropy_of_the_next_token(
     torch.testing.assert_close(loss, model(ids, labels=ids).loss)
 
 
-def test_the_calls_are_functions_of_a_model_too(
-    model: CausalQwenMVPForCausalLM, ids: Tensor
-) -> None:
+def test_calls_are_also_functions_of_a_model(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
     assert torch.equal(inference(model, ids), model.inference(ids))
     assert torch.equal(
         generate_step_by_step(model, ids, 3, "causal", individual=1),

@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "playground": _LIBRARY,
     "__main__": {"cli"},
     "_aliases": set(),
-    "_registration": {"model", "modeling"},
+    "_registration": {"model"},
     "__init__": _LIBRARY | {"_aliases", "_registration"},
 }
 NO_TORCH = ("options", "paths", "terminal", "text", "individuals", "decoding", "engine")

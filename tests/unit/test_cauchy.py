@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import Tensor
 
+import causal_qwen
 from causal_qwen.modeling.cauchy import Cauchy
 
 LOC, SCALE = -1.7, 0.35
@@ -41,21 +43,33 @@ def check(actual: Tensor, expected: np.ndarray | float, rtol: float, atol: float
     np.testing.assert_allclose(actual.double().numpy(), expected, rtol=rtol, atol=atol)
 
 
-# --- float64: SciPy is the truth
+# --- float64: SciPy is the reference
 
 
 def test_cdf_is_scipys() -> None:
     check(cauchy().cdf(torch.from_numpy(VALUES)), stats.cauchy.cdf(VALUES, LOC, SCALE), 1e-12)
 
 
-def test_exceedance_is_scipys_survival_function() -> None:
+def test_sf_is_scipys() -> None:
     check(cauchy().sf(torch.from_numpy(VALUES)), stats.cauchy.sf(VALUES, LOC, SCALE), 1e-12)
 
 
-def test_log_exceedance_and_log_shortfall_are_the_logarithms_of_both_tails() -> None:
+def test_log_sf_and_log_cdf_are_the_logarithms_of_both_tails() -> None:
     z = (VALUES - LOC) / SCALE
     check(cauchy().log_sf(torch.from_numpy(VALUES)), log_cdf(-z), 1e-11)
     check(cauchy().log_cdf(torch.from_numpy(VALUES)), log_cdf(z), 1e-11)
+
+
+def test_names_of_version_0_3_give_the_same_results() -> None:
+    variable: Any = causal_qwen.Cauchy(*cauchy())
+    for old, new in {
+        "exceedance": "sf",
+        "log_exceedance": "log_sf",
+        "log_shortfall": "log_cdf",
+        "quantile": "icdf",
+    }.items():
+        value = torch.full_like(variable.loc, 0.25)
+        assert torch.equal(getattr(variable, old)(value), getattr(variable, new)(value)), old
 
 
 def test_log_prob_is_scipys_log_density_and_nll_its_negative() -> None:
@@ -64,7 +78,7 @@ def test_log_prob_is_scipys_log_density_and_nll_its_negative() -> None:
     check(cauchy().nll(torch.from_numpy(VALUES)), -expected, 1e-12)
 
 
-def test_quantile_is_scipys_percent_point_function_in_both_tails() -> None:
+def test_icdf_is_scipys_ppf_in_both_tails() -> None:
     p = np.concatenate([np.logspace(-300, -1, 40), np.linspace(0.11, 0.89, 40)])
     expected = stats.cauchy.ppf(p, LOC, SCALE)
     tail = p < 1e-8  # SciPy's own ppf cancels there; the tail is -scale / (pi p)
@@ -75,26 +89,26 @@ def test_quantile_is_scipys_percent_point_function_in_both_tails() -> None:
 
 
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.999])
-def test_an_interval_is_scipys_and_holds_its_level(level: float) -> None:
+def test_interval_is_scipys_and_has_probability_level(level: float) -> None:
     low, high = cauchy().interval(level)
     check(torch.stack([low, high]), stats.cauchy.interval(level, LOC, SCALE), 1e-12)
     assert float(cauchy().cdf(high) - cauchy().cdf(low)) == pytest.approx(level, abs=1e-12)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 1.5, math.nan])
-def test_an_interval_of_no_probability_is_refused(level: float) -> None:
-    with pytest.raises(ValueError, match=r"level=.* is outside \(0, 1\)"):
+def test_interval_level_outside_0_to_1_raises(level: float) -> None:
+    with pytest.raises(ValueError, match="level="):
         cauchy().interval(level)
 
 
 @pytest.mark.parametrize("value", [-40.0, -2.0, LOC, -1.6, 0.0, 3.0, 250.0])
-def test_crps_is_its_defining_integral(value: float) -> None:
+def test_crps_equals_its_defining_integral(value: float) -> None:
     below, _ = integrate.quad(lambda x: stats.cauchy.cdf(x, LOC, SCALE) ** 2, -np.inf, value)
     above, _ = integrate.quad(lambda x: stats.cauchy.sf(x, LOC, SCALE) ** 2, value, np.inf)
     assert float(cauchy().crps(value)) == pytest.approx(below + above, rel=1e-6)
 
 
-def test_crps_at_the_median_is_known() -> None:
+def test_crps_at_the_median_has_its_closed_form() -> None:
     assert float(cauchy().crps(LOC)) == pytest.approx(SCALE * 2 * math.log(2) / math.pi, rel=1e-12)
 
 
@@ -131,7 +145,7 @@ def test_float32_probabilities_do_not_cancel_where_the_textbook_form_is_zero() -
     assert float(p) == pytest.approx(1e-9 / math.pi, rel=1e-6)
 
 
-def test_float32_quantiles_are_accurate_in_both_tails() -> None:
+def test_float32_icdf_is_accurate_in_both_tails() -> None:
     standard = cauchy(0.0, 1.0, torch.float32)
     p = np.concatenate([np.logspace(-35, -1, 35), np.linspace(0.2, 0.8, 7)]).astype(np.float32)
     small = p.astype(np.float64)
@@ -143,7 +157,7 @@ def test_float32_quantiles_are_accurate_in_both_tails() -> None:
 
 
 @pytest.mark.parametrize("level", [0.5, 0.99, 0.9999999, 1 - 1e-9])
-def test_a_float32_interval_is_symmetric_and_finite(level: float) -> None:
+def test_float32_interval_is_symmetric_and_finite(level: float) -> None:
     low, high = cauchy(0.0, 1.0, torch.float32).interval(level)
     reach = 1 / math.tan(math.pi * (1 - level) / 2)
     assert float(low) == pytest.approx(-reach, rel=1e-5)
@@ -156,7 +170,7 @@ def test_float32_crps_is_accurate_from_the_centre_to_1e30() -> None:
     check(cauchy(0.0, 1.0, torch.float32).crps(torch.from_numpy(FAR)), expected, 1e-6)
 
 
-def test_a_variable_at_minus_infinity_exceeds_nothing() -> None:
+def test_variable_at_minus_infinity_has_sf_zero() -> None:
     masked = cauchy(-math.inf, 1.0, torch.float32)
     assert float(masked.sf(5.0)) == 0
     assert float(masked.log_sf(5.0)) == -math.inf
@@ -170,7 +184,7 @@ FUNCTIONS = ["cdf", "exceedance", "log_exceedance", "log_shortfall", "log_prob",
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
+def test_gradients_match_finite_differences(name: str) -> None:
     loc = torch.tensor([-3.0, 0.0, 0.2, 5.0], dtype=torch.float64, requires_grad=True)
     scale = torch.tensor([0.1, 2.0, 1.0, 0.7], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda a, b: getattr(Cauchy(a, b), name)(0.4), (loc, scale))
@@ -211,7 +225,7 @@ def test_float32_gradients_of_log_probabilities_stay_accurate_in_the_tails(scale
 
 
 @given(locs, scales, values)
-def test_the_two_tails_sum_to_one(loc: float, scale: float, value: float) -> None:
+def test_sf_and_cdf_sum_to_one(loc: float, scale: float, value: float) -> None:
     x = cauchy(loc, scale)
     assert float(x.cdf(value) + x.sf(value)) == pytest.approx(1, abs=1e-14)
     tails = x.log_sf(value).exp() + x.log_cdf(value).exp()
@@ -219,13 +233,13 @@ def test_the_two_tails_sum_to_one(loc: float, scale: float, value: float) -> Non
 
 
 @given(locs, scales, probabilities)
-def test_the_quantile_inverts_the_cdf(loc: float, scale: float, p: float) -> None:
+def test_icdf_inverts_the_cdf(loc: float, scale: float, p: float) -> None:
     x = cauchy(loc, scale)
     assert float(x.cdf(x.icdf(p))) == pytest.approx(p, rel=1e-5)
 
 
 @given(locs, scales, values)
-def test_the_mirror_image_swaps_the_tails(loc: float, scale: float, value: float) -> None:
+def test_negation_swaps_the_tails(loc: float, scale: float, value: float) -> None:
     x, mirrored = cauchy(loc, scale), cauchy(-loc, scale)
     assert float(x.log_sf(value)) == float(mirrored.log_cdf(-value))
     assert float(x.log_prob(value)) == float(mirrored.log_prob(-value))
@@ -233,7 +247,7 @@ def test_the_mirror_image_swaps_the_tails(loc: float, scale: float, value: float
 
 
 @given(locs, scales, values, st.floats(0.1, 10), locs)
-def test_an_affine_image_has_the_probabilities_of_its_preimage(
+def test_affine_map_of_one_variable_keeps_probabilities(
     loc: float, scale: float, value: float, slope: float, offset: float
 ) -> None:
     x = cauchy(loc, scale)
@@ -258,7 +272,7 @@ def test_crps_is_positive_and_smallest_at_the_median(
 # --- draws
 
 
-def test_a_linear_image_of_400k_draws_has_the_predicted_quantiles() -> None:
+def test_linear_map_of_400k_draws_has_the_predicted_quantiles() -> None:
     """Linear stability, the one law everything rests on: a.U + b ~ Cauchy(a.loc + b, |a|.scale)."""
     draws, size = 400_000, 5
     generator = torch.Generator().manual_seed(7)
@@ -283,7 +297,7 @@ def test_a_linear_image_of_400k_draws_has_the_predicted_quantiles() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_sample_passes_the_kolmogorov_smirnov_test(dtype: torch.dtype) -> None:
+def test_samples_pass_the_kolmogorov_smirnov_test(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(11)
     x = Cauchy(torch.full((50_000,), LOC, dtype=dtype), torch.full((50_000,), SCALE, dtype=dtype))
     sample = x.sample(generator)
@@ -291,7 +305,7 @@ def test_a_sample_passes_the_kolmogorov_smirnov_test(dtype: torch.dtype) -> None
     assert stats.kstest(sample.numpy(), stats.cauchy(LOC, SCALE).cdf).pvalue > 0.01
 
 
-def test_a_sample_depends_on_its_generator_alone() -> None:
+def test_samples_depend_only_on_the_generator() -> None:
     x = Cauchy(torch.zeros(9), torch.ones(9))
     first = x.sample(torch.Generator().manual_seed(3))
     torch.manual_seed(99)
@@ -300,7 +314,7 @@ def test_a_sample_depends_on_its_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_uniform_draw_of_zero_becomes_a_plausible_number(
+def test_uniform_draw_of_zero_gives_a_finite_sample(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rand() is 0 once in 2^24 draws (float32): there the quantile of its cell, not 1e37."""

@@ -129,7 +129,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_loss_is_the_brute_force_reference(make_model: Make, variant: str) -> None:
+def test_loss_equals_the_brute_force_reference(make_model: Make, variant: str) -> None:
     model = make_model(**{**FIELDS, **VARIANTS[variant]})
     data = batch()
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_the_loss_is_the_brute_force_reference(make_model: Make, variant: str) -
         )
 
 
-def test_the_terms_tell_the_variants_apart(make_model: Make) -> None:
+def test_variants_have_different_terms(make_model: Make) -> None:
     """The guard of the test above: its reference is sensitive to what it varies."""
     losses = []
     for variant in ("default", "linear values", "gate floor", "weights", "head bias"):
@@ -177,7 +177,7 @@ def test_tokens_and_numbers_are_reduced_separately(make_model: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_narrow_model_has_the_loss_of_its_own_u_in_float32(
+def test_narrow_model_computes_the_loss_of_its_u_in_float32(
     make_model: Make, dtype: torch.dtype
 ) -> None:
     model = make_model(**FIELDS, compat_loss_weight=1.0).to(dtype)
@@ -209,7 +209,7 @@ def test_labels_are_shifted_to_the_next_token(make_model: Make) -> None:
         assert not torch.equal(model(**{**data, "labels": second}).loss, expected)
 
 
-def test_shift_labels_are_taken_as_they_are(make_model: Make) -> None:
+def test_shift_labels_are_used_unshifted(make_model: Make) -> None:
     model = make_model(**FIELDS)
     data = batch()
     labels, targets = shifted(data)
@@ -222,7 +222,7 @@ def test_shift_labels_are_taken_as_they_are(make_model: Make) -> None:
     assert torch.equal(both, expected)
 
 
-def test_targets_default_to_the_values_and_can_be_given(make_model: Make) -> None:
+def test_targets_default_to_the_values(make_model: Make) -> None:
     model = make_model(**FIELDS)
     data = batch()
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_targets_default_to_the_values_and_can_be_given(make_model: Make) -> Non
     assert not torch.equal(other, expected)
 
 
-def test_ignored_labels_count_for_nothing(make_model: Make) -> None:
+def test_ignored_labels_have_no_effect(make_model: Make) -> None:
     model = make_model(**FIELDS, compat_loss_weight=1.0)
     data = batch()
     with torch.no_grad():
@@ -264,7 +264,7 @@ def test_padding_changes_neither_loss_nor_gradients(make_model: Make) -> None:
         torch.testing.assert_close(padded_gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_of_ignored_labels_costs_nothing_and_has_gradients(make_model: Make) -> None:
+def test_batch_of_ignored_labels_has_zero_loss_and_gradients(make_model: Make) -> None:
     model = make_model(**FIELDS, compat_loss_weight=1.0)
     data = batch()
     loss, gradients = loss_and_gradients(model, {**data, "labels": data["labels"] * 0 + IGNORE})
@@ -272,7 +272,7 @@ def test_a_batch_of_ignored_labels_costs_nothing_and_has_gradients(make_model: M
     assert all(not gradient.any() for gradient in gradients.values())
 
 
-def test_values_beside_other_tokens_are_never_looked_at(make_model: Make) -> None:
+def test_targets_at_other_tokens_have_no_effect(make_model: Make) -> None:
     model = make_model(**FIELDS)
     data = batch()
     targets = data["numeric_values"].clone()
@@ -285,7 +285,7 @@ def test_values_beside_other_tokens_are_never_looked_at(make_model: Make) -> Non
 
 
 @pytest.mark.parametrize("as_tensor", [True, False])
-def test_two_micro_batches_make_one_big_batch(make_model: Make, as_tensor: bool) -> None:
+def test_two_micro_batches_equal_one_big_batch(make_model: Make, as_tensor: bool) -> None:
     """With the whole batch's counts the sum of both losses, and gradients, is the big one's."""
     model = make_model(**FIELDS, compat_loss_weight=0.7)
     data = batch()
@@ -309,7 +309,7 @@ def test_two_micro_batches_make_one_big_batch(make_model: Make, as_tensor: bool)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_batch_without_numbers_has_a_regression_loss_of_exactly_0_with_a_graph(
+def test_batch_without_numbers_has_regression_loss_0_with_a_graph(
     make_model: Make, training: bool
 ) -> None:
     model = make_model(**FIELDS, value_direction_trainable=True).train(training)
@@ -327,7 +327,7 @@ def test_a_batch_without_numbers_has_a_regression_loss_of_exactly_0_with_a_graph
     assert model.abduction.scale.weight.grad.any()
 
 
-def test_every_parameter_gets_a_gradient_without_values_at_all(make_model: Make) -> None:
+def test_every_parameter_gets_a_gradient_without_values(make_model: Make) -> None:
     model = make_model(**FIELDS, value_direction_trainable=True, head_bias=True).train()
     ids = batch(numbers=False)["input_ids"]
     model(ids, labels=ids).loss.backward()
@@ -336,7 +336,7 @@ def test_every_parameter_gets_a_gradient_without_values_at_all(make_model: Make)
         assert torch.isfinite(parameter.grad).all(), name
 
 
-def test_a_model_without_a_number_token_has_no_regression(make_model: Make) -> None:
+def test_model_without_a_number_token_has_no_regression_loss(make_model: Make) -> None:
     model = make_model(causal_size=C)
     data = batch()
     with torch.no_grad():
@@ -347,7 +347,7 @@ def test_a_model_without_a_number_token_has_no_regression(make_model: Make) -> N
     assert float(terms.total) == float(terms.classification) > 0
 
 
-def test_the_gate_lets_no_gradient_through_by_default(make_model: Make) -> None:
+def test_gate_passes_no_gradient_by_default(make_model: Make) -> None:
     """A hard value must not teach the model to stop predicting <NUM>."""
     only_numbers = {"classification_loss_weight": 0.0, "regression_loss_weight": 1.0}
     detached = make_model(**FIELDS, **only_numbers)
@@ -364,7 +364,7 @@ def test_the_gate_lets_no_gradient_through_by_default(make_model: Make) -> None:
     assert gradients["lm_head.weight"][NUM].any()
 
 
-def test_a_gate_floor_of_1_is_no_gate(make_model: Make) -> None:
+def test_gate_alpha_of_1_disables_the_gate(make_model: Make) -> None:
     model = make_model(**FIELDS, gate_alpha=1.0, value_space="linear")
     data = batch()
     labels, targets = shifted(data)
@@ -379,7 +379,7 @@ def test_a_gate_floor_of_1_is_no_gate(make_model: Make) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 20, 21, 1000])
-def test_the_chunk_size_changes_neither_loss_nor_gradients(make_model: Make, size: int) -> None:
+def test_chunk_size_changes_neither_loss_nor_gradients(make_model: Make, size: int) -> None:
     whole = make_model(**FIELDS, compat_loss_weight=1.0)
     chunked = make_model(**FIELDS, compat_loss_weight=1.0, loss_chunk_size=size)
     loss, gradients = loss_and_gradients(whole, batch())
@@ -391,7 +391,7 @@ def test_the_chunk_size_changes_neither_loss_nor_gradients(make_model: Make, siz
         )
 
 
-def test_the_loss_is_the_same_without_gradients(make_model: Make) -> None:
+def test_loss_is_the_same_without_gradients(make_model: Make) -> None:
     model = make_model(**FIELDS)
     with_graph = model(**batch()).loss
     with torch.no_grad():
@@ -417,7 +417,7 @@ def loss_and_gradients(model: Any, data: dict[str, Any]) -> tuple[Tensor, dict[s
 
 
 @pytest.mark.parametrize("variant", ["default", "gate with gradient", "head bias", "chunks of 2"])
-def test_gradients_are_those_of_the_float64_reference(make_model: Make, variant: str) -> None:
+def test_gradients_match_the_float64_reference(make_model: Make, variant: str) -> None:
     """U of a float64 copy through the brute-force loss; our float32 gradients must be close."""
     model = make_model(**{**FIELDS, **VARIANTS[variant]})
     data = batch()
@@ -492,8 +492,8 @@ def test_gradients_reach_labels_far_below_their_threshold(make_model: Make) -> N
     assert float(model.decision.threshold.grad[:4].abs().max()) < 1e-15
 
 
-def test_shifted_labels_beside_values_need_shifted_targets(make_model: Any) -> None:
+def test_shift_labels_with_values_need_numeric_targets(make_model: Any) -> None:
     model = make_model(num_token_id=5)
     ids = torch.tensor([[3, 5, 7, 5]])
-    with pytest.raises(ValueError, match="need numeric_targets"):
+    with pytest.raises(ValueError, match="numeric_targets"):
         model(ids, numeric_values=(ids == 5).double(), shift_labels=ids)

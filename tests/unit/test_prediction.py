@@ -385,5 +385,5 @@ def test_a_processor_of_another_tokenizer_is_refused(model: Any, byte_tokenizer:
 
 
 def test_an_unknown_field_is_refused(model: Any, processor: Any) -> None:
-    with pytest.raises(ValueError, match="field='size' is unknown; this model knows default, pric"):
+    with pytest.raises(ValueError, match="field='size' is unknown; this model has default, pric"):
         model.predict("one", processor, field="size")

@@ -1,4 +1,4 @@
-"""The processor: ids and values that belong together, and the way back to text."""
+"""The processor: text -> ids and values, and back."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def processor(base: Any) -> Any:
 # ---------------------------------------------------------------- text -> ids and values
 
 
-def test_a_number_becomes_one_token_with_its_value_beside_it(processor: Any) -> None:
+def test_number_becomes_one_token_with_its_value(processor: Any) -> None:
     inputs = processor("The price is 99.9 euro", return_offsets_mapping=True)
     tokens = processor.tokenizer.convert_ids_to_tokens(inputs.input_ids)
     assert tokens == ["The", "Ġprice", "Ġis", "Ġ", "<NUM>", "Ġeuro"]
@@ -90,7 +90,7 @@ def test_a_number_becomes_one_token_with_its_value_beside_it(processor: Any) -> 
     assert inputs.offset_mapping[3:5] == [(12, 13), (13, 17)]
 
 
-def test_as_text_a_number_stays_its_digits(processor: Any, base: Any) -> None:
+def test_text_encoding_keeps_digits(processor: Any, base: Any) -> None:
     inputs = processor("It is 99.9", encode_numbers="text")
     tokens = processor.tokenizer.convert_ids_to_tokens(inputs.input_ids)
     assert tokens == ["It", "Ġis", "Ġ", "9", "9", ".", "9"]
@@ -110,7 +110,7 @@ def test_as_text_a_number_stays_its_digits(processor: Any, base: Any) -> None:
         ("<NUM>", "[<NUM>]", [0] * 7),
     ],
 )
-def test_what_the_tokenizer_puts_around_a_text_is_put_around_it_once(
+def test_special_tokens_are_added_once_per_text(
     text: str, tokens: str, values: list[float]
 ) -> None:
     processor = tiny(is_framed=True)
@@ -148,7 +148,7 @@ def test_there_are_as_many_number_tokens_as_values(processor: Any, text: str) ->
 @given(ANY_TEXT)
 @example("literal <NUM> 7")
 @example(" two  spaces\n\n\ttab ")
-def test_as_text_the_ids_are_the_base_tokenizers(processor: Any, base: Any, text: str) -> None:
+def test_text_encoding_gives_the_base_tokenizers_ids(processor: Any, base: Any, text: str) -> None:
     assert processor(text, encode_numbers="text").input_ids == base(text).input_ids
 
 
@@ -159,7 +159,7 @@ def test_offsets_cover_the_source_text(text: str) -> None:
     assert "".join(text[start:end] for start, end in offsets) == text
 
 
-def test_a_typed_token_name_is_text(processor: Any) -> None:
+def test_typed_placeholder_is_encoded_as_text(processor: Any) -> None:
     inputs = processor("<NUM> <gh_stars> <|im_end|>")
     tokens = processor.tokenizer.convert_ids_to_tokens(inputs.input_ids)
     assert tokens == ["<", "NUM", ">", "Ġ<", "gh", "_", "stars", ">", "Ġ", "<|im_end|>"]
@@ -190,7 +190,7 @@ CUTS: list[tuple[dict[str, Any], str, list[float]]] = [
 
 
 @pytest.mark.parametrize(("options", "tokens", "values"), CUTS)
-def test_ids_and_values_are_cut_together(
+def test_truncation_cuts_ids_and_values_together(
     options: dict[str, Any], tokens: str, values: list[float]
 ) -> None:
     options = dict(options)
@@ -202,7 +202,7 @@ def test_ids_and_values_are_cut_together(
     assert inputs.attention_mask == [1] * len(values)
 
 
-def test_truncation_alone_cuts_to_what_the_tokenizer_says() -> None:
+def test_truncation_without_max_length_uses_the_tokenizers_limit() -> None:
     processor = tiny(model_max_length=4)
     assert shown(processor, processor("ab 12 cd", truncation=True).input_ids) == "ab #"
     assert shown(processor, processor("ab 12 cd").input_ids) == "ab # cd"
@@ -239,7 +239,7 @@ def test_truncation_alone_cuts_to_what_the_tokenizer_says() -> None:
         ),
     ],
 )
-def test_ids_values_and_mask_are_padded_together(
+def test_padding_fills_ids_values_and_mask_together(
     options: dict[str, Any], rows: list[str], values: Any, masks: Any
 ) -> None:
     inputs = TINY(["a 5", "xy"], **options)
@@ -248,7 +248,7 @@ def test_ids_values_and_mask_are_padded_together(
     assert inputs.attention_mask == masks
 
 
-def test_a_tokenizer_that_pads_left_is_asked() -> None:
+def test_padding_side_defaults_to_the_tokenizers() -> None:
     processor = tiny(padding_side="left", is_framed=True)
     inputs = processor(["a 5", ""], return_tensors="np", return_offsets_mapping=True)
     assert [shown(processor, ids) for ids in inputs.input_ids] == ["[a #]", "___[]"]
@@ -273,7 +273,7 @@ def test_a_tokenizer_that_pads_left_is_asked() -> None:
         {"add_special_tokens": False, "truncation": True, "max_length": 2},
     ],
 )
-def test_as_text_every_option_does_what_it_does_in_the_tokenizer(
+def test_text_encoding_treats_every_option_as_the_tokenizer_does(
     options: dict[str, Any], is_framed: bool, padding_side: str, truncation_side: str
 ) -> None:
     plain = byte_tokenizer(
@@ -291,7 +291,7 @@ def test_as_text_every_option_does_what_it_does_in_the_tokenizer(
 
 
 @pytest.mark.parametrize("kind", ["pt", TensorType.PYTORCH])
-def test_tensors_are_padded_without_being_asked(kind: Any) -> None:
+def test_tensors_are_padded_by_default(kind: Any) -> None:
     inputs = TINY(["a 99.9", "b"], return_tensors=kind)
     assert [shown(TINY, ids) for ids in inputs.input_ids] == ["a #", "b__"]
     assert inputs.input_ids.dtype == inputs.attention_mask.dtype == torch.int64
@@ -308,7 +308,7 @@ def test_one_text_gives_one_row() -> None:
     assert TINY(text="a 5").numeric_values == [0, 0, 5]
 
 
-def test_nothing_is_a_batch_too() -> None:
+def test_empty_batch_returns_empty_result() -> None:
     assert TINY([]) == {"input_ids": [], "attention_mask": [], "numeric_values": []}
     for kind in ("pt", "np"):
         inputs = TINY([], return_tensors=kind, return_offsets_mapping=True)
@@ -319,13 +319,13 @@ def test_nothing_is_a_batch_too() -> None:
     assert empty.input_ids.dtype == torch.int64
 
 
-def test_a_batch_without_numbers_has_values_of_zero() -> None:
+def test_batch_without_numbers_has_values_of_zero() -> None:
     inputs = TINY(["ab", "c"], return_tensors="pt")
     assert inputs.numeric_values.tolist() == [[0, 0], [0, 0]]
     assert TINY.num_token_id not in inputs.input_ids
 
 
-def test_columns_can_be_left_out_or_added() -> None:
+def test_columns_can_be_omitted_or_added() -> None:
     assert list(TINY("5")) == ["input_ids", "attention_mask", "numeric_values"]
     assert TINY.model_input_names == ["input_ids", "attention_mask", "numeric_values"]
     assert list(TINY("5", return_attention_mask=False)) == ["input_ids", "numeric_values"]
@@ -335,7 +335,7 @@ def test_columns_can_be_left_out_or_added() -> None:
 # ---------------------------------------------------------------- the id of <NUM>
 
 
-def test_smollm2_gives_up_an_idle_token(processor: Any, base: Any) -> None:
+def test_smollm2_uses_an_unused_token_for_numbers(processor: Any, base: Any) -> None:
     assert base.convert_ids_to_tokens(7) == "<gh_stars>"
     assert processor.num_token_id == 7
     assert processor.tokenizer.convert_ids_to_tokens(7) == "<NUM>"
@@ -344,13 +344,13 @@ def test_smollm2_gives_up_an_idle_token(processor: Any, base: Any) -> None:
     assert 7 not in processor.tokenizer.all_special_ids
 
 
-def test_a_reserved_id_comes_before_an_idle_token(tmp_path: Path) -> None:
+def test_reserved_id_is_preferred_to_an_unused_token(tmp_path: Path) -> None:
     tokenizer = beside(byte_tokenizer("<reserved_0>"), tmp_path, vocab_size=300)
     assert len(tokenizer) == 260
     assert CausalQwenProcessor(tokenizer).num_token_id == 260
 
 
-def test_without_reserved_ids_the_idle_token_is_taken(tmp_path: Path) -> None:
+def test_unused_token_is_taken_without_reserved_ids(tmp_path: Path) -> None:
     tokenizer = beside(byte_tokenizer("<reserved_0>"), tmp_path, vocab_size=260)
     processor = CausalQwenProcessor(tokenizer, "value")
     assert processor.num_token_id == 3
@@ -358,14 +358,14 @@ def test_without_reserved_ids_the_idle_token_is_taken(tmp_path: Path) -> None:
     assert shown(processor, processor("<reserved_0>5").input_ids) == "<reserved_0>#"
 
 
-def test_only_otherwise_it_is_a_new_one(tmp_path: Path) -> None:
+def test_new_id_is_added_without_reserved_ids_and_unused_tokens(tmp_path: Path) -> None:
     assert TINY.num_token_id == 259
     assert len(TINY.tokenizer) == 260
     full = beside(byte_tokenizer(), tmp_path, vocab_size=259)
     assert CausalQwenProcessor(full).num_token_id == 259
 
 
-def test_a_token_in_use_is_not_idle() -> None:
+def test_token_of_settings_or_chat_template_is_not_unused() -> None:
     assert tiny("<unused0>", "<unused1>", pad_token="<unused0>").num_token_id == 4
     assert tiny("<unused0>", "<unused1>", chat_template="<unused0>").num_token_id == 4
     assert tiny("<start_of_turn>").num_token_id == 260
@@ -375,7 +375,7 @@ def test_a_token_in_use_is_not_idle() -> None:
     "name",
     ["<gh_stars>", "<|reserved_special_token_5|>", "<unused12>", "[unused3]", "<extra_id_0>"],
 )
-def test_idle_tokens_have_many_names(name: str) -> None:
+def test_names_of_unused_tokens_are_recognised(name: str) -> None:
     assert tiny(name).num_token_id == 3
 
 
@@ -385,7 +385,7 @@ def test_skipping_special_tokens_does_not_skip_numbers(processor: Any) -> None:
         assert reader.tokenizer.decode(ids, skip_special_tokens=True) == "<NUM>"
 
 
-def test_it_is_installed_once() -> None:
+def test_installing_the_number_token_twice_keeps_its_id() -> None:
     tokenizer = byte_tokenizer("<unused0>", "<unused1>")
     assert [install_number_token(tokenizer, size) for size in (None, 300, 10)] == [3, 3, 3]
     first, second = CausalQwenProcessor(tokenizer), CausalQwenProcessor(tokenizer)
@@ -393,7 +393,7 @@ def test_it_is_installed_once() -> None:
     assert len(tokenizer) == 261
 
 
-def test_a_given_up_token_does_not_come_back(tmp_path: Path) -> None:
+def test_replaced_token_is_absent_after_saving_and_loading(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer("<unused0>", "<box>", extra_special_tokens=["<unused0>", "<box>"])
     CausalQwenProcessor(tokenizer).save_pretrained(tmp_path)
     again = CausalQwenProcessor.from_pretrained(tmp_path)
@@ -417,7 +417,7 @@ def saved(
 
 
 @pytest.mark.parametrize("loader", [CausalQwenProcessor, AutoProcessor])
-def test_a_saved_processor_reads_and_writes_the_same(
+def test_saved_processor_encodes_and_decodes_the_same(
     loader: Any, saved: Path, processor: Any
 ) -> None:
     again = loader.from_pretrained(saved)
@@ -430,25 +430,25 @@ def test_a_saved_processor_reads_and_writes_the_same(
         assert again.decode(inputs.input_ids, inputs.numeric_values) == text
 
 
-def test_the_way_of_reading_can_be_chosen_when_loading(saved: Path, tmp_path: Path) -> None:
+def test_encode_numbers_can_be_set_when_loading(saved: Path, tmp_path: Path) -> None:
     reader = CausalQwenProcessor.from_pretrained(saved, encode_numbers="text")
     assert reader("5").numeric_values == [0]
     reader.save_pretrained(tmp_path)
     assert CausalQwenProcessor.from_pretrained(tmp_path).encode_numbers == "text"
     reader = CausalQwenProcessor.from_pretrained(tmp_path, encode_numbers="value")
     assert reader("5").numeric_values == [5]
-    with pytest.raises(ValueError, match="encode_numbers='digits' is unknown"):
+    with pytest.raises(ValueError, match="encode_numbers='digits'"):
         CausalQwenProcessor.from_pretrained(saved, encode_numbers="digits")
 
 
-def test_the_tokenizer_can_still_be_loaded_alone(saved: Path, base: Any) -> None:
+def test_tokenizer_can_be_loaded_without_the_processor(saved: Path, base: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(saved)
     assert tokenizer.chat_template == base.chat_template
     assert tokenizer("The price is 5").input_ids == base("The price is 5").input_ids
     assert tokenizer.convert_tokens_to_ids("<NUM>") == 7
 
 
-def test_copies_read_the_same() -> None:
+def test_copies_encode_the_same() -> None:
     for reader in (copy.deepcopy(TINY), pickle.loads(pickle.dumps(TINY))):
         assert reader("<NUM> 5") == TINY("<NUM> 5")
 
@@ -456,7 +456,7 @@ def test_copies_read_the_same() -> None:
 # ---------------------------------------------------------------- chats
 
 
-def test_a_chat_has_values(processor: Any, base: Any) -> None:
+def test_chat_template_encodes_values(processor: Any, base: Any) -> None:
     chat = [{"role": "user", "content": "Is 5 more than 3.5?"}]
     options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
     inputs = processor.apply_chat_template(chat, add_generation_prompt=True, **options)
@@ -467,7 +467,7 @@ def test_a_chat_has_values(processor: Any, base: Any) -> None:
     assert processor.decode(inputs.input_ids, inputs.numeric_values) == [prompt]
 
 
-def test_a_batch_of_chats_has_values() -> None:
+def test_chat_template_encodes_values_of_a_batch() -> None:
     processor = tiny(chat_template=CHAT, is_framed=True)
     chats = [
         [{"role": "me", "content": "7"}, {"role": "bot", "content": "8!"}],
@@ -482,7 +482,7 @@ def test_a_batch_of_chats_has_values() -> None:
     assert inputs.numeric_values.tolist() == values
 
 
-def test_a_chat_can_say_what_the_assistant_wrote() -> None:
+def test_chat_template_returns_the_assistant_mask() -> None:
     processor = tiny(chat_template=CHAT)
     chat = [{"role": "me", "content": "12"}, {"role": "bot", "content": "34 x"}]
     inputs = processor.apply_chat_template(
@@ -506,7 +506,7 @@ NUMBERS = st.builds(
 
 
 @given(st.lists(NUMBERS, min_size=1), st.sampled_from([" and ", " kg, ", "元是", "\n", " <NUM> "]))
-def test_numbers_of_six_digits_come_back(
+def test_decoding_restores_numbers_of_six_digits(
     processor: Any, numbers: list[float], between: str
 ) -> None:
     text = between + between.join(map(render, numbers)) + " euro"
@@ -518,13 +518,13 @@ def test_numbers_of_six_digits_come_back(
 
 
 @given(ANY_TEXT)
-def test_as_text_every_text_comes_back(text: str) -> None:
+def test_decoding_restores_every_text_encoded_as_text(text: str) -> None:
     inputs = TINY(text, encode_numbers="text")
     assert TINY.decode(inputs.input_ids) == text
 
 
 @pytest.mark.parametrize("kind", [torch.tensor, np.asarray, list, tuple])
-def test_ids_and_values_come_in_many_kinds(kind: Any) -> None:
+def test_ids_and_values_decode_from_lists_arrays_and_tensors(kind: Any) -> None:
     inputs = TINY("a 5 b 0.25")
     ids, values = kind(inputs.input_ids), kind(inputs.numeric_values)
     assert TINY.decode(ids, values) == "a 5 b 0.25"
@@ -533,7 +533,7 @@ def test_ids_and_values_come_in_many_kinds(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pt", "np", None])
-def test_a_batch_comes_back_row_by_row(kind: str | None) -> None:
+def test_batch_decodes_row_by_row(kind: str | None) -> None:
     inputs = TINY(["a 5", "b", "7 8"], return_tensors=kind, padding=True)
     both = (inputs.input_ids, inputs.numeric_values)
     assert TINY.batch_decode(*both) == TINY.decode(*both) == ["a 5", "b<pad><pad>", "7 8"]
@@ -541,13 +541,13 @@ def test_a_batch_comes_back_row_by_row(kind: str | None) -> None:
     assert TINY.decode(*both, skip_special_tokens=True) == ["a 5", "b", "7 8"]
 
 
-def test_nothing_comes_back_as_nothing() -> None:
+def test_empty_ids_decode_to_empty_text() -> None:
     assert TINY.decode([]) == TINY.decode([], []) == ""
     assert TINY.decode([[]]) == [""]
     assert TINY.batch_decode([]) == TINY.decode(torch.zeros(0, 3)) == []
 
 
-def test_digits_say_how_precisely_numbers_are_written() -> None:
+def test_digits_set_the_precision_of_written_numbers() -> None:
     inputs = TINY("x = 3.14159265")
     both = (inputs.input_ids, inputs.numeric_values)
     assert TINY.decode(*both) == "x = 3.14159"
@@ -568,37 +568,37 @@ def test_digits_say_how_precisely_numbers_are_written() -> None:
         ("", ""),
     ],
 )
-def test_a_question_ends_where_its_number_begins(text: str, asked: str) -> None:
+def test_ask_adds_the_space_before_the_next_number(text: str, asked: str) -> None:
     assert TINY.ask(text) == asked
 
 
 # ---------------------------------------------------------------- bad input
 
 
-def test_a_number_without_a_value_cannot_be_written() -> None:
+def test_decoding_a_number_without_a_value_raises() -> None:
     ids = TINY("a 5").input_ids
-    with pytest.raises(ValueError, match=r"token_ids\[2\] is <NUM>, and no values were given"):
+    with pytest.raises(ValueError, match=r"token_ids\[2\] is <NUM>"):
         TINY.decode(ids)
     with pytest.raises(ValueError, match=r"In row 1: token_ids\[2\] is <NUM>"):
         TINY.batch_decode([ids[:2], ids])
 
 
-def test_values_must_stand_beside_the_ids() -> None:
+def test_values_of_another_shape_than_ids_raise() -> None:
     inputs = TINY("a 5")
-    with pytest.raises(ValueError, match=r"values of shape \(2,\) must stand beside .*\(3,\)"):
+    with pytest.raises(ValueError, match=r"values of shape \(2,\) .*\(3,\)"):
         TINY.decode(inputs.input_ids, inputs.numeric_values[:2])
     with pytest.raises(ValueError, match=r"values of shape \(1, 3\)"):
         TINY.decode(inputs.input_ids, [inputs.numeric_values])
-    with pytest.raises(ValueError, match="1 rows of values must stand beside 2 of ids"):
+    with pytest.raises(ValueError, match=r"values have 1 rows .* 2"):
         TINY.batch_decode([inputs.input_ids] * 2, [inputs.numeric_values])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_only_finite_values_can_be_written(value: float) -> None:
+def test_decoding_a_value_that_is_not_finite_raises(value: float) -> None:
     ids = TINY("a 5").input_ids
     with pytest.raises(ValueError, match=rf"In row 1: values\[2\] is {value}"):
         TINY.batch_decode([ids, ids], [[0, 0, 5], [0, 0, value]])
-    assert TINY.decode(ids, [value, 0, 5]) == "a 5"  # beside a letter it is no number's
+    assert TINY.decode(ids, [value, 0, 5]) == "a 5"  # ignored at a token that is not <NUM>
 
 
 @pytest.mark.parametrize(
@@ -612,67 +612,67 @@ def test_only_finite_values_can_be_written(value: float) -> None:
         {"return_tensors": "tf"},
     ],
 )
-def test_an_unknown_choice_is_refused(option: dict[str, Any]) -> None:
+def test_unknown_choice_raises(option: dict[str, Any]) -> None:
     ((name, value),) = option.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r} is unknown; choose"):
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
         TINY("a 5", **option)
 
 
-def test_an_unknown_way_is_refused_when_it_is_set() -> None:
-    with pytest.raises(ValueError, match="encode_numbers='digits' is unknown"):
+def test_unknown_encode_numbers_raises() -> None:
+    with pytest.raises(ValueError, match="encode_numbers='digits'"):
         CausalQwenProcessor(byte_tokenizer(), encode_numbers="digits")
     processor = tiny()
     processor.encode_numbers = "digits"
-    with pytest.raises(ValueError, match="encode_numbers='digits' is unknown"):
+    with pytest.raises(ValueError, match="encode_numbers='digits'"):
         processor("5")
 
 
-def test_only_texts_can_be_read() -> None:
-    with pytest.raises(TypeError, match=r"text\[1\] is float, not str"):
+def test_input_other_than_text_raises() -> None:
+    with pytest.raises(TypeError, match=r"text\[1\] is float"):
         TINY(["a", 5.0])
-    with pytest.raises(TypeError, match=r"text\[0\] is list, not str"):
+    with pytest.raises(TypeError, match=r"text\[0\] is list"):
         TINY([["a", "b"]])
-    with pytest.raises(TypeError, match="does not know 'images'"):
+    with pytest.raises(TypeError, match="'images'"):
         TINY("a", images=torch.zeros(2, 2))
-    with pytest.raises(TypeError, match="does not know 'paddin'"):
+    with pytest.raises(TypeError, match="'paddin'"):
         TINY("a", paddin=True)
 
 
-def test_rows_of_different_lengths_make_no_tensor() -> None:
-    with pytest.raises(ValueError, match="Rows of 1 to 2 tokens make no tensor; use padding=True"):
+def test_unpadded_rows_of_different_lengths_raise_for_tensors() -> None:
+    with pytest.raises(ValueError, match="padding=True"):
         TINY(["ab", "c"], return_tensors="pt", padding=False)
 
 
-def test_a_negative_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_length=-1 must be at least 0"):
+def test_negative_max_length_raises() -> None:
+    with pytest.raises(ValueError, match="max_length=-1"):
         TINY("a", truncation=True, max_length=-1)
 
 
 def test_padding_needs_a_padding_token() -> None:
     processor = tiny(pad_token=None)
-    with pytest.raises(ValueError, match=r"set processor\.tokenizer\.pad_token first"):
+    with pytest.raises(ValueError, match="pad_token"):
         processor(["ab", "c"], return_tensors="pt")
     assert processor(["a5", "7"], padding=False).numeric_values == [[0, 0], [7]]
     assert processor(["ab", "cd"], return_tensors="np").input_ids.shape == (2, 2)
 
 
-def test_a_processor_of_another_model_is_refused(make_config: Callable[..., Any]) -> None:
+def test_processor_of_another_model_raises(make_config: Callable[..., Any]) -> None:
     TINY.check(make_config(vocab_size=260, num_token_id=259))
     TINY.check(make_config(vocab_size=300, num_token_id=259))
     for fields in (
         {"vocab_size": 300, "num_token_id": 7},
         {"vocab_size": 300, "num_token_id": None},
     ):
-        with pytest.raises(ValueError, match="load the processor from the model's own directory"):
+        with pytest.raises(ValueError, match="<NUM> at 259"):
             TINY.check(make_config(**fields))
-    with pytest.raises(ValueError, match="has 261 tokens and <NUM> at 3; the model has 97"):
+    with pytest.raises(ValueError, match=r"261 tokens .* 97"):
         tiny("<unused0>", "<unused1>").check(make_config(vocab_size=97, num_token_id=3))
 
 
-def test_a_tokenizer_is_needed_and_a_fast_one() -> None:
-    with pytest.raises(ValueError, match="A processor needs a tokenizer"):
+def test_missing_or_slow_tokenizer_raises() -> None:
+    with pytest.raises(ValueError, match="tokenizer"):
         CausalQwenProcessor()
-    with pytest.raises(ValueError, match="ByT5Tokenizer is not a fast tokenizer"):
+    with pytest.raises(ValueError, match="ByT5Tokenizer"):
         CausalQwenProcessor(ByT5Tokenizer())
 
 
@@ -687,7 +687,7 @@ def test_a_tokenizer_is_needed_and_a_fast_one() -> None:
         ("a ", ", b.", "a 5, b."),
     ],
 )
-def test_a_number_that_is_said_keeps_apart_from_digits(
+def test_generated_number_is_separated_from_digits(
     processor: CausalQwenProcessor, before: str, after: str, text: str
 ) -> None:
     parts = [processor.tokenizer(part).input_ids for part in (before, after)]
@@ -696,7 +696,7 @@ def test_a_number_that_is_said_keeps_apart_from_digits(
     assert processor.decode(ids, values) == text
 
 
-def test_numbers_said_one_after_the_other_stay_two(processor: CausalQwenProcessor) -> None:
+def test_adjacent_generated_numbers_are_separated(processor: CausalQwenProcessor) -> None:
     number = processor.num_token_id
     assert processor.decode([number, number], [5.0, 7.0]) == "5 7"
     ids = processor("1,2,3", encode_numbers="value")["input_ids"]

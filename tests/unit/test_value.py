@@ -54,11 +54,11 @@ def test_symexp_inverts_symlog(value: float) -> None:
 
 
 @given(st.floats(-700, 700))
-def test_symlog_inverts_symexp(bent: float) -> None:
-    assert symlog(symexp(wide(bent))).item() == pytest.approx(bent, rel=1e-14, abs=0)
+def test_symlog_inverts_symexp(y: float) -> None:
+    assert symlog(symexp(wide(y))).item() == pytest.approx(y, rel=1e-14, abs=0)
 
 
-def test_encoding_bends_then_standardises() -> None:
+def test_encode_applies_symlog_then_standardises() -> None:
     v = wide(-20.0, 0.0, 0.3, 1e6)
     assert ValueSpace("linear", *PRICE).encode(v).tolist() == ((v - 3) / 0.5).tolist()
     expected = (v.sign() * (1 + v.abs()).log() + 1) / 4
@@ -67,18 +67,18 @@ def test_encoding_bends_then_standardises() -> None:
 
 @pytest.mark.parametrize("space", SPACES)
 @given(value=st.floats(-1e12, 1e12))
-def test_decoding_inverts_encoding(space: ValueSpace, value: float) -> None:
+def test_decode_inverts_encode(space: ValueSpace, value: float) -> None:
     back = space.decode(space.encode(wide(value))).item()
     assert back == pytest.approx(value, rel=1e-12, abs=1e-14)
 
 
-def test_decoding_float32_is_done_in_float64() -> None:
+def test_decode_computes_in_float64() -> None:
     y = torch.tensor([100.0])
     assert ValueSpace("symlog").decode(y).tolist() == [pytest.approx(math.expm1(100), rel=1e-12)]
 
 
 @pytest.mark.parametrize(("space", "y"), [(ValueSpace("symlog"), 800), (SPACES[1], 1e308)])
-def test_what_no_double_holds_is_clamped_with_a_warning(space: ValueSpace, y: float) -> None:
+def test_overflow_is_clamped_with_a_warning(space: ValueSpace, y: float) -> None:
     with pytest.warns(RuntimeWarning, match=r"beyond 1\.8e\+308 .* clamped"):
         value = space.decode(wide(-y, 0, y))
     assert value[[0, 2]].tolist() == [-LARGEST, LARGEST]
@@ -86,7 +86,7 @@ def test_what_no_double_holds_is_clamped_with_a_warning(space: ValueSpace, y: fl
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_the_log_slope_is_that_of_the_derivative(space: ValueSpace) -> None:
+def test_log_slope_is_the_logarithm_of_the_derivative(space: ValueSpace) -> None:
     v = wide(-5e4, -2.0, -0.1, 0.1, 0.7, 30.0, 1e6)
     step = 1e-5 * v.abs()
     slope = (space.encode(v + step) - space.encode(v - step)) / (2 * step)
@@ -97,33 +97,33 @@ def test_the_log_slope_is_that_of_the_derivative(space: ValueSpace) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "symlog"])
-def test_a_field_is_fitted_by_median_and_interquartile_range(kind: str) -> None:
+def test_field_is_fitted_by_median_and_interquartile_range(kind: str) -> None:
     values = np.random.default_rng(0).lognormal(5, 2, size=57)
     values[::9] *= -1
-    bent = values if kind == "linear" else np.sign(values) * np.log1p(np.abs(values))
+    y = values if kind == "linear" else np.sign(values) * np.log1p(np.abs(values))
     center, spread = fit_field(values, kind)
-    assert center == pytest.approx(np.median(bent), rel=1e-12)
-    assert spread == pytest.approx(stats.iqr(bent), rel=1e-12)
+    assert center == pytest.approx(np.median(y), rel=1e-12)
+    assert spread == pytest.approx(stats.iqr(y), rel=1e-12)
     assert fit_field(values.reshape(3, 19), kind) == (center, spread)
     assert fit_field(torch.from_numpy(values), kind) == (center, spread)
 
 
-def test_outliers_move_a_field_no_further_than_their_rank() -> None:
+def test_outliers_affect_a_field_only_by_their_rank() -> None:
     assert fit_field([1, 2, 3, 4, 5], "linear") == fit_field([1, 2, 3, 4, 5e9], "linear")
 
 
 @pytest.mark.parametrize("values", [[7.0], [7.0, 7, 7, 7, 900]])
-def test_values_without_spread_get_a_spread_of_1(values: list[float]) -> None:
+def test_equal_values_get_a_spread_of_1(values: list[float]) -> None:
     assert fit_field(values, "linear") == (7, 1)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
-def test_a_field_needs_finite_values(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="at least one value, and on finite values only"):
+def test_fitting_a_field_without_finite_values_raises(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite"):
         fit_field(values, "linear")
 
 
-def test_a_field_is_found_by_name_and_nameless_means_default(make_config: Make) -> None:
+def test_field_is_found_by_name_and_defaults_to_default(make_config: Make) -> None:
     config = make_config(value_space="linear", value_fields={"price": PRICE, "weight": WEIGHT})
     assert field_space(config, "weight") == ValueSpace("linear", *WEIGHT)
     assert field_space(config) == ValueSpace("linear", 0, 1)
@@ -132,17 +132,17 @@ def test_a_field_is_found_by_name_and_nameless_means_default(make_config: Make) 
     assert field_space(make_config()) == ValueSpace("symlog", 0, 1)
 
 
-def test_an_unknown_field_is_refused_with_the_known_ones(make_config: Make) -> None:
+def test_unknown_field_raises_with_the_known_ones(make_config: Make) -> None:
     config = make_config(value_fields={"price": PRICE, "weight": WEIGHT})
-    with pytest.raises(ValueError, match="field='size' is unknown; this model knows price, weight"):
+    with pytest.raises(ValueError, match=r"field='size' .* price, weight"):
         field_space(config, "size")
-    with pytest.raises(ValueError, match=r"knows none: fit one with model\.fit_value_field"):
+    with pytest.raises(ValueError, match="fit_value_field"):
         field_space(make_config(), "size")
 
 
 @pytest.mark.parametrize("default", [None, (7.0, 9.0)])
-def test_every_position_has_the_field_of_its_number(make_config: Make, default: Any) -> None:
-    """Fields are numbered by name: a config that was saved comes back sorted."""
+def test_every_position_has_the_space_of_its_field(make_config: Make, default: Any) -> None:
+    """Fields are numbered by name: a loaded config has them sorted."""
     fields = {"weight": WEIGHT, "price": PRICE} | ({"default": default} if default else {})
     config = make_config(value_fields=fields)
     pairs = [fields[name] for name in sorted(fields)] + [default or (0.0, 1.0)]
@@ -158,20 +158,20 @@ def test_every_position_has_the_field_of_its_number(make_config: Make, default: 
 
 
 @pytest.mark.parametrize("places", [[0, 2], [-2, 0]])
-def test_a_place_outside_the_fields_is_refused(make_config: Make, places: list[int]) -> None:
+def test_field_index_out_of_range_raises(make_config: Make, places: list[int]) -> None:
     config = make_config(value_fields={"price": PRICE, "weight": WEIGHT})
-    with pytest.raises(ValueError, match="the model has 2 value fields, numbered from 0"):
+    with pytest.raises(ValueError, match=r"numeric_fields .* 2 value fields"):
         position_space(config, torch.tensor(places), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1), (3, 2)])
-def test_fields_of_another_shape_are_refused(make_config: Make, shape: tuple[int, ...]) -> None:
+def test_fields_of_another_shape_raise(make_config: Make, shape: tuple[int, ...]) -> None:
     config = make_config(value_fields={"price": PRICE})
     with pytest.raises(ValueError, match=r"numeric_fields of shape .* \(2,\) or \(2, 3\)"):
         position_space(config, torch.zeros(shape, dtype=torch.long), torch.zeros(2, 3))
 
 
-def test_a_center_far_beyond_its_spread_loses_nothing(make_config: Make) -> None:
+def test_center_far_larger_than_its_spread_loses_no_precision(make_config: Make) -> None:
     """2e9 + 1 is no float32: read so, every target would be off by its whole spread."""
     config = make_config(value_space="linear", value_fields={"time": (2e9 + 1, 1.0)})
     space = position_space(config, torch.tensor([0]), torch.zeros(1, 2))
@@ -203,8 +203,8 @@ def test_the_loss_standardises_the_targets_of_every_field(make_model: Make) -> N
     model = make_model(num_token_id=NUM, value_fields=fields)
     by_hand = make_model(num_token_id=NUM, value_space="linear")
     values = batch()["numeric_values"]
-    bent = values.sign() * values.abs().log1p()
-    price, weight = (bent - 3) / 0.5, (bent + 1) / 4
+    y = values.sign() * values.abs().log1p()
+    price, weight = (y - 3) / 0.5, (y + 1) / 4
     rows = torch.stack([price[0], weight[1]])
     mixed = torch.stack([torch.cat([price[0, :5], weight[0, 5:]]), weight[1]])
     with torch.no_grad():

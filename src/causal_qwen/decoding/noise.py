@@ -87,7 +87,7 @@ class DecodingNoise:
             fresh=settings.fresh_noise,
             min_density=settings.min_density,
             temperature=settings.temperature,
-            asked=settings.named,
+            explicit=settings.named,
         )
         if settings.exogenous is not None:
             self.sources = resolve_individuals(

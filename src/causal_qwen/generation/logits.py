@@ -134,13 +134,14 @@ class DecisionProcessor(LogitsProcessor):
             if cached is None or cached[0] != key:
                 cached = (key, HeadNorms(weight.to(device)))
                 self.model._head_norms = cached  # type: ignore[attr-defined]
-            parameters = (
-                weight,
-                self.model.decision.threshold,
-                self.model.action.b_noise,
-                self.model.action.decision_noise,
+            decision, action = self.model.decision, self.model.action
+            self._head = TorchHead(
+                weight.to(device),
+                decision.threshold.to(device),
+                action.b_noise.to(device),
+                action.decision_noise.to(device),
+                cached[1],
             )
-            self._head = TorchHead(*(one.to(device) for one in parameters), norms=cached[1])
         return self._head
 
 

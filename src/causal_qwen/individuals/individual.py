@@ -1,16 +1,6 @@
-"""Individual: the noise that makes an individual this one and no other.
+"""Individual: noise e in (0, 1)^C that is drawn, saved, mixed, truncated, and given to `generate`.
 
-An individual is e in (0, 1)^C, in float64. It becomes standard Cauchy noise by the inverse CDF,
-
-    t = tan((2e - 1) atan(bound)),      bound = sqrt(1 / min_density - 1),
-
-where `min_density` cuts every coordinate to where its density is at least that share of its
-maximum (likelihood truncation; 0 cuts nothing). No rejection, no dependence on the machine:
-a seed gives the same individual in torch and NumPy, batched and alone, padded and not.
-
-`Individual` is that noise as an object: drawn, kept, mixed, truncated, and given to `generate`.
-
-This module knows NumPy only.
+`noise.py` has the map from e to Cauchy noise.
 """
 
 from __future__ import annotations
@@ -32,38 +22,16 @@ from causal_qwen.individuals.noise import Noise, check_noise, draw_noise, from_c
 SAVED = ("seed", "min_density", "temperature", "name", "offset")
 
 
-def row_seeds(individual: int | Sequence[int], prompts: int, copies: int) -> list[int]:
-    """One seed per generated row, prompt by prompt.
-
-    One seed is one individual for all prompts; its further copies (`num_return_sequences`) are
-    its successors. A list names every row, or every prompt.
-    """
-    if isinstance(individual, int):
-        return [individual + copy for _ in range(prompts) for copy in range(copies)]
-    seeds = [int(seed) for seed in individual]
-    if len(seeds) == 1:
-        return row_seeds(seeds[0], prompts, copies)
-    if len(seeds) == prompts * copies:
-        return seeds
-    if len(seeds) == prompts:
-        return [seed + copy for seed in seeds for copy in range(copies)]
-    raise ValueError(
-        f"{len(seeds)} individuals were given for {prompts} prompts with {copies} texts each; "
-        f"give 1, {prompts} or {prompts * copies}."
-    )
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Individual:
-    """Somebody: the noise that one text, or every text, is spoken with.
+    """Fixed noise that makes `causal` decoding deterministic.
 
-    `noise` (C,) is one e for every position: the individual that speaks a whole text. `noise`
-    (N, C) is one e per position, for the first N; later ones, or all of them when N = 0, are
-    drawn from `seed` as they are needed (*fresh* noise). `offset` moves positions: what a fresh
-    individual does at p, it does at p + offset.
+    `noise` (C,) is one e, *shared* by all positions. `noise` (N, C) is one e per position for the
+    first N; later ones, or all of them when N = 0, are drawn from `seed` on demand (*fresh* noise).
+    `offset` moves fresh noise: position p + offset has the noise that p would have without it.
 
-    An individual brings its own likelihood truncation and temperature into every call; kappa,
-    the unit in which temperature is counted, belongs to the model.
+    Likelihood truncation and temperature are the individual's own in every call; kappa, the unit
+    of temperature, is the model's.
     """
 
     noise: Noise
@@ -74,11 +42,11 @@ class Individual:
     offset: int = 0
 
     def __post_init__(self) -> None:
-        e = np.array(self.noise, dtype=np.float64)  # a copy: nobody else can change it
+        e = np.array(self.noise, dtype=np.float64)  # a copy that no caller can change
         check_noise(e, e.shape[-1] if e.ndim else 1)
         e.setflags(write=False)
         object.__setattr__(self, "noise", e)
-        to_cauchy(0.5, self.min_density)  # refuses what is outside [0, 1]
+        to_cauchy(0.5, self.min_density)  # raises if outside [0, 1]
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature={self.temperature!r} must be a number of at least 0.")
 
@@ -95,15 +63,15 @@ class Individual:
     ) -> Individual:
         """The individual `seed` of a model, or of a latent size C.
 
-        Truncation and temperature are the model's saved ones (else 0 and 1) unless given, so that
-        it says what `generate(individual=seed)` says; `fresh` noise changes at every position.
+        Truncation and temperature default to those of the model's generation config (else 0 and
+        1), as in `generate(individual=seed)`; `fresh` noise changes at every position.
         """
         saved = getattr(model, "generation_config", None)
-        density = first_given(min_density, getattr(saved, "min_density", None), 0.0)
-        heat = first_given(temperature, getattr(saved, "temperature", None), 1.0)
+        min_density = first_given(min_density, getattr(saved, "min_density", None), 0.0)
+        temperature = first_given(temperature, getattr(saved, "temperature", None), 1.0)
         size = latent_size(model)
         e = draw_noise(seed, 0 if fresh else size)
-        return cls(e.reshape(0, size) if fresh else e, seed, density, heat, name)
+        return cls(e.reshape(0, size) if fresh else e, seed, min_density, temperature, name)
 
     @property
     def size(self) -> int:
@@ -115,40 +83,40 @@ class Individual:
         return self.noise.ndim == 2
 
     def at(self, position: int) -> Noise:
-        """e at a position, counted among the tokens that are no padding. -> (C,)"""
+        """e at a position; padding is not counted. -> (C,)"""
         if not self.is_fresh:
             return self.noise
-        place = position - self.offset
-        if place < 0:
+        index = position - self.offset
+        if index < 0:
             raise ValueError(f"{self!r} begins at position {self.offset}, not at {position}.")
-        if place < len(self.noise):
-            return self.noise[place]
+        if index < len(self.noise):
+            return self.noise[index]
         if self.seed is None:
             raise ValueError(
                 f"{self!r} has noise for {len(self.noise)} positions and no seed for more."
             )
-        return draw_noise(self.seed, self.size, place)
+        return draw_noise(self.seed, self.size, index)
 
     def cauchy(self, position: int = 0) -> Noise:
         """The standard Cauchy noise t at a position, truncated. -> (C,)"""
         return to_cauchy(self.at(position), self.min_density)
 
     def mix(self, other: Individual, t: float) -> Individual:
-        """Somebody between the two: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1.
+        """Interpolate: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1.
 
         A Cauchy is 1-stable: for independent, untruncated individuals the mix is again exactly
         standard Cauchy, as typical as its parents. Truncated ones stay inside their bound.
         """
         if not 0 <= t <= 1:
             raise ValueError(f"t={t} is outside [0, 1]; 0 is the first individual, 1 the second.")
-        for what in ("size", "min_density", "temperature"):
-            mine, theirs = getattr(self, what), getattr(other, what)
-            if mine != theirs:
+        for name in ("size", "min_density", "temperature"):
+            first, second = getattr(self, name), getattr(other, name)
+            if first != second:
                 raise ValueError(
-                    f"Individuals of {what} {mine:g} and {theirs:g} do not mix; make them equal."
+                    f"Individuals of {name} {first:g} and {second:g} do not mix; make them equal."
                 )
         if self.is_fresh or other.is_fresh:
-            raise ValueError("Only shared individuals mix; fresh noise has no end to be mixed.")
+            raise ValueError("Only shared individuals mix; fresh noise is unbounded in length.")
         x = (1 - t) * self.cauchy() + t * other.cauchy()
         return replace(self, noise=from_cauchy(x, self.min_density), seed=None, name=None)
 
@@ -157,22 +125,22 @@ class Individual:
         return replace(self, min_density=min_density)
 
     def shift(self, by: int) -> Individual:
-        """The same noise, `by` positions later; a shared individual is the same everywhere."""
+        """The same noise, `by` positions later; a shared individual does not change."""
         return replace(self, offset=self.offset + by) if self.is_fresh else self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write e into one safetensors file, with the rest as JSON in its header; whole or not."""
+        """Write one safetensors file atomically: e, and the other fields as JSON in its header."""
         from safetensors.numpy import save_file
 
         path = Path(path)
         fields = {name: getattr(self, name) for name in SAVED}
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
         try:
-            save_file({"noise": self.noise}, unfinished, {"individual": json.dumps(fields)})
-            Path(unfinished).replace(path)
+            save_file({"noise": self.noise}, temporary, {"individual": json.dumps(fields)})
+            Path(temporary).replace(path)
         except BaseException:
-            Path(unfinished).unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
             raise
 
     @classmethod
@@ -180,7 +148,7 @@ class Individual:
         from safetensors import SafetensorError, safe_open
 
         if not Path(path).is_file():
-            raise FileNotFoundError(f"{path} is no file; save an individual with .save(path).")
+            raise FileNotFoundError(f"{path} is not a file; write one with Individual.save.")
         try:
             with safe_open(path, "numpy") as file:
                 fields = json.loads((file.metadata() or {})["individual"])
@@ -189,13 +157,13 @@ class Individual:
             raise ValueError(f"{path} holds no individual ({error}).") from error
 
     def __eq__(self, other: object) -> bool:
-        """The same noise, truncation and temperature; names do not count."""
+        """Same noise, truncation and temperature; the name is ignored."""
         if not isinstance(other, Individual):
             return NotImplemented
-        return self._deeds() == other._deeds() and np.array_equal(self.noise, other.noise)
+        return self._settings() == other._settings() and np.array_equal(self.noise, other.noise)
 
     def __hash__(self) -> int:
-        return hash((*self._deeds(), self.noise.tobytes()))
+        return hash((*self._settings(), self.noise.tobytes()))
 
     def __repr__(self) -> str:
         parts = [] if self.name is None else [repr(self.name)]
@@ -203,19 +171,19 @@ class Individual:
         parts += [f"size={self.size}"]
         if self.is_fresh:
             parts += ["fresh" if not len(self.noise) else f"positions={len(self.noise)}"]
-        for name, usual in (("min_density", 0.0), ("temperature", 1.0), ("offset", 0)):
-            if (value := getattr(self, name)) != usual:
+        for name, default in (("min_density", 0.0), ("temperature", 1.0), ("offset", 0)):
+            if (value := getattr(self, name)) != default:
                 parts.append(f"{name}={value:g}")
         return f"Individual({', '.join(parts)})"
 
-    def _deeds(self) -> tuple[Any, ...]:
-        """What, beside the noise it holds, makes it say what it says."""
-        later = (self.seed, self.offset) if self.is_fresh else ()
-        return (self.noise.shape, self.min_density, self.temperature, *later)
+    def _settings(self) -> tuple[Any, ...]:
+        """Everything but the stored noise that affects decoding."""
+        fresh = (self.seed, self.offset) if self.is_fresh else ()
+        return (self.noise.shape, self.min_density, self.temperature, *fresh)
 
 
 def resolve_individuals(
-    who: Any,
+    individual: Any,
     prompts: int,
     copies: int,
     size: int,
@@ -223,56 +191,63 @@ def resolve_individuals(
     fresh: bool = False,
     min_density: float = 0.0,
     temperature: float = 1.0,
-    asked: Mapping[str, Any] | None = None,
+    explicit: Mapping[str, Any] | None = None,
 ) -> list[Individual]:
-    """Who speaks on each of the prompts x copies rows, however they were given.
+    """One individual per generated row: prompts x copies of them.
 
-    `who` is an `Individual` or a list of them, one or more seeds (see `row_seeds`), or e itself,
-    (C,) or (rows, C), which then is shared by all positions. Truncation, temperature and `fresh`
-    are those of seeds and e; an `Individual` has its own, and what was `asked` for in the same
-    call by name must not contradict it.
+    `individual` is an `Individual` or a list of them, one or more seeds (see `row_seeds`), or e
+    itself, (C,) or (rows, C), shared by all positions. Truncation, temperature and `fresh` apply
+    to seeds and e. An `Individual` has its own; options that the caller set by name in the same
+    call (`explicit`) must agree with it.
     """
-    rows = prompts * copies
-    if isinstance(who, Individual):
-        who = [who]
-    if isinstance(who, Sequence) and any(isinstance(one, Individual) for one in who):
-        for one in who:
-            if not isinstance(one, Individual):
-                raise ValueError(f"individual={one!r} stands among Individuals and is none.")
-            _check_fit(one, size, asked or {})
-        return _spread(list(who), prompts, copies)
-    if (seeds := as_seeds(who)) is not None:
+    explicit = explicit or {}
+    given = [individual] if isinstance(individual, Individual) else individual
+    if isinstance(given, Sequence) and any(isinstance(item, Individual) for item in given):
+        for item in given:
+            _check_compatible(item, size, explicit)
+        return _repeat(given, prompts, copies)
+    if (seeds := as_seeds(individual)) is not None:
         return [
             Individual.draw(
                 size, seed=seed, fresh=fresh, min_density=min_density, temperature=temperature
             )
             for seed in row_seeds(seeds, prompts, copies)
         ]
-    if isinstance(who, (str, numbers.Number)):
+    if isinstance(individual, (str, numbers.Number)):
         raise ValueError(
-            f"individual={who!r} is neither a seed, nor a list of seeds, nor the noise itself, nor "
+            f"individual={individual!r} is neither a seed, a list of seeds, noise in (0, 1), nor "
             "an Individual."
         )
-    if (asked or {}).get("fresh_noise"):
+    if explicit.get("fresh_noise"):
         raise ValueError("fresh_noise=True needs seeds: noise given as numbers is shared.")
-    noise = np.atleast_2d(check_noise(who, size))
-    if len(noise) not in (1, prompts, rows):
-        raise ValueError(
-            f"{len(noise)} individuals were given for {rows} texts; give 1, {prompts} or {rows}."
-        )
-    people = [Individual(e, None, min_density, temperature) for e in noise]
-    return _spread(people, prompts, copies)
+    noise = np.atleast_2d(check_noise(individual, size))
+    shared = [Individual(e, None, min_density, temperature) for e in noise]
+    return _repeat(shared, prompts, copies)
 
 
-def parse_individual(name: str) -> int | Individual:
-    """Somebody named on a command line: a seed, or the file of a saved individual."""
-    if name.isdecimal():
-        return int(name)
-    if not Path(name).is_file():
+def row_seeds(individual: int | Sequence[int], prompts: int, copies: int) -> list[int]:
+    """One seed per generated row, prompt by prompt.
+
+    One seed is one individual for all prompts; its further copies (`num_return_sequences`) are
+    its successors. A list has one seed per row, or one per prompt.
+    """
+    seeds = [individual] if isinstance(individual, int) else [int(seed) for seed in individual]
+    if len(seeds) == prompts * copies:
+        return seeds
+    _check_count(len(seeds), prompts, copies)
+    per_prompt = seeds * prompts if len(seeds) == 1 else seeds
+    return [seed + copy for seed in per_prompt for copy in range(copies)]
+
+
+def parse_individual(text: str) -> int | Individual:
+    """A command line's individual: a seed, or the file of a saved individual."""
+    if text.isdecimal():
+        return int(text)
+    if not Path(text).is_file():
         raise FileNotFoundError(
-            f"{name} is neither a seed (a whole number of at least 0) nor a saved individual."
+            f"{text} is neither a seed (a whole number of at least 0) nor a saved individual."
         )
-    return Individual.load(name)
+    return Individual.load(text)
 
 
 def latent_size(model: Any) -> int:
@@ -285,46 +260,50 @@ def latent_size(model: Any) -> int:
     return int(size)
 
 
-def as_seeds(who: Any) -> int | list[int] | None:
-    """`who` as one seed or a list of them, or None if it is something else."""
-    who = who.tolist() if hasattr(who, "tolist") else who  # arrays and tensors of seeds
-    if isinstance(who, numbers.Integral):
-        return int(who)
-    is_list = isinstance(who, (list, tuple, range))
-    if is_list and all(isinstance(seed, numbers.Integral) for seed in who):
-        return [int(seed) for seed in who]
+def as_seeds(individual: Any) -> int | list[int] | None:
+    """One seed or a list of them, or None for anything else."""
+    if hasattr(individual, "tolist"):  # arrays and tensors
+        individual = individual.tolist()
+    if isinstance(individual, numbers.Integral):
+        return int(individual)
+    is_list = isinstance(individual, (list, tuple, range))
+    if is_list and all(isinstance(seed, numbers.Integral) for seed in individual):
+        return [int(seed) for seed in individual]
     return None
 
 
-def _check_fit(one: Individual, size: int, asked: Mapping[str, Any]) -> None:
-    if one.size != size:
+def _check_compatible(individual: Any, size: int, explicit: Mapping[str, Any]) -> None:
+    if not isinstance(individual, Individual):
+        raise ValueError(f"individual={individual!r} is not an Individual, unlike others listed.")
+    if individual.size != size:
         raise ValueError(
-            f"{one!r} has {one.size} coordinates and the model's individuals have {size}: it is "
-            "another model's."
+            f"{individual!r} has {individual.size} coordinates and the model's individuals have "
+            f"{size}: it is another model's."
         )
-    own = {
-        "temperature": one.temperature,
-        "min_density": one.min_density,
-        "fresh_noise": one.is_fresh,
-    }
-    for name, value in own.items():
-        if (wish := asked.get(name)) is not None and wish != value:
+    own = {"fresh_noise": individual.is_fresh} | vars(individual)
+    for name in ("temperature", "min_density", "fresh_noise"):
+        if (value := explicit.get(name)) is not None and value != own[name]:
             raise ValueError(
-                f"{name}={wish!r} contradicts {one!r}, which brings its own; leave it out, or "
+                f"{name}={value!r} contradicts {individual!r}, which has its own; omit {name}, or "
                 "change the individual with dataclasses.replace or .truncate."
             )
 
 
-def _spread(people: list[Individual], prompts: int, copies: int) -> list[Individual]:
+def _repeat(individuals: Sequence[Individual], prompts: int, copies: int) -> list[Individual]:
+    _check_count(len(individuals), prompts, copies)
+    repeats = prompts * copies // len(individuals)
+    return [individual for individual in individuals for _ in range(repeats)]
+
+
+def _check_count(count: int, prompts: int, copies: int) -> None:
     rows = prompts * copies
-    if len(people) not in (1, prompts, rows):
+    if count not in (1, prompts, rows):
         raise ValueError(
-            f"{len(people)} individuals were given for {rows} texts; give 1, {prompts} or {rows}."
+            f"{count} individuals were given for {prompts} prompts and {rows} texts; "
+            f"give 1, {prompts} or {rows}."
         )
-    each = rows // len(people)
-    return [one for one in people for _ in range(each)]
 
 
 def first_given(*values: Any) -> Any:
-    """The first that is not None."""
+    """The first value that is not None."""
     return next((value for value in values if value is not None), None)

@@ -3,8 +3,8 @@
     t = tan((2e - 1) atan(bound)),      bound = sqrt(1 / min_density - 1)
 
 `min_density` truncates every coordinate to where its density is at least that share of its
-maximum; 0 truncates nothing. There is no rejection step and no dependence on the machine: a seed
-gives the same noise in torch and NumPy, batched and single, padded and not.
+maximum; 0 truncates nothing. There is no rejection step: a seed gives the same noise on every
+machine, in torch and NumPy, batched and single, padded and not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 Noise = NDArray[np.float64]
 
 MAX_SEED = 2**64 - 1
-SMALLEST = 2.0**-53  # the numbers nearest to 0 and 1 that an individual may have
+SMALLEST = 2.0**-53  # e is at least this far from 0 and 1
 
 
 def draw_noise(seed: int, size: int, position: int = 0) -> Noise:
@@ -41,8 +41,7 @@ def to_cauchy(noise: ArrayLike, min_density: float = 0.0) -> Noise:
 
 
 def from_cauchy(t: ArrayLike, min_density: float = 0.0) -> Noise:
-    """The inverse of `to_cauchy`. Without truncation a tail is measured from its own end: the
-    formula 1/2 + atan(t)/pi would round e to 1 there."""
+    """The inverse of `to_cauchy`. Untruncated tails use atan2: 1/2 + atan(t)/pi rounds to 1."""
     t = np.asarray(t, dtype=np.float64)
     if (bound := noise_bound(min_density)) == 0:
         return np.full_like(t, 0.5)
@@ -55,12 +54,12 @@ def from_cauchy(t: ArrayLike, min_density: float = 0.0) -> Noise:
 
 
 def noise_bound(min_density: float) -> float:
-    """The largest |t| that a truncation leaves."""
+    """The largest |t| after truncation."""
     return math.sqrt(1 / min_density - 1) if min_density > 0 else math.inf
 
 
 def check_noise(noise: ArrayLike, size: int) -> Noise:
-    """e given by hand: one individual (C,) or one per row (B, C)."""
+    """Validate e given as numbers: one individual (C,) or one per row (B, C)."""
     e = np.asarray(noise, dtype=np.float64)
     if e.ndim not in (1, 2) or e.shape[-1] != size:
         raise ValueError(
@@ -68,5 +67,5 @@ def check_noise(noise: ArrayLike, size: int) -> Noise:
             f"got shape {e.shape}."
         )
     if not ((e > 0) & (e < 1)).all():
-        raise ValueError("An individual's numbers must lie strictly between 0 and 1.")
+        raise ValueError("An individual's numbers must be strictly between 0 and 1.")
     return e

@@ -5,15 +5,15 @@
 
     configuration    fields added to Qwen2Config
     cauchy           the distribution: tails, quantiles, likelihood, CRPS
-    value_space      values <-> the scale on which numbers are learned
+    value_space      values <-> the scale on which numbers are predicted
     processor        text -> ids + values, and back
     value_embedding  ids + values -> inputs_embeds
     abduction        z -> U
     action           U -> S and Y
     thresholds       S -> P_k = P(S_k > C_k)
-    protocols        what other rooms ask of a model and of a processor
-    one_vs_rest      the classification loss, with gradients of its own
+    protocols        the interface of a model and of a processor
+    one_vs_rest      the classification loss and its gradients, fused
     loss             the whole loss
 
-`causal_qwen/model.py` puts them together; open it first. The decision rules are in `decoding`.
+`causal_qwen/model.py` combines them; open it first. The decision rules are in `decoding`.
 """

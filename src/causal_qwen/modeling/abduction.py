@@ -1,9 +1,9 @@
-"""Abduction: z -> U. From the context, a distribution over who is speaking.
+"""Abduction: z -> U. From the context, a distribution over individuals.
 
     loc_U = W_loc z + b_loc          scale_U = act(W_scale z + b_scale)
 
 Initially W_loc = I, b_loc = 0, W_scale = 0 and act(b_scale) = gamma: U is centred on the base
-model's own features, equally uncertain everywhere.
+model's features, with one scale everywhere.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Float32Module(nn.Module):
     """A module whose parameters are never narrowed below float32.
 
     `model.to(torch.bfloat16)` would round the decision noise by 0.4% and break the equality of
-    scales on which the promise "behaves as its base" rests. Widening and moving are honoured.
+    scales that the promise "behaves as its base" needs. Wider dtypes and other devices apply.
     """
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        def moved_not_narrowed(tensor: Tensor) -> Tensor:
+        def move_without_narrowing(tensor: Tensor) -> Tensor:
             moved: Tensor = fn(tensor)
             if moved.is_floating_point() and moved.dtype.itemsize < 4:
                 return tensor.to(moved.device)
             return moved
 
-        return super()._apply(moved_not_narrowed, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(move_without_narrowing, recurse)  # type: ignore[no-untyped-call]
 
 
 def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -45,7 +45,7 @@ def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 class LocationNetwork(nn.Linear):
-    """loc_U: runs in the model's own dtype, so that identity weights change no bit of z."""
+    """loc_U, in the model's dtype: identity weights return z bit for bit."""
 
     def reset(self, strategy: str, std: float) -> None:
         if strategy == "identity":

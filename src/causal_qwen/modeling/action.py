@@ -1,15 +1,16 @@
-"""Action: U -> S (a score for every token) and Y (a number). One linear law for everybody.
+"""Action: U -> S (a score for every token) and Y (a number), linear in U.
 
     loc_S   = W loc_U'
     scale_S = |W| scale_U' + |a| mean_c(scale_U')
     Y       ~ Cauchy(w.loc_U' + c, |w|.scale_U')
 
 W is `lm_head.weight` itself. `b_noise` is the exogenous noise that turns U into U'; `a`, the
-decision noise, is independent noise per token in proportion to the individual's own uncertainty.
+decision noise, is independent noise per token in proportion to the mean scale of U'.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,22 +34,26 @@ class UNoise(NamedTuple):
 
 
 class ActionHead(nn.Linear):
-    """`lm_head`, the law's weights: W x (+ bias) for locations, |W| x for scales.
+    """`lm_head`: W x (+ bias) for locations, |W| x for scales.
 
     |W| is taken inside `forward`, where sharded or offloaded weights are whole.
     """
 
     def forward(
-        self, input: Tensor, absolute: bool = False, paired: bool = False, law: Any = None
+        self,
+        input: Tensor,
+        absolute: bool = False,
+        paired: bool = False,
+        function: Callable[[Tensor, Tensor | None], Any] | None = None,
     ) -> Any:
         """`absolute`: |W| x in float32. `paired`: W x without bias, fast for a few rows x.
-        `law`: a function of W and bias, which are whole here.
+        `function` is called with W and the bias, which are whole here.
 
         A few rows cost the reading of W, once. On CPUs the float32 product keeps to that only as
         W X^T with X^T a transposed view: 16 ms for two rows where F.linear takes 87 (V = 151,936).
         """
-        if law is not None:
-            return law(self.weight, self.bias)
+        if function is not None:
+            return function(self.weight, self.bias)
         if absolute:
             return float32_linear(input, self.weight.abs().to(input.dtype))
         if paired and input.device.type == "cpu" and input.dtype == torch.float32:
@@ -57,7 +62,7 @@ class ActionHead(nn.Linear):
 
 
 class ValueHead(Float32Module, nn.Linear):
-    """The number head: one linear function of the individual, in float32."""
+    """The number head: one linear function of U, in float32."""
 
     def forward(self, input: Tensor, absolute: bool = False, moved: bool = False) -> Tensor:
         """w.x + c; `absolute`: |w|.x; `moved`: w.x, what a displacement x of U adds."""
@@ -66,7 +71,7 @@ class ValueHead(Float32Module, nn.Linear):
 
 
 class ActionNetwork(Float32Module):
-    """U -> (S, Y), with the noise that belongs to the act."""
+    """U -> (S, Y), and the noise of the action."""
 
     def __init__(self, config: CausalQwen2Config) -> None:
         super().__init__()
@@ -78,12 +83,12 @@ class ActionNetwork(Float32Module):
         self.value = ValueHead(config.latent_size, 1, dtype=f32)
 
     def widen(self, u: Cauchy) -> Cauchy:
-        """Scale noise: it widens the decision, whose centre stays."""
+        """Add exogenous noise to the scale; the location stays."""
         return Cauchy(u.loc, u.scale + self.b_noise.abs())
 
     def displacement(self, u: Cauchy, noise: UNoise) -> Tensor:
-        """How far noise moves the individual: T kappa b eps ("location") or T kappa scale_U t,
-        plus T kappa b eps if there is exogenous noise. (..., C)"""
+        """The shift of loc_U by noise: T kappa b eps ("location") or T kappa scale_U t, plus
+        T kappa b eps if there is exogenous noise. (..., C)"""
         b = self.b_noise.abs()
         moved = noise.values * (b if noise.regime == "location" else u.scale)
         return moved if noise.exogenous is None else moved + noise.exogenous * b
@@ -95,17 +100,17 @@ class ActionNetwork(Float32Module):
         return scores.clamp_min(SCALE_FLOOR)
 
     def number(self, u: Cauchy) -> Cauchy:
-        """Y: the distribution of the value, should the next token be a number. (..., C) -> (...)"""
+        """Y: the distribution of the value if the next token is a number. (..., C) -> (...)"""
         scale = self.value(u.scale, absolute=True).clamp_min(SCALE_FLOOR)
         return Cauchy(self.value(u.loc).squeeze(-1), scale.squeeze(-1))
 
     @torch.no_grad()
     def restore_equality(self, weight: Tensor) -> None:
-        """Give tokens back the equal scales that rounding W to another dtype has blurred.
+        """Restore equal scales of all tokens after W was rounded to another dtype.
 
-        The equaliser a_k = max_j ||W_j||_1 - ||W_k||_1 is exact for the weights it was made for; in
+        a_k = max_j ||W_j||_1 - ||W_k||_1 is exact only for the weights it was computed from; in
         bfloat16 the sums differ by some 1e-4, enough to decide the exact ties of its logits.
-        Noise that training has moved further than that is left alone.
+        Noise that training has moved further than that does not change.
         """
         norms = row_norms(weight)
         total = norms + self.decision_noise.abs()
@@ -125,7 +130,7 @@ def row_norms(weight: Tensor) -> Tensor:
 def score_pair(loc: Tensor, shift: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
     """(W loc + bias, W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
 
-    The shift is scaled to 1 before it meets half-precision weights: Cauchy noise overflows fp16.
+    The shift is normalised before the half-precision product: Cauchy noise overflows fp16.
     """
     shift = shift.float()
     size = shift.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)

@@ -1,13 +1,13 @@
-"""The Cauchy distribution: the only one this model knows.
+"""The Cauchy distribution, the only one in this model.
 
 A linear image of independent Cauchy coordinates is Cauchy again,
 
     U_c ~ Cauchy(loc_c, scale_c)   =>   a.U + b ~ Cauchy(a.loc + b, |a|.scale),
 
-so every distribution downstream of U is known in closed form, without sampling. A Cauchy has no
+so every distribution downstream of U has a closed form. A Cauchy has no
 mean and no variance: the point estimate is the median, which is `loc`.
 
-Every formula that cancels or overflows in its textbook form has its one stable home here.
+Formulas that cancel or overflow in their textbook form are implemented stably here, once each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cauchy(NamedTuple):
         return _log_tail(self.scale, threshold - self.loc)
 
     def log_cdf(self, threshold: Tensor | float) -> Tensor:
-        """log P(X <= threshold) = log(1 - exceedance), accurate in both tails."""
+        """log P(X <= threshold) = log(1 - sf), accurate in both tails."""
         return _log_tail(self.scale, self.loc - threshold)
 
     def cdf(self, value: Tensor | float) -> Tensor:
@@ -50,7 +50,8 @@ class Cauchy(NamedTuple):
 
     def log_prob(self, value: Tensor | float) -> Tensor:
         """log density. `hypot` keeps scale**2 + (x - loc)**2 from overflowing or vanishing."""
-        return self.scale.log() - math.log(math.pi) - 2 * self._distance(value).log()
+        distance = torch.hypot(self.scale, value - self.loc)
+        return self.scale.log() - math.log(math.pi) - 2 * distance.log()
 
     def nll(self, value: Tensor | float) -> Tensor:
         return -self.log_prob(value)
@@ -88,18 +89,14 @@ class Cauchy(NamedTuple):
         bracket = 2 * z * z.atan() - log_1p_z2 + 2 * math.log(2)
         return self.scale / math.pi * bracket
 
-    def _distance(self, value: Tensor | float) -> Tensor:
-        return torch.hypot(self.scale, value - self.loc)
 
-
-OLD_NAMES = {  # of version 0.3.0
-    "exceedance": "sf",
-    "log_exceedance": "log_sf",
-    "log_shortfall": "log_cdf",
-    "quantile": "icdf",
-}
-for _old, _new in OLD_NAMES.items():
-    setattr(Cauchy, _old, getattr(Cauchy, _new))
+for _old, _new in (  # names of 0.3.0
+    ("exceedance", Cauchy.sf),
+    ("log_exceedance", Cauchy.log_sf),
+    ("log_shortfall", Cauchy.log_cdf),
+    ("quantile", Cauchy.icdf),
+):
+    setattr(Cauchy, _old, _new)
 
 
 def _log_tail(scale: Tensor, distance: Tensor) -> Tensor:

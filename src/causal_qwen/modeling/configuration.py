@@ -1,4 +1,4 @@
-"""Configuration: what CausalQwen adds to Qwen2Config, and nothing else.
+"""Configuration: the fields that CausalQwen adds to Qwen2Config.
 
 Legend used across the package: B batch, T tokens, H hidden size, C latent size, V vocabulary.
 """
@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 
 from causal_qwen.options import (
@@ -32,9 +31,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
 NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
+NOT_INHERITED = ["model_type", "architectures", "transformers_version", "auto_map", "_name_or_path"]
 BARE_THRESHOLD = 5.0  # "auto" threshold of a model that starts from random weights
 
-# A checkpoint brings this module along: `trust_remote_code=True` then finds the installed package.
+# Saved with every checkpoint: `trust_remote_code=True` then finds the installed package.
 AUTO_MODULE = "causal_qwen_auto"
 AUTO_CODE = """from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
 
@@ -49,7 +49,7 @@ AUTO_MAP = {
 
 @strict
 class CausalQwen2Config(Qwen2Config):
-    r"""Qwen2's configuration plus the causal chain's own fields.
+    r"""Qwen2's configuration plus the fields of the causal chain.
 
     Args:
         causal_size: C, the number of coordinates of an individual; None means the hidden size.
@@ -61,14 +61,14 @@ class CausalQwen2Config(Qwen2Config):
         b_noise_trainable, threshold_trainable: whether training moves them.
         decision_noise: at conversion, `equalize` gives every token the same scale; `zero` does not.
         head_bias: a learnable bias on loc_S.
-        inference_mode: what `generate` does when nobody says otherwise.
-        num_token_id: the id of `<NUM>`, or None for a model that knows no numbers yet.
+        inference_mode: the default mode of `generate`.
+        num_token_id: the id of `<NUM>`, or None for a model without number tokens.
         numeric_encoding: how a value enters its embedding: `log` or `sigmoid`.
         value_direction_trainable: whether training moves the value direction.
-        value_space: the space the number head lives in: `symlog` or `linear`.
+        value_space: the scale of the number head: `symlog` or `linear`.
         value_fields: name -> (center, spread) of standardised targets; see `value_space.py`.
-        encode_numbers: what the model was taught to read numbers as: `text` (digits) or `value`.
-        classification_loss_weight, regression_loss_weight, compat_loss_weight: the three weights.
+        encode_numbers: how the model was trained to read numbers: as `text` (digits) or `value`.
+        classification_loss_weight, regression_loss_weight, compat_loss_weight: weights of the loss.
         gate_alpha, gate_grad: the regression gate's floor, and whether gradients pass through it.
         ovr_reduction: one-vs-rest terms are summed over the vocabulary, or averaged (`mean`).
         loss_chunk_size: positions whose scores exist at once in the loss, or `"auto"`.
@@ -125,19 +125,18 @@ class CausalQwen2Config(Qwen2Config):
     def __setattr__(self, name: str, value: Any) -> None:
         size = self.__dict__.get("causal_size")
         if name == "hidden_size" and size is not None and size == self.__dict__[name]:
-            super().__setattr__("causal_size", value)  # C = H means that it follows H
+            super().__setattr__("causal_size", value)  # C = H: C follows H
         super().__setattr__(name, value)
 
     def validate_causal_fields(self) -> None:
-        """Refuse what cannot work, naming the field, its value and the cure."""
+        """Raise for invalid values, naming the field, its value and the cure."""
         for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         for name in AUTO_OR_NON_NEGATIVE:
             _check_number(name, getattr(self, name), auto=True)
         if self.gamma_init == 0:
-            raise ValueError("gamma_init=0 leaves U without a scale; give a positive number.")
-        if self.ovr_threshold_init != "auto":
-            _check_number("ovr_threshold_init", self.ovr_threshold_init, auto=True, signed=True)
+            raise ValueError("gamma_init=0 must be positive: U needs a scale.")
+        _check_number("ovr_threshold_init", self.ovr_threshold_init, auto=True, signed=True)
         for name in NON_NEGATIVE:
             _check_number(name, getattr(self, name))
         if not 0 <= self.gate_alpha <= 1:
@@ -159,7 +158,6 @@ class CausalQwen2Config(Qwen2Config):
             raise ValueError(
                 f"num_token_id={self.num_token_id} is outside the vocabulary of {self.vocab_size}."
             )
-
         for name, pair in (self.value_fields or {}).items():
             if len(pair) != 2 or not all(map(math.isfinite, pair)) or pair[1] <= 0:
                 raise ValueError(
@@ -168,13 +166,13 @@ class CausalQwen2Config(Qwen2Config):
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """With the way to our classes, for tools that have not imported them."""
+        """With `auto_map`, for tools that have not imported this package."""
         fields: dict[str, Any] = {**super().to_dict(), "auto_map": AUTO_MAP}
         return fields
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
-        """A plain Qwen2 configuration is welcome and becomes ours; any other is refused."""
+        """Accept plain Qwen2 configurations too; raise for other architectures."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         model_type = fields.get("model_type", cls.model_type)
         if model_type == Qwen2Config.model_type:
@@ -188,8 +186,9 @@ class CausalQwen2Config(Qwen2Config):
 
     @classmethod
     def from_qwen2(cls, config: Qwen2Config, **overrides: Any) -> "CausalQwen2Config":
-        """The configuration of the causal model that starts from a plain Qwen2 model."""
-        return cls(**{**_plain_fields(config), **overrides})
+        """The configuration of a causal model that starts from a plain Qwen2 model."""
+        fields = {k: v for k, v in config.to_dict().items() if k not in NOT_INHERITED}
+        return cls(**{**fields, **overrides})
 
     @property
     def latent_size(self) -> int:
@@ -198,12 +197,12 @@ class CausalQwen2Config(Qwen2Config):
 
     @property
     def initial_threshold(self) -> float:
-        """C_k before any data is seen."""
+        """C_k before training and calibration."""
         return _number_or(self.ovr_threshold_init, BARE_THRESHOLD)
 
     @property
     def initial_gamma(self) -> float:
-        """The scale of U before any data is seen.
+        """The scale of U before training and calibration.
 
         `"auto"` solves sum_k P_k = 1 for random weights: each of the V tokens exceeds C with
         probability scale_S / (pi C), and scale_S = (gamma + b) E||W_k||_1. The budget
@@ -218,11 +217,6 @@ class CausalQwen2Config(Qwen2Config):
         return _number_or(self.b_noise_init, self.initial_gamma)
 
 
-def _plain_fields(config: Qwen2Config) -> dict[str, Any]:
-    dropped = ("model_type", "architectures", "transformers_version", "auto_map", "_name_or_path")
-    return {k: v for k, v in config.to_dict().items() if k not in dropped}
-
-
 def _number_or(value: float | int | str, default: float) -> float:
     return default if isinstance(value, str) else float(value)
 
@@ -235,6 +229,3 @@ def _check_number(name: str, value: Any, *, auto: bool = False, signed: bool = F
         wanted += ' or "auto"'
     if isinstance(value, str) or not math.isfinite(value) or (value < 0 and not signed):
         raise ValueError(f"{name}={value!r} must be {wanted}.")
-
-
-AutoConfig.register(CausalQwen2Config.model_type, CausalQwen2Config, exist_ok=True)

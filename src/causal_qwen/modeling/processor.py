@@ -2,10 +2,10 @@
 
     "The price is 99.9 euro"  ->  The price is ␣ <NUM> ␣euro,   values 0 0 0 0 99.9 0
 
-It holds a tokenizer and the recogniser of `numerals`. With `encode_numbers="value"` every number
-of a text becomes one `<NUM>` token with its value beside it; with `"text"` numbers stay digits, as
-in the base model. A `<NUM>` typed by a user is text: pieces of text are tokenised by a copy of the
-tokenizer that does not know the token, so there are exactly as many `<NUM>` ids as values.
+With `encode_numbers="value"` every number of a text (see `text/numerals.py`) becomes one `<NUM>`
+token with a value; with `"text"` numbers stay digits, as in the base model. A `<NUM>` typed by a
+user is text: pieces of text are tokenised by a copy of the tokenizer without that token, so there
+are exactly as many `<NUM>` ids as values.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ from causal_qwen.text.segmentation import (
     without_placeholder,
 )
 
+COLUMNS = ("input_ids", "attention_mask", "numeric_values", "offset_mapping")
+Token = tuple[int, int, float, tuple[int, int]]  # one entry of every column
 SIDES, TENSORS = ("left", "right"), ("pt", "np")
 PADDINGS = (None, True, False, "longest", "max_length", "do_not_pad")
 TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncate")
-IDLE = re.compile(r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]")
-ASKS_FOR_SPACE = re.compile(r"[A-Za-zÀ-ɏͰ-ԯ0-9:;,.!?)\]%\"'”’]$")
+UNUSED_TOKEN = re.compile(
+    r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]"
+)
+NEEDS_SPACE = re.compile(r"[A-Za-zÀ-ɏͰ-ԯ0-9:;,.!?)\]%\"'”’]$")
 
 
 class CausalQwenProcessor(ProcessorMixin):
-    """A tokenizer that reads numbers.
+    """A tokenizer that encodes numbers as values.
 
     `processor(texts, return_tensors="pt")` gives `input_ids`, `attention_mask` and
     `numeric_values`; `processor.decode(ids, values)` gives the text back.
@@ -54,14 +58,14 @@ class CausalQwenProcessor(ProcessorMixin):
         chat_template: str | None = None,
     ) -> None:
         if tokenizer is None:
-            raise ValueError("A processor needs a tokenizer: CausalQwenProcessor(tokenizer).")
+            raise ValueError("tokenizer is missing; use CausalQwenProcessor(tokenizer).")
         self.encode_numbers = check_choice("encode_numbers", encode_numbers, NUMBER_READINGS)
-        install_number_token(tokenizer, _vocab_size_beside(tokenizer))
+        install_number_token(tokenizer, _saved_vocab_size(tokenizer))
         template = getattr(tokenizer, "chat_template", None)
         super().__init__(tokenizer, chat_template=chat_template or template)
         self.num_token_id: int = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
         self._plain = without_placeholder(tokenizer.backend_tokenizer)
-        self._frame = special_affixes(self._plain)
+        self._affixes = special_affixes(self._plain)
 
     @property
     def model_input_names(self) -> list[str]:
@@ -85,22 +89,19 @@ class CausalQwenProcessor(ProcessorMixin):
     ) -> BatchEncoding:
         """Texts -> ids and values, cut and padded together.
 
-        `encode_numbers` overrides the processor's own way; `return_offsets_mapping` adds (start,
-        end) of every token in the source text. Tensors are padded without being asked. As in the
-        tokenizer, `max_length` alone truncates, and what the tokenizer puts around a text is kept.
+        `encode_numbers` overrides the processor's setting; `return_offsets_mapping` adds (start,
+        end) of every token in the source text. Tensors are padded by default. As in the tokenizer,
+        `max_length` alone truncates, and the special tokens around a text are kept.
         """
-        other.pop("return_text_replacement_offsets", None)  # asked by chat templates; none here
+        other.pop("return_text_replacement_offsets", None)  # passed by chat templates
         if unknown := [n for n, value in other.items() if value is not None and value is not False]:
-            raise TypeError(
-                f"CausalQwenProcessor reads text only; it does not know {unknown[0]!r}."
-            )
-        is_single = isinstance(text, str)
+            raise TypeError(f"CausalQwenProcessor has no option {unknown[0]!r}; it encodes text.")
         texts = [text] if isinstance(text, str) else list(text if text is not None else [])
         for row, item in enumerate(texts):
             if not isinstance(item, str):
                 raise TypeError(f"text[{row}] is {type(item).__name__}, not str.")
-        asked = self.encode_numbers if encode_numbers is None else encode_numbers
-        way = check_choice("encode_numbers", asked, NUMBER_READINGS)
+        encode_numbers = self.encode_numbers if encode_numbers is None else encode_numbers
+        check_choice("encode_numbers", encode_numbers, NUMBER_READINGS)
         check_choice("padding", padding, PADDINGS)
         check_choice("truncation", truncation, TRUNCATIONS)
         longest = self._longest(max_length)
@@ -108,7 +109,7 @@ class CausalQwenProcessor(ProcessorMixin):
         if truncation is None and padding in (None, False):
             is_cut = max_length is not None
         limit = longest if is_cut else None
-        rows = [self._read(item, way, add_special_tokens, limit) for item in texts]
+        rows = [self._encode(item, encode_numbers, add_special_tokens, limit) for item in texts]
         if padding is None:
             padding = return_tensors is not None
         columns = self._pad(rows, padding, padding_side, pad_to_multiple_of, longest)
@@ -118,8 +119,8 @@ class CausalQwenProcessor(ProcessorMixin):
             del columns["attention_mask"]
         if return_tensors is not None:
             return BatchEncoding(_tensors(columns, return_tensors))
-        if is_single:
-            columns = {name: column[0] for name, column in columns.items()}
+        if isinstance(text, str):
+            return BatchEncoding({name: column[0] for name, column in columns.items()})
         return BatchEncoding(columns)
 
     def decode(
@@ -135,48 +136,38 @@ class CausalQwenProcessor(ProcessorMixin):
 
         A batch of ids gives a list of texts.
         """
+        options["skip_special_tokens"] = skip_special_tokens
         if _is_nested(token_ids):
-            return self.batch_decode(
-                token_ids,
-                values,
-                digits=digits,
-                skip_special_tokens=skip_special_tokens,
-                **options,
-            )
-        ids = np.asarray(_plain_array(token_ids)).reshape(-1).astype(np.int64)
-        places = np.flatnonzero(ids == self.num_token_id)
-        if len(places) and values is None:
+            return self.batch_decode(token_ids, values, digits=digits, **options)
+        ids = np.asarray(_to_array(token_ids)).reshape(-1).astype(np.int64)
+        places: list[int] = np.flatnonzero(ids == self.num_token_id).tolist()
+        if places and values is None:
             raise ValueError(
-                f"token_ids[{places[0]}] is <NUM>, and no values were given; "
+                f"token_ids[{places[0]}] is <NUM> without a value; "
                 "use processor.decode(ids, values)."
             )
-        numbers = np.zeros(0) if values is None else np.asarray(_plain_array(values), np.float64)
-        if values is not None and numbers.shape != ids.shape:
-            raise ValueError(
-                f"values of shape {numbers.shape} must stand beside ids of shape {ids.shape}."
-            )
-        for place in places.tolist():
+        numbers = np.zeros(len(ids)) if values is None else np.asarray(_to_array(values), float)
+        if numbers.shape != ids.shape:
+            raise ValueError(f"values of shape {numbers.shape} must have that of ids, {ids.shape}.")
+        for place in places:
             if not np.isfinite(numbers[place]):
                 raise ValueError(
                     f"values[{place}] is {numbers[place]}: only finite numbers can be written."
                 )
-        options = {"skip_special_tokens": skip_special_tokens, **options}
-        edges = [-1, *places.tolist(), len(ids)]
         texts = [
             self.tokenizer.decode(ids[before + 1 : after].tolist(), **options)
-            for before, after in pairwise(edges)
+            for before, after in pairwise([-1, *places, len(ids)])
         ]
-        said = [render(float(numbers[place]), digits) for place in places.tolist()]
-        return interleave(texts, said)
+        return interleave(texts, [render(float(numbers[place]), digits) for place in places])
 
     def batch_decode(self, token_ids: Any, values: Any = None, **options: Any) -> list[str]:
         """One text for every row."""
-        rows = list(_plain_array(token_ids))
-        beside = [None] * len(rows) if values is None else list(_plain_array(values))
-        if len(beside) != len(rows):
-            raise ValueError(f"{len(beside)} rows of values must stand beside {len(rows)} of ids.")
+        rows = list(_to_array(token_ids))
+        value_rows = [None] * len(rows) if values is None else list(_to_array(values))
+        if len(value_rows) != len(rows):
+            raise ValueError(f"values have {len(value_rows)} rows and ids have {len(rows)}.")
         texts = []
-        for row, (ids, numbers) in enumerate(zip(rows, beside, strict=True)):
+        for row, (ids, numbers) in enumerate(zip(rows, value_rows, strict=True)):
             try:
                 texts.append(self.decode(ids, numbers, **options))
             except ValueError as error:
@@ -186,13 +177,13 @@ class CausalQwenProcessor(ProcessorMixin):
     def ask(self, text: str) -> str:
         """The text up to where its next number would begin: with the space that comes before it.
 
-        Numbers are tokens of their own, and the space before one is too: "is 5" is read `is`, ` `,
-        `<NUM>`. After a currency symbol, a bracket or a CJK letter there is none.
+        Numbers are tokens of their own, and the space before one is too: "is 5" is encoded as `is`,
+        ` `, `<NUM>`. After a currency symbol, a bracket or a CJK letter there is none.
         """
-        return text + " " if ASKS_FOR_SPACE.search(text) else text
+        return text + " " if NEEDS_SPACE.search(text) else text
 
     def check(self, config: Any) -> None:
-        """Refuse to work with a model whose tokens are not ours."""
+        """Raise if a model's tokens differ from the tokenizer's."""
         if config.num_token_id != self.num_token_id or len(self.tokenizer) > config.vocab_size:
             raise ValueError(
                 f"This processor's tokenizer has {len(self.tokenizer)} tokens and <NUM> at "
@@ -202,40 +193,33 @@ class CausalQwenProcessor(ProcessorMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
-        """From a directory or hub name that has a tokenizer; `encode_numbers` is read if saved."""
-        way = kwargs.pop("encode_numbers", None)
+        """From a directory or hub name that has a tokenizer, and `encode_numbers` if saved."""
+        encode_numbers = kwargs.pop("encode_numbers", None)
         processor = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
-        if way is not None:
-            processor.encode_numbers = check_choice("encode_numbers", way, NUMBER_READINGS)
+        if encode_numbers is not None:
+            check_choice("encode_numbers", encode_numbers, NUMBER_READINGS)
+            processor.encode_numbers = encode_numbers
         return processor
 
-    def _read(
-        self, text: str, way: str, add_special_tokens: bool, limit: int | None
-    ) -> list[list[Any]]:
-        """One text -> ids, values and offsets, at most `limit` of each."""
-        ids: list[int] = []
-        values: list[float] = []
-        offsets: list[tuple[int, int]] = []
-        for piece, start, value in split_at_numbers(text, way):
+    def _encode(
+        self, text: str, encode_numbers: str, add_special_tokens: bool, limit: int | None
+    ) -> list[Token]:
+        """The tokens of one text, at most `limit`."""
+        tokens: list[Token] = []
+        for piece, start, value in split_at_numbers(text, encode_numbers):
             if value is not None:
-                ids.append(self.num_token_id)
-                values.append(value)
-                offsets.append((start, start + len(piece)))
+                tokens.append((self.num_token_id, 1, value, (start, start + len(piece))))
             elif piece:
-                tokens = self._plain.encode(piece, add_special_tokens=False)
-                ids += tokens.ids
-                values += [0.0] * len(tokens.ids)
-                offsets += [(start + a, start + b) for a, b in tokens.offsets]
-        before, after = self._frame if add_special_tokens else ([], [])
+                found = self._plain.encode(piece, add_special_tokens=False)
+                spans = [(start + a, start + b) for a, b in found.offsets]
+                tokens += [(i, 1, 0.0, span) for i, span in zip(found.ids, spans, strict=True)]
+        affixes = self._affixes if add_special_tokens else ([], [])
+        before, after = ([(i, 1, 0.0, (0, 0)) for i in ids] for ids in affixes)
         if limit is not None:
             room = max(limit - len(before) - len(after), 0)
             is_left = self.tokenizer.truncation_side == "left"
-            cut = slice(max(len(ids) - room, 0), None) if is_left else slice(room)
-            ids, values, offsets = ids[cut], values[cut], offsets[cut]
-        ids = [*before, *ids, *after]
-        values = [*[0.0] * len(before), *values, *[0.0] * len(after)]
-        offsets = [*[(0, 0)] * len(before), *offsets, *[(0, 0)] * len(after)]
-        return [ids[:limit], values[:limit], offsets[:limit]]
+            tokens = tokens[max(len(tokens) - room, 0) :] if is_left else tokens[:room]
+        return [*before, *tokens, *after][:limit]
 
     def _longest(self, max_length: int | None) -> int | None:
         if max_length is None:
@@ -247,37 +231,30 @@ class CausalQwenProcessor(ProcessorMixin):
 
     def _pad(
         self,
-        rows: list[list[list[Any]]],
+        rows: list[list[Token]],
         padding: bool | str,
         side: str | None,
         multiple: int | None,
         longest: int | None,
     ) -> dict[str, list[list[Any]]]:
-        width = max((len(row[0]) for row in rows), default=0)
+        width = max(map(len, rows), default=0)
         if padding == "max_length":
             width = max(width, longest or 0)
         if multiple:
             width = -(-width // multiple) * multiple
-        side = side or self.tokenizer.padding_side
-        check_choice("padding_side", side, SIDES)
+        side = check_choice("padding_side", side or self.tokenizer.padding_side, SIDES)
         pad = self.tokenizer.pad_token_id
-        columns: dict[str, list[list[Any]]] = {
-            name: [] for name in ("input_ids", "attention_mask", "numeric_values", "offset_mapping")
-        }
-        for ids, values, offsets in rows:
-            missing = 0 if padding in (False, "do_not_pad") else width - len(ids)
+        columns: dict[str, list[list[Any]]] = {name: [] for name in COLUMNS}
+        for tokens in rows:
+            missing = 0 if padding in (False, "do_not_pad") else width - len(tokens)
             if missing and pad is None:
                 raise ValueError(
                     "The tokenizer has no padding token: set processor.tokenizer.pad_token first."
                 )
-            for name, column, fill in (
-                ("input_ids", ids, pad),
-                ("attention_mask", [1] * len(ids), 0),
-                ("numeric_values", values, 0.0),
-                ("offset_mapping", offsets, (0, 0)),
-            ):
-                filling = [fill] * missing
-                columns[name].append(filling + column if side == "left" else column + filling)
+            fill = [(pad, 0, 0.0, (0, 0))] * missing
+            padded = fill + tokens if side == "left" else tokens + fill
+            for place, name in enumerate(COLUMNS):
+                columns[name].append([token[place] for token in padded])
         return columns
 
 
@@ -285,29 +262,28 @@ class CausalQwenProcessor(ProcessorMixin):
 
 
 def install_number_token(tokenizer: Any, vocab_size: int | None = None) -> int:
-    """Give `<NUM>` its id: a reserved one, an idle special token's, or a new one.
+    """Give `<NUM>` an id: a reserved one, that of an unused special token, or a new one.
 
-    `vocab_size` is the model's: ids beyond the tokenizer's own are rows that exist and are unused.
-    Returns the id; it lies beyond `vocab_size` only if there was no other way.
+    `vocab_size` is the model's: ids from the tokenizer's size up to it are reserved. Returns the
+    id; it is beyond `vocab_size` only if no reserved id and no unused token exist.
     """
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ValueError(
-            f"{type(tokenizer).__name__} is not a fast tokenizer; numbers need one "
-            "(tokenizer.json)."
+            f"{type(tokenizer).__name__} is not a fast tokenizer; <NUM> needs one (tokenizer.json)."
         )
     added = tokenizer.get_added_vocab()
     if PLACEHOLDER in added:
         return int(added[PLACEHOLDER])
     has_reserved = vocab_size is not None and len(tokenizer) < vocab_size
-    if not has_reserved and (idle := _idle_token(tokenizer)) is not None:
-        _rename(tokenizer, idle)
+    if not has_reserved and (unused := _unused_token(tokenizer)) is not None:
+        _rename(tokenizer, unused)
     else:
         tokenizer.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
     return int(tokenizer.convert_tokens_to_ids(PLACEHOLDER))
 
 
-def _vocab_size_beside(tokenizer: Any) -> int | None:
-    """The size of the model that lies beside the tokenizer, if there is one to be looked at."""
+def _saved_vocab_size(tokenizer: Any) -> int | None:
+    """vocab_size of the model in the tokenizer's directory, if there is one."""
     if PLACEHOLDER in tokenizer.get_added_vocab() or not tokenizer.name_or_path:
         return None
     try:
@@ -318,19 +294,17 @@ def _vocab_size_beside(tokenizer: Any) -> int | None:
     return size
 
 
-def _idle_token(tokenizer: Any) -> str | None:
+def _unused_token(tokenizer: Any) -> str | None:
     """A special token that neither the tokenizer's settings nor the chat template use."""
     used = {token for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
     template = str(getattr(tokenizer, "chat_template", None) or "")
     candidates = sorted((i, t.content) for i, t in tokenizer.added_tokens_decoder.items())
-    return next(
-        (t for _, t in candidates if IDLE.fullmatch(t) and t not in used and t not in template),
-        None,
-    )
+    unused = (t for _, t in candidates if UNUSED_TOKEN.fullmatch(t) and t not in used)
+    return next((t for t in unused if t not in template), None)
 
 
 def _rename(tokenizer: Any, old: str) -> None:
-    """Let `<NUM>` take over the id of another token."""
+    """Give `<NUM>` the id of another token."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in state["added_tokens"]:
         if token["content"] == old:
@@ -339,7 +313,7 @@ def _rename(tokenizer: Any, old: str) -> None:
     if isinstance(vocabulary, dict) and old in vocabulary:
         vocabulary[PLACEHOLDER] = vocabulary.pop(old)
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
-    # Else the old token would be saved as a special one, and come back with a new id.
+    # Otherwise the old token is saved as a special one, and gets a new id when loaded.
     tokenizer.extra_special_tokens = [t for t in tokenizer.extra_special_tokens if t != old]
 
 
@@ -351,7 +325,7 @@ def _tensors(columns: dict[str, list[list[Any]]], kind: str) -> dict[str, Any]:
     widths = {len(row) for row in columns["input_ids"]}
     if len(widths) > 1:
         raise ValueError(
-            f"Rows of {min(widths)} to {max(widths)} tokens make no tensor; use padding=True."
+            f"Rows of {min(widths)} to {max(widths)} tokens cannot form a tensor; use padding=True."
         )
     count, width = len(columns["input_ids"]), max(widths, default=0)
     for name, column in columns.items():
@@ -365,8 +339,8 @@ def _tensors(columns: dict[str, list[list[Any]]], kind: str) -> dict[str, Any]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _plain_array(values: Any) -> Any:
-    """Tensors of any device as NumPy arrays; lists as they are."""
+def _to_array(values: Any) -> Any:
+    """Tensors of any device as NumPy arrays; lists unchanged."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
 
 

@@ -1,4 +1,4 @@
-"""Protocols: what functions outside the model ask of a causal model and of its processor.
+"""Protocols: the interface of a causal model and its processor that other rooms use.
 
 `CausalQwenForCausalLM` and `CausalQwenProcessor` satisfy them; so does a wrapped or adapted model.
 """
@@ -30,7 +30,7 @@ class CausalModel(Protocol):
     abduction: AbductionNetwork
     action: ActionNetwork
     decision: Decision
-    calibration: Any  # what conversion measured, or None
+    calibration: Any  # results of conversion, or None
     training: bool
     name_or_path: str
 

@@ -1,4 +1,4 @@
-"""Embedding: ids + values -> inputs_embeds.
+"""Value embedding: ids + values -> inputs_embeds.
 
     e_i = embed(x_i) + phi(v_i)   at <NUM> positions,   e_i = embed(x_i)   everywhere else,
 
@@ -7,6 +7,8 @@ with phi(v) = sign(v) ln(1 + |v|) e_dir ("log"), or embed(<NUM>) * sigmoid(v) ("
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,38 +16,37 @@ from causal_qwen.modeling.value_space import symlog
 
 
 def check_values(ids: Tensor, values: Tensor | None, num_token_id: int | None) -> None:
-    """Every `<NUM>` has a finite value, and nothing else has one. Says which row does not."""
+    """Raise unless every `<NUM>` has a finite value and every other token has none."""
     is_number = ids == num_token_id if num_token_id is not None else torch.zeros_like(ids).bool()
     if values is None:
         if is_number.any():
             raise ValueError(
-                f"input_ids{_first(is_number)} is <NUM> and has no value; give numeric_values "
-                "beside input_ids, as CausalQwenProcessor does."
+                f"input_ids{_first(is_number)} is <NUM> and has no value; pass numeric_values with "
+                "input_ids, as returned by CausalQwenProcessor."
             )
         return
     if num_token_id is None:
-        raise ValueError("numeric_values need a <NUM> token: set config.num_token_id first.")
+        raise ValueError("numeric_values need a <NUM> token; set config.num_token_id first.")
     if values.shape != ids.shape:
         raise ValueError(
-            f"numeric_values of shape {tuple(values.shape)} must stand beside "
-            f"input_ids of shape {tuple(ids.shape)}, one value per token."
+            f"numeric_values of shape {tuple(values.shape)} must have the shape of input_ids, "
+            f"{tuple(ids.shape)}."
         )
     if (is_bad := ~values.isfinite()).any():
         raise ValueError(
-            f"numeric_values{_first(is_bad)} is {values[is_bad][0].item()}; only finite numbers "
-            "can be read: leave the number as text, or drop the row."
+            f"numeric_values{_first(is_bad)} is {values[is_bad][0].item()}, not finite; keep the "
+            "number as text, or drop the row."
         )
     if (is_stray := (values != 0) & ~is_number).any():
         raise ValueError(
-            f"numeric_values{_first(is_stray)} is {values[is_stray][0].item():g} beside a token "
-            "that is not <NUM>; values and ids must be padded and cut together."
+            f"numeric_values{_first(is_stray)} is {values[is_stray][0].item():g} at a token that "
+            "is not <NUM>; pad and cut values and ids together."
         )
 
 
-def _first(where: Tensor) -> list[int]:
+def _first(where: Tensor) -> Any:
     """[row, position] of the first True."""
-    place: list[int] = where.nonzero()[0].tolist()
-    return place
+    return where.nonzero()[0].tolist()
 
 
 def embed_values(
@@ -53,14 +54,13 @@ def embed_values(
 ) -> Tensor:
     """Add values to the embeddings of `<NUM>` tokens. (B, T, H), (B, T), (B, T), (H,) -> (B, T, H)
 
-    The value channel is computed in float32: in bfloat16, ln(1 + 999000) and ln(1 + 1020000) are
-    the same number. What is wider is narrowed only after its logarithm: 1e300 can be read.
+    Computed in float32: in bfloat16, ln(1 + 999000) and ln(1 + 1020000) are the same number.
+    float64 values are narrowed only after the logarithm: 1e300 is a valid value.
     """
     values = values if values.dtype == torch.float64 else values.float()
-    bent = symlog(values) if encoding == "log" else values.sigmoid()
-    bent = bent.float().unsqueeze(-1)  # (B, T, 1)
+    wide = embeddings.float()
     if encoding == "log":
-        enriched = embeddings.float() + bent * direction.float()
+        enriched = wide + symlog(values).float().unsqueeze(-1) * direction.float()
     else:
-        enriched = embeddings.float() * bent
+        enriched = wide * values.sigmoid().float().unsqueeze(-1)
     return torch.where(is_number.unsqueeze(-1), enriched.to(embeddings.dtype), embeddings)

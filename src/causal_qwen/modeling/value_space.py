@@ -1,10 +1,10 @@
-"""Value: numbers <-> the scale on which they are read and predicted.
+"""Value space: numbers <-> the scale on which they are predicted.
 
     y = (g(v) - center) / spread,     g(v) = v ("linear") or sign(v) ln(1 + |v|) ("symlog")
 
-Y lives on that scale: medians and quantiles map back exactly, because the map is monotone. A
-*field* is a named target with a center and a spread of its own, fitted on training data (median
-and interquartile range: outliers move neither) and kept in the config.
+Y is on that scale: medians and quantiles map back exactly, because the map is monotone. A *field*
+is a named target with its own center and spread, fitted on training data (median and interquartile
+range: outliers move neither) and saved in the config.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def symlog(value: Tensor) -> Tensor:
 
 
 def symexp(value: Tensor) -> Tensor:
-    """The inverse of `symlog`; ask for float64 input where large values matter."""
+    """The inverse of `symlog`; use float64 where large values matter."""
     return value.sign() * value.abs().expm1()
 
 
 class ValueSpace(NamedTuple):
-    """How the values of one field, or of every position (tensors), become Y and come back."""
+    """Maps values of one field, or of every position (tensors), to Y and back."""
 
     kind: str = "symlog"
     center: Any = 0.0
@@ -40,29 +40,25 @@ class ValueSpace(NamedTuple):
 
     def encode(self, value: Tensor) -> Tensor:
         """v -> y"""
-        return (self._bend(value) - self.center) / self.spread
+        value = symlog(value) if self.kind == "symlog" else value
+        return (value - self.center) / self.spread
 
     def decode(self, y: Tensor) -> Tensor:
-        """y -> v in float64. What no double can hold becomes the largest one, with a warning."""
+        """y -> v in float64. Overflow is clamped to the largest double, with a warning."""
         value = self.clamped(y)
         warn_if_clamped(value)
         return value
 
     def clamped(self, y: Tensor) -> Tensor:
-        """`decode` without the warning, for values that may never be said."""
-        bent = self.center + self.spread * y.double()
-        value = symexp(bent) if self.kind == "symlog" else bent
+        """`decode` without the warning, for values that may not be used."""
+        value = self.center + self.spread * y.double()
+        value = symexp(value) if self.kind == "symlog" else value
         return value.clamp(-LARGEST, LARGEST)
 
     def log_slope(self, value: Tensor) -> Tensor:
-        """ln dy/dv: what a log-density gains on the way from y to v."""
-        slope = torch.zeros_like(value)
-        if self.kind == "symlog":
-            slope = -value.abs().log1p()
+        """ln dy/dv: added to a log-density of y, it gives that of v."""
+        slope = -value.abs().log1p() if self.kind == "symlog" else torch.zeros_like(value)
         return slope - torch.as_tensor(self.spread, dtype=value.dtype).log()
-
-    def _bend(self, value: Tensor) -> Tensor:
-        return symlog(value) if self.kind == "symlog" else value
 
 
 def warn_if_clamped(value: Tensor) -> None:
@@ -78,9 +74,9 @@ def fit_field(values: Any, kind: str) -> tuple[float, float]:
     """(center, spread) of training values: their median and interquartile range."""
     values = torch.as_tensor(values, dtype=torch.float64).flatten()
     if len(values) == 0 or not values.isfinite().all():
-        raise ValueError("A field is fitted on at least one value, and on finite values only.")
-    bent = ValueSpace(kind).encode(values)
-    low, center, high = bent.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+        raise ValueError("values must be finite, and at least one, to fit a field.")
+    quartiles = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    low, center, high = ValueSpace(kind).encode(values).quantile(quartiles).tolist()
     spread = high - low
     return center, spread if spread > 0 else 1.0
 
@@ -92,29 +88,29 @@ def field_space(config: Any, field: str | None = None) -> ValueSpace:
         return ValueSpace(config.value_space, *fields.get(DEFAULT_FIELD, (0.0, 1.0)))
     if field not in fields:
         known = ", ".join(fields) or "none: fit one with model.fit_value_field(name, values)"
-        raise ValueError(f"field={field!r} is unknown; this model knows {known}.")
+        raise ValueError(f"field={field!r} is unknown; this model has {known}.")
     return ValueSpace(config.value_space, *fields[field])
 
 
 def position_space(config: Any, fields: Tensor | None, like: Tensor) -> ValueSpace:
-    """The space of every position. `fields` (B,) or (B, T): places among the names of
-    `config.value_fields` in alphabetical order (in which a saved config comes back), -1 for the
-    default; `like` is (B, T)."""
+    """The space of every position. `fields` (B,) or (B, T): indices into the names of
+    `config.value_fields` in alphabetical order (that of a loaded config), -1 for the default;
+    `like` is (B, T)."""
     default = field_space(config)
     if fields is None:
         return default
     if fields.shape not in (like.shape, like.shape[:1]):
         raise ValueError(
-            f"numeric_fields of shape {tuple(fields.shape)} must be one per row or one per token, "
+            f"numeric_fields of shape {tuple(fields.shape)} must be one per row or token: "
             f"{tuple(like.shape[:1])} or {tuple(like.shape)}."
         )
     pairs = [pair for _, pair in sorted((config.value_fields or {}).items())]
-    # the default is last, where -1 points; float64, for centers far larger than their spread
+    # The default is last, at index -1. float64: a center may be far larger than its spread.
     table = torch.tensor([*pairs, default[1:]], dtype=torch.float64, device=like.device)
     fields = fields.to(like.device)
     if fields.numel() and not -1 <= int(fields.min()) <= int(fields.max()) < len(pairs):
         raise ValueError(
-            f"numeric_fields holds {fields.unique().tolist()}; the model has {len(pairs)} "
+            f"numeric_fields contains {fields.unique().tolist()}; the model has {len(pairs)} "
             "value fields, numbered from 0, and -1 is the default."
         )
     center, spread = table[fields if fields.dim() == 2 else fields.unsqueeze(-1)].unbind(-1)

@@ -1,10 +1,10 @@
-"""Text: numbers are found in a text, and a text is split at them. Runs without torch.
+"""Text: find the numbers in a text and split it at them. Runs without torch.
 
 In:   a string, for example "It costs 99.9 euro".
-Out:  pieces of text, the numbers between them as values, and the way back to a string.
+Out:  pieces of text, the values of the numbers between them, and the string again.
 
-    numerals      the grammar: which characters are a number, which value they have, how to write it
-    segmentation  pieces for a tokenizer, and a growing text as far as it is stable
+    numerals      the grammar: what is a number, its value, how to write it
+    segmentation  pieces for a tokenizer, and the stable part of a growing text
 
 Open `numerals` first.
 """

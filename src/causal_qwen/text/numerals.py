@@ -1,12 +1,12 @@
-r"""Text <-> text with ``<NUM>`` and values: find the numbers of a text, keep how they were written.
+r"""Numerals: find the numbers of a text, their values and their spelling.
 
     encode("价格是99.9元")  ->  pieces ("价格是", "元"), values (99.9,), surfaces ("99.9",)
     decode(encode(s)) == s  for every string s
 
-Precision first: what is not surely a number stays text, because a missed number is still read as
-digits while a wrong one puts a wrong quantity into the model. The text between the numbers is kept
-as ``pieces`` (one more than there are values), so a ``<NUM>`` typed by a user is a part of a piece
-and never a placeholder.
+Precision first: anything ambiguous stays text, because a missed number is still read as digits
+while a wrong one puts a wrong quantity into the model. The text between the numbers is kept as
+``pieces`` (one more than there are values), so a ``<NUM>`` typed by a user is part of a piece and
+never a placeholder.
 
 Grammar
 -------
@@ -22,17 +22,17 @@ Full-width forms (U+FF01..FF5E) are read as their ASCII twins. The digits are 0-
               | [" "] times [" "] "10" ("^" [sign] d[d[d]] | "^{" [sign] d[d[d]] "}" | superscript)
     times     = "×" | "x" | "X" | "*" | "·" | "⋅" | "\times"
 
-*How many digits.* A bare integer may have 15; longer ones are card numbers and keys. With a point
-or an exponent 17 significant digits are allowed (leading zeros are not counted), because that is
-what it takes to write a double: ``repr`` of every finite float is a number here and reads back as
-itself. The value is the correctly rounded binary64. Overflow, and underflow of a nonzero number to
-0, stay text. So do digits of both widths side by side, and three ASCII digits after a full-width
-comma (in Chinese it parts clauses).
+*Number of digits.* A bare integer may have 15; longer ones are card numbers and keys. With a point
+or an exponent 17 significant digits are allowed (leading zeros are not counted), as many as a
+double needs: ``repr`` of every finite float is a number of this grammar and encodes to that float.
+The value is the correctly rounded binary64. Overflow, and underflow of a nonzero number to 0, stay
+text. So do digits of both widths side by side, and three ASCII digits after a full-width comma (in
+Chinese it separates clauses).
 
-A *word* is a maximal run of characters that do not break it. What breaks: white space, brackets,
+A *word* is a maximal run of characters that do not break it. Breaks are white space, brackets,
 double quotes, ``! & * ; < = > ? | ~`` and their kin, commas, CJK letters, emoji. A comma between
-digits does not, nor does a sep space, nor what is spelt ``times 10^`` after a number. A word is
-read whole or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are no part of it.
+digits does not break, nor does a sep space, nor ``times 10^`` after a number. A word is read whole
+or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part of it.
 
     word      = [label ":"] [["+"] currency] number [unit]                       not -$5
               | [currency] number [unit] dash [currency] number [unit]          range
@@ -43,9 +43,9 @@ read whole or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are
     unit      = ["\"] {"%" | "‰" | "°" | "′" | "″" | currency symbol} [name ["²" | "³"]]
                 ["/" letters ["²" | "³"]] {"-" letters}                         5/month, 5-year-old
     name      = a lower-case word, or a known unit in any case (MB, kWh, USD); not the ending of an
-                ordinal, am or pm, a lone letter that is no unit (12a, 3D, 5e), hexadecimal (3fab)
+                ordinal, am or pm, a lone letter other than a unit (12a, 3D, 5e), hexadecimal (3fab)
 
-* A *sign* stands at the start, after white space, an opening bracket, a quote, an operator, a comma
+* A *sign* is at the start, or after white space, an opening bracket, a quote, an operator, a comma
   or a currency symbol; never after a letter (COVID-19) or a closing bracket. After a CJK letter
   "-" is a sign only behind a word like 为 or 是 (长征-5 is a rocket).
 * A *range* has one dash; a unit on its left must be repeated on its right. Not ranges: what looks
@@ -54,9 +54,9 @@ read whole or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are
   could be one number with a decimal comma (1,5 and 1.299,00; but 1.5,2.5 splits).
 
 Everything else stays text: 10:30, 1/2, 1.2.3, 1-2-3, 10^6, A1B2, a@b7.org, #5, 1'000, 1_000, 5²,
-5½ and any digit glued to another script's. What stands around a word keeps it text as well:
+5½ and any digit next to another script's. The context can keep a word text as well:
 
-* integers parted by single plain spaces, once one of them has a leading zero or one after the first
+* integers separated by single plain spaces, if one has a leading zero or one after the first
   has three digits (1 000 000; 4111 1111 1111 1111), or from three on after a "+" (+33 6 12 34);
 * a URL or query string, a phone number with brackets, 7 digits after tel/call/电话, "+" and 8
   digits, ISBN, version, No.;
@@ -81,7 +81,7 @@ PLACEHOLDER = "<NUM>"
 Found = tuple[int, int, float]  # start, end, value
 
 
-# ---------------------------------------------------------------- what a text is encoded to
+# ---------------------------------------------------------------- encode and decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,14 @@ class Encoded:
         if not all(map(math.isfinite, self.values)):
             row = next(i for i, value in enumerate(self.values) if not math.isfinite(value))
             raise ValueError(
-                f"values[{row}] is {self.values[row]}: only finite numbers have a text"
+                f"values[{row}] is {self.values[row]}; only finite numbers can be written"
             )
 
     @property
     def text(self) -> str:
-        r"""The text with ``<NUM>`` for every number, for people to read.
+        r"""The text with ``<NUM>`` for every number, for display.
 
-        A ``<NUM>`` that was typed shows as ``<\NUM>`` (and ``<\NUM>`` as ``<\\NUM>``), so the
+        A typed ``<NUM>`` is shown as ``<\NUM>`` (and ``<\NUM>`` as ``<\\NUM>``), so the
         placeholders can be counted: there are exactly as many as values.
         """
         return PLACEHOLDER.join(_TYPED_PLACEHOLDER.sub(r"<\\\1NUM>", p) for p in self.pieces)
@@ -147,7 +147,7 @@ def encode(text: str) -> Encoded:
 
 
 def decode(encoded: Encoded) -> str:
-    """Put the numbers back as they were written: the inverse of ``encode``."""
+    """Restore the text: the inverse of ``encode``."""
     parts = [encoded.pieces[0]]
     for surface, piece in zip(encoded.surfaces, encoded.pieces[1:], strict=True):
         parts += surface, piece
@@ -155,7 +155,7 @@ def decode(encoded: Encoded) -> str:
 
 
 def canonical(value: float) -> str:
-    """The shortest text that ``encode`` reads as exactly this double: Python's ``repr``.
+    """The shortest text that ``encode`` maps to exactly this double: Python's ``repr``.
 
     ``repr`` always writes a point or an exponent, so its up to 17 digits are within the grammar.
     """
@@ -180,7 +180,7 @@ def render(value: float, digits: int = 6) -> str:
 def _finite(value: float) -> float:
     value = float(value)
     if not math.isfinite(value):
-        raise ValueError(f"{value} has no text: only finite numbers can be written")
+        raise ValueError(f"{value} is not finite; only finite numbers can be written")
     return value
 
 
@@ -197,13 +197,13 @@ _BREAKS = (
     "\U0001f000-\U0001f0ff\U0001f200-\U0001fbef" + CJK
 )
 _GLUE = f"[^{_BREAKS}]"
-_SPACES = "\u00a0\u2009\u202f"  # may part thousands
+_SPACES = "\u00a0\u2009\u202f"  # thousands separators
 _SIGN = "[-+\u2212]"
 _DASH = "[-\u2010-\u2013\u2212]"
 _MONEY = "$¢-¥฿\u20a0-\u20cf￠￡￥￦"
 _LETTER = r"[^\W\d_²³]"  # still holds ½ and the like: see _is_unit
 _SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
-_HIDDEN = "\ue000"  # stands for a digit that is no number's
+_HIDDEN = "\ue000"  # replaces a digit that is not part of a number
 _DATE_MARKS = "年月日号號点點时時番년월일시번"
 
 
@@ -248,7 +248,7 @@ _ANY_WORD = (
     rf"|(?<={_DIGIT})[{_SPACES}](?={_DIGIT})){_GLUE}+)*"
     rf"(?: ?{_TIMES} ?10(?:\^\{{?|(?=[{_SUPERSCRIPT}])|{_SIGN}(?=[0-9])){_GLUE}*(?:\}}{_GLUE}*)?)*"
 )
-# The common word, a short plain number with nothing around it that matters, needs no closer look.
+# Fast path: a short plain number whose surroundings cannot change its reading.
 _PLAIN_WORD = (
     rf"(?<![^\x00-z|}}~{CJK}])(?<![第제点點时時시])(?<![第제] )"
     r"[$]?((?:(?<![^\s(=])-)?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,8})?(?:e[-+]?[0-9]{1,2})?)"
@@ -286,7 +286,7 @@ def _read_word(shadow: str, start: int, end: int) -> list[Found]:
     return []
 
 
-# ---------------------------------------------------------------- what a word can be
+# ---------------------------------------------------------------- kinds of words
 
 _SINGLE = re.compile(
     r"(?!\+[0-9]{8,}\Z|[12][0-9]{2}0s\Z|localhost:)"
@@ -338,7 +338,7 @@ def _read_items(word: str, begin: int) -> list[Found]:
     items = word.split(",")
     if len(items) < 2 or _GROUPED_PAIR.search(word) or _DECIMAL_COMMA.fullmatch(word):
         return []
-    if _PLAIN_ITEMS.fullmatch(word):  # long lists are worth a shortcut
+    if _PLAIN_ITEMS.fullmatch(word):  # fast path for long lists
         values: Iterable[float | None] = map(float, items)
     elif all(map(_ITEM.fullmatch, items)):
         values = map(_value, items)
@@ -387,7 +387,7 @@ _UNIT_NAME = re.compile(  # in whatever case; a lower-case word needs no mention
 
 
 def _is_unit(unit: str) -> bool:
-    """Whether this, glued to the end of a number, leaves it a number."""
+    """Whether a number followed directly by this is still a number."""
     if unit in ("", "%", "°"):
         return True
     if unit.isalpha():
@@ -408,7 +408,7 @@ def _is_unit_name(name: str) -> bool:
     return name == name.lower() or _UNIT_NAME.fullmatch(name.replace("μ", "µ")) is not None
 
 
-# ---------------------------------------------------------------- what stands around a word
+# ---------------------------------------------------------------- neighbours of a word
 
 _SIGNS = frozenset("+-\u2212")
 _CLOSING = frozenset(")]}»›”」』】》〉〕")
@@ -420,7 +420,7 @@ _YEAR = re.compile("(?<![0-9])(?:[0-9]{4}[年년]|[0-9]{2}[年년] ?[0-9]{1,2}[�
 
 
 def _is_refused(shadow: str, start: int, begin: int) -> bool:
-    """Whether what stands before the word at `begin` keeps it text.
+    """Whether the characters before the word at `begin` keep it text.
 
     shadow[start:begin] are the quotes and the colon in front of it.
     """
@@ -451,7 +451,7 @@ def _is_date(shadow: str, begin: int, close: int) -> bool:
     return _DATE.match(shadow, close) is not None or any(years)
 
 
-# ---------------------------------------------------------------- what stands further away
+# ---------------------------------------------------------------- wider context
 
 _MONTH = (
     "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?"
@@ -460,7 +460,7 @@ _MONTH = (
 _YEAR_NUMBER = r"[0-9]{4}(?!\.?[0-9])"
 _DAY = "[0-9]{1,2}"
 _HOUR = r"[0-9]{1,2}(?:\.[0-9]{2})?"
-# Each pattern is tried only on a text that holds one of the strings before it.
+# The patterns of a row are tried only on texts that match its first expression.
 _CONTEXTS = tuple(
     (re.compile(needle), re.compile("|".join(patterns)))
     for needle, *patterns in (
@@ -499,7 +499,7 @@ _HIDE = dict.fromkeys(range(ord("0"), ord("9") + 1), _HIDDEN)
 
 
 def _hide_names(text: str) -> str:
-    """The text in ASCII forms, with the digits of dates and names hidden; as long as before."""
+    """The text in ASCII forms, with the digits of dates and names hidden; same length."""
     spans = []
     shadow = text
     if not text.isascii():
