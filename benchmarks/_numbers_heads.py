@@ -27,16 +27,8 @@ from sklearn.preprocessing import OrdinalEncoder
 from torch import Tensor
 
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.regression.head import (
-    NOISES,
-    SCALE_PENALTIES,
-    LinearHead,
-    Loss,
-    Output,
-    annealed,
-    fit_chain,
-    fit_head,
-)
+from causal_qwen.regression import head as heads
+from causal_qwen.regression.head import Loss, Output
 
 Array = NDArray[np.float64]
 Density = Callable[[Tensor, Tensor, Tensor], Tensor]  # loc, log scale, y -> negative log-density
@@ -55,6 +47,17 @@ class Prediction(NamedTuple):
     quantiles: Array
     loc: Array
     scale: Array | None = None
+
+    def central(self, place: int) -> tuple[Array, Array]:
+        """The bounds of the interval of LEVELS[place - 1]."""
+        return self.quantiles[:, MEDIAN - place], self.quantiles[:, MEDIAN + place]
+
+    def crps(self, y: Array) -> float:
+        """By the pinball losses, in the head's space: in units of the value a Cauchy's is inf."""
+        p, error = np.array(QUANTILES), y[:, None] - self.quantiles
+        pinball = np.maximum(p * error, (p - 1) * error).mean(0)
+        edges = np.concatenate([[0.0], (p[1:] + p[:-1]) / 2, [1.0]])
+        return float(2 * (pinball * np.diff(edges)).sum())
 
 
 def of_family(family: Any, loc: Any, scale: Any) -> Prediction:
@@ -77,8 +80,12 @@ class Data(NamedTuple):
     test_raw: Any
     seed: int
 
-    def fit(self, loss: Loss, outputs: Sequence[Output] = (Output(),), **options: Any) -> LinearHead:
-        return fit_head(self.z, options.pop("y", self.y), loss, outputs, seed=self.seed, **options)
+    def fit(
+        self, loss: Loss, outputs: Sequence[Output] = (Output(),), **options: Any
+    ) -> heads.LinearHead:
+        return heads.fit_head(
+            self.z, options.pop("y", self.y), loss, outputs, seed=self.seed, **options
+        )
 
 
 Fit = Callable[[Data], Prediction]
@@ -88,7 +95,7 @@ Fit = Callable[[Data], Prediction]
 
 
 def ours(data: Data) -> Prediction:
-    chain, _ = fit_chain(data.z, data.y, seed=data.seed)
+    chain, _ = heads.fit_chain(data.z, data.y, seed=data.seed)
     return of_family(stats.cauchy, *chain(data.test_z)[1])
 
 
@@ -127,25 +134,30 @@ def in_two_steps(family: Any, density: Density, noises: Sequence[float]) -> Fit:
         return float(scale.log() - family.logpdf((residuals / scale).numpy()).mean())
 
     def fit(data: Data) -> Prediction:
-        heads = [
+        fitted = [
             data.fit(
-                partial(location_loss, noise), training_loss=partial(annealed, location_loss, noise)
+                partial(location_loss, noise),
+                training_loss=partial(heads.annealed, location_loss, noise),
             )
             for noise in noises
         ]
-        location = min(heads, key=lambda head: residual_loss(data.y - head.unseen[:, 0]))
+        location = min(fitted, key=lambda head: residual_loss(data.y - head.unseen[:, 0]))
         residuals = data.y - location.unseen[:, 0]
         start = Output(math.log(float(residuals.abs().median().clamp_min(1e-6))))
         scale = data.fit(
             lambda o, r: density(torch.zeros_like(o[..., 0]), o[..., 0], r),
             [start],
             y=residuals,
-            penalties=SCALE_PENALTIES,
+            penalties=heads.SCALE_PENALTIES,
         )
         z = data.test_z.double()
         return of_family(family, location(z)[:, 0], scale(z)[:, 0].exp())
 
     return fit
+
+
+def squared(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs[..., 0] - y) ** 2 / 2
 
 
 def gaussian(loc: Tensor, log_scale: Tensor, y: Tensor) -> Tensor:
@@ -206,13 +218,15 @@ def quantile_trees(data: Data) -> Prediction:
 OURS, MSE, GAUSSIAN, L1 = "ours", "MSE", "Gaussian", "L1 (Laplace)"
 HEADS: dict[str, Fit] = {
     OURS: ours,
-    MSE: point(stats.norm, lambda o, y: (o[..., 0] - y) ** 2 / 2, lambda r: r.square().mean().sqrt()),
+    MSE: point(
+        stats.norm, lambda o, y: (o[..., 0] - y) ** 2 / 2, lambda r: r.square().mean().sqrt()
+    ),
     GAUSSIAN: joint(stats.norm, gaussian),
     L1: point(stats.laplace, lambda o, y: (o[..., 0] - y).abs(), lambda r: r.abs().mean()),
     "Student t": joint(stats.t(FREEDOM), student),
     "plain Cauchy": joint(stats.cauchy, cauchy),
     "Gaussian, in two steps": in_two_steps(stats.norm, gaussian, [1.0]),
-    "Student t, in two steps": in_two_steps(stats.t(FREEDOM), student, NOISES),
+    "Student t, in two steps": in_two_steps(stats.t(FREEDOM), student, heads.NOISES),
     "quantiles": pinball,
 }
 REFERENCES: dict[str, Fit] = {

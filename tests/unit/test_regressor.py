@@ -492,7 +492,7 @@ def test_too_few_unequal_or_empty_rows_are_refused(
 
 
 def test_a_missing_target_column_is_named(make: Callable[..., Any], table: Any) -> None:
-    with pytest.raises(ValueError, match="'prize'.* 'city', 'grade'"):
+    with pytest.raises(ValueError, match=r"'prize'.* 'city', 'grade'"):
         make().fit(table, "prize")
 
 
