@@ -192,8 +192,8 @@ class _ParallelHeads:
 def fit_chain(
     z: Tensor,
     y: Tensor,
-    *,
     weights: Tensor | None = None,
+    *,
     folds: int = FOLDS,
     seed: int = 0,
     progress: Progress = no_progress,

@@ -152,20 +152,14 @@ class NumberPrediction:
 
     def __len__(self) -> int:
         if not self.y.loc.dim():
-            raise TypeError("this is the prediction of one number; only batches have a length.")
+            raise TypeError("this is the prediction of one number; only batches have rows.")
         return len(self.y.loc)
 
     def __getitem__(self, row: Any) -> NumberPrediction:
-        if not self.y.loc.dim():
-            raise TypeError("this is the prediction of one number; only batches have rows.")
-        return NumberPrediction(
-            Cauchy(*(x[row] for x in self.y)),
-            self.space,
-            _out(torch.as_tensor(self.probability)[row]),
-            Cauchy(*(x[row] for x in self.individuals)),
-            self.weight,
-            self.bias,
-        )
+        len(self)  # raises for one number
+        y, u = (Cauchy(*(x[row] for x in dist)) for dist in (self.y, self.individuals))
+        probability = _out(torch.as_tensor(self.probability)[row])
+        return NumberPrediction(y, self.space, probability, u, self.weight, self.bias)
 
     def __iter__(self) -> Iterator[NumberPrediction]:
         return (self[row] for row in range(len(self)))
@@ -241,18 +235,15 @@ def predict(
         logger.warning_once("This model was not trained on values: its numbers are arbitrary.")
     space = field_space(model.config, field)
     many = [texts] if isinstance(texts, str) else list(texts)
-    parts = [
-        _last_position(model, processor, many[start : start + batch_size], reading, start)
-        for start in range(0, len(many), batch_size)
-    ]
-    if parts:
-        loc, scale, probability = (torch.cat(list(column)) for column in zip(*parts, strict=True))
-    else:
-        loc = scale = torch.empty(0, model.config.latent_size)
-        probability = torch.empty(0)
+    none = torch.empty(0, model.config.latent_size)
+    parts = [(none, none, torch.empty(0))]
+    for start in range(0, len(many), batch_size):
+        batch = many[start : start + batch_size]
+        parts.append(_last_position(model, processor, batch, reading, start))
+    loc, scale, probability = (torch.cat(column) for column in zip(*parts, strict=True))
     u, p = Cauchy(loc, scale), probability.double().numpy()
-    batch = NumberPrediction.from_individuals(u, model.action.value, space, p)
-    return batch[0] if isinstance(texts, str) else batch
+    found = NumberPrediction.from_individuals(u, model.action.value, space, p)
+    return found[0] if isinstance(texts, str) else found
 
 
 def _last_position(

@@ -35,13 +35,8 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
 from causal_qwen.paths import cache_directory, new_directory
-from causal_qwen.regression.backbone import (
-    OpenModel,
-    Pair,
-    backbone_name,
-    open_copy,
-    open_shared,
-)
+from causal_qwen.regression import sentences
+from causal_qwen.regression.backbone import OpenModel, Pair, backbone_name, open_copy, open_shared
 from causal_qwen.regression.conformal import Conformal
 from causal_qwen.regression.features import (
     CACHE_FILE,
@@ -51,7 +46,6 @@ from causal_qwen.regression.features import (
     features,
     fingerprint,
     hidden_at_end,
-    no_progress,
     too_long,
 )
 from causal_qwen.regression.head import (
@@ -64,20 +58,7 @@ from causal_qwen.regression.head import (
     train_model,
 )
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.sentences import (
-    ask_for,
-    empty_columns,
-    is_table,
-    join_sentences,
-    name_rows,
-    read_targets,
-    read_texts,
-    read_weights,
-    require_columns,
-    to_sentences,
-    usable_rows,
-    used_columns,
-)
+from causal_qwen.regression.sentences import is_table, join_sentences, name_rows, read_targets
 from causal_qwen.terminal import progress_bar
 from causal_qwen.training.from_scratch import new_model
 
@@ -218,8 +199,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         values, self.is_single_ = read_targets(X, y)
         self.columns_ = self._columns(X, list(values))
         texts = self._texts(X, list(values))
-        weights = read_weights(sample_weight, len(texts))
-        texts, values, is_usable = usable_rows(texts, values, self.bad_rows)
+        weights = sentences.read_weights(sample_weight, len(texts))
+        texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows)
         weights = weights[is_usable]
         for name, column in values.items():
             _check_variety(name, column)
@@ -236,7 +217,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`."""
         check_is_fitted(self, "targets_")
         values, _ = read_targets(X, y)
-        texts, values, _ = usable_rows(self.sentences(X), values, self.bad_rows)
+        texts, values, _ = sentences.usable_rows(self.sentences(X), values, self.bad_rows)
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
             raise ValueError(f"y has {len(values)} targets; give those of fit: {names}.")
@@ -260,16 +241,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         found = []
         for kind in ("symlog", "linear") if self.value_space == "auto" else (self.value_space,):
             space = ValueSpace(kind, *fit_field(v, kind))
-            chain, loss = self._chain(z, space.encode(v), w, progress)
+            chain, loss = fit_chain(
+                z, space.encode(v), w, folds=self.folds, seed=self.random_state, progress=progress
+            )
             slope = float((space.log_slope(v) * w).sum() / w.sum())
             found.append((loss - slope, Target(space, chain)))
         return min(found, key=lambda candidate: candidate[0])[1]
-
-    def _chain(
-        self, z: Tensor, y: Tensor, weights: Tensor, progress: Progress = no_progress
-    ) -> tuple[Chain, float]:
-        seed = self.random_state
-        return fit_chain(z, y, weights=weights, folds=self.folds, seed=seed, progress=progress)
 
     def _fit_model(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
         """One model for all targets: every text is repeated with the question for each target."""
@@ -290,7 +267,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             init_number_head(self.model_)
         else:
             z = torch.from_numpy(self._features(asked))
-            init_from_chain(self.model_, self._chain(z, loss.y, loss.weights)[0])
+            seed, folds = self.random_state, self.folds
+            chain, _ = fit_chain(z, loss.y, loss.weights, folds=folds, seed=seed)
+            init_from_chain(self.model_, chain)
             self.model_.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
         given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
         given = {name: value for name, value in given.items() if value is not None}
@@ -452,11 +431,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             if self.template is not None or self.text is not None:
                 raise ValueError("template and text are for tables, and X holds texts; drop them.")
             return None
-        columns = used_columns(X, template=self.template, without=targets)
-        require_columns(X, self._text_columns())
+        columns = sentences.used_columns(X, template=self.template, without=targets)
+        sentences.require_columns(X, self._text_columns())
         if not len(X):
             return columns
-        empty = empty_columns(X, columns)
+        empty = sentences.empty_columns(X, columns)
         if texts := [column for column in empty if column in self._text_columns()]:
             raise ValueError(f"the text column {texts[0]!r} is empty; name a column with values.")
         if empty:
@@ -476,13 +455,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """A text for every row, as in `fit`."""
         question = self.question
         if question is None:
-            question = "" if self.template or self._asks_each() else ask_for(targets)
+            question = "" if self.template or self._asks_each() else sentences.ask_for(targets)
         if self.columns_ is None:
-            texts = read_texts(X)
+            texts = sentences.read_texts(X)
             return [join_sentences(text, question) if text.strip() else "" for text in texts]
         if not is_table(X):
             raise ValueError("X is not a DataFrame; give one with the columns seen in fit.")
-        return to_sentences(
+        return sentences.to_sentences(
             X,
             self.columns_,
             template=self.template,
@@ -498,7 +477,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _asked(self, texts: list[str], name: str) -> list[str]:
         if not self._asks_each():
             return texts
-        return [join_sentences(text, ask_for([name])) for text in texts]
+        return [join_sentences(text, sentences.ask_for([name])) for text in texts]
 
     # ------------------------------------------------------------ the backbone
 
