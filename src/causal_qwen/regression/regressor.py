@@ -471,7 +471,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         )
 
     def _asks_each(self) -> bool:
-        """Whether the question tells one model's targets apart."""
+        """Whether one model predicts several targets, distinguished by the question."""
         return self.backbone != "frozen" and not self.is_single_
 
     def _asked(self, texts: list[str], name: str) -> list[str]:
