@@ -45,7 +45,8 @@ SENTENCE = (
 
 def training_options(options: argparse.Namespace) -> dict[str, Any]:
     epochs = 2 if options.quick else EPOCHS
-    return {"learning_rate": 1e-3, "epochs": epochs, "batch_size": BATCH, "patience": 4}
+    common = {"learning_rate": 1e-3, "batch_size": BATCH, "held_out": 0.1, "patience": 4}
+    return {**common, "epochs": epochs}
 
 
 class Task(NamedTuple):
@@ -57,10 +58,6 @@ class Task(NamedTuple):
     test: Any
     options: dict[str, Any]  # of training
     seed: int
-
-
-def train(model: nn.Module, loss: BatchLoss, rows: int, options: dict[str, Any], seed: int) -> None:
-    train_model(model, loss, rows, held_out=0.1, seed=seed, **options)
 
 
 # ---------------------------------------------------------------- methods
@@ -113,7 +110,7 @@ def xval(task: Task) -> Array:
         error = model([encoded[row] for row in rows]) - y[rows]
         return error.square().sum(), torch.tensor(float(len(rows)))
 
-    train(model, loss, len(texts), task.options, task.seed)
+    train_model(model, loss, len(texts), seed=task.seed, **task.options)
     tests = encode_texts(task.table.sentences(task.test), processor, LENGTH)
     found = np.zeros(len(tests))
     with torch.no_grad():
@@ -134,7 +131,7 @@ def digits(task: Task) -> Array:
     texts = [row["prompt"] + row["completion"] for row in rows]
     processor, model = new_pair(texts, task.seed, encode_numbers="text", **fields)
     loss = language_loss(model, list(encode_rows(rows, processor, LENGTH)), processor)
-    train(model, loss, len(rows), task.options, task.seed)
+    train_model(model, loss, len(rows), seed=task.seed, **task.options)
     processor.tokenizer.padding_side = "left"
     found: list[float] = []
     prompts = task.table.sentences(task.test)
@@ -255,7 +252,8 @@ def mixed(options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]
             processor, model = new_pair(texts[held_out:], seed, encode_numbers=encoding, **fields)
             examples = list(encode_rows([{"text": text} for text in texts], processor, LENGTH))
             loss = language_loss(model, examples[held_out:], processor)
-            train(model, loss, len(texts) - held_out, training_options(options), seed)
+            rows = len(texts) - held_out
+            train_model(model, loss, rows, seed=seed, **training_options(options))
             found = evaluate(model, processor, texts[:held_out], examples[:held_out])
             kept = ("word_perplexity", "num_f1", "reg_mae", "reg_mdae")
             kept = kept if encoding == "value" else kept[:1]

@@ -239,6 +239,15 @@ def test_training_changes_backbone_and_head_and_ignores_rows_without_weight(
     assert error.median() < 0.3
 
 
+def test_training_of_exactly_ten_steps_runs(make_model: Callable[..., Any]) -> None:
+    """OneCycleLR divides by 0 if its warm-up has exactly one step."""
+    model, seen = make_model(), []
+    options = {"learning_rate": 1e-4, "epochs": 1, "batch_size": 1, "held_out": 0.1, "patience": 1}
+    loss = token_loss(model, rows=11)
+    train_model(model, loss, 11, seed=0, progress=lambda *at: seen.append(at), **options)
+    assert seen[-1] == (10, 10)
+
+
 def test_training_that_raises_the_validation_loss_is_undone(
     make_model: Callable[..., Any],
 ) -> None:

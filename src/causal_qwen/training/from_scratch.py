@@ -40,8 +40,7 @@ def new_model(
     hidden, layers = SIZES[size] if isinstance(size, str) else size
     if hidden < HEAD_SIZE or hidden % (2 * (hidden // HEAD_SIZE)) or layers < 1:
         raise ValueError(
-            f"size={size} is no (hidden size, layers) of a model; give a multiple of {HEAD_SIZE} and "
-            "at least 1 layer."
+            f"size={size} must be (hidden size, layers): a multiple of {HEAD_SIZE}, and at least 1."
         )
     tokenizer = learn_tokenizer(texts, vocabulary)
     processor = CausalQwenProcessor(tokenizer)
