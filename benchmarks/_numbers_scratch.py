@@ -102,7 +102,9 @@ def xval(task: Task) -> Array:
     processor, backbone = new_pair(texts, task.seed, encode_numbers="value")
     encoded = encode_texts(texts, processor, LENGTH)
     read = np.array([abs(v) for _, values in encoded for v in values if v])
-    model = XVal(backbone, spread=float(np.quantile(read, 0.99)) / 5)  # most values within 5
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(task.seed)
+        model = XVal(backbone, spread=float(np.quantile(read, 0.99)) / 5)  # most values within 5
     center, scale = task.values.mean(), task.values.std()
     y = torch.from_numpy((task.values - center) / scale).float()
 
