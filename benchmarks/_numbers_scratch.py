@@ -1,6 +1,6 @@
-"""Small models from scratch: numbers in and out as values, and two other ways to do it.
+"""Small models from scratch: numbers in and out as values, and two alternatives.
 
-ours    numbers are read as values (log), and said as a Cauchy (the regressor's own `scratch`)
+ours    numbers are read as values (log) and predicted as a Cauchy (the regressor's own `scratch`)
 xVal    <NUM> times the standardised value (linear), and a mean-squared error
 digits  numbers are text, read and written digit by digit (greedy decoding)
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.regression.features import batches_by_length, encode_texts
-from causal_qwen.regression.head import teach
+from causal_qwen.regression.head import BatchLoss, train_model
 from causal_qwen.regression.regressor import CausalTextRegressor
-from causal_qwen.regression.sentences import ask_for, to_sentences
+from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.text.numerals import render
 from causal_qwen.training.data import Collator, Example, encode_rows
 from causal_qwen.training.from_scratch import new_model
@@ -33,47 +33,52 @@ from causal_qwen.training.run import COMPAT_WEIGHT
 Array = NDArray[np.float64]
 
 SIZE, LENGTH, VOCABULARY = (192, 4), 192, 1024  # 2 million parameters
-KNOWN, ASKED, TEXTS = 400, 400, 600  # rows to learn from, rows that are asked, mixed texts
+TRAINING_ROWS, TEST_ROWS, TEXTS = 400, 400, 600
 SCRATCH_TABLES = ("diamonds", "concrete")
-SHARES, SEEDS, EPOCHS, RATE, BATCH, PATIENCE = (0.0, 0.2), 3, 8, 1e-3, 16, 4
-ANSWER = 12  # tokens of a number that is written
+SHARES, SEEDS, EPOCHS, BATCH = (0.0, 0.2), 3, 8, 16
+NUMBER_TOKENS = 12  # of a number that is written
 SENTENCE = (
     "A diamond of {carat} carat, {cut} cut, color {color} and clarity {clarity} measures {x} by "
     "{y} by {z} mm and costs {price} dollars."
 )
 
 
-def protocol(options: argparse.Namespace, seed: int) -> dict[str, Any]:
+def training_options(options: argparse.Namespace) -> dict[str, Any]:
     epochs = 2 if options.quick else EPOCHS
-    common = {"rate": RATE, "epochs": epochs, "batch_size": BATCH}
-    return {**common, "held_out": 0.1, "patience": PATIENCE, "seed": seed}
+    common = {"learning_rate": 1e-3, "batch_size": BATCH, "held_out": 0.1, "patience": 4}
+    return {**common, "epochs": epochs}
 
 
-# ---------------------------------------------------------------- three ways
+class Task(NamedTuple):
+    """Training rows with their (corrupted) values, and the rows to predict."""
+
+    table: Table
+    training: Any  # a DataFrame
+    values: Array
+    test: Any
+    options: dict[str, Any]  # of training
+    seed: int
 
 
-def ours(
-    table: Table, known: Any, told: Array, asked: Any, options: argparse.Namespace, seed: int
-) -> Array:
-    settings = protocol(options, seed)
+# ---------------------------------------------------------------- methods
+
+
+def ours(task: Task) -> Array:
     regressor = CausalTextRegressor(
         "scratch",
-        units=table.units,
+        units=task.table.units,
         size=SIZE,
         max_length=LENGTH,
-        learning_rate=settings["rate"],
-        epochs=settings["epochs"],
-        batch_size=settings["batch_size"],
-        patience=settings["patience"],
-        random_state=seed,
+        random_state=task.seed,
         value_space="symlog",
+        **task.options,
     )
-    columns = list(table.columns)
-    return regressor.fit(known[columns], {table.target: told}).predict(asked[columns])[:, 0]
+    regressor.fit(task.training, {task.table.target: task.values})
+    return regressor.predict(task.test)[:, 0]
 
 
 class XVal(nn.Module):
-    """<NUM> times the value, and a linear head: xVal's way, on our backbone."""
+    """<NUM> times the value, and a linear head: xVal's method, on our backbone."""
 
     def __init__(self, model: Any, spread: float) -> None:
         super().__init__()
@@ -92,59 +97,57 @@ class XVal(nn.Module):
         return self.head(z[torch.arange(len(ends)), ends]).squeeze(-1)
 
 
-def xval(
-    table: Table, known: Any, told: Array, asked: Any, options: argparse.Namespace, seed: int
-) -> Array:
-    texts, asked_texts = sentences(table, known), sentences(table, asked)
-    processor, backbone = fresh(texts, seed, encode_numbers="value")
+def xval(task: Task) -> Array:
+    texts = task.table.sentences(task.training)
+    processor, backbone = new_pair(texts, task.seed, encode_numbers="value")
     encoded = encode_texts(texts, processor, LENGTH)
     read = np.array([abs(v) for _, values in encoded for v in values if v])
-    model = XVal(backbone, spread=float(np.quantile(read, 0.99)) / 5)  # most values within 5
-    center, scale = told.mean(), told.std()
-    y = torch.from_numpy((told - center) / scale).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(task.seed)
+        model = XVal(backbone, spread=float(np.quantile(read, 0.99)) / 5)  # most values within 5
+    center, scale = task.values.mean(), task.values.std()
+    y = torch.from_numpy((task.values - center) / scale).float()
 
-    def loss(places: list[int]) -> tuple[Tensor, Tensor]:
-        error = model([encoded[place] for place in places]) - y[places]
-        return error.square().sum(), torch.tensor(float(len(places)))
+    def loss(rows: list[int]) -> tuple[Tensor, Tensor]:
+        error = model([encoded[row] for row in rows]) - y[rows]
+        return error.square().sum(), torch.tensor(float(len(rows)))
 
-    teach(model, loss, len(texts), **protocol(options, seed))
-    questions = encode_texts(asked_texts, processor, LENGTH)
-    found = np.zeros(len(asked_texts))
+    train_model(model, loss, len(texts), seed=task.seed, **task.options)
+    tests = encode_texts(task.table.sentences(task.test), processor, LENGTH)
+    found = np.zeros(len(tests))
     with torch.no_grad():
-        for places in batches_by_length(questions):
-            found[places] = model([questions[place] for place in places]).numpy()
+        for rows in batches_by_length(tests):
+            found[rows] = model([tests[row] for row in rows]).numpy()
     return center + scale * found
 
 
-def digits(
-    table: Table, known: Any, told: Array, asked: Any, options: argparse.Namespace, seed: int
-) -> Array:
-    """NaN where what was written is no number."""
-    texts = [
+def digits(task: Task) -> Array:
+    """NaN where the generated text is not a number."""
+    rows = [
         {"prompt": text, "completion": f" {render(value)}"}
-        for text, value in zip(sentences(table, known), told.tolist(), strict=True)
+        for text, value in zip(
+            task.table.sentences(task.training), task.values.tolist(), strict=True
+        )
     ]
     fields = {"classification_loss_weight": 0.0, "compat_loss_weight": 1.0}
-    words = [row["prompt"] + row["completion"] for row in texts]
-    processor, model = fresh(words, seed, encode_numbers="text", **fields)
-    examples = list(encode_rows(texts, processor, LENGTH))
-    teach(model, language_loss(model, examples, processor), len(texts), **protocol(options, seed))
+    texts = [row["prompt"] + row["completion"] for row in rows]
+    processor, model = new_pair(texts, task.seed, encode_numbers="text", **fields)
+    loss = language_loss(model, list(encode_rows(rows, processor, LENGTH)), processor)
+    train_model(model, loss, len(rows), seed=task.seed, **task.options)
     processor.tokenizer.padding_side = "left"
-    found = []
-    prompts = sentences(table, asked)
+    found: list[float] = []
+    prompts = task.table.sentences(task.test)
     for start in range(0, len(prompts), 64):
         batch = processor(prompts[start : start + 64], return_tensors="pt")
-        said = model.generate(
-            **batch, causal_mode="compatible", do_sample=False, max_new_tokens=ANSWER
+        ids = model.generate(
+            **batch, causal_mode="compatible", do_sample=False, max_new_tokens=NUMBER_TOKENS
         )
-        new = said[:, batch["input_ids"].shape[1] :]
-        found += [
-            number(text) for text in processor.tokenizer.batch_decode(new, skip_special_tokens=True)
-        ]
+        new = ids[:, batch["input_ids"].shape[1] :]
+        found += map(parse, processor.tokenizer.batch_decode(new, skip_special_tokens=True))
     return np.array(found)
 
 
-def number(text: str) -> float:
+def parse(text: str) -> float:
     try:
         value = float(text.strip())
     except ValueError:
@@ -152,19 +155,19 @@ def number(text: str) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def language_loss(model: Any, examples: list[Example], processor: Any) -> Any:
-    """The model's own loss, by the count of labels."""
+def language_loss(model: Any, examples: list[Example], processor: Any) -> BatchLoss:
+    """The model's own loss, weighted by the number of labels."""
     collate = Collator(processor.tokenizer.pad_token_id)
 
-    def loss(places: list[int]) -> tuple[Tensor, Tensor]:
-        batch = collate([examples[place] for place in places])
+    def loss(rows: list[int]) -> tuple[Tensor, Tensor]:
+        batch = collate([examples[row] for row in rows])
         count = (batch["labels"][:, 1:] != IGNORE).sum()
         return model(**batch, skip_logits=True, use_cache=False).loss * count, count.float()
 
     return loss
 
 
-def fresh(texts: list[str], seed: int, encode_numbers: str, **fields: Any) -> tuple[Any, Any]:
+def new_pair(texts: list[str], seed: int, encode_numbers: str, **fields: Any) -> tuple[Any, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         processor, model = new_model(
@@ -174,64 +177,65 @@ def fresh(texts: list[str], seed: int, encode_numbers: str, **fields: Any) -> tu
     return processor, model
 
 
-def sentences(table: Table, frame: Any) -> list[str]:
-    question = ask_for([table.target])
-    return to_sentences(frame, table.columns, units=table.units, question=question)
-
-
-def constant(
-    table: Table, known: Any, told: Array, asked: Any, options: argparse.Namespace, seed: int
-) -> Array:
-    return np.full(len(asked), np.median(told))
-
-
-WAYS = {"ours": ours, "xVal": xval, "digits": digits, "training median": constant}
+METHODS = {
+    "ours": ours,
+    "xVal": xval,
+    "digits": digits,
+    "training median": lambda task: np.full(len(task.test), np.median(task.values)),
+}
 
 
 def scratch(options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]:
     """Two tables, two levels of corruption, three seeds."""
     results = []
-    for name in SCRATCH_TABLES[: 1 if options.quick else None]:
+    first = 1 if options.quick else None
+    for name in SCRATCH_TABLES[:first]:
         table = TABLES[name]
-        frame = table.read().iloc[: options.rows]
-        train = min(KNOWN, len(frame) // 2)
-        for share in SHARES[: 1 if options.quick else None]:
-            for seed in range(1 if options.quick else SEEDS):
+        frame, values = table.read(options.rows)
+        rows = min(TRAINING_ROWS, len(frame) // 2)
+        for share in SHARES[:first]:
+            for seed in range(SEEDS)[:first]:
                 order = np.random.default_rng(seed).permutation(len(frame))
-                known, asked = frame.iloc[order[:train]], frame.iloc[order[train:][:ASKED]]
+                training, test = order[:rows], order[rows:][:TEST_ROWS]
                 rng = np.random.default_rng((seed, int(100 * share)))
-                told = corrupt(known[table.target].to_numpy(float), "symmetric", share, rng)
-                truth = asked[table.target].to_numpy(float)
-                for way, predict in WAYS.items():
-                    said = predict(table, known, told, asked, options, seed)
-                    is_said = np.isfinite(said)
-                    error = np.abs(np.where(is_said, said, np.median(told)) - truth)
+                y = corrupt(values[training], "symmetric", share, rng)
+                task = Task(
+                    *(table, frame.iloc[training], y, frame.iloc[test]),
+                    *(training_options(options), seed),
+                )
+                for method, predict in METHODS.items():
+                    predicted = predict(task)
+                    is_number = np.isfinite(predicted)
+                    error = np.abs(np.where(is_number, predicted, np.median(y)) - values[test])
                     results.append(
-                        {"table": name, "share": share, "seed": seed, "way": way}
+                        {"table": name, "share": share, "seed": seed, "way": method}
                         | {"mdae": float(np.median(error)), "mae": float(error.mean())}
-                        | {"unparseable": float(1 - is_said.mean())}
+                        | {"unparseable": float(1 - is_number.mean())}
                     )
                     print(results[-1], flush=True)
+    return scratch_page(results), results
+
+
+def scratch_page(results: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## From scratch",
         "",
         f"Models of one size (hidden size {SIZE[0]}, {SIZE[1]} layers, 2 million parameters), "
-        f"{KNOWN} rows, {EPOCHS} epochs at most; mean over seeds (lowest to "
-        "highest). What is no number counts as the training median, which also stands alone: so "
-        "few rows and epochs do not teach a model to write digits.",
+        f"{TRAINING_ROWS} rows, {EPOCHS} epochs at most; mean over seeds (lowest to highest). An "
+        "answer that is not a number counts as the training median, which is also listed: so few "
+        "rows and epochs are not enough to learn to write digits.",
         "",
-        "| table | corrupted | way | MdAE | MAE | unparseable |",
+        "| table | corrupted | method | MdAE | MAE | unparseable |",
         "|---|---|---|---|---|---|",
     ]
     for key in dict.fromkeys((r["table"], r["share"], r["way"]) for r in results):
         mine = [r for r in results if (r["table"], r["share"], r["way"]) == key]
-        mdae, mae = ([r[metric] for r in mine] for metric in ("mdae", "mae"))
-        unparseable = np.mean([r["unparseable"] for r in mine])
+        mdae, mae, unparseable = ([r[m] for r in mine] for m in ("mdae", "mae", "unparseable"))
         lines.append(
             f"| {key[0]} | {key[1]:.0%} | {key[2]} | {np.mean(mdae):.4g} ({min(mdae):.4g} to "
-            f"{max(mdae):.4g}) | {np.mean(mae):.4g} | {unparseable:.1%} |"
+            f"{max(mdae):.4g}) | {np.mean(mae):.4g} | {np.mean(unparseable):.1%} |"
         )
-    return lines, results
+    return lines
 
 
 # ---------------------------------------------------------------- text with numbers in it
@@ -239,42 +243,23 @@ def scratch(options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]
 
 def mixed(options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]:
     """The same texts with numbers as values and as digits: <NUM> F1, value errors, perplexity."""
-    frame = TABLES["diamonds"].read().iloc[: options.rows or TEXTS]
-    names = [*TABLES["diamonds"].columns, "price"]
-    texts = to_sentences(frame, names, template=SENTENCE)
+    frame, price = TABLES["diamonds"].read(options.rows or TEXTS)
+    frame = frame.assign(price=price)
+    texts = to_sentences(frame, list(frame.columns), template=SENTENCE)
     held_out = len(texts) // 5
     results = []
     for seed in range(1 if options.quick else SEEDS):
-        for way in ("value", "text"):
+        for encoding in ("value", "text"):
             fields = {"compat_loss_weight": COMPAT_WEIGHT, "gate_alpha": 0.1}
-            processor, model = fresh(texts[held_out:], seed, encode_numbers=way, **fields)
-            rows = [{"text": text} for text in texts]
-            examples = list(encode_rows(rows, processor, LENGTH))
-            learn, rest = examples[held_out:], examples[:held_out]
-            teach(
-                model, language_loss(model, learn, processor), len(learn), **protocol(options, seed)
-            )
-            tally, words = MetricAccumulator(model), [0.0, 0]
-            collate = Collator(processor.tokenizer.pad_token_id)
-            for start in range(0, held_out, BATCH):
-                batch = collate(rest[start : start + BATCH])
-                with torch.no_grad():
-                    output = model(
-                        input_ids=batch["input_ids"], numeric_values=batch["numeric_values"]
-                    )
-                tally.add(output.u_dist, batch)
-                losses = nn.functional.cross_entropy(
-                    output.logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:], reduction="none"
-                )
-                is_word = word_mask(texts[start : min(start + BATCH, held_out)], processor, losses)
-                words[0] += float(losses[is_word].sum())
-                words[1] += int(is_word.sum())
-            metrics = tally.compute()
-            kept = ("num_f1", "reg_mae", "reg_mdae")
-            results.append(
-                {"seed": seed, "way": way, "word_perplexity": math.exp(words[0] / words[1])}
-                | {name: metrics[name] for name in kept if way == "value"}
-            )
+            processor, model = new_pair(texts[held_out:], seed, encode_numbers=encoding, **fields)
+            examples = list(encode_rows([{"text": text} for text in texts], processor, LENGTH))
+            loss = language_loss(model, examples[held_out:], processor)
+            rows = len(texts) - held_out
+            train_model(model, loss, rows, seed=seed, **training_options(options))
+            found = evaluate(model, processor, texts[:held_out], examples[:held_out])
+            kept = ("word_perplexity", "num_f1", "reg_mae", "reg_mdae")
+            kept = kept if encoding == "value" else kept[:1]
+            results.append({"seed": seed, "way": encoding} | {name: found[name] for name in kept})
             print(results[-1], flush=True)
     lines = [
         "## Text with numbers in it",
@@ -286,27 +271,41 @@ def mixed(options: argparse.Namespace) -> tuple[list[str], list[dict[str, Any]]]
         "| numbers as | word perplexity | <NUM> F1 | value MdAE | value MAE |",
         "|---|---|---|---|---|",
     ]
-    for way in ("value", "text"):
-        mine = [r for r in results if r["way"] == way]
+    for encoding in ("value", "text"):
+        mine = [r for r in results if r["way"] == encoding]
         cells = [
             f"{np.mean([r[key] for r in mine]):.4g}" if key in mine[0] else "-"
             for key in ("word_perplexity", "num_f1", "reg_mdae", "reg_mae")
         ]
-        lines.append(f"| {way} | {' | '.join(cells)} |")
+        lines.append(f"| {encoding} | {' | '.join(cells)} |")
     return lines, results
 
 
+@torch.no_grad()
+def evaluate(
+    model: Any, processor: Any, texts: list[str], examples: list[Example]
+) -> dict[str, float]:
+    metrics, total, count = MetricAccumulator(model), 0.0, 0
+    collate = Collator(processor.tokenizer.pad_token_id)
+    for start in range(0, len(texts), BATCH):
+        batch = collate(examples[start : start + BATCH])
+        output = model(input_ids=batch["input_ids"], numeric_values=batch["numeric_values"])
+        metrics.add(output.u_dist, batch)
+        logits, labels = output.logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:]
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        is_word = word_mask(texts[start : start + BATCH], processor, losses)
+        total, count = total + float(losses[is_word].sum()), count + int(is_word.sum())
+    return {**metrics.compute(), "word_perplexity": math.exp(total / count)}
+
+
 def word_mask(texts: list[str], processor: Any, losses: Tensor) -> Tensor:
-    """Which predicted tokens lie outside of every number. -> (B, T - 1)"""
+    """Which predicted tokens are no part of a number. -> (B, T - 1)"""
     mask = torch.zeros(losses.shape, dtype=torch.bool)
     for row, text in enumerate(texts):
         as_values = processor(text, encode_numbers="value", return_offsets_mapping=True)
-        spans = [
-            span
-            for token, span in zip(as_values["input_ids"], as_values["offset_mapping"], strict=True)
-            if token == processor.num_token_id
-        ]
-        read = processor(text, return_offsets_mapping=True)["offset_mapping"]
-        for place, (start, end) in enumerate(read[1:]):
+        pairs = zip(as_values["input_ids"], as_values["offset_mapping"], strict=True)
+        spans = [span for token, span in pairs if token == processor.num_token_id]
+        offsets = processor(text, return_offsets_mapping=True)["offset_mapping"]
+        for place, (start, end) in enumerate(offsets[1:]):
             mask[row, place] = end > start and not any(start < b and a < end for a, b in spans)
     return mask

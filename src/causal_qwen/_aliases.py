@@ -92,6 +92,18 @@ RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> new name, or "
     },
     "metrics": {"Tally": "MetricAccumulator"},
     "one_vs_rest": {"Law": "HeadParams", "Plan": "LossSettings"},
+    "fit": {
+        "COOLING": "ANNEALING_STEPS",
+        "Lesson": "ValueLoss",
+        "MEMORY": "BETA2",
+        "MOMENTUM": "BETA1",
+        "RATE": "LEARNING_RATE",
+        "cooled": "annealed",
+        "number_of": "y_at_end",
+        "start_from_chain": "init_from_chain",
+        "start_from_nothing": "init_number_head",
+        "teach": "train_model",
+    },
 }
 
 

@@ -177,7 +177,7 @@ def test_a_regressor_of_ones_own_answers(visit: Visit, prices: Any, tmp_path: Pa
     visitor.page.get_by_text("Ask somebody else").click()
     for path, sentence in (
         ("", "The directory is missing"),
-        (str(tmp_path), r"holds no regressor\.json; is it a saved regressor\?"),
+        (str(tmp_path), r"has no regressor\.json"),
     ):
         visitor.fill("A regressor of yours", path)
         visitor.press("Ask this regressor")

@@ -1,4 +1,4 @@
-"""What scikit-learn, the command line and a saved directory promise about the text regressor."""
+"""The text regressor in scikit-learn and on the command line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def regressor(backbone: str) -> Any:
 # --- scikit-learn
 
 
-def test_it_is_a_regressor_whose_settings_are_its_arguments(regressor: Any) -> None:
+def test_it_is_a_regressor_whose_parameters_are_its_arguments(regressor: Any) -> None:
     assert is_regressor(regressor)
     settings = regressor.get_params()
     assert clone(regressor).get_params() == settings
@@ -80,7 +80,7 @@ def test_it_is_a_regressor_whose_settings_are_its_arguments(regressor: Any) -> N
         regressor.set_params(flods=3)
 
 
-def test_fitting_changes_no_setting_and_no_data(regressor: Any, table: Any) -> None:
+def test_fitting_changes_neither_parameters_nor_data(regressor: Any, table: Any) -> None:
     settings, before = regressor.get_params(), table.copy()
     assert regressor.fit(table, "price") is regressor
     assert regressor.get_params() == settings
@@ -96,7 +96,7 @@ def test_cross_validation_works(regressor: Any, table: Any) -> None:
     assert (robust > -100).all()
 
 
-def test_searches_share_a_model_that_is_open_already(backbone: str, table: Any) -> None:
+def test_searches_share_an_open_model(backbone: str, table: Any) -> None:
     opened = OpenModel(*open_model(backbone))
     regressor = CausalTextRegressor(model=opened, folds=2, value_space="symlog")
     assert regressor.get_params()["model"] is clone(regressor).get_params()["model"] is opened
@@ -106,9 +106,9 @@ def test_searches_share_a_model_that_is_open_already(backbone: str, table: Any) 
     assert search.best_score_ > 0.5
 
 
-def test_it_stands_in_pipelines_and_searches(regressor: Any, table: Any) -> None:
-    louder = FunctionTransformer(lambda texts: [f"It is of grade {text}" for text in texts])
-    pipeline = make_pipeline(louder, regressor)
+def test_it_works_in_pipelines_and_searches(regressor: Any, table: Any) -> None:
+    worded = FunctionTransformer(lambda texts: [f"It is of grade {text}" for text in texts])
+    pipeline = make_pipeline(worded, regressor)
     pipeline.fit(table["grade"], table["price"])
     assert pipeline.score(table["grade"], table["price"]) > 0.5
     search = GridSearchCV(regressor, {"value_space": ["symlog", "linear"]}, cv=2)
@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_numbers(regressor: Any, table: Any) -> Non
 
 
 def causal_qwen(*arguments: str) -> Any:
-    """In this process: another one would only import everything again."""
+    """In this process: a new one would import everything again."""
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -140,16 +140,16 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     spoiled["price"] = spoiled["price"].astype(object)
     spoiled.loc[3, "price"] = "n/a"
     spoiled.loc[5, "price"] = "cheap"
-    spoiled.to_csv(tmp_path / "known.csv", index=False)
-    table[["grade"]][:7].to_csv(tmp_path / "asked.csv", index=False)
+    spoiled.to_csv(tmp_path / "training.csv", index=False)
+    table[["grade"]][:7].to_csv(tmp_path / "test.csv", index=False)
     options = ["--target", "price", "--model", backbone, "--calibration", "0.3"]
     report = causal_qwen(
-        "fit", str(tmp_path / "known.csv"), *options, "-o", str(tmp_path / "kept"), "--json"
+        "fit", str(tmp_path / "training.csv"), *options, "-o", str(tmp_path / "saved"), "--json"
     )
     assert (report["rows"], report["calibration_rows"]) == (55, 23)
     assert report["notes"] == ["2 rows without a finite target are skipped: lines 5 and 7."]
     assert report["targets"]["price"]["mdae"] < 100
-    rows = causal_qwen("predict", str(tmp_path / "kept"), str(tmp_path / "asked.csv"), "--json")
+    rows = causal_qwen("predict", str(tmp_path / "saved"), str(tmp_path / "test.csv"), "--json")
     assert len(rows) == 7
     for row in rows:
         assert row["price_low"] < row["price_predicted"] < row["price_high"]
@@ -159,54 +159,56 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
-        (None, "is no file"),
-        ("", "cannot be read as a CSV file"),
-        ("grade,price\n", "has a header and no row"),
-        ("grade\nA\n", "there is no column 'price'; the table has 'grade'"),
-        ("grade,price\nA,x\n", "no row has a finite number for 'price'"),
-        ("grade,price\nA,3\n", "too few to learn from"),
+        (None, "not a file"),
+        ("", "CSV"),
+        ("grade,price\n", "header"),
+        ("grade\nA\n", "'price'.* 'grade'"),
+        ("grade,price\nA,x\n", "finite number for 'price'"),
+        ("grade,price\nA,3\n", "too few"),
         ("grade,price\nA,3\nB,3\nC,3\n", "constant"),
     ],
 )
-def test_a_bad_file_gets_one_sentence_and_leaves_nothing(
-    content: str | None, sentence: str, backbone: str, tmp_path: Path
+def test_a_bad_file_raises_one_sentence_and_writes_nothing(
+    content: str | None, message: str, backbone: str, tmp_path: Path
 ) -> None:
     from causal_qwen.regression.csv_io import fit_csv
 
     if content is not None:
         (tmp_path / "table.csv").write_text(content)
-    with pytest.raises((ValueError, OSError), match=sentence) as caught:
-        fit_csv(tmp_path / "table.csv", ["price"], tmp_path / "kept", model=backbone, calibration=0)
+    with pytest.raises((ValueError, OSError), match=message) as caught:
+        fit_csv(
+            tmp_path / "table.csv", ["price"], tmp_path / "saved", model=backbone, calibration=0
+        )
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "kept").exists()
+    assert not (tmp_path / "saved").exists()
 
 
-def test_an_existing_directory_is_refused_before_the_work(
+def test_an_existing_directory_is_refused_before_fitting(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
     from causal_qwen.regression.csv_io import fit_csv
 
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "mine.txt").write_text("precious")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "mine.txt").write_text("precious")
     table.to_csv(tmp_path / "table.csv", index=False)
     with pytest.raises(FileExistsError, match="not empty"):
-        fit_csv(tmp_path / "table.csv", ["price"], tmp_path / "kept", model=backbone)
-    assert (tmp_path / "kept" / "mine.txt").read_text() == "precious"
+        fit_csv(tmp_path / "table.csv", ["price"], tmp_path / "saved", model=backbone)
+    assert (tmp_path / "saved" / "mine.txt").read_text() == "precious"
 
 
-@pytest.mark.parametrize(("rows", "is_told"), [(40, True), (45, False)])
-def test_too_few_rows_to_calibrate_on_are_told_while_it_can_be_changed(
-    rows: int, is_told: bool, backbone: str, table: Any, tmp_path: Path
+@pytest.mark.parametrize(("rows", "is_noted"), [(40, True), (45, False)])
+def test_too_few_calibration_rows_are_noted_at_fit(
+    rows: int, is_noted: bool, backbone: str, table: Any, tmp_path: Path
 ) -> None:
-    """A fifth of 40 is 8, and a 90% interval takes 9."""
+    """A fifth of 40 is 8, and a 90% interval needs 9."""
     from causal_qwen.regression.csv_io import fit_csv
 
     table[:rows].to_csv(tmp_path / "table.csv", index=False)
-    place = tmp_path / "table.csv", ["price"], tmp_path / "kept"
+    place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
     notes = fit_csv(*place, model=backbone, folds=2)["notes"]
-    assert any("too few for 90% intervals" in note for note in notes) == is_told
+    assert any("90% intervals" in note for note in notes) == is_noted
 
 
 def test_columns_weights_and_several_targets_reach_the_regressor(
@@ -220,23 +222,25 @@ def test_columns_weights_and_several_targets_reach_the_regressor(
     fit_csv(
         tmp_path / "table.csv",
         ["price", "tax"],
-        tmp_path / "kept",
+        tmp_path / "saved",
         columns=["grade"],
         weight="weight",
         model=backbone,
         folds=2,
         calibration=0.0,
     )
-    settings = json.loads((tmp_path / "kept" / "regressor.json").read_text())
+    settings = json.loads((tmp_path / "saved" / "regressor.json").read_text())
     assert settings["columns"] == ["grade"]
-    said = predict_csv(tmp_path / "kept", tmp_path / "table.csv", level=0.5)
-    assert (said["tax_predicted"] < 0).all()
-    assert said["price_predicted"].median() < 1e4
+    predicted = predict_csv(tmp_path / "saved", tmp_path / "table.csv", level=0.5)
+    assert (predicted["tax_predicted"] < 0).all()
+    assert predicted["price_predicted"].median() < 1e4
 
 
 @pytest.mark.slow
-def test_five_lines_on_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real features: a price that depends on words and digits is found."""
+def test_the_embedded_model_predicts_prices_from_words_and_digits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With real features: a price that depends on words and digits."""
     monkeypatch.delenv("CAUSAL_QWEN_CACHE")
     rng = np.random.default_rng(0)
     rings = pd.DataFrame(

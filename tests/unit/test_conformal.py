@@ -1,4 +1,4 @@
-"""Split conformal: the rank that guarantees coverage, and what is said when there is none."""
+"""Split conformal: the rank that guarantees coverage, and the warning if there is none."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def test_the_radius_is_the_ranked_score() -> None:
 
 
 @pytest.mark.parametrize(("level", "rows"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
-def test_so_many_rows_are_needed_and_no_fewer(level: float, rows: int) -> None:
+def test_rows_needed_is_the_fewest_rows_with_a_finite_radius(level: float, rows: int) -> None:
     assert rows_needed(level) == rows
     assert math.isfinite(fitted([1.0] * rows).radius(level))
-    with pytest.warns(TooFewRows, match=rf"{rows - 1} calibration rows .* at least {rows}\."):
+    with pytest.warns(TooFewRows, match=rf"^{rows - 1} calibration rows .* {rows}\."):
         assert fitted([1.0] * (rows - 1)).radius(level) == math.inf
 
 
 @given(st.integers(1, 200), st.floats(0.01, 0.995))
-def test_the_guarantee_holds_for_every_size_and_level(rows: int, level: float) -> None:
+def test_coverage_is_guaranteed_for_every_size_and_level(rows: int, level: float) -> None:
     """Exchangeable without ties: P(new |score| <= the k-th of n) = k / (n + 1)."""
     if rows < rows_needed(level):
         return
@@ -60,7 +60,7 @@ def test_light_tails_make_raw_cauchy_intervals_too_wide_and_calibrated_ones_righ
     )
 
 
-def test_quantiles_keep_the_side_of_skewed_residuals() -> None:
+def test_quantiles_of_skewed_residuals_are_one_sided() -> None:
     residuals = np.random.default_rng(1).exponential(size=999)
     conformal = fitted(residuals.tolist())
     for p in (0.05, 0.5, 0.9):
@@ -68,13 +68,13 @@ def test_quantiles_keep_the_side_of_skewed_residuals() -> None:
 
 
 @pytest.mark.parametrize(("p", "rows", "expected"), [(0.05, 18, -math.inf), (0.95, 18, math.inf)])
-def test_a_quantile_beyond_the_rows_is_infinite(p: float, rows: int, expected: float) -> None:
+def test_a_quantile_that_needs_more_rows_is_infinite(p: float, rows: int, expected: float) -> None:
     with pytest.warns(TooFewRows, match="at least 19"):
         assert fitted(np.arange(float(rows)).tolist()).quantile(p) == expected
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -0.2])
-def test_levels_outside_are_refused(level: float) -> None:
+def test_levels_outside_0_to_1_are_refused(level: float) -> None:
     with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
         fitted([1.0]).radius(level)
     with pytest.raises(ValueError, match=r"outside \(0, 1\)"):

@@ -1,4 +1,4 @@
-"""Features: the hidden state at the end of a text, in any company, and remembered."""
+"""Features: the hidden state at the end of a text, whatever its batch, and the cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pair(byte_tokenizer: Callable[..., Any], make_model: Callable[..., Any]) -> 
     return processor, make_model(vocab_size=size, num_token_id=number)
 
 
-def test_a_text_says_the_same_in_any_company(pair: Any) -> None:
+def test_features_do_not_depend_on_the_batch(pair: Any) -> None:
     processor, model = pair
     together = features(TEXTS, model, processor, max_length=64)
     alone = [features([text], model, processor, max_length=64)[0] for text in TEXTS]
@@ -42,7 +42,7 @@ def test_a_text_says_the_same_in_any_company(pair: Any) -> None:
     np.testing.assert_allclose(together[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_numbers_are_read_as_the_processor_says(pair: Any) -> None:
+def test_numbers_are_encoded_as_the_processor_is_set(pair: Any) -> None:
     processor, model = pair
     as_digits = features(["Ten 3 and 4"], model, processor, max_length=64)
     processor.encode_numbers = "value"
@@ -56,6 +56,16 @@ def test_numbers_are_read_as_the_processor_says(pair: Any) -> None:
     assert not np.allclose(three, four, atol=1e-3)
 
 
+def test_a_batch_whose_numbers_are_all_zero_is_read(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, model = pair
+    monkeypatch.setattr(processor, "encode_numbers", "value")
+    alone = features(["weighs 0 kg"], model, processor, max_length=64)
+    both = features(["weighs 0 kg", "weighs 3 kg"], model, processor, max_length=64)
+    np.testing.assert_allclose(alone[0], both[0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_long_text_loses_its_beginning(pair: Any) -> None:
     processor, model = pair
     (ids, values) = encode_texts(["abcdef"], processor, 4)[0]
@@ -67,7 +77,7 @@ def test_a_long_text_loses_its_beginning(pair: Any) -> None:
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
-def test_batches_hold_every_text_once_and_not_too_many_tokens(
+def test_batches_contain_every_text_once_and_respect_the_token_limit(
     lengths: list[int], tokens: int
 ) -> None:
     encoded = [([7] * length, [0.0] * length) for length in lengths]
@@ -85,7 +95,7 @@ def test_gradients_reach_the_backbone(pair: Any) -> None:
     assert gradient.abs().max() > 0
 
 
-def test_what_was_read_is_remembered_even_if_the_rest_was_not(
+def test_cached_texts_are_not_read_again(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor, model = pair
@@ -102,18 +112,18 @@ def test_what_was_read_is_remembered_even_if_the_rest_was_not(
         features(TEXTS, model, processor, max_length=64, cache=cache)
 
 
-def test_no_text_is_no_feature(pair: Any) -> None:
+def test_empty_batch_returns_no_rows(pair: Any) -> None:
     processor, model = pair
     assert features([], model, processor, max_length=64).shape == (0, 32)
 
 
-def test_the_fingerprint_is_of_what_z_depends_on(
+def test_the_fingerprint_changes_with_all_that_z_depends_on(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor, model = pair
     before = fingerprint(model, processor, 64)
     assert fingerprint(model, processor, 65) != before
-    monkeypatch.setattr(model.config, "gate_alpha", 0.7)  # nothing of the backbone's
+    monkeypatch.setattr(model.config, "gate_alpha", 0.7)  # no part of the backbone
     monkeypatch.setattr(model.config, "value_space", "linear")
     assert fingerprint(model, processor, 64) == before
     monkeypatch.setattr(model.config, "rms_norm_eps", 1e-3)

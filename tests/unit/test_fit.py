@@ -13,23 +13,23 @@ from torch import Tensor
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.head import (
-    COOLING,
+    ANNEALING_STEPS,
     PENALTIES,
     STEPS,
-    Lesson,
     Output,
-    _Search,
-    cooled,
+    ValueLoss,
+    _ParallelHeads,
+    annealed,
     fit_chain,
     fit_head,
+    init_from_chain,
+    init_number_head,
     location_loss,
-    number_of,
     principal_basis,
     scale_loss,
-    start_from_chain,
-    start_from_nothing,
-    teach,
     to_chain,
+    train_model,
+    y_at_end,
 )
 
 N, H = 300, 24
@@ -39,7 +39,7 @@ def squared(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs[..., 0] - y) ** 2 / 2
 
 
-def world(seed: int = 0, rows: int = N) -> tuple[Tensor, Tensor, Tensor]:
+def simulate(seed: int = 0, rows: int = N) -> tuple[Tensor, Tensor, Tensor]:
     """Nearly collinear features far from 0, a linear truth, and its coefficients' image."""
     g = torch.Generator().manual_seed(seed)
     causes = torch.randn(rows, 6, generator=g, dtype=torch.float64)
@@ -49,7 +49,7 @@ def world(seed: int = 0, rows: int = N) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_components_are_uncorrelated_and_of_unit_variance() -> None:
-    z, _, _ = world()
+    z, _, _ = simulate()
     weights = torch.rand(N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     basis = principal_basis(z, weights)
     t = basis(z)
@@ -61,8 +61,8 @@ def test_components_are_uncorrelated_and_of_unit_variance() -> None:
     assert basis.variance.sum().item() == pytest.approx(H)  # of H standardised features
 
 
-def test_constant_and_repeated_features_do_no_harm() -> None:
-    z, y, _ = world()
+def test_constant_and_repeated_features_do_not_change_the_fit() -> None:
+    z, y, _ = simulate()
     doubled = torch.cat([z, z, torch.full((N, 3), 5.0)], -1)
     one, two = (fit_head(features, y, squared, [Output()]) for features in (z, doubled))
     torch.testing.assert_close(one(z), two(doubled), atol=0.03, rtol=0)
@@ -71,10 +71,10 @@ def test_constant_and_repeated_features_do_no_harm() -> None:
 @pytest.mark.parametrize("penalty", [0.03, 3.0])
 def test_the_optimum_is_the_ridge_solution(penalty: float) -> None:
     """Without stopping early, against the closed form."""
-    z, y, _ = world()
+    z, y, _ = simulate()
     y = y + torch.randn(N, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     basis = principal_basis(z, torch.ones(N).double())
-    search = _Search(
+    search = _ParallelHeads(
         basis(z).float(), basis.variance.float(), torch.tensor([penalty]), [Output()], 1
     )
     for _ in range(STEPS):
@@ -94,38 +94,40 @@ def test_useless_features_get_the_strongest_penalties() -> None:
     assert head(z.double()).std() < 0.3
 
 
-def test_a_third_of_gross_errors_is_forgiven() -> None:
-    z, truth, _ = world()
+def test_a_third_of_gross_errors_does_not_move_the_fit() -> None:
+    z, truth, _ = simulate()
     g = np.random.default_rng(0)
     is_wrong = g.random(N) < 0.3
     y = truth + 0.1 * torch.from_numpy(g.normal(size=N))
     y = torch.where(torch.from_numpy(is_wrong), 10 * y + 8, y)
-    fresh, expected, _ = world(seed=5)
+    fresh, expected, _ = simulate(seed=5)
     _, ours = fit_chain(z, y)[0](fresh)
     mean = fit_head(z, y, squared, [Output()])(fresh)[:, 0]
     assert (ours.loc - expected).abs().median() < 0.15
     assert (mean - expected).abs().median() > 1.5
 
 
-def test_noise_is_reached_from_above() -> None:
+def test_annealed_noise_falls_from_1_to_its_value() -> None:
     def noise_of(noise: float, _outputs: Tensor, _y: Tensor) -> Tensor:
         return torch.tensor(noise)
 
     nothing = torch.zeros(0)
-    steps = (0, COOLING // 2, COOLING, 10 * COOLING)
-    found = [float(cooled(noise_of, 0.01, step)(nothing, nothing)) for step in steps]
+    steps = (0, ANNEALING_STEPS // 2, ANNEALING_STEPS, 10 * ANNEALING_STEPS)
+    found = [float(annealed(noise_of, 0.01, step)(nothing, nothing)) for step in steps]
     assert found == pytest.approx([1.0, 0.1, 0.01, 0.01])
 
 
-def test_a_head_learns_its_lesson_and_is_judged_by_its_loss() -> None:
-    z, y, _ = world()
-    idle = fit_head(z, y, squared, [Output(0.25)], lesson=lambda step: lambda o, y: 0 * o[..., 0])
+def test_the_training_loss_is_minimised_and_the_loss_selects() -> None:
+    z, y, _ = simulate()
+    idle = fit_head(
+        z, y, squared, [Output(0.25)], training_loss=lambda step: lambda o, y: 0 * o[..., 0]
+    )
     assert (idle(z) == 0.25).all()
     assert idle.loss == pytest.approx(float(squared(torch.full((N, 1), 0.25), y).mean()), rel=1e-5)
 
 
 def test_the_scale_follows_the_noise() -> None:
-    z, truth, causes = world(rows=1200)
+    z, truth, causes = simulate(rows=1200)
     g = torch.Generator().manual_seed(2)
     y = truth + (causes[:, 2] * 0.7 - 1.5).exp() * torch.randn(1200, generator=g)
     scale = fit_chain(z, y)[0](z)[1].scale
@@ -134,7 +136,7 @@ def test_the_scale_follows_the_noise() -> None:
 
 
 def test_rows_without_weight_are_not_learned_from() -> None:
-    z, y, _ = world()
+    z, y, _ = simulate()
     spoiled = torch.where(torch.arange(N) < 100, 50.0, y)
     weights = (torch.arange(N) >= 100).double()
     head = fit_head(z, spoiled, squared, [Output()], weights=weights)
@@ -142,15 +144,15 @@ def test_rows_without_weight_are_not_learned_from() -> None:
 
 
 def test_the_same_seed_gives_the_same_head() -> None:
-    z, y, _ = world()
+    z, y, _ = simulate()
     first, again, other = (fit_head(z, y, squared, [Output()], seed=seed) for seed in (4, 4, 5))
     assert torch.equal(first.weight, again.weight)
     assert not torch.equal(first.unseen, other.unseen)
 
 
-def test_what_is_said_about_unseen_rows_does_not_know_them() -> None:
-    """A value that is moved moves what is said about its own row only through the penalty."""
-    z, y, _ = world(rows=60)
+def test_outputs_for_unseen_rows_do_not_depend_on_their_values() -> None:
+    """A changed value changes the out-of-fold output of its own row only through the penalty."""
+    z, y, _ = simulate(rows=60)
     moved = y.clone()
     moved[7] += 100
     options = {"penalties": [0.1], "steps": 2, "folds": 60}  # every row is a fold of its own
@@ -159,8 +161,8 @@ def test_what_is_said_about_unseen_rows_does_not_know_them() -> None:
     assert not torch.equal(before.unseen[8], after.unseen[8])
 
 
-def test_two_rows_are_enough_to_run() -> None:
-    z, y, _ = world(rows=2)
+def test_two_rows_give_a_finite_chain() -> None:
+    z, y, _ = simulate(rows=2)
     assert fit_chain(z, y)[0](z)[1].scale.isfinite().all()
 
 
@@ -171,10 +173,10 @@ def test_the_location_loss_is_a_cauchy_that_starts_as_a_square() -> None:
     assert found[1].item() == pytest.approx(r[1].item() ** 2 / 2, rel=1e-4)
 
 
-def test_the_chain_says_what_the_fitted_heads_say() -> None:
-    z, y, _ = world()
+def test_the_chain_computes_what_the_fitted_heads_compute() -> None:
+    z, y, _ = simulate()
     location = fit_head(z, y, squared, [Output()])
-    starts = [Output(-1.0), Output(-2.0, caution=math.inf)]
+    starts = [Output(-1.0), Output(-2.0, penalty_factor=math.inf)]
     scale = fit_head(z, y - location.unseen[:, 0], scale_loss, starts)
     assert scale.weight[1].abs().max() == 0  # a constant
     u, found = to_chain(location, scale)(z)
@@ -185,58 +187,75 @@ def test_the_chain_says_what_the_fitted_heads_say() -> None:
     torch.testing.assert_close(image, found)
 
 
-def test_a_model_can_start_from_a_chain(make_model: Callable[..., Any]) -> None:
+def test_a_model_initialised_from_a_chain_computes_the_same(make_model: Callable[..., Any]) -> None:
     model = make_model()
     g = torch.Generator().manual_seed(0)
     z = torch.randn(60, 20, generator=g) @ torch.randn(20, model.config.hidden_size, generator=g)
     chain, _ = fit_chain(z, z[:, 0])
     assert len(chain.action.b_noise) == 20 < model.config.latent_size
-    start_from_chain(model, chain)
+    init_from_chain(model, chain)
     y = model.action.number(model.action.widen(model.abduct(z)))
     _, expected = chain(z)
     torch.testing.assert_close(y.loc.double(), expected.loc, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(y.scale.double(), expected.scale, rtol=1e-3, atol=1e-4)
 
 
-def test_a_model_can_start_from_nothing(make_model: Callable[..., Any]) -> None:
+def test_an_initialised_number_head_has_scale_one_half(make_model: Callable[..., Any]) -> None:
     model = make_model()
-    start_from_nothing(model)
+    init_number_head(model)
     y = model.action.number(model.action.widen(model.abduct(torch.randn(5, 32))))
     torch.testing.assert_close(y.scale, torch.full((5,), 0.5))
 
 
-def lesson(model: Any, rows: int = 120) -> Lesson:
-    """Texts of three tokens; the value is said by the middle one. A fifth has no weight."""
+def token_loss(model: Any, rows: int = 120) -> ValueLoss:
+    """Texts of three tokens; the middle one determines the value. A fifth has no weight."""
     ids = torch.randint(1, 10, (rows, 3), generator=torch.Generator().manual_seed(0))
     weights = (torch.arange(rows) % 5 > 0).float()
     y = torch.where(weights > 0, (ids[:, 1] % 3 - 1).float(), 100.0)
-    return Lesson(model, [(row, [0.0] * 3) for row in ids.tolist()], y, weights)
+    return ValueLoss(model, [(row, [0.0] * 3) for row in ids.tolist()], y, weights)
 
 
-def test_teaching_moves_backbone_and_head_and_ignores_rows_without_weight(
+def test_training_changes_backbone_and_head_and_ignores_rows_without_weight(
     make_model: Callable[..., Any],
 ) -> None:
     model = make_model()
-    course = lesson(model)
-    start_from_nothing(model)
+    loss = token_loss(model)
+    init_number_head(model)
     before = model.model.layers[0].mlp.up_proj.weight.clone()
     options = {"batch_size": 16, "held_out": 0.1, "patience": 30, "seed": 0}
     seen = []
-    teach(model, course, 120, rate=1e-2, epochs=20, progress=lambda *at: seen.append(at), **options)
+    train_model(
+        model,
+        loss,
+        120,
+        learning_rate=1e-2,
+        epochs=20,
+        progress=lambda *at: seen.append(at),
+        **options,
+    )
     assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
     assert seen[-1] == (20 * 7, 20 * 7)
-    error = (number_of(model, course.encoded).loc - course.y).abs()[course.weights > 0]
+    error = (y_at_end(model, loss.encoded).loc - loss.y).abs()[loss.weights > 0]
     assert error.median() < 0.3
 
 
-def test_teaching_that_does_harm_is_taken_back(make_model: Callable[..., Any]) -> None:
+def test_training_of_exactly_ten_steps_runs(make_model: Callable[..., Any]) -> None:
+    """OneCycleLR divides by 0 if its warm-up has exactly one step."""
+    model, seen = make_model(), []
+    options = {"learning_rate": 1e-4, "epochs": 1, "batch_size": 1, "held_out": 0.1, "patience": 1}
+    loss = token_loss(model, rows=11)
+    train_model(model, loss, 11, seed=0, progress=lambda *at: seen.append(at), **options)
+    assert seen[-1] == (10, 10)
+
+
+def test_training_that_raises_the_validation_loss_is_undone(
+    make_model: Callable[..., Any],
+) -> None:
     model = make_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    course = lesson(model)
-    own = Lesson(
-        model, course.encoded, number_of(model, course.encoded).loc.detach(), course.weights
-    )
+    loss = token_loss(model)
+    own = ValueLoss(model, loss.encoded, y_at_end(model, loss.encoded).loc.detach(), loss.weights)
     options = {"batch_size": 16, "held_out": 0.2, "patience": 2, "seed": 0}
-    teach(model, own, 120, rate=1.0, epochs=2, **options)
+    train_model(model, own, 120, learning_rate=1.0, epochs=2, **options)
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -553,7 +553,7 @@ def test_a_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
     def refuse(path: Any) -> Any:
         raise AssertionError(f"{path} is opened although it is open")
 
-    monkeypatch.setattr("causal_qwen.regression.regressor._open_once", refuse)
+    monkeypatch.setattr("causal_qwen.regression.backbone._open_cached", refuse)
     assert ask(OpenModel(processor, model)) == pytest.approx(expected)
 
 

@@ -1,4 +1,4 @@
-"""Number predictions against SciPy, and against the model that makes them."""
+"""Number predictions compared with SciPy and with the model's own outputs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from scipy import integrate, stats
 
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.value_space import ValueSpace
@@ -23,7 +24,7 @@ Make = Callable[..., Any]
 
 C, V = 24, 271
 TEXTS = ["The price is", "It weighs 12.5 kg and costs", "x = -3e4;", "In 7 of 9 cases, a"]
-LINEAR, BENT = ValueSpace("linear", 30.0, 4.0), ValueSpace("symlog", 3.0, 0.5)
+LINEAR, SYMLOG = ValueSpace("linear", 30.0, 4.0), ValueSpace("symlog", 3.0, 0.5)
 
 
 def prediction(space: ValueSpace, rows: int | None = None) -> NumberPrediction:
@@ -39,7 +40,7 @@ def prediction(space: ValueSpace, rows: int | None = None) -> NumberPrediction:
     return NumberPrediction(y, space, probability, u, weight, bias)
 
 
-def oracle(one: NumberPrediction) -> Any:
+def scipy_cauchy(one: NumberPrediction) -> Any:
     """In linear space the number is Cauchy itself: center + spread y."""
     center, spread = one.space.center, one.space.spread
     return stats.cauchy(center + spread * one.y.loc.numpy(), spread * one.y.scale.numpy())
@@ -57,9 +58,9 @@ def symexp(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [None, 3])
-def test_in_linear_space_everything_is_scipys_cauchy(rows: int | None) -> None:
+def test_in_linear_space_all_functions_equal_scipys_cauchy(rows: int | None) -> None:
     one = prediction(LINEAR, rows)
-    expected = oracle(one)
+    expected = scipy_cauchy(one)
     values = 31.0 if rows is None else np.array([-50.0, 30.5, 1e4])
     np.testing.assert_allclose(one.median, expected.median(), rtol=1e-12)
     np.testing.assert_allclose(one.quantile(0.07), expected.ppf(0.07), rtol=1e-9)
@@ -70,16 +71,16 @@ def test_in_linear_space_everything_is_scipys_cauchy(rows: int | None) -> None:
 
 @pytest.mark.parametrize("rows", [None, 3])
 def test_in_symlog_space_quantiles_are_mapped_back(rows: int | None) -> None:
-    one = prediction(BENT, rows)
-    bent = oracle(one)
+    one = prediction(SYMLOG, rows)
+    y = scipy_cauchy(one)
     values = 25.0 if rows is None else np.array([-5.0, 20.0, 1e4])
-    np.testing.assert_allclose(one.median, symexp(bent.median()), rtol=1e-12)
-    np.testing.assert_allclose(one.quantile(0.07), symexp(bent.ppf(0.07)), rtol=1e-9)
-    np.testing.assert_allclose(one.interval(0.8), symexp(bent.interval(0.8)), rtol=1e-9)
-    np.testing.assert_allclose(one.cdf(values), bent.cdf(symlog(values)), rtol=1e-10)
+    np.testing.assert_allclose(one.median, symexp(y.median()), rtol=1e-12)
+    np.testing.assert_allclose(one.quantile(0.07), symexp(y.ppf(0.07)), rtol=1e-9)
+    np.testing.assert_allclose(one.interval(0.8), symexp(y.interval(0.8)), rtol=1e-9)
+    np.testing.assert_allclose(one.cdf(values), y.cdf(symlog(values)), rtol=1e-10)
 
 
-@pytest.mark.parametrize("space", [LINEAR, BENT])
+@pytest.mark.parametrize("space", [LINEAR, SYMLOG])
 @pytest.mark.parametrize(("low", "high"), [(0.02, 0.3), (0.3, 0.9)])
 def test_the_density_integrates_to_the_cdf(space: ValueSpace, low: float, high: float) -> None:
     one = prediction(space)
@@ -89,8 +90,8 @@ def test_the_density_integrates_to_the_cdf(space: ValueSpace, low: float, high: 
     assert one.cdf(end) - one.cdf(start) == pytest.approx(high - low, rel=1e-9)
 
 
-def test_one_number_answers_in_floats_and_a_batch_in_arrays() -> None:
-    one, many = prediction(BENT), prediction(BENT, 3)
+def test_one_number_returns_floats_and_a_batch_returns_arrays() -> None:
+    one, many = prediction(SYMLOG), prediction(SYMLOG, 3)
     for answer in (one.median, one.quantile(0.2), *one.interval(), one.cdf(3), one.log_prob(3)):
         assert type(answer) is float
     for answer in (one.crps(3), one.pinball(3, 0.2), one.probability, many[0].probability):
@@ -113,16 +114,16 @@ def test_crps_in_linear_space_is_its_defining_integral(value: float) -> None:
     assert one.crps_name == "crps"
 
 
-def test_crps_in_symlog_space_is_taken_in_symlog_units_and_says_so() -> None:
-    one, value = prediction(BENT), 25.0
-    bent, x = oracle(one), math.log1p(value)
-    below, _ = integrate.quad(lambda t: bent.cdf(t) ** 2, -np.inf, x)
-    above, _ = integrate.quad(lambda t: bent.sf(t) ** 2, x, np.inf)
+def test_crps_in_symlog_space_is_in_symlog_units_and_named_so() -> None:
+    one, value = prediction(SYMLOG), 25.0
+    y, x = scipy_cauchy(one), math.log1p(value)
+    below, _ = integrate.quad(lambda t: y.cdf(t) ** 2, -np.inf, x)
+    above, _ = integrate.quad(lambda t: y.sf(t) ** 2, x, np.inf)
     assert one.crps(value) == pytest.approx(below + above, rel=1e-6)
     assert one.crps_name == "crps_symlog"
 
 
-@pytest.mark.parametrize("space", [LINEAR, BENT])
+@pytest.mark.parametrize("space", [LINEAR, SYMLOG])
 def test_pinball_weighs_the_two_sides_of_a_quantile(space: ValueSpace) -> None:
     many = prediction(space, 3)
     q = many.quantile(0.8)
@@ -132,19 +133,19 @@ def test_pinball_weighs_the_two_sides_of_a_quantile(space: ValueSpace) -> None:
     assert one.pinball(one.median + 3, 0.5) == pytest.approx(1.5, rel=1e-12)
 
 
-def test_a_cauchy_has_no_mean() -> None:
+def test_a_prediction_offers_no_mean_or_variance() -> None:
     for name in ("mean", "std", "var", "variance"):
         assert not hasattr(prediction(LINEAR), name)
 
 
 @pytest.mark.parametrize("p", [0, 1, [0.5, 1.5], math.nan])
-def test_a_quantile_of_no_probability_is_refused(p: Any) -> None:
+def test_quantile_refuses_p_outside_0_to_1(p: Any) -> None:
     with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
         prediction(LINEAR).quantile(p)
 
 
 @pytest.mark.parametrize("level", [0, 1, -0.5, math.nan])
-def test_an_interval_or_pinball_of_no_probability_is_refused(level: float) -> None:
+def test_interval_and_pinball_refuse_levels_outside_0_to_1(level: float) -> None:
     with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
         prediction(LINEAR).interval(level)
     with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
@@ -152,9 +153,9 @@ def test_an_interval_or_pinball_of_no_probability_is_refused(level: float) -> No
 
 
 @pytest.mark.parametrize("name", ["cdf", "log_prob", "crps"])
-def test_only_finite_numbers_are_compared(name: str) -> None:
+def test_values_that_are_not_finite_are_refused(name: str) -> None:
     for value in (math.nan, [1.0, math.inf]):
-        with pytest.raises(ValueError, match="is not finite"):
+        with pytest.raises(ValueError, match="not finite"):
             getattr(prediction(LINEAR), name)(value)
 
 
@@ -162,7 +163,7 @@ def test_only_finite_numbers_are_compared(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:a value beyond")  # the few in the far tail
-@pytest.mark.parametrize("space", [LINEAR, BENT])
+@pytest.mark.parametrize("space", [LINEAR, SYMLOG])
 def test_samples_are_distributed_as_the_prediction(space: ValueSpace) -> None:
     one, n = prediction(space), 20_000
     p = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
@@ -170,8 +171,8 @@ def test_samples_are_distributed_as_the_prediction(space: ValueSpace) -> None:
     assert (np.abs(share - p) < 4 * np.sqrt(p * (1 - p) / n)).all()
 
 
-@pytest.mark.parametrize("space", [LINEAR, BENT])
-def test_an_individual_says_w_u_plus_c(space: ValueSpace) -> None:
+@pytest.mark.parametrize("space", [LINEAR, SYMLOG])
+def test_the_number_of_an_individual_is_w_u_plus_c(space: ValueSpace) -> None:
     many = prediction(space, 3)
     seeds = [5, 2**63]
     expected = np.empty((3, 2))
@@ -189,7 +190,7 @@ def test_an_individual_says_w_u_plus_c(space: ValueSpace) -> None:
     np.testing.assert_array_equal(many.sample(torch.tensor([5])), many.sample(seeds[:1]))
 
 
-def test_individuals_bring_their_temperature_and_truncation() -> None:
+def test_samples_use_the_individuals_temperature_and_truncation() -> None:
     many = prediction(LINEAR, 3)
     plain, calm = Individual.draw(C, seed=5), Individual.draw(C, seed=5, temperature=0.5)
     assert np.array_equal(many.sample(plain), many.sample([5]))
@@ -201,18 +202,18 @@ def test_individuals_bring_their_temperature_and_truncation() -> None:
     both = many.sample([plain, cut])
     assert both.shape == (3, 2)
     np.testing.assert_allclose(both[:, 1] - middle[:, 0], reach, rtol=1e-9)
-    with pytest.raises(ValueError, match="another at every position"):
+    with pytest.raises(ValueError, match="fresh"):
         many.sample([Individual.draw(C, seed=5, fresh=True)])
     with pytest.raises(ValueError, match=rf"is \({C},\) numbers"):
         many.sample(Individual.draw(C + 1, seed=5))
 
 
-def test_a_count_names_the_first_individuals() -> None:
+def test_a_count_n_samples_individuals_0_to_n_minus_1() -> None:
     one = prediction(LINEAR)
     np.testing.assert_array_equal(one.sample(3), one.sample([0, 1, 2]))
     assert one.sample(0).shape == (0,)
     assert prediction(LINEAR, 3).sample(0).shape == (3, 0)
-    with pytest.raises(ValueError, match="-1 individuals"):
+    with pytest.raises(ValueError, match="individuals=-1"):
         one.sample(-1)
     with pytest.raises(ValueError, match=rf"is \({C},\) numbers"):
         one.sample([0.5, 0.5])
@@ -221,8 +222,8 @@ def test_a_count_names_the_first_individuals() -> None:
 # --- batches, text, pictures
 
 
-def test_rows_slices_and_iteration_are_predictions_too() -> None:
-    many = prediction(BENT, 5)
+def test_rows_slices_and_iteration_give_predictions() -> None:
+    many = prediction(SYMLOG, 5)
     assert len(many) == 5
     assert [one.median for one in many] == many.median.tolist()
     assert [one.probability for one in many] == many.probability.tolist()
@@ -235,21 +236,21 @@ def test_rows_slices_and_iteration_are_predictions_too() -> None:
 
 
 def test_one_number_has_neither_rows_nor_length() -> None:
-    one = prediction(BENT)
-    with pytest.raises(TypeError, match="only batches have rows"):
+    one = prediction(SYMLOG)
+    with pytest.raises(TypeError, match="batches"):
         one[0]
-    with pytest.raises(TypeError, match="only batches have a length"):
+    with pytest.raises(TypeError, match="batches"):
         len(one)
 
 
-def test_it_prints_the_median_the_interval_and_the_chance() -> None:
+def test_repr_shows_median_interval_and_probability() -> None:
     one = prediction(LINEAR)
     low, high = one.interval(0.9)
     expected = f"{one.median:.6g}  (90% interval {low:.6g} to {high:.6g}; P(<NUM>) = 0.25)"
     assert repr(one) == expected
 
 
-def test_a_long_batch_prints_ten_rows_and_counts_the_rest() -> None:
+def test_repr_of_a_long_batch_shows_ten_rows_and_the_count_of_the_rest() -> None:
     many = prediction(LINEAR, 12)
     lines = repr(many).splitlines()
     assert lines[0] == "12 numbers"
@@ -268,8 +269,8 @@ def pyplot() -> Any:
     pyplot.close("all")
 
 
-@pytest.mark.parametrize("space", [LINEAR, BENT])
-def test_it_draws_its_density_median_and_interval(pyplot: Any, space: ValueSpace) -> None:
+@pytest.mark.parametrize("space", [LINEAR, SYMLOG])
+def test_plot_draws_density_median_and_interval(pyplot: Any, space: ValueSpace) -> None:
     one = prediction(space)
     axes = one.plot(level=0.8)
     density, median = axes.get_lines()
@@ -282,16 +283,18 @@ def test_it_draws_its_density_median_and_interval(pyplot: Any, space: ValueSpace
     assert f"median {one.median:.6g}, 80%" in axes.get_legend().get_texts()[0].get_text()
 
 
-def test_a_batch_is_drawn_into_the_axes_that_are_given(pyplot: Any) -> None:
-    many = prediction(BENT, 3)
+def test_a_batch_is_plotted_into_the_given_axes(pyplot: Any) -> None:
+    many = prediction(SYMLOG, 3)
     axes = pyplot.subplots()[1]
     assert many.plot(ax=axes) is axes
     assert [line.get_xdata()[0] for line in axes.get_lines()[1::2]] == many.median.tolist()
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_matplotlib_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"needs matplotlib.*pip install 'causal-qwen\[plot\]'"):
+    with pytest.raises(ImportError, match="matplotlib"):
         prediction(LINEAR).plot()
 
 
@@ -323,7 +326,7 @@ def at_the_end(model: Any, processor: Any, text: str) -> tuple[float, float, flo
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_prediction_is_the_models_y_at_the_end_mapped_back(
+def test_a_prediction_is_the_models_y_at_the_last_token_mapped_back(
     model: Any, processor: Any, text: str
 ) -> None:
     loc, scale, p = at_the_end(model, processor, text)
@@ -333,6 +336,31 @@ def test_a_prediction_is_the_models_y_at_the_end_mapped_back(
     assert one.probability == pytest.approx(p, rel=1e-5)
     price = model.predict(text, processor, field="price")
     assert price.median == pytest.approx(symexp(-1 + 0.25 * loc), rel=1e-4)
+
+
+def test_a_prediction_computes_scores_of_the_number_token_only(
+    model: Any, processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [at_the_end(model, processor, text)[2] for text in TEXTS]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("scores of the whole vocabulary are computed")
+
+    real = ActionHead.forward
+    monkeypatch.setattr(ActionNetwork, "score_scale", refuse)
+    monkeypatch.setattr(
+        ActionHead, "forward", lambda self, x, **how: real(self, x, **how) if how else refuse()
+    )
+    np.testing.assert_allclose(model.predict(TEXTS, processor).probability, expected, rtol=1e-4)
+
+
+def test_a_sharded_head_gives_the_same_probability(
+    model: Any, processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model.predict(TEXTS, processor)
+    monkeypatch.setattr(model.lm_head, "_is_hooked", True, raising=False)  # as tensor parallelism
+    sharded = model.predict(TEXTS, processor)
+    np.testing.assert_allclose(sharded.probability, whole.probability, rtol=1e-4)
 
 
 def test_a_prediction_reads_the_values_of_its_text(model: Any, processor: Any) -> None:
@@ -347,7 +375,7 @@ def test_a_prediction_reads_the_values_of_its_text(model: Any, processor: Any) -
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_a_batch_predicts_what_its_texts_alone_predict(
+def test_a_batch_predicts_the_same_as_its_texts_alone(
     model: Any, processor: Any, batch_size: int
 ) -> None:
     many = model.predict(TEXTS, processor, batch_size=batch_size)
@@ -359,7 +387,7 @@ def test_a_batch_predicts_what_its_texts_alone_predict(
     np.testing.assert_allclose(many.sample([3]), [one.sample([3]) for one in alone], rtol=1e-3)
 
 
-def test_no_texts_make_no_numbers(model: Any, processor: Any) -> None:
+def test_empty_batch_returns_empty_prediction(model: Any, processor: Any) -> None:
     none = model.predict([], processor)
     assert len(none) == 0
     assert none.median.shape == none.probability.shape == (0,)
@@ -368,22 +396,22 @@ def test_no_texts_make_no_numbers(model: Any, processor: Any) -> None:
     assert repr(none) == "0 numbers"
 
 
-def test_an_empty_text_asks_for_nothing(model: Any, processor: Any) -> None:
-    with pytest.raises(ValueError, match=r"texts\[0\] is empty and asks for no number"):
+def test_an_empty_text_is_refused(model: Any, processor: Any) -> None:
+    with pytest.raises(ValueError, match=r"texts\[0\] is empty"):
         model.predict("", processor)
-    with pytest.raises(ValueError, match=r"texts\[2\] is empty and asks for no number"):
+    with pytest.raises(ValueError, match=r"texts\[2\] is empty"):
         model.predict(["one", "two", "", "four"], processor, batch_size=2)
-    with pytest.raises(ValueError, match=r"texts\[1\] is empty and asks for no number"):
+    with pytest.raises(ValueError, match=r"texts\[1\] is empty"):
         model.predict(["one", ""], processor, batch_size=1)
 
 
 def test_a_processor_of_another_tokenizer_is_refused(model: Any, byte_tokenizer: Make) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<other>"])
-    with pytest.raises(ValueError, match="load the processor from the model's own directory"):
+    with pytest.raises(ValueError, match="processor"):
         model.predict("one", CausalQwenProcessor(tokenizer))
 
 
 def test_an_unknown_field_is_refused(model: Any, processor: Any) -> None:
-    with pytest.raises(ValueError, match="field='size' is unknown; this model has default, pric"):
+    with pytest.raises(ValueError, match="field='size'"):
         model.predict("one", processor, field="size")

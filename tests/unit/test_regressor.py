@@ -1,4 +1,4 @@
-"""The text regressor on a tiny backbone: what it learns, says, keeps and refuses."""
+"""The text regressor on a tiny backbone: fitting, prediction, calibration, saving, errors."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sklearn.metrics import r2_score  # noqa: E402
 from causal_qwen.conversion.convert import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression import features as features_module  # noqa: E402
+from causal_qwen.regression.backbone import _open_cached  # noqa: E402
 from causal_qwen.regression.conformal import TooFewRows  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel  # noqa: E402
 
@@ -64,7 +65,7 @@ def make(backbone: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def table() -> Any:
-    """Prices by grade; a random byte model can tell letters apart, if little else."""
+    """Prices by grade; a random byte model distinguishes letters, if little else."""
     rng = np.random.default_rng(0)
     grade = rng.choice(list("ABCD"), ROWS)
     price = np.array([{"A": 100, "B": 200, "C": 400, "D": 800}[g] for g in grade])
@@ -78,8 +79,8 @@ def fitted(make: Callable[..., Any], table: Any) -> Any:
     return make().fit(table[:60], "price")
 
 
-def count_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many texts every call of the backbone reads."""
+def count_texts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of texts in every call of the backbone."""
     counts: list[int] = []
     real = features_module.hidden_at_end
 
@@ -94,7 +95,7 @@ def count_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # --- learning and predicting
 
 
-def test_it_learns_from_a_table(fitted: Any, table: Any) -> None:
+def test_it_predicts_held_out_rows_of_a_table(fitted: Any, table: Any) -> None:
     test = table[60:]
     error = np.abs(np.log(fitted.predict(test) / test["price"]))
     assert np.median(error) < 0.3  # the training median is off by 0.7
@@ -103,7 +104,7 @@ def test_it_learns_from_a_table(fitted: Any, table: Any) -> None:
     )
 
 
-def test_texts_and_tables_say_the_same_when_their_words_are_the_same(
+def test_texts_templates_and_tables_of_the_same_words_predict_the_same(
     make: Callable[..., Any], table: Any
 ) -> None:
     texts = [f"city is {c}, grade is {g}" for c, g in zip(table.city, table.grade, strict=True)]
@@ -115,12 +116,12 @@ def test_texts_and_tables_say_the_same_when_their_words_are_the_same(
     np.testing.assert_allclose(of_template, of_table, rtol=1e-6)
 
 
-def test_the_target_column_may_be_there_or_not(fitted: Any, table: Any) -> None:
+def test_predictions_ignore_the_target_column(fitted: Any, table: Any) -> None:
     without = table[60:].drop(columns="price")
     assert fitted.predict(without).tolist() == fitted.predict(table[60:]).tolist()
 
 
-def test_several_targets_have_a_head_each(make: Callable[..., Any], table: Any) -> None:
+def test_every_target_has_its_own_head(make: Callable[..., Any], table: Any) -> None:
     table = table.assign(tax=table.price * -0.1)
     both = make(question="The price is").fit(table[:60], ["price", "tax"])
     alone = make(question="The price is").fit(table[:60].drop(columns="tax"), "price")
@@ -143,7 +144,7 @@ def test_median_quantiles_and_intervals_agree(fitted: Any, table: Any) -> None:
     np.testing.assert_allclose(quantiles, np.stack([low, fitted.predict(test), high], -1))
     number = fitted.predict_distribution(test)
     np.testing.assert_allclose(number.median, fitted.predict(test))
-    assert number.sample(3).shape == (30, 3)  # individuals can be asked, too
+    assert number.sample(3).shape == (30, 3)  # by individuals
 
 
 def test_rows_without_weight_are_not_learned_from(make: Callable[..., Any], table: Any) -> None:
@@ -155,10 +156,10 @@ def test_rows_without_weight_are_not_learned_from(make: Callable[..., Any], tabl
 
 
 @pytest.mark.parametrize("shift", [0.0, -400.0])
-def test_the_space_is_chosen_by_what_explains_the_values(
+def test_auto_chooses_the_space_in_which_values_are_likelier(
     make: Callable[..., Any], table: Any, shift: float
 ) -> None:
-    """Multiplicative noise wants logarithms; moved across 0 it does not."""
+    """Symlog for multiplicative noise, linear once it is shifted across 0."""
     moved = table.assign(price=table.price + shift)
     found = make(value_space="auto").fit(moved, "price").targets_["price"].space.kind
     assert found == ("symlog" if shift == 0 else "linear")
@@ -167,7 +168,7 @@ def test_the_space_is_chosen_by_what_explains_the_values(
 # --- calibration
 
 
-def test_calibrated_intervals_hold_and_raw_ones_stay_available(
+def test_calibrated_intervals_cover_and_raw_ones_stay_available(
     make: Callable[..., Any], table: Any
 ) -> None:
     many = pd.concat([table] * 4, ignore_index=True)
@@ -186,9 +187,9 @@ def test_calibrated_intervals_hold_and_raw_ones_stay_available(
     assert below == pytest.approx([0.1, 0.9], abs=0.1)
 
 
-def test_too_few_calibration_rows_are_said(fitted: Any, table: Any) -> None:
+def test_too_few_calibration_rows_warn_and_give_infinite_intervals(fitted: Any, table: Any) -> None:
     fitted.calibrate(table[60:75], "price")
-    with pytest.warns(TooFewRows, match="15 calibration rows are too few for level 0.95"):
+    with pytest.warns(TooFewRows, match="15 calibration rows"):
         low, high = fitted.predict_interval(table[75:], 0.95)
     assert (low == -math.inf).all()
     assert (high == math.inf).all()
@@ -196,26 +197,38 @@ def test_too_few_calibration_rows_are_said(fitted: Any, table: Any) -> None:
 
 
 def test_calibrated_intervals_need_calibration(fitted: Any, table: Any) -> None:
-    with pytest.raises(ValueError, match="needs calibrate"):
+    with pytest.raises(ValueError, match="calibrated=True"):
         fitted.predict_interval(table, calibrated=True)
 
 
-def test_calibration_wants_the_fitted_targets(fitted: Any, table: Any) -> None:
-    with pytest.raises(ValueError, match="2 targets; fitted were price"):
+def test_calibration_refuses_other_targets_than_fit(fitted: Any, table: Any) -> None:
+    with pytest.raises(ValueError, match="2 targets"):
         fitted.calibrate(table, {"a": table.price, "b": table.price})
+
+
+def overwrite_weights(path: Path, fresh_model: Callable[..., Any]) -> None:
+    """Another model of the same shape and size in the same directory."""
+    config = open_model(path)[1].config
+    fresh_model(
+        seed=1,
+        vocab_size=config.vocab_size,
+        num_token_id=config.num_token_id,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+    ).save_pretrained(path)
 
 
 # --- the cache of features
 
 
-def test_a_text_is_read_once(
+def test_a_text_is_read_once_and_then_cached(
     make: Callable[..., Any], table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = count_read(monkeypatch)
+    counts = count_texts_read(monkeypatch)
     make().fit(table[:60], "price").predict(table[:60])
     distinct = len(table[:60].drop_duplicates(["city", "grade"]))
     assert sum(counts) == distinct == 8
-    make().fit(table[30:], "price")  # other rows, the same words
+    make().fit(table[30:], "price")  # other rows, the same texts
     assert sum(counts) == distinct
     make(cache=False).fit(table[:60], "price")
     assert sum(counts) == 2 * distinct
@@ -229,49 +242,43 @@ def test_another_backbone_does_not_share_the_cache(
     fresh_model: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counts = count_read(monkeypatch)
+    counts = count_texts_read(monkeypatch)
     make().fit(table[:60], "price")
     other = tmp_path / "other"
     shutil.copytree(backbone, other)
-    config = CausalTextRegressor(model=str(backbone))._open()[1].config
-    fresh_model(
-        seed=1,
-        vocab_size=config.vocab_size,
-        num_token_id=config.num_token_id,
-        max_position_embeddings=256,
-    ).save_pretrained(other)
+    overwrite_weights(other, fresh_model)
     make(model=str(other)).fit(table[:60], "price")
     assert sum(counts) == 16
 
 
-# --- keeping
+# --- saving
 
 
-def test_saved_and_loaded_it_says_the_same(fitted: Any, table: Any, tmp_path: Path) -> None:
+def test_a_loaded_regressor_predicts_the_same(fitted: Any, table: Any, tmp_path: Path) -> None:
     fitted.calibrate(table[60:], "price")
-    fitted.save(tmp_path / "kept")
-    again = CausalTextRegressor.load(tmp_path / "kept")
+    fitted.save(tmp_path / "saved")
+    again = CausalTextRegressor.load(tmp_path / "saved")
     assert again.get_params() == fitted.get_params()
     assert np.array_equal(again.predict(table), fitted.predict(table))
     assert np.array_equal(again.predict_interval(table, 0.8), fitted.predict_interval(table, 0.8))
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
         "regressor.json",
         "regressor.safetensors",
     ]
 
 
-def test_it_can_be_pickled(fitted: Any, table: Any) -> None:
+def test_a_pickled_regressor_predicts_the_same(fitted: Any, table: Any) -> None:
     again = pickle.loads(pickle.dumps(fitted))
     assert np.array_equal(again.predict(table), fitted.predict(table))
 
 
-def test_saving_never_replaces_unasked_and_never_leaves_a_half(
+def test_saving_refuses_to_overwrite_and_leaves_nothing_incomplete(
     fitted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fitted.save(tmp_path / "kept")
+    fitted.save(tmp_path / "saved")
     with pytest.raises(FileExistsError, match="not empty"):
-        fitted.save(tmp_path / "kept")
-    fitted.save(tmp_path / "kept", overwrite=True)
+        fitted.save(tmp_path / "saved")
+    fitted.save(tmp_path / "saved", overwrite=True)
 
     def fail(*_: Any) -> None:
         raise OSError("disk full")
@@ -279,39 +286,48 @@ def test_saving_never_replaces_unasked_and_never_leaves_a_half(
     monkeypatch.setattr("causal_qwen.regression.regressor.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         fitted.save(tmp_path / "other")
-    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["kept"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["saved"]
 
 
-def test_what_is_no_regressor_is_not_loaded(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no regressor\.json"):
+def test_loading_another_directory_names_the_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"regressor\.json"):
         CausalTextRegressor.load(tmp_path)
 
 
-def test_a_changed_backbone_is_noticed(
+def test_loading_with_a_changed_backbone_is_refused(
     make: Callable[..., Any],
     backbone: Path,
     table: Any,
     tmp_path: Path,
     fresh_model: Callable[..., Any],
 ) -> None:
-    from causal_qwen.regression import regressor as module
-
     mine = tmp_path / "mine"
     shutil.copytree(backbone, mine)
-    make(model=str(mine)).fit(table[:60], "price").save(tmp_path / "kept")
-    config = CausalTextRegressor(model=str(mine))._open()[1].config
-    fresh_model(
-        seed=1,
-        vocab_size=config.vocab_size,
-        num_token_id=config.num_token_id,
-        max_position_embeddings=256,
-    ).save_pretrained(mine)
-    module._open_once.cache_clear()
-    with pytest.raises(ValueError, match="not the one that this regressor was fitted on"):
-        CausalTextRegressor.load(tmp_path / "kept")
+    make(model=str(mine)).fit(table[:60], "price").save(tmp_path / "saved")
+    overwrite_weights(mine, fresh_model)
+    with pytest.raises(ValueError, match="backbone"):
+        CausalTextRegressor.load(tmp_path / "saved")
 
 
-# --- a model that is open already
+def test_an_overwritten_directory_is_opened_again(
+    make: Callable[..., Any],
+    backbone: Path,
+    table: Any,
+    tmp_path: Path,
+    fresh_model: Callable[..., Any],
+) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(backbone, mine)
+    before = make(model=str(mine)).fit(table[:60], "price").predict(table)
+    overwrite_weights(mine, fresh_model)
+    after = make(model=str(mine)).fit(table[:60], "price").predict(table)
+    shutil.copytree(mine, tmp_path / "copy")
+    expected = make(model=str(tmp_path / "copy")).fit(table[:60], "price").predict(table)
+    assert np.array_equal(after, expected)
+    assert not np.array_equal(after, before)
+
+
+# --- OpenModel
 
 
 @pytest.fixture
@@ -319,16 +335,16 @@ def opened(backbone: Path) -> OpenModel:
     return OpenModel(*open_model(backbone))
 
 
-def test_an_open_model_says_what_its_directory_says(
+def test_an_open_model_predicts_the_same_as_its_directory(
     opened: OpenModel, make: Callable[..., Any], table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = make().fit(table[:60], "price").predict(table)
 
     def refuse(path: Any) -> Any:
-        raise AssertionError(f"{path} is opened although a model is open")
+        raise AssertionError(f"{path} is opened although a model is given")
 
-    monkeypatch.setattr("causal_qwen.regression.regressor._open_once", refuse)
-    monkeypatch.setattr("causal_qwen.regression.regressor.open_model", refuse)
+    monkeypatch.setattr("causal_qwen.regression.backbone.open_model", refuse)
+    _open_cached.cache_clear()
     shared = make(model=opened, cache=False).fit(table[:60], "price")
     assert np.array_equal(shared.predict(table), expected)
     assert repr(opened) == f"OpenModel({opened.name!r})"
@@ -345,7 +361,7 @@ def test_copies_and_clones_share_the_open_model(
     assert np.array_equal(copy.deepcopy(shared).predict(table), shared.predict(table))
 
 
-def test_a_pickle_and_a_saved_regressor_hold_the_name_of_the_open_model(
+def test_pickles_and_saved_regressors_contain_the_name_of_the_open_model(
     opened: OpenModel, make: Callable[..., Any], table: Any, tmp_path: Path, backbone: Path
 ) -> None:
     shared = make(model=opened).fit(table[:60], "price")
@@ -355,14 +371,14 @@ def test_a_pickle_and_a_saved_regressor_hold_the_name_of_the_open_model(
     again = pickle.loads(pickled)
     assert again.model == str(backbone)
     assert np.array_equal(again.predict(table), shared.predict(table))
-    shared.save(tmp_path / "kept")
-    assert CausalTextRegressor.load(tmp_path / "kept").model == str(backbone)
-    loaded = CausalTextRegressor.load(tmp_path / "kept", model=opened)
+    shared.save(tmp_path / "saved")
+    assert CausalTextRegressor.load(tmp_path / "saved").model == str(backbone)
+    loaded = CausalTextRegressor.load(tmp_path / "saved", model=opened)
     assert loaded.model is opened
     assert np.array_equal(loaded.predict(table), shared.predict(table))
 
 
-def test_finetuning_leaves_the_open_model_as_it_is(
+def test_finetuning_does_not_change_the_open_model(
     opened: OpenModel, make: Callable[..., Any], table: Any
 ) -> None:
     before = {name: tensor.clone() for name, tensor in opened.model.state_dict().items()}
@@ -374,55 +390,55 @@ def test_finetuning_leaves_the_open_model_as_it_is(
     assert tuned.model_.config.value_fields is not None
 
 
-def test_an_open_model_that_has_changed_since_is_noticed(
+def test_predicting_with_a_changed_open_model_is_refused(
     opened: OpenModel, make: Callable[..., Any], table: Any
 ) -> None:
     shared = make(model=opened).fit(table[:60], "price")
     opened.model.model.norm.weight.data.mul_(2.0)
-    with pytest.raises(ValueError, match="is not the one that this regressor was fitted on"):
+    with pytest.raises(ValueError, match="backbone"):
         shared.predict(table)
 
 
-def test_a_model_that_lies_nowhere_can_be_used_but_not_kept_by_name(
+def test_a_model_made_in_memory_can_be_used_but_not_saved(
     fresh_model: Callable[..., Any], byte_tokenizer: Callable[..., Any], table: Any, tmp_path: Path
 ) -> None:
     processor = CausalQwenProcessor(byte_tokenizer())
     size = {"vocab_size": len(processor.tokenizer), "num_token_id": processor.num_token_id}
-    nowhere = OpenModel(processor, fresh_model(initializer_range=0.1, **size))
-    shared = CausalTextRegressor(model=nowhere, folds=2, value_space="symlog")
+    in_memory = OpenModel(processor, fresh_model(initializer_range=0.1, **size))
+    shared = CausalTextRegressor(model=in_memory, folds=2, value_space="symlog")
     assert np.isfinite(shared.fit(table[:60], "price").predict(table)).all()
-    for keep in (pickle.dumps, lambda one: one.save(tmp_path / "kept")):
-        with pytest.raises(ValueError, match=r"lies in no directory.*save_pretrained"):
+    for keep in (pickle.dumps, lambda one: one.save(tmp_path / "saved")):
+        with pytest.raises(ValueError, match="save_pretrained"):
             keep(shared)
-    assert not (tmp_path / "kept").exists()
+    assert not (tmp_path / "saved").exists()
 
 
-def test_a_bare_model_is_refused_with_the_cure(opened: OpenModel, table: Any) -> None:
-    with pytest.raises(TypeError, match=r"is a CausalQwenForCausalLM; .* OpenModel\(processor"):
+def test_a_model_without_its_processor_is_refused(opened: OpenModel, table: Any) -> None:
+    with pytest.raises(TypeError, match=r"model is a CausalQwenForCausalLM.*OpenModel"):
         CausalTextRegressor(model=opened.model).fit(table, "price")
 
 
-# --- whole sentences
+# --- sentences
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"template": "grade {grade} in {city}", "question": "It costs"}]
 )
-def test_sentences_are_what_rows_are_read_as(
+def test_predicting_from_sentences_equals_predicting_from_rows(
     make: Callable[..., Any], table: Any, options: dict[str, Any]
 ) -> None:
     regressor = make(**options).fit(table[:60], "price").calibrate(table[60:], "price")
     settings = regressor.get_params()
-    told = regressor.sentences(table[:3])
+    sentences = regressor.sentences(table[:3])
     row = table.iloc[0]
-    assert told[0] == (
+    assert sentences[0] == (
         f"grade {row.grade} in {row.city}. It costs"
         if options
         else f"city is {row.city}, grade is {row.grade}. The price is"
     )
-    asked = regressor.of_sentences()
-    assert np.array_equal(asked.predict(told), regressor.predict(table[:3]))
-    assert np.array_equal(asked.predict_interval(told), regressor.predict_interval(table[:3]))
+    reader = regressor.of_sentences()
+    assert np.array_equal(reader.predict(sentences), regressor.predict(table[:3]))
+    assert np.array_equal(reader.predict_interval(sentences), regressor.predict_interval(table[:3]))
     assert regressor.get_params() == settings
     with pytest.raises(NotFittedError):
         make().sentences(table)
@@ -432,25 +448,25 @@ def test_sentences_are_what_rows_are_read_as(
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
-        ({3: np.nan}, "target 'price' is NaN or infinite in row 3: correct them"),
-        ({3: np.nan, 5: np.inf}, "NaN or infinite in rows 3 and 5"),
-        (dict.fromkeys(range(7), np.nan), r"in 7 rows \(0, 1, 2, 3, 4, \.\.\.\)"),
-        (dict.fromkeys(range(ROWS), 5.0), r"'price' is constant \(5 in all 90 rows\)"),
+        ({3: np.nan}, "'price' .* row 3:"),
+        ({3: np.nan, 5: np.inf}, "'price' .* rows 3 and 5"),
+        (dict.fromkeys(range(7), np.nan), r"7 rows \(0, 1, 2, 3, 4, \.\.\.\)"),
+        (dict.fromkeys(range(ROWS), 5.0), "'price' is constant"),
     ],
 )
-def test_targets_that_cannot_be_learned_are_named(
-    make: Callable[..., Any], table: Any, change: dict[int, float], sentence: str
+def test_constant_or_nonfinite_targets_are_refused_and_named(
+    make: Callable[..., Any], table: Any, change: dict[int, float], message: str
 ) -> None:
     spoiled = table.copy()
     for row, value in change.items():
         spoiled.loc[row, "price"] = value
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         make().fit(spoiled, "price")
 
 
-def test_bad_rows_can_be_skipped_and_are_counted(make: Callable[..., Any], table: Any) -> None:
+def test_skipped_rows_are_counted_in_a_warning(make: Callable[..., Any], table: Any) -> None:
     spoiled = table.copy()
     spoiled.loc[[3, 5], "price"] = np.nan
     with pytest.warns(UserWarning, match="2 rows are skipped: .*'price' .* rows 3 and 5"):
@@ -460,54 +476,58 @@ def test_bad_rows_can_be_skipped_and_are_counted(make: Callable[..., Any], table
 
 
 @pytest.mark.parametrize(
-    ("X", "y", "sentence"),
+    ("X", "y", "message"),
     [
-        (["one"], [1.0], "1 rows are too few"),
-        ([], [], "0 rows are too few"),
-        (["a", "b"], [1.0], "has 1 values for 2 rows"),
+        (["one"], [1.0], "1 rows"),
+        ([], [], "0 rows"),
+        (["a", "b"], [1.0], "1 values for 2 rows"),
         (["a", " ", "c"], [1.0, 2.0, 3.0], "row 1 without a text"),
     ],
 )
-def test_rows_that_cannot_be_learned_from_are_refused(
-    make: Callable[..., Any], X: Any, y: Any, sentence: str
+def test_too_few_unequal_or_empty_rows_are_refused(
+    make: Callable[..., Any], X: Any, y: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         make().fit(X, np.array(y))
 
 
-def test_a_target_that_does_not_exist_is_named(make: Callable[..., Any], table: Any) -> None:
-    with pytest.raises(ValueError, match="no column 'prize'; the table has 'city', 'grade'"):
+def test_a_missing_target_column_is_named(make: Callable[..., Any], table: Any) -> None:
+    with pytest.raises(ValueError, match=r"'prize'.* 'city', 'grade'"):
         make().fit(table, "prize")
 
 
-def test_empty_columns_are_left_out_and_named(make: Callable[..., Any], table: Any) -> None:
-    with pytest.warns(UserWarning, match="1 columns without any value are left out: 'memo'"):
+def test_columns_without_values_are_dropped_with_a_warning(
+    make: Callable[..., Any], table: Any
+) -> None:
+    with pytest.warns(UserWarning, match="1 columns .* 'memo'"):
         regressor = make().fit(table.assign(memo=None), "price")
     assert regressor.columns_ == ["city", "grade"]
-    with pytest.raises(ValueError, match="text column 'memo' is empty"):
+    with pytest.raises(ValueError, match="'memo' is empty"):
         make(text="memo").fit(table.assign(memo=None), "price")
 
 
-def test_a_column_that_is_gone_is_named(fitted: Any, table: Any) -> None:
+def test_a_missing_column_is_named(fitted: Any, table: Any) -> None:
     with pytest.raises(ValueError, match="no column 'grade'"):
         fitted.predict(table.drop(columns="grade"))
-    with pytest.raises(ValueError, match="fit has seen a table"):
+    with pytest.raises(ValueError, match="DataFrame"):
         fitted.predict(["city is Ulm"])
 
 
-def test_texts_longer_than_the_context_are_named(make: Callable[..., Any], table: Any) -> None:
+def test_texts_longer_than_the_context_are_named_in_a_warning(
+    make: Callable[..., Any], table: Any
+) -> None:
     texts = [f"grade is {grade}" for grade in table.grade]
     texts[4] = "A " * 100 + texts[4]
-    with pytest.warns(UserWarning, match=r"1 of 90 texts are longer than 64 tokens .*: row 4\."):
+    with pytest.warns(UserWarning, match=r"1 of 90 texts .* 64 tokens .*: row 4\."):
         make(max_length=64).fit(texts, table.price)
     texts[4] = "A " * 200 + texts[4]  # the model has 256 positions
-    with pytest.warns(UserWarning, match=r"1 of 90 texts are longer than 256 tokens"):
+    with pytest.warns(UserWarning, match="1 of 90 texts .* 256 tokens"):
         regressor = make().fit(texts, table.price)
     with pytest.raises(ValueError, match="row 1 without a text"):
         regressor.predict(["grade is A", ""])
 
 
-def test_a_second_fit_forgets_the_first(make: Callable[..., Any], table: Any) -> None:
+def test_a_second_fit_replaces_the_first(make: Callable[..., Any], table: Any) -> None:
     regressor = make("finetune", epochs=1).fit(table[:60], "price")
     again = regressor.set_params(backbone="frozen").fit(table[:60], "price")
     assert not hasattr(again, "model_")
@@ -515,31 +535,39 @@ def test_a_second_fit_forgets_the_first(make: Callable[..., Any], table: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"backbone": "forzen"}, "backbone='forzen' is unknown; choose one of frozen"),
-        ({"value_space": "log"}, "value_space='log' is unknown"),
-        ({"bad_rows": "drop"}, "bad_rows='drop' is unknown"),
-        ({"folds": 1}, "folds=1 leaves no row unseen"),
+        ({"backbone": "forzen"}, "backbone='forzen'"),
+        ({"value_space": "log"}, "value_space='log'"),
+        ({"bad_rows": "drop"}, "bad_rows='drop'"),
+        ({"folds": 1}, "folds=1"),
         ({"max_length": 1}, "max_length=1"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"patience": -1}, "patience=-1"),
+        ({"learning_rate": 0.0}, r"learning_rate=0\.0"),
+        ({"learning_rate": math.nan}, "learning_rate=nan"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"held_out": 1.0}, r"held_out=1\.0"),
+        ({"backbone": "scratch", "size": (16, 1)}, r"size=\(16, 1\)"),
+        ({"backbone": "scratch", "size": (64, 0)}, r"size=\(64, 0\)"),
     ],
 )
-def test_unknown_settings_are_refused(
-    make: Callable[..., Any], table: Any, options: dict[str, Any], sentence: str
+def test_invalid_settings_are_refused(
+    make: Callable[..., Any], table: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         make(**options).fit(table, "price")
 
 
 @pytest.mark.parametrize("weight", [[1.0], [-1.0] * ROWS, [0.0] * ROWS, [np.nan] * ROWS])
-def test_weights_that_weigh_nothing_are_refused(
+def test_invalid_weights_are_refused(
     make: Callable[..., Any], table: Any, weight: list[float]
 ) -> None:
     with pytest.raises(ValueError, match="sample_weight"):
         make().fit(table, "price", sample_weight=weight)
 
 
-def test_before_fit_nothing_is_predicted(make: Callable[..., Any], table: Any) -> None:
+def test_predicting_before_fit_raises_not_fitted(make: Callable[..., Any], table: Any) -> None:
     for call in ("predict", "predict_interval", "predict_quantiles", "predict_distribution"):
         with pytest.raises(NotFittedError):
             getattr(make(), call)(table)
@@ -557,30 +585,40 @@ def test_finetuning_starts_from_the_fitted_chain(make: Callable[..., Any], table
     np.testing.assert_allclose(tuned, frozen, rtol=0.02)
 
 
-def test_a_finetuned_model_is_kept_whole(
+def test_a_finetuned_model_is_saved_completely(
     make: Callable[..., Any], table: Any, tmp_path: Path
 ) -> None:
     tuned = make("finetune", epochs=1).fit(table[:60], "price")
-    tuned.calibrate(table[60:], "price").save(tmp_path / "kept")
-    again = CausalTextRegressor.load(tmp_path / "kept")
+    tuned.calibrate(table[60:], "price").save(tmp_path / "saved")
+    again = CausalTextRegressor.load(tmp_path / "saved")
     np.testing.assert_allclose(again.predict(table), tuned.predict(table), rtol=1e-6)
-    assert (tmp_path / "kept" / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "saved" / "model" / "model.safetensors").is_file()
 
 
-def test_from_scratch_it_reads_numbers_as_values(tmp_path: Path) -> None:
+def test_from_scratch_it_learns_a_function_of_numbers(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"side": rng.uniform(1, 100, 190).round(1)})
     frame["area"] = frame.side**2
-    options = {"size": "tiny", "epochs": 30, "learning_rate": 3e-3, "patience": 30}
+    # 0.012 to 0.016 for seeds 0 to 2; at a rate of 3e-3 some seeds, or CPUs, do not converge
+    options = {"size": "tiny", "epochs": 30, "batch_size": 8, "patience": 30}
     regressor = CausalTextRegressor("scratch", **options).fit(frame[:140], "area")
     error = np.abs(np.log(regressor.predict(frame[140:]) / frame.area[140:]))
     assert np.median(error) < 0.1
-    regressor.save(tmp_path / "kept")
-    again = CausalTextRegressor.load(tmp_path / "kept")
+    regressor.save(tmp_path / "saved")
+    again = CausalTextRegressor.load(tmp_path / "saved")
     np.testing.assert_allclose(again.predict(frame), regressor.predict(frame), rtol=1e-6)
 
 
-def test_one_model_tells_its_targets_apart_by_what_it_is_asked(table: Any) -> None:
+def test_patience_0_stops_after_the_first_epoch_that_is_no_better(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([3.0, 2.0, 1.0, 1.5, 0.5])  # before training, then after every epoch
+    monkeypatch.setattr("causal_qwen.regression.head._mean_loss", lambda *_: next(losses))
+    CausalTextRegressor("scratch", size="tiny", epochs=5, patience=0).fit(table[:20], "price")
+    assert next(losses) == 0.5
+
+
+def test_one_model_distinguishes_its_targets_by_the_question(table: Any) -> None:
     two = table.assign(weight=table.price * 1e-3)[["grade", "price", "weight"]]
     options = {"size": "tiny", "epochs": 8, "learning_rate": 3e-3}
     regressor = CausalTextRegressor("scratch", **options).fit(two, ["price", "weight"])
@@ -595,10 +633,31 @@ def test_a_clone_is_unfitted_and_has_the_same_settings(fitted: Any, table: Any) 
         again.predict(table)
 
 
-def test_fitting_and_predicting_say_nothing_unasked(
-    make: Callable[..., Any], table: Any, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("verbose", [False, True])
+def test_progress_is_printed_only_if_verbose(
+    verbose: bool,
+    make: Callable[..., Any],
+    table: Any,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("causal_qwen.terminal.FIRST_LINE", 0.0)  # however quick the work is
+    monkeypatch.setattr("causal_qwen.terminal.NEXT_LINE", 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make().fit(table, "price").predict(table)
+        make(verbose=verbose).fit(table, "price").predict(table)
+    stdout, stderr = capfd.readouterr()
+    assert stdout == ""
+    stages = {line.partition(":")[0] for line in stderr.splitlines()}
+    assert stages == ({"reading", "fitting"} if verbose else set())
+
+
+def test_quick_work_prints_no_progress(
+    make: Callable[..., Any],
+    table: Any,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("causal_qwen.terminal.FIRST_LINE", math.inf)  # however slow the machine is
+    make().fit(table, "price").predict(table)
     assert capfd.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Rows become sentences: names, units, missing values, templates, and what users give."""
+"""Rows become sentences: names, units, missing values, templates; checks of the input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rings() -> Any:
     )
 
 
-def test_a_sentence_is_made_of_names_values_and_units(rings: Any) -> None:
+def test_a_sentence_lists_names_values_and_units(rings: Any) -> None:
     columns = ["carat", "cut_grade", "width (mm)", "is_new", "sold"]
     assert to_sentences(rings, columns, units={"carat": "ct"}, question="The price is") == [
         "carat is 0.23 ct, cut grade is very good, width is 3.95 mm, is new is yes, "
@@ -48,7 +48,7 @@ def test_a_sentence_is_made_of_names_values_and_units(rings: Any) -> None:
     ]
 
 
-def test_free_text_comes_first_in_its_own_words() -> None:
+def test_free_text_comes_first_and_verbatim() -> None:
     table = pd.DataFrame({"year": [1999, 2001], "note": ["Some  rust,\nsnake_case kept!", None]})
     assert to_sentences(table, ["year", "note"], text=["note"]) == [
         "Some rust, snake_case kept! year is 1999",
@@ -73,15 +73,17 @@ def test_every_column_but_the_targets_is_used(rings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "sentence"),
+    ("template", "message"),
     [
-        ("no column", "names no column"),
-        ("{karat} ring", "no column 'karat'; the table has 'carat'"),
-        ("{carat} for {price}", "tells the target 'price' itself"),
+        ("no column", "template"),
+        ("{karat} ring", "'karat'"),
+        ("{carat} for {price}", "target 'price'"),
     ],
 )
-def test_a_template_that_cannot_work_is_refused(rings: Any, template: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_a_template_without_known_columns_or_with_a_target_is_refused(
+    rings: Any, template: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         used_columns(rings, template=template, without=["price"])
 
 
@@ -91,12 +93,12 @@ def test_columns_without_any_value_are_found(rings: Any) -> None:
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_in_a_sentence_is_the_number(value: float) -> None:
-    (said,) = to_sentences(pd.DataFrame({"x": [value]}), ["x"])
-    assert float(said.removeprefix("x is ")) == pytest.approx(value, rel=1e-9, abs=0)
+def test_a_number_in_a_sentence_parses_to_the_same_value(value: float) -> None:
+    (sentence,) = to_sentences(pd.DataFrame({"x": [value]}), ["x"])
+    assert float(sentence.removeprefix("x is ")) == pytest.approx(value, rel=1e-9, abs=0)
 
 
-def test_questions_name_their_targets() -> None:
+def test_questions_contain_the_target_names() -> None:
     assert ask_for(["sale_price"]) == "The sale price is"
     assert ask_for(["a", "b", "c"]) == "The a, b and c are"
 
@@ -110,28 +112,30 @@ def test_sentences_are_joined_by_a_full_stop_if_none_is_there(text: str, joined:
     assert join_sentences(text, "") == text
 
 
-# --- what users give
+# --- texts and targets
 
 
 @pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda x: np.array(x).reshape(-1, 1)])
-def test_texts_come_in_many_forms(kind: Any) -> None:
+def test_texts_are_read_from_lists_arrays_and_series(kind: Any) -> None:
     assert read_texts(kind(["a", "b"])) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("X", "error", "sentence"),
+    ("X", "error", "message"),
     [
-        ("a text", TypeError, "one text; give a list"),
-        (["a", 3], TypeError, r"X\[1\] is int"),
-        (np.zeros((2, 3)), ValueError, "3 columns; name them in a DataFrame"),
+        ("a text", TypeError, "list of texts"),
+        (["a", 3], TypeError, r"X\[1\]"),
+        (np.zeros((2, 3)), ValueError, "3 columns"),
     ],
 )
-def test_what_is_no_text_is_refused(X: Any, error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=sentence):
+def test_inputs_that_are_not_texts_are_refused(
+    X: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         read_texts(X)
 
 
-def test_targets_come_in_many_forms(rings: Any) -> None:
+def test_targets_are_read_from_names_series_arrays_and_dicts(rings: Any) -> None:
     def read(y: Any, X: Any = rings) -> tuple[dict[str, list[float]], bool]:
         found, is_single = read_targets(X, y)
         assert all(column.dtype == np.float64 for column in found.values())
@@ -148,16 +152,16 @@ def test_targets_come_in_many_forms(rings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("X", "y", "sentence"),
+    ("X", "y", "message"),
     [
-        (pd.DataFrame({"a": [1]}), "prize", "no column 'prize'; the table has 'a'"),
-        (["a text"], "price", "'price' names a column, and X is no table"),
-        (["a text"], ["cheap"], "'cheap' names a column"),
-        (["a text"], np.array(["cheap"]), "'value' holds what is no number"),
+        (pd.DataFrame({"a": [1]}), "prize", "'prize'"),
+        (["a text"], "price", "y='price'"),
+        (["a text"], ["cheap"], "y='cheap'"),
+        (["a text"], np.array(["cheap"]), "'value'"),
         (["a text"], 3.0, "one per row"),
-        (["a text"], {}, "names no target"),
+        (["a text"], {}, "y is empty"),
     ],
 )
-def test_targets_that_are_none_are_refused(X: Any, y: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_targets_are_refused(X: Any, y: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read_targets(X, y)

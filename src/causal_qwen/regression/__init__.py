@@ -3,12 +3,13 @@
 In:   texts or a DataFrame, and target values.
 Out:  medians, intervals, quantiles and whole distributions.
 
-    sentences   rows of a table -> sentences that end where the number would follow
+    sentences   rows of a table -> sentences that end where the number would follow; input checks
+    backbone    the model that reads them, opened once and shared
     features    sentences -> the backbone's hidden state, cached on disk
-    head        features + values -> a robust linear head (U and Y)
+    head        features + values -> a robust linear head (U and Y), or training of a whole model
     conformal   intervals with a coverage guarantee
     prediction  the distribution of one number
-    regressor   `CausalTextRegressor`: all of it, by scikit-learn's conventions
+    regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
     csv_io      CSV files -> a saved regressor -> predictions
     iris        the example table
 

@@ -1,14 +1,14 @@
-"""Conformal: intervals that hold as often as they say, whatever the residuals look like.
+"""Conformal: intervals with a coverage guarantee, whatever the distribution of the residuals.
 
 Split conformal on rows that training has not seen. Their scores are residuals in units of the
-predicted scale, in the space in which the number head lives,
+predicted scale, in the space of the number head,
 
     score_i = (y_i - loc_i) / scale_i,
 
-so that intervals stay wide where the model is unsure, and map back exactly. With n exchangeable
-rows, loc +- scale * (the ceil((n + 1) level)-th smallest |score|) holds a new value with at least
-probability `level`, and at most `level` + 1 / (n + 1) if no scores are equal. If n is too small
-there is no such score: the interval is infinite, and a warning says how many rows it takes.
+so that intervals stay wide where the predicted scale is large, and map back exactly. With n
+exchangeable rows, loc +- scale * (the ceil((n + 1) level)-th smallest |score|) contains a new value
+with probability at least `level`, and at most `level` + 1 / (n + 1) if no scores are equal. If n is
+too small there is no such score: the interval is infinite, and a warning gives the rows needed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
 
-ROUNDING = 1e-9  # (n + 1) level is rounded up only if it is no whole number
+ROUNDING = 1e-9  # (n + 1) level is rounded up only if it is not a whole number
 
 
 class TooFewRows(UserWarning):
-    """There are too few calibration rows for the level that was asked for."""
+    """There are too few calibration rows for the requested level."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Conformal:
 
     @classmethod
     def fit(cls, y_dist: Cauchy, y: ArrayLike) -> Conformal:
-        """From the predictions for calibration rows and their values, both in the head's space."""
+        """From predictions for calibration rows and their values, both in the head's space."""
         loc, scale = (np.asarray(part, dtype=np.float64) for part in y_dist)
         return cls(np.sort((np.asarray(y, dtype=np.float64) - loc) / scale))
 
@@ -45,7 +45,7 @@ class Conformal:
         return len(self.scores)
 
     def radius(self, level: float) -> float:
-        """Half the width, in predicted scales, of intervals that hold with probability `level`."""
+        """Half the width, in predicted scales, of intervals of coverage `level`."""
         if not 0 < level < 1:
             raise ValueError(f"level={level} is outside (0, 1).")
         rank = math.ceil((len(self) + 1) * level - ROUNDING)
@@ -55,14 +55,14 @@ class Conformal:
         return float(np.sort(np.abs(self.scores))[rank - 1])
 
     def quantile(self, p: float) -> float:
-        """Where, in predicted scales from the median, a share p of new values lies below."""
+        """The p-quantile of new values, in predicted scales from the median."""
         if not 0 < p < 1:
             raise ValueError(f"p={p} is outside (0, 1).")
-        place = (len(self) + 1) * p  # among the scores, counted from 1
-        if not 1 - ROUNDING <= place <= len(self) + ROUNDING:
+        rank = (len(self) + 1) * p  # among the scores, counted from 1
+        if not 1 - ROUNDING <= rank <= len(self) + ROUNDING:
             _warn(f"quantile {p:g}", len(self), rows_needed(max(p, 1 - p)))
             return math.copysign(math.inf, p - 0.5)
-        return float(np.interp(place, np.arange(1, len(self) + 1), self.scores))
+        return float(np.interp(rank, np.arange(1, len(self) + 1), self.scores))
 
 
 def rows_needed(level: float) -> int:
@@ -72,8 +72,8 @@ def rows_needed(level: float) -> int:
 
 def _warn(what: str, rows: int, needed: int) -> None:
     warnings.warn(
-        f"{rows} calibration rows are too few for {what}, which is therefore infinite: "
-        f"calibrate on at least {needed}.",
+        f"{rows} calibration rows are too few for {what}, which becomes infinite; calibrate on at "
+        f"least {needed}.",
         TooFewRows,
         stacklevel=4,
     )

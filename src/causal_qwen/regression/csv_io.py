@@ -1,9 +1,9 @@
-"""Tabular runs: a CSV file -> a saved regressor; a CSV file -> the same with numbers beside it.
+"""CSV files: a table -> a saved regressor; a table -> the same with predictions beside it.
 
     report = fit_csv("diamonds.csv", ["price"], "priced")
     predict_csv("priced", "more.csv", level=0.9).to_csv("priced.csv")
 
-What `causal-qwen fit` and `causal-qwen predict` do.
+Used by `causal-qwen fit` and `causal-qwen predict`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.sentences import name_rows, require_columns
 
 LEVEL = 0.9
-FIRST_LINE = 2  # of a CSV file's first row, as editors count
+FIRST_LINE = 2  # the line of a CSV file's first row, as editors count
 
 
 def fit_csv(
@@ -37,43 +37,39 @@ def fit_csv(
     seed: int = 0,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Fit, calibrate and save a regressor; returns what is known about it.
+    """Fit, calibrate and save a regressor; returns row counts, metrics and notes.
 
-    A share of rows, `calibration`, is held out: errors are measured on it, and intervals
-    calibrated. `columns` are those to learn from (all by default), `weight` names a column of row
-    weights, `settings` are those of `CausalTextRegressor`.
+    A share of rows, `calibration`, is held out to measure errors and calibrate intervals.
+    `columns` are those to learn from (all by default), `weight` names a column of row weights,
+    `settings` are those of `CausalTextRegressor`.
     """
     if not 0 <= calibration < 1:
-        raise ValueError(f"calibration={calibration} must be a share of rows, 0 to 1.")
+        raise ValueError(f"calibration={calibration} must be a share of rows, 0 to below 1.")
     check_output_directory(output, overwrite)
     frame = read_csv(data)
     require_columns(frame, [*targets, *columns, *([weight] if weight else [])])
-    frame, notes = _good_rows(frame, targets)
+    frame, notes = _finite_rows(frame, targets)
     order = np.random.default_rng(seed).permutation(len(frame))
     count = round(calibration * len(frame))
-    held_out, learn = frame.iloc[order[:count]], frame.iloc[order[count:]]
+    held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
     names = targets[0] if len(targets) == 1 else list(targets)
     used = [*columns, *targets] if columns else frame.columns.drop([weight] if weight else [])
     regressor = CausalTextRegressor(random_state=seed, **settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        regressor.fit(learn[used], names, sample_weight=learn[weight] if weight else None)
+        regressor.fit(training[used], names, sample_weight=training[weight] if weight else None)
         metrics = _measure(regressor, held_out[used], targets) if count else {}
         if count:
             regressor.calibrate(held_out[used], names)
-    notes += [str(one.message) for one in caught]
+    notes += [str(warning.message) for warning in caught]
     if 0 < count < (least := rows_needed(LEVEL)):
         notes.append(
             f"{count} calibration rows are too few for {LEVEL:.0%} intervals, which will be "
-            f"infinite: at least {least} are needed. Give more rows or a larger --calibration."
+            f"infinite; at least {least} are needed: give more rows or a larger --calibration."
         )
     regressor.save(output, overwrite=overwrite)
-    return {
-        "rows": len(learn),
-        "calibration_rows": count,
-        "targets": metrics,
-        "notes": notes,
-    }
+    counts = {"rows": len(training), "calibration_rows": count}
+    return {**counts, "targets": metrics, "notes": notes}
 
 
 def predict_csv(
@@ -86,12 +82,10 @@ def predict_csv(
     """The table with a median and an interval beside it for every target: a DataFrame."""
     regressor = CausalTextRegressor.load(model)
     frame = read_csv(data)
-    median = regressor.predict(frame).reshape(len(frame), -1)
-    bounds = regressor.predict_interval(frame, level, calibrated=calibrated)
-    low, high = (bound.reshape(len(frame), -1) for bound in bounds)
-    for place, name in enumerate(regressor.targets_):
-        frame[f"{name}_predicted"] = median[:, place]
-        frame[f"{name}_low"], frame[f"{name}_high"] = low[:, place], high[:, place]
+    predicted = _predict(regressor, frame, level, calibrated)
+    for name, columns in zip(regressor.targets_, predicted, strict=True):
+        for suffix, column in zip(("predicted", "low", "high"), columns, strict=True):
+            frame[f"{name}_{suffix}"] = column
     return frame
 
 
@@ -104,49 +98,54 @@ def read_csv(path: str | os.PathLike[str]) -> Any:
             "Tables need pandas, which is not installed: pip install 'causal-qwen[tables]'"
         ) from None
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is no file: check the path.")
+        raise FileNotFoundError(f"{path} is not a file; check the path.")
     try:
         frame = pandas.read_csv(path)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a CSV file: {error}.") from error
     if not len(frame):
-        raise ValueError(f"{path} has a header and no row.")
+        raise ValueError(f"{path} has a header and no rows; give at least one row.")
     return frame
 
 
-def _good_rows(frame: Any, targets: Sequence[str]) -> tuple[Any, list[str]]:
-    """Rows whose targets are finite numbers; the others' lines are told."""
+def _finite_rows(frame: Any, targets: Sequence[str]) -> tuple[Any, list[str]]:
+    """Rows whose targets are finite numbers, and a note with the lines of the others."""
     import pandas
 
     frame = frame.copy()
-    is_good = np.ones(len(frame), dtype=bool)
-    for name in targets:
-        frame[name] = pandas.to_numeric(frame[name], errors="coerce").astype(float)
-        is_good &= np.isfinite(frame[name].to_numpy())
-    if not is_good.any():
+    names = list(targets)
+    numbers = frame[names].apply(pandas.to_numeric, errors="coerce").astype(float)
+    frame[names] = numbers
+    is_finite = np.isfinite(numbers.to_numpy()).all(1)
+    if not is_finite.any():
         raise ValueError(f"no row has a finite number for {', '.join(map(repr, targets))}.")
-    lines = np.flatnonzero(~is_good) + FIRST_LINE
-    notes = []
-    if len(lines):
-        noun = name_rows(lines).replace("row", "line")
-        notes.append(f"{len(lines)} rows without a finite target are skipped: {noun}.")
-    return frame[is_good], notes
+    lines = np.flatnonzero(~is_finite) + FIRST_LINE
+    where = name_rows(lines).replace("row", "line") if len(lines) else ""
+    notes = [f"{len(lines)} rows without a finite target are skipped: {where}."] if where else []
+    return frame[is_finite], notes
+
+
+def _predict(
+    regressor: CausalTextRegressor, frame: Any, level: float, calibrated: bool | None
+) -> Any:
+    """Median, low and high. -> (targets, 3, N)"""
+    bounds = regressor.predict_interval(frame, level, calibrated=calibrated)
+    columns = [part.reshape(len(frame), -1).T for part in (regressor.predict(frame), *bounds)]
+    return np.stack(columns, 1)
 
 
 def _measure(regressor: Any, held_out: Any, targets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Errors on rows that were not learned from, and how often the Cauchy's own interval holds."""
-    median = regressor.predict(held_out).reshape(len(held_out), -1)
-    bounds = regressor.predict_interval(held_out, LEVEL, calibrated=False)
-    low, high = (bound.reshape(len(held_out), -1) for bound in bounds)
+    """Errors on held-out rows, and the coverage of the Cauchy's own interval."""
     found = {}
-    for place, name in enumerate(targets):
+    predicted = _predict(regressor, held_out, LEVEL, calibrated=False)
+    for name, (median, low, high) in zip(targets, predicted, strict=True):
         truth = held_out[name].to_numpy()
-        error = truth - median[:, place]
+        error = truth - median
         spread = ((truth - truth.mean()) ** 2).sum()
         found[name] = {
             "mdae": float(np.median(np.abs(error))),
             "mae": float(np.abs(error).mean()),
             "r2": float(1 - (error**2).sum() / spread) if spread else float("nan"),
-            "raw_coverage_90": float(((low[:, place] <= truth) & (truth <= high[:, place])).mean()),
+            "raw_coverage_90": float(((low <= truth) & (truth <= high)).mean()),
         }
     return found

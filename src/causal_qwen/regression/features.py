@@ -2,9 +2,9 @@
 
     z = features(texts, model, processor)          # (N, H), float32
 
-A frozen backbone says the same about the same text for ever, so z is kept on disk, text by text:
-cross-validation, another target or a second calibration cost nothing. Interrupted, it goes on
-where it stopped.
+A frozen backbone maps the same text to the same z, so z is cached on disk, text by text:
+cross-validation, another target or a second calibration cost nothing, and an interrupted run
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ from causal_qwen.modeling.protocols import CausalModel, Processor
 CACHE_FILE = "features.sqlite"  # in the user's cache directory
 BATCH_TOKENS = 2048  # of a batch, padding included
 FINGERPRINT_VALUES = 1024  # of every weight
-WAIT_SECONDS = 60.0  # for another process to finish writing
+LOCK_TIMEOUT = 60.0  # seconds to wait for another process that writes
 
-BACKBONE_FIELDS = (  # of the config, that no weight's shape tells
+BACKBONE_FIELDS = (  # config fields that change z and no weight's shape
     *("num_attention_heads", "num_key_value_heads", "hidden_act", "rms_norm_eps"),
     *("rope_parameters", "sliding_window", "layer_types", "num_token_id", "numeric_encoding"),
 )
 
 Encoded = tuple[list[int], list[float]]  # ids and values of one text
-Progress = Callable[[int, int], None]  # (texts done, texts in all)
+Progress = Callable[[int, int], None]  # (done, total)
+
+
+def no_progress(done: int, total: int) -> None:
+    """Report nothing."""
 
 
 def encode_texts(texts: Sequence[str], processor: Processor, max_length: int) -> list[Encoded]:
-    """Ids and values up to where the next number would begin; too long a text loses its start."""
+    """Ids and values up to the place of the next number; long texts lose their beginning."""
     encoded = []
     for text in texts:
         inputs = processor(processor.ask(text))
@@ -47,22 +51,24 @@ def encode_texts(texts: Sequence[str], processor: Processor, max_length: int) ->
 
 
 def too_long(texts: Sequence[str], processor: Processor, max_length: int) -> list[int]:
-    """The places of texts that `encode_texts` has to cut."""
+    """Indices of the texts that `encode_texts` truncates."""
     some = ((row, text) for row, text in enumerate(texts) if len(text.encode()) + 2 > max_length)
     return [row for row, text in some if len(processor(processor.ask(text)).input_ids) > max_length]
 
 
 def hidden_at_end(model: CausalModel, encoded: Sequence[Encoded]) -> Tensor:
-    """z at every text's last token. Padding stands behind it, where nothing looks. -> (B, H)"""
+    """z at every text's last token. Padding is on the right, after all that is used. -> (B, H)"""
     ends = torch.tensor([len(ids) - 1 for ids, _ in encoded], device=model.device)
     width = int(ends.max()) + 1
     ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in encoded])
     values = [list(values) + [0.0] * (width - len(values)) for _, values in encoded]
-    numeric_values = torch.tensor(values, dtype=torch.float64)
-    has_values = bool((ids == (model.config.num_token_id or 0)).any() and numeric_values.any())
+    number = model.config.num_token_id
+    has_numbers = number is not None and bool((ids == number).any())  # a value may be 0
     output = model.model(
         input_ids=ids.to(model.device),
-        numeric_values=numeric_values.to(model.device) if has_values else None,
+        numeric_values=torch.tensor(values, dtype=torch.float64, device=model.device)
+        if has_numbers
+        else None,
         use_cache=False,
     )
     z: Tensor = output.last_hidden_state[torch.arange(len(ends), device=ends.device), ends]
@@ -70,13 +76,13 @@ def hidden_at_end(model: CausalModel, encoded: Sequence[Encoded]) -> Tensor:
 
 
 def batches_by_length(encoded: Sequence[Encoded], tokens: int = BATCH_TOKENS) -> list[list[int]]:
-    """Places of texts of about one length, as many as hold `tokens` together."""
+    """Indices of texts of similar length, in batches of at most `tokens` tokens."""
     batches: list[list[int]] = [[]]
-    for place in sorted(range(len(encoded)), key=lambda place: len(encoded[place][0])):
-        length = len(encoded[place][0])  # the longest of its batch
+    for row in sorted(range(len(encoded)), key=lambda row: len(encoded[row][0])):
+        length = len(encoded[row][0])  # the longest of its batch
         if batches[-1] and length * (len(batches[-1]) + 1) > tokens:
             batches.append([])
-        batches[-1].append(place)
+        batches[-1].append(row)
     return [batch for batch in batches if batch]
 
 
@@ -88,29 +94,27 @@ def features(
     *,
     max_length: int,
     cache: Path | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> NDArray[np.float32]:
-    """z of every text, (N, H); `cache` is the file that remembers it, None for none."""
+    """z of every text, (N, H). `cache` is the cache file, None for no cache."""
     distinct = list(dict.fromkeys(texts))
-    known: dict[str, NDArray[np.float32]] = {}
-    with closing(_Store(cache, fingerprint(model, processor, max_length))) as store:
-        known.update(store.read(distinct))
+    with closing(_Cache(cache, fingerprint(model, processor, max_length))) as store:
+        known = dict(store.read(distinct))
         missing = [text for text in distinct if text not in known]
         encoded = encode_texts(missing, processor, max_length)
         progress(len(known), len(distinct))
         for batch in batches_by_length(encoded):
-            z = hidden_at_end(model, [encoded[place] for place in batch]).float().cpu().numpy()
-            found = {missing[place]: row for place, row in zip(batch, z, strict=True)}
+            z = hidden_at_end(model, [encoded[row] for row in batch]).float().cpu().numpy()
+            found = dict(zip((missing[row] for row in batch), z, strict=True))
             store.write(found)
             known |= found
             progress(len(known), len(distinct))
-    if not texts:
-        return np.zeros((0, model.config.hidden_size), np.float32)
-    return np.stack([known[text] for text in texts])
+    rows = [known[text] for text in texts]
+    return np.stack(rows) if rows else np.zeros((0, model.config.hidden_size), np.float32)
 
 
 def fingerprint(model: CausalModel, processor: Processor, max_length: int) -> str:
-    """What z depends on beside the text: weights (a sample of each), shape and reading."""
+    """A hash of all that z depends on beside the text: weights (a sample of each) and settings."""
     fields = {name: getattr(model.config, name, None) for name in BACKBONE_FIELDS}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
     digest.update(f"{processor.encode_numbers} {max_length} {model.dtype}".encode())
@@ -121,40 +125,33 @@ def fingerprint(model: CausalModel, processor: Processor, max_length: int) -> st
     return digest.hexdigest()[:32]
 
 
-class _Store:
-    """A file of text -> z for one backbone; without a path it remembers nothing."""
+class _Cache:
+    """text -> z of one backbone, in a file; without a path in memory, until it is closed."""
 
     def __init__(self, path: Path | None, backbone: str) -> None:
-        self.backbone, self.connection = backbone, None
+        self.backbone = backbone
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.connection = sqlite3.connect(path, timeout=WAIT_SECONDS)
-            with self.connection:
-                self.connection.execute(
-                    "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, z BLOB NOT NULL) "
-                    "WITHOUT ROWID"
-                )
+        self.connection = sqlite3.connect(path or ":memory:", timeout=LOCK_TIMEOUT)
+        with self.connection:
+            self.connection.execute(
+                "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, z BLOB NOT NULL) "
+                "WITHOUT ROWID"
+            )
 
     def read(self, texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        if self.connection is None:
-            return
+        query = "SELECT z FROM features WHERE key = ?"
         for text in texts:
-            row = self.connection.execute(
-                "SELECT z FROM features WHERE key = ?", (self._key(text),)
-            ).fetchone()
-            if row is not None:
+            if row := self.connection.execute(query, (self._key(text),)).fetchone():
                 yield text, np.frombuffer(row[0], np.float32)
 
     def write(self, found: dict[str, NDArray[np.float32]]) -> None:
-        if self.connection is None:
-            return
         rows = [(self._key(text), z.tobytes()) for text, z in found.items()]
         with self.connection:
             self.connection.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
 
     def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
+        self.connection.close()
 
     def _key(self, text: str) -> str:
         return self.backbone + hashlib.sha256(text.encode()).hexdigest()

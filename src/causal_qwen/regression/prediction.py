@@ -1,10 +1,10 @@
-"""Prediction: the number that a text asks for next, with its uncertainty.
+"""Prediction: the distribution of the number that follows a text.
 
     model.predict("The diamond weighs 0.7 carat. Its price is", processor)
 
 Given that the next token is a number, its value is Y ~ Cauchy(w.loc_U' + c, |w|.scale_U') on the
-scale of `value`; medians, quantiles and intervals map back exactly. A Cauchy has no mean, so
-nothing here reports one: the median is the point prediction.
+scale of `value_space`; medians, quantiles and intervals map back exactly. A Cauchy has no mean: the
+median is the point prediction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from transformers.utils import logging
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import check_noise, draw_noise, to_cauchy
+from causal_qwen.modeling.action import ValueHead
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.text.numerals import render
@@ -38,9 +40,9 @@ PLOT_LEVEL, PLOT_RANGE, PLOT_POINTS = 0.9, (0.02, 0.98), 400
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NumberPrediction:
-    """The distribution of a number, or of a batch of them (then everything is an array).
+    """The distribution of a number, or of a batch of numbers (then all results are arrays).
 
-    `probability` is P_<NUM>: the chance, on its own, that the next token is a number at all.
+    `probability` is P_<NUM>: the probability that the next token is a number at all.
     """
 
     y: Cauchy  # in `space`, float64: shape () or (B,)
@@ -50,30 +52,42 @@ class NumberPrediction:
     weight: Tensor = field(repr=False)  # (C,)
     bias: float = 0.0
 
+    @classmethod
+    def from_individuals(
+        cls, u: Cauchy, head: ValueHead, space: ValueSpace, probability: Any
+    ) -> NumberPrediction:
+        """Y = w.U' + c for a batch U' (B, C), in float64."""
+        u = Cauchy(u.loc.double(), u.scale.double())
+        weight, bias = head.weight.detach()[0].double().cpu(), float(head.bias.detach())
+        y = Cauchy(u.loc @ weight + bias, (u.scale @ weight.abs()).clamp_min(SCALE_FLOOR))
+        return cls(y, space, probability, u, weight, bias)
+
     @property
     def median(self) -> Any:
         """The point prediction."""
         return _out(self.space.decode(self.y.loc))
 
     def quantile(self, p: ArrayLike) -> Any:
-        """The value below which the number lies with probability p. p (...) -> (batch..., ...)"""
+        """The value that the number is below with probability p. p (...) -> (batch..., ...)"""
         probability = torch.as_tensor(np.asarray(p, dtype=np.float64))
         if not ((probability > 0) & (probability < 1)).all():
             raise ValueError(f"p={p!r} is outside (0, 1).")
-        return _out(self.space.decode(self._facing(probability).icdf(probability)))
+        shape = (*self.y.loc.shape, *(1,) * probability.dim())
+        y = Cauchy(self.y.loc.reshape(shape), self.y.scale.reshape(shape))
+        return _out(self.space.decode(y.icdf(probability)))
 
     def interval(self, level: float = 0.9) -> tuple[Any, Any]:
-        """The central interval that holds the number with probability `level`."""
+        """The central interval that contains the number with probability `level`."""
         low, high = self.y.interval(level)
         return _out(self.space.decode(low)), _out(self.space.decode(high))
 
     def cdf(self, value: ArrayLike) -> Any:
         """P(number <= value); one value for all, or one per row."""
-        return _out(self.y.cdf(self.space.encode(self._beside(value))))
+        return _out(self.y.cdf(self.space.encode(self._checked(value))))
 
     def log_prob(self, value: ArrayLike) -> Any:
         """The log-density at `value`, in units of the value itself."""
-        v = self._beside(value)
+        v = self._checked(value)
         return _out(self.y.log_prob(self.space.encode(v)) + self.space.log_slope(v))
 
     def crps(self, value: ArrayLike) -> Any:
@@ -82,7 +96,7 @@ class NumberPrediction:
         In "symlog" space it is infinite in units of the value, so it is taken in symlog units;
         `pinball` scores quantiles in units of the value.
         """
-        return _out(self.y.crps(self.space.encode(self._beside(value))) * self.space.spread)
+        return _out(self.y.crps(self.space.encode(self._checked(value))) * self.space.spread)
 
     @property
     def crps_name(self) -> str:
@@ -98,15 +112,15 @@ class NumberPrediction:
     def sample(
         self, individuals: int | Individual | Sequence[int] | Sequence[Individual] | ArrayLike
     ) -> Array:
-        """What these individuals would say: w.u + c. -> (n,), or (B, n) for a batch.
+        """The numbers of these individuals: w.u + c. -> (n,), or (B, n) for a batch.
 
         `individuals` are seeds, `Individual`s (each with its own temperature and truncation), noise
-        e (n, C), or a count n: the individuals 0 to n - 1. The same individual answers every row,
-        as it would speak every text.
+        e (n, C), or a count n: the individuals 0 to n - 1. The same individuals are used in every
+        row.
         """
         if isinstance(individuals, numbers.Integral):
             if individuals < 0:
-                raise ValueError(f"{individuals} individuals cannot be sampled.")
+                raise ValueError(f"individuals={individuals} is negative; pass a count from 0.")
             individuals = range(int(individuals))
         t = torch.from_numpy(_cauchy_noise(individuals, len(self.weight)))  # (n, C)
         moved = self.y.loc.unsqueeze(-1) + (self.individuals.scale * self.weight) @ t.T
@@ -139,20 +153,14 @@ class NumberPrediction:
 
     def __len__(self) -> int:
         if not self.y.loc.dim():
-            raise TypeError("This is the prediction of one number; only batches have a length.")
+            raise TypeError("this is the prediction of one number; only batches have rows.")
         return len(self.y.loc)
 
     def __getitem__(self, row: Any) -> NumberPrediction:
-        if not self.y.loc.dim():
-            raise TypeError("This is the prediction of one number; only batches have rows.")
-        return NumberPrediction(
-            Cauchy(*(x[row] for x in self.y)),
-            self.space,
-            _out(torch.as_tensor(self.probability)[row]),
-            Cauchy(*(x[row] for x in self.individuals)),
-            self.weight,
-            self.bias,
-        )
+        len(self)  # raises for one number
+        y, u = (Cauchy(*(x[row] for x in dist)) for dist in (self.y, self.individuals))
+        probability = _out(torch.as_tensor(self.probability)[row])
+        return NumberPrediction(y, self.space, probability, u, self.weight, self.bias)
 
     def __iter__(self) -> Iterator[NumberPrediction]:
         return (self[row] for row in range(len(self)))
@@ -169,24 +177,19 @@ class NumberPrediction:
             rows.append(f"... {len(self) - ROWS_SHOWN} more")
         return "\n".join([f"{len(self)} numbers", *rows])
 
-    def _beside(self, value: ArrayLike) -> Tensor:
+    def _checked(self, value: ArrayLike) -> Tensor:
         """Finite numbers to compare with: one for all, or one per row."""
         v = _finite(value)
         if self.y.loc.dim() and v.dim() and v.shape[-1] not in (1, len(self)):
-            raise ValueError(f"{v.shape[-1]} values were given for {len(self)} predictions.")
+            raise ValueError(f"value has {v.shape[-1]} numbers; pass 1 or {len(self)}.")
         return v
-
-    def _facing(self, other: Tensor) -> Cauchy:
-        """Y with room for the dimensions of `other` behind its own."""
-        shape = (*self.y.loc.shape, *(1,) * other.dim())
-        return Cauchy(self.y.loc.reshape(shape), self.y.scale.reshape(shape))
 
 
 def _cauchy_noise(individuals: Any, size: int) -> Array:
     """t of seeds, of Individuals or of noise e. -> (n, C)"""
     if isinstance(individuals, Individual):
         individuals = [individuals]
-    # NumPy rounds a list of small seeds and seeds above 2**63 to floats; objects stay exact
+    # NumPy converts a list of small seeds and seeds above 2**63 to floats; objects stay exact
     given = np.asarray(individuals, dtype=object if np.ndim(individuals) == 1 else None)
     if given.ndim == 1 and all(isinstance(one, numbers.Integral) for one in given):
         e = np.reshape([draw_noise(int(seed), size) for seed in given], (-1, size))
@@ -194,7 +197,7 @@ def _cauchy_noise(individuals: Any, size: int) -> Array:
     if given.ndim == 1 and all(isinstance(one, Individual) for one in given):
         for one in given:
             if one.is_fresh:
-                raise ValueError(f"{one!r} is another at every position; give its noise at one, e.")
+                raise ValueError(f"{one!r} is fresh at every position; give its noise e at one.")
             check_noise(one.noise, size)
         return np.stack([one.temperature * one.cauchy() for one in given])
     return to_cauchy(np.atleast_2d(check_noise(individuals, size)))
@@ -210,10 +213,10 @@ def predict(
     batch_size: int = 16,
     **reading: Any,
 ) -> NumberPrediction:
-    """The number that every text asks for next.
+    """The distribution of the number that follows each text.
 
-    `field` names the standardised target that the number is; `reading` goes to the processor, e.g.
-    `encode_numbers="value"`.
+    `field` names the target, whose standardisation is used; `reading` are options of the processor,
+    such as `encode_numbers="value"`.
     """
     if not hasattr(processor, "check"):
         raise TypeError(
@@ -223,33 +226,25 @@ def predict(
     processor.check(model.config)
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1.")
-    way = reading.setdefault("encode_numbers", processor.encode_numbers)
-    if model.config.encode_numbers == "value" and way == "text" == processor.encode_numbers:
+    encoding = reading.setdefault("encode_numbers", processor.encode_numbers)
+    if model.config.encode_numbers == "value" and encoding == "text" == processor.encode_numbers:
         raise ValueError(
-            "This model reads numbers as values, and the processor leaves them as digits: use "
+            "this model reads numbers as values, and the processor leaves them as digits: use "
             'encode_numbers="value".'
         )
     if model.config.encode_numbers == "text":
-        logger.warning_once("This model was not trained on values: its numbers mean nothing yet.")
+        logger.warning_once("This model was not trained on values: its numbers are arbitrary.")
     space = field_space(model.config, field)
     many = [texts] if isinstance(texts, str) else list(texts)
-    parts = [
-        _last_position(model, processor, many[start : start + batch_size], reading, start)
-        for start in range(0, len(many), batch_size)
-    ]
-    if parts:
-        loc, scale, probability = (torch.cat(list(column)) for column in zip(*parts, strict=True))
-    else:
-        loc = scale = torch.empty(0, model.config.latent_size)
-        probability = torch.empty(0)
-    loc, scale = loc.double(), scale.double()
-    head = model.action.value
-    weight, bias = head.weight[0].double().cpu(), float(head.bias)
-    y = Cauchy(loc @ weight + bias, (scale @ weight.abs()).clamp_min(SCALE_FLOOR))
-    batch = NumberPrediction(
-        y, space, probability.double().numpy(), Cauchy(loc, scale), weight, bias
-    )
-    return batch[0] if isinstance(texts, str) else batch
+    none = torch.empty(0, model.config.latent_size)
+    parts = [(none, none, torch.empty(0))]
+    for start in range(0, len(many), batch_size):
+        batch = many[start : start + batch_size]
+        parts.append(_last_position(model, processor, batch, reading, start))
+    loc, scale, probability = (torch.cat(column) for column in zip(*parts, strict=True))
+    u, p = Cauchy(loc, scale), probability.double().numpy()
+    found = NumberPrediction.from_individuals(u, model.action.value, space, p)
+    return found[0] if isinstance(texts, str) else found
 
 
 def _last_position(
@@ -264,15 +259,33 @@ def _last_position(
     inputs = processor(asked, return_tensors="pt", padding_side="left", **reading)
     if (is_empty := inputs["attention_mask"].sum(-1) == 0).any():
         row = start + int(is_empty.nonzero()[0])
-        raise ValueError(f"texts[{row}] is empty and asks for no number; give at least one word.")
+        raise ValueError(f"texts[{row}] is empty; give at least one word.")
     inputs = {name: column.to(model.device) for name, column in inputs.items()}
     positions = inputs["attention_mask"].cumsum(-1) - 1
-    output = model(**inputs, position_ids=positions.clamp_min(0), logits_to_keep=1, use_cache=False)
-    k = model.config.num_token_id
-    s = Cauchy(output.logits[:, -1, k].float(), output.scale_S[:, -1, k])
-    wanted = s.sf(model.decision.threshold[k])
-    u = model.action.widen(output.u_dist)
-    return u.loc[:, -1].float().cpu(), u.scale[:, -1].float().cpu(), wanted.float().cpu()
+    output = model(
+        **inputs,
+        position_ids=positions.clamp_min(0),
+        logits_to_keep=1,
+        skip_logits=True,
+        use_cache=False,
+    )
+    last = Cauchy(output.loc_U[:, -1], output.scale_U[:, -1])
+    u = model.action.widen(last)
+    return u.loc.float().cpu(), u.scale.float().cpu(), _number_probability(model, last).cpu()
+
+
+def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
+    """P_<NUM> from row <NUM> of W alone; scores of other tokens are not computed. -> (B,)"""
+    k = model.config.num_token_id or 0  # `Processor.check` has compared it
+    if hasattr(model.lm_head, "_is_hooked"):  # tensor-parallel: this process has a part of W
+        return model.decision(model.act(u)[0])[:, k].float()
+
+    def probability(weight: Tensor, bias: Tensor | None) -> Tensor:
+        head = HeadParams(weight, bias, model.action.decision_noise, model.decision.threshold)
+        return head.sf(model.action.widen(u), k)
+
+    p: Tensor = model.lm_head(u.loc, law=probability)
+    return p.float()
 
 
 def _finite(value: ArrayLike) -> Tensor:
@@ -280,11 +293,11 @@ def _finite(value: ArrayLike) -> Tensor:
     if not np.isfinite(v).all():
         row = int(np.flatnonzero(~np.isfinite(v))[0])
         raise ValueError(
-            f"value {row} is {v.flat[row]}, which is not finite; correct it, or drop that row."
+            f"value {row} is {v.flat[row]}, which is not finite; correct it or drop that row."
         )
     return torch.from_numpy(np.array(v))
 
 
 def _out(value: Tensor) -> Any:
-    """Tensors leave as arrays, single numbers as floats."""
+    """A tensor as an array, or as a float if it is a single number."""
     return value.item() if value.dim() == 0 else value.numpy()

@@ -1,15 +1,15 @@
-"""Regressor: texts or tables -> calibrated numbers, by scikit-learn's conventions.
+"""Regressor: texts or tables -> numbers with calibrated intervals, by scikit-learn's conventions.
 
     regressor = CausalTextRegressor().fit(train, "price")      # a DataFrame, or texts and values
     regressor.calibrate(held_out, "price")
     low, high = regressor.predict_interval(test, level=0.9)
 
-Every text ends where its number would stand; there the individual is abduced, and one linear law
-says the number (the value is always wanted: no gate). Three backbones:
+Every text ends where its number would follow; U is abduced there, and Y is a linear function of
+U. The value is predicted without the gate P_<NUM>. Three backbones:
 
-    frozen    the embedded model as it is; only the causal chain is fitted, on features kept on disk
+    frozen    the embedded model as it is; only the causal chain is fitted, on cached features
     finetune  the chain is fitted, then the whole model is trained
-    scratch   a small model of its own, which reads numbers as values
+    scratch   a small untrained model that reads numbers as values
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,15 +30,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
-from causal_qwen.paths import EMBEDDED, cache_directory, new_directory
+from causal_qwen.paths import cache_directory, new_directory
+from causal_qwen.regression import sentences
+from causal_qwen.regression.backbone import OpenModel, Pair, backbone_name, open_copy, open_shared
 from causal_qwen.regression.conformal import Conformal
 from causal_qwen.regression.features import (
     CACHE_FILE,
+    Progress,
     batches_by_length,
     encode_texts,
     features,
@@ -50,26 +51,15 @@ from causal_qwen.regression.features import (
 from causal_qwen.regression.head import (
     FOLDS,
     Chain,
-    Lesson,
+    ValueLoss,
     fit_chain,
-    start_from_chain,
-    start_from_nothing,
-    teach,
+    init_from_chain,
+    init_number_head,
+    train_model,
 )
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.sentences import (
-    ask_for,
-    empty_columns,
-    is_table,
-    join_sentences,
-    name_rows,
-    read_targets,
-    read_texts,
-    require_columns,
-    to_sentences,
-    used_columns,
-)
-from causal_qwen.terminal import progress_bar, status
+from causal_qwen.regression.sentences import is_table, join_sentences, name_rows, read_targets
+from causal_qwen.terminal import progress_bar
 from causal_qwen.training.from_scratch import new_model
 
 try:
@@ -82,14 +72,16 @@ except ModuleNotFoundError:
         "pip install 'causal-qwen[tables]'"
     ) from None
 
+__all__ = ["CausalTextRegressor", "OpenModel", "Target"]
+
 Array = NDArray[np.float64]
 
 BACKBONES = ("frozen", "finetune", "scratch")
-SPACES = ("auto", *VALUE_SPACES)
-RATES = {"finetune": 2e-5, "scratch": 1e-3}
-EPOCHS = {"finetune": 3, "scratch": 40}
-PATIENCE = {"finetune": 1, "scratch": 10}
-LENGTH = 512  # tokens of a text, unless asked otherwise
+DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
+    "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
+    "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
+}
+LENGTH = 512  # tokens of a text, by default
 SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
 
 
@@ -101,41 +93,23 @@ class Target:
     chain: Chain | None = None
     conformal: Conformal | None = None
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The chain and the calibration, as they are saved."""
+        found = {} if self.chain is None else dict(self.chain.state_dict())
+        if self.conformal is not None:
+            found["scores"] = torch.from_numpy(self.conformal.scores)
+        return found
 
-class OpenModel:
-    """A processor and a model that are open already, to be shared instead of opened again.
-
-        processor, model = open_model(path)
-        CausalTextRegressor(model=OpenModel(processor, model))
-
-    It stands for its directory, and is never copied: scikit-learn's clones and deep copies hold
-    the same one, a pickle or a saved regressor holds the name of the directory.
-    """
-
-    def __init__(self, processor: Processor, model: CausalModel) -> None:
-        self.processor, self.model = processor, model
-
-    @property
-    def name(self) -> str:
-        """The directory or hub name it was opened from; empty if it was made in memory."""
-        return str(self.model.name_or_path)
-
-    def __fspath__(self) -> str:
-        if not self.name:
-            raise ValueError(
-                "the open model lies in no directory, so it cannot be kept by name: write it and "
-                "its processor with save_pretrained, and open that directory."
-            )
-        return self.name
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OpenModel:
-        return self
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (os.fspath(self),)
-
-    def __repr__(self) -> str:
-        return f"OpenModel({self.name!r})"
+    @classmethod
+    def from_tensors(cls, space: ValueSpace, tensors: dict[str, Tensor]) -> Target:
+        target, scores = cls(space), tensors.pop("scores", None)
+        if tensors:
+            causal_size, hidden_size = tensors["abduction.loc.weight"].shape
+            target.chain = Chain(hidden_size, causal_size)
+            target.chain.load_state_dict(tensors)
+        if scores is not None:
+            target.conformal = Conformal(scores.numpy())
+        return target
 
 
 class CausalTextRegressor(RegressorMixin, BaseEstimator):
@@ -144,20 +118,22 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     Args:
         backbone: `frozen` (the embedded model's features; minutes), `finetune` or `scratch`.
         model: a converted model's directory instead of the embedded one, or an `OpenModel`.
-        template: such as "A {carat} carat diamond, cut {cut}", for tables; made by itself if None.
-        text: the table's column (or columns) of free text, told in its own words.
+        template: such as "A {carat} carat diamond, cut {cut}", for tables; None lists the columns.
+        text: the table's column (or columns) of free text, used verbatim.
         units: column -> unit, for tables without a template.
-        question: what every text ends with; None asks for the targets ("The price is"), or leaves
+        question: the end of every text; None asks for the targets ("The price is"), or leaves
             it to the template.
-        value_space: `symlog`, `linear`, or `auto`: what explains held-out values better (frozen;
+        value_space: `symlog`, `linear`, or `auto`: the better one on held-out values (frozen;
             else `symlog` unless values of both signs occur).
-        bad_rows: `raise`, or `skip`: rows without a text or a finite target are left out, named.
-        max_length: tokens of a text; what is longer loses its beginning, and is named.
+        bad_rows: `raise`, or `skip` rows without a text or a finite target, with a warning.
+        max_length: tokens of a text; longer ones lose their beginning, with a warning.
         cache: keep frozen features on disk, in the cache directory of the embedded model.
         folds: of the cross-validation that chooses the penalty (frozen).
         size: of a model from scratch: `tiny`, `small`, `medium`, or (hidden size, layers).
-        learning_rate, epochs, batch_size, held_out, patience: of `finetune` and `scratch`; training
-            ends after `patience` epochs that are no better on the held-out share of rows.
+        learning_rate, epochs, batch_size: of `finetune` and `scratch`; None is their default.
+        held_out: the share of rows on which training is validated.
+        patience: training stops after so many epochs that are no better on the held-out rows;
+            0, like 1, stops after the first.
         random_state: an int, the seed of folds, weights and batches.
         verbose: show progress on the standard error stream.
     """
@@ -223,12 +199,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         values, self.is_single_ = read_targets(X, y)
         self.columns_ = self._columns(X, list(values))
         texts = self._texts(X, list(values))
-        weights = _weights(sample_weight, len(texts))
-        texts, values, weights = self._good_rows(texts, values, weights)
+        weights = sentences.read_weights(sample_weight, len(texts))
+        texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows)
+        weights = weights[is_usable]
         for name, column in values.items():
             _check_variety(name, column)
-        if self.backbone != "scratch":  # its tokenizer is yet to be learned
-            self._name_long_texts(texts)
+        if self.backbone != "scratch":  # whose tokenizer does not exist yet
+            self._warn_long_texts(texts)
         self.targets_ = {name: Target(ValueSpace()) for name in values}
         if self.backbone == "frozen":
             self._fit_chains(texts, values, weights)
@@ -240,11 +217,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`."""
         check_is_fitted(self, "targets_")
         values, _ = read_targets(X, y)
-        texts, values, _ = self._good_rows(self.sentences(X), values, np.ones(len(X)))
+        texts, values, _ = sentences.usable_rows(self.sentences(X), values, self.bad_rows)
         if len(values) != len(self.targets_):
-            raise ValueError(
-                f"y has {len(values)} targets; fitted were {', '.join(self.targets_)}."
-            )
+            names = ", ".join(self.targets_)
+            raise ValueError(f"y has {len(values)} targets; give those of fit: {names}.")
         predictions = self._distributions(texts)
         for (name, target), column in zip(self.targets_.items(), values.values(), strict=True):
             encoded = target.space.encode(torch.from_numpy(column))
@@ -253,111 +229,105 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
         z = torch.from_numpy(self._features(texts))
-        self.backbone_ = {
-            "name": self._backbone_name(),
-            "fingerprint": self._fingerprint(),
-        }
+        name = backbone_name(self.model)
+        self.backbone_ = {"name": name, "fingerprint": self._fingerprint()}
         with progress_bar("fitting", self.verbose) as progress:
             for name, column in values.items():
                 self.targets_[name] = self._fit_chain(z, column, weights, progress)
 
-    def _fit_chain(
-        self, z: Tensor, values: Array, weights: Array, progress: Callable[[int, int], None]
-    ) -> Target:
-        """The chain in the space in which values that it has not seen are likelier."""
+    def _fit_chain(self, z: Tensor, values: Array, weights: Array, progress: Progress) -> Target:
+        """The chain in the space in which unseen values are likelier."""
         v, w = torch.from_numpy(values), torch.from_numpy(weights)
-        kinds = ("symlog", "linear") if self.value_space == "auto" else (self.value_space,)
         found = []
-        for kind in kinds:
+        for kind in ("symlog", "linear") if self.value_space == "auto" else (self.value_space,):
             space = ValueSpace(kind, *fit_field(v, kind))
             chain, loss = fit_chain(
-                z,
-                space.encode(v),
-                weights=w,
-                folds=self.folds,
-                seed=self.random_state,
-                progress=progress,
+                z, space.encode(v), w, folds=self.folds, seed=self.random_state, progress=progress
             )
             slope = float((space.log_slope(v) * w).sum() / w.sum())
             found.append((loss - slope, Target(space, chain)))
-        return min(found, key=lambda one: one[0])[1]
+        return min(found, key=lambda candidate: candidate[0])[1]
 
     def _fit_model(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
-        """One model for all targets: every text is asked for each of them."""
-        kind = self._model_space(values)
-        fields: dict[str, Any] = {"gate_alpha": 1.0, "value_space": kind}
+        """One model for all targets: every text is repeated with the question for each target."""
         asked = [text for name in values for text in self._asked(texts, name)]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.random_state)
-            if self.backbone == "scratch":
-                self.processor_, self.model_ = new_model(
-                    asked, self.size, max_length=self.max_length, encode_numbers="value", **fields
-                )
-                self.processor_.encode_numbers = "value"
-                self._name_long_texts(asked)
-            else:
-                self.processor_, self.model_ = self._open_own()
-                for name, value in fields.items():
-                    setattr(self.model_.config, name, value)
+        self.processor_, self.model_ = self._new_or_copied_model(asked, values)
+        y = []
         for name, column in values.items():
             self.model_.fit_value_field(name, column)
-            self.targets_[name] = Target(field_space(self.model_.config, name))
-        y = [
-            self.targets_[name].space.encode(torch.from_numpy(column))
-            for name, column in values.items()
-        ]
-        encoded = encode_texts(asked, self.processor_, self._longest())
-        lesson = Lesson(
+            self.targets_[name] = Target(space := field_space(self.model_.config, name))
+            y.append(space.encode(torch.from_numpy(column)).float())
+        loss = ValueLoss(
             self.model_,
-            encoded,
-            torch.cat(y).float(),
+            encode_texts(asked, self.processor_, self._max_tokens()),
+            torch.cat(y),
             torch.from_numpy(np.tile(weights, len(values))).float(),
         )
         if self.backbone == "scratch":
-            start_from_nothing(self.model_)
+            init_number_head(self.model_)
         else:
             z = torch.from_numpy(self._features(asked))
-            chain, _ = fit_chain(
-                z, lesson.y, weights=lesson.weights, folds=self.folds, seed=self.random_state
-            )
-            start_from_chain(self.model_, chain)
-            self.model_.abduction.loc.requires_grad_(False)  # the coordinates stay what they are
+            seed, folds = self.random_state, self.folds
+            chain, _ = fit_chain(z, loss.y, loss.weights, folds=folds, seed=seed)
+            init_from_chain(self.model_, chain)
+            self.model_.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
+        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
+        given = {name: value for name, value in given.items() if value is not None}
         with progress_bar("training", self.verbose) as progress:
-            teach(
+            train_model(
                 self.model_,
-                lesson,
+                loss,
                 len(asked),
-                rate=self.learning_rate or RATES[self.backbone],
-                epochs=self.epochs or EPOCHS[self.backbone],
                 batch_size=self.batch_size,
                 held_out=self.held_out,
-                patience=self.patience or PATIENCE[self.backbone],
                 seed=self.random_state,
                 progress=progress,
+                **DEFAULTS[self.backbone] | given,
             )
+
+    def _new_or_copied_model(self, texts: list[str], values: dict[str, Array]) -> Pair:
+        """The model to train: untrained, with a tokenizer learned from `texts`, or the backbone."""
+        space = self.value_space
+        if space == "auto":
+            is_mixed = any(column.min() < 0 < column.max() for column in values.values())
+            space = "linear" if is_mixed else "symlog"
+        fields: dict[str, Any] = {"gate_alpha": 1.0, "value_space": space}
+        if self.backbone == "finetune":
+            processor, model = open_copy(self.model, self.verbose)
+            for name, value in fields.items():
+                setattr(model.config, name, value)
+            return processor, model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.random_state)
+            processor, model = new_model(
+                texts, self.size, max_length=self.max_length, encode_numbers="value", **fields
+            )
+        processor.encode_numbers = "value"
+        self._warn_long_texts(texts, processor)
+        return processor, model
 
     # ------------------------------------------------------------ predicting
 
     def predict(self, X: Any) -> Array:
         """Medians: (N,), or (N, targets) for several."""
-        return self._gather(X, lambda number, _: number.median)
+        return self._per_target(X, lambda number, _: number.median)
 
     def predict_interval(
         self, X: Any, level: float = 0.9, *, calibrated: bool | None = None
     ) -> tuple[Array, Array]:
         """The central interval of every number: two arrays shaped as `predict`.
 
-        `calibrated`: by split conformal, or False for the Cauchy's own; None takes what there is.
+        `calibrated`: True for split conformal, False for the Cauchy's own; None prefers the first.
         """
 
         def bounds(number: NumberPrediction, target: Target) -> Array:
-            conformal = self._conformal(target, calibrated)
+            conformal = _conformal(target, calibrated)
             if conformal is None:
                 return np.stack(number.interval(level), -1)
             radius = conformal.radius(level)
             return np.stack([_at(number, -radius), _at(number, radius)], -1)
 
-        both = self._gather(X, bounds)
+        both = self._per_target(X, bounds)
         return both[..., 0], both[..., 1]
 
     def predict_quantiles(
@@ -366,12 +336,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """(N, quantiles), or (N, targets, quantiles) for several targets."""
 
         def curve(number: NumberPrediction, target: Target) -> Array:
-            conformal = self._conformal(target, calibrated)
+            conformal = _conformal(target, calibrated)
             if conformal is None:
                 return np.asarray(number.quantile(list(quantiles)))
             return np.stack([_at(number, conformal.quantile(p)) for p in quantiles], -1)
 
-        return self._gather(X, curve)
+        return self._per_target(X, curve)
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
@@ -380,71 +350,54 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2, by scikit-learn's convention: averaged over targets."""
-        values, _ = read_targets(X, y)
-        told = np.stack(list(values.values()), -1)
-        predicted = self.predict(X)
-        return float(r2_score(told, predicted.reshape(told.shape), sample_weight=sample_weight))
+        truth = np.stack(list(read_targets(X, y)[0].values()), -1)
+        predicted = self.predict(X).reshape(truth.shape)
+        return float(r2_score(truth, predicted, sample_weight=sample_weight))
 
-    def _gather(self, X: Any, ask: Callable[[NumberPrediction, Target], Array]) -> Array:
-        """What every target's prediction answers, side by side on axis 1 if there are several."""
+    def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
+        """`compute` of every target's prediction, stacked on axis 1 if there are several."""
         found = self._distributions(self.sentences(X))
-        answers = [np.asarray(ask(found[name], t)) for name, t in self.targets_.items()]
-        return answers[0] if self.is_single_ else np.stack(answers, 1)
+        columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
+        return columns[0] if self.is_single_ else np.stack(columns, 1)
 
-    def _conformal(self, target: Target, calibrated: bool | None) -> Conformal | None:
-        if calibrated and target.conformal is None:
-            raise ValueError(
-                "calibrated=True needs calibrate(X, y) on rows that fit has not seen; "
-                "calibrated=False gives the Cauchy's own intervals."
-            )
-        return None if calibrated is False else target.conformal
-
+    @torch.no_grad()
     def _distributions(self, texts: list[str]) -> dict[str, NumberPrediction]:
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             raise ValueError(f"{name_rows(empty)} without a text; give at least one word.")
-        self._name_long_texts(texts)
-        found = {}
-        z = None
+        self._warn_long_texts(texts)
+        certain = np.ones(len(texts))  # the next token is taken to be a number
         if self.backbone == "frozen":
             self._check_backbone()
             z = torch.from_numpy(self._features(texts))
+        found = {}
         for name, target in self.targets_.items():
-            if target.chain is not None and z is not None:
-                u, y = target.chain(z)
-                law = target.chain.action.value
+            if target.chain is not None:
+                u, head = target.chain(z)[0], target.chain.action.value
             else:
-                u, y = self._ask_model(self._asked(texts, name))
-                law = self.model_.action.value
-            weight, bias = law.weight.detach()[0].double().cpu(), float(law.bias.detach())
-            certain = np.ones(len(texts))  # the value is always wanted
-            found[name] = NumberPrediction(y, target.space, certain, u, weight, bias)
+                u, head = self._abduce(self._asked(texts, name)), self.model_.action.value
+            found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
         return found
 
-    @torch.no_grad()
-    def _ask_model(self, texts: list[str]) -> tuple[Cauchy, Cauchy]:
-        """U' (N, C) and Y (N,) of the trained model, in float64."""
-        action = self.model_.action
-        encoded = encode_texts(texts, self.processor_, self._longest())
+    def _abduce(self, texts: list[str]) -> Cauchy:
+        """U' of the trained model, in float64. -> (N, C)"""
+        encoded = encode_texts(texts, self.processor_, self._max_tokens())
         size = self.model_.config.latent_size
         loc, scale = torch.empty(2, len(texts), size, dtype=torch.float64)
-        for places in batches_by_length(encoded):
-            z = hidden_at_end(self.model_, [encoded[place] for place in places])
-            u = action.widen(self.model_.abduct(z))
-            loc[places], scale[places] = u.loc.double().cpu(), u.scale.double().cpu()
-        u = Cauchy(loc, scale)
-        law = action.value
-        weight = law.weight[0].double().cpu()
-        return u, Cauchy(loc @ weight + float(law.bias.detach()), scale @ weight.abs())
+        for rows in batches_by_length(encoded):
+            z = hidden_at_end(self.model_, [encoded[row] for row in rows])
+            u = self.model_.action.widen(self.model_.abduct(z))
+            loc[rows], scale[rows] = u.loc.double().cpu(), u.scale.double().cpu()
+        return Cauchy(loc, scale)
 
     # ------------------------------------------------------------ texts and rows
 
     def sentences(self, X: Any) -> list[str]:
-        """What the model reads of every row: a text that ends where the number would stand."""
+        """The text that the model reads for every row; it ends where the number would follow."""
         check_is_fitted(self, "targets_")
         return self._texts(X, list(self.targets_))
 
     def of_sentences(self) -> Self:
-        """The same regressor, asked with whole sentences instead of rows; what it knows is shared.
+        """The same regressor for whole sentences instead of rows; the fitted state is shared.
 
         regressor.of_sentences().predict(regressor.sentences(X))      # is predict(X)
         """
@@ -454,40 +407,41 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         return reader
 
     def _check_settings(self) -> None:
-        for name, allowed in (
-            ("backbone", BACKBONES),
-            ("value_space", SPACES),
-            ("bad_rows", ("raise", "skip")),
-        ):
-            check_choice(name, getattr(self, name), allowed)
+        check_choice("backbone", self.backbone, BACKBONES)
+        check_choice("value_space", self.value_space, ("auto", *VALUE_SPACES))
+        check_choice("bad_rows", self.bad_rows, ("raise", "skip"))
         if not isinstance(self.model, str | os.PathLike | None):
             raise TypeError(
-                f"model is a {type(self.model).__name__}; give a directory, or what is open "
-                "already as OpenModel(processor, model)."
+                f"model is a {type(self.model).__name__}; give a directory, or a loaded model as "
+                "OpenModel(processor, model)."
             )
-        if self.folds < 2:
-            raise ValueError(f"folds={self.folds} leaves no row unseen; give at least 2.")
-        if self.max_length < 2:
-            raise ValueError(f"max_length={self.max_length} must be at least 2.")
+        least = {"folds": 2, "max_length": 2, "batch_size": 1, "epochs": 1, "patience": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and not value >= lowest:
+                raise ValueError(f"{name}={value} must be at least {lowest}.")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ValueError(f"learning_rate={self.learning_rate} must be greater than 0.")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out={self.held_out} must be a share of rows, 0 to below 1.")
 
     def _columns(self, X: Any, targets: list[str]) -> list[Any] | None:
-        """The columns that sentences are made of; those without any value are left out, named."""
+        """The columns that sentences are made of; those without any value are dropped."""
         if not is_table(X):
             if self.template is not None or self.text is not None:
-                raise ValueError("template and text are for tables; X holds texts already.")
+                raise ValueError("template and text are for tables, and X holds texts; drop them.")
             return None
-        columns = used_columns(X, template=self.template, without=targets)
-        require_columns(X, self._text_columns())
+        columns = sentences.used_columns(X, template=self.template, without=targets)
+        sentences.require_columns(X, self._text_columns())
         if not len(X):
             return columns
-        empty = empty_columns(X, columns)
-        if told := [column for column in empty if column in self._text_columns()]:
-            raise ValueError(f"the text column {told[0]!r} is empty: no row has a value.")
+        empty = sentences.empty_columns(X, columns)
+        if texts := [column for column in empty if column in self._text_columns()]:
+            raise ValueError(f"the text column {texts[0]!r} is empty; name a column with values.")
         if empty:
+            names = ", ".join(map(repr, empty))
             warnings.warn(
-                f"{len(empty)} columns without any value are left out: "
-                f"{', '.join(map(repr, empty))}.",
-                stacklevel=3,
+                f"{len(empty)} columns without values are dropped: {names}.", stacklevel=3
             )
         kept = [column for column in columns if column not in empty or self.template is not None]
         if not kept:
@@ -495,22 +449,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         return kept
 
     def _text_columns(self) -> list[str]:
-        if self.text is None:
-            return []
-        return [self.text] if isinstance(self.text, str) else list(self.text)
+        return [self.text] if isinstance(self.text, str) else list(self.text or ())
 
     def _texts(self, X: Any, targets: list[str]) -> list[str]:
-        """A text for every row, as `fit` saw them."""
+        """A text for every row, as in `fit`."""
         question = self.question
         if question is None:
-            question = "" if self.template or self._asks_each() else ask_for(targets)
+            question = "" if self.template or self._asks_each() else sentences.ask_for(targets)
         if self.columns_ is None:
-            return [
-                join_sentences(text, question) if text.strip() else "" for text in read_texts(X)
-            ]
+            texts = sentences.read_texts(X)
+            return [join_sentences(text, question) if text.strip() else "" for text in texts]
         if not is_table(X):
-            raise ValueError("fit has seen a table; X must be a DataFrame with its columns.")
-        return to_sentences(
+            raise ValueError("X is not a DataFrame; give one with the columns seen in fit.")
+        return sentences.to_sentences(
             X,
             self.columns_,
             template=self.template,
@@ -520,132 +471,70 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         )
 
     def _asks_each(self) -> bool:
-        """Whether one model tells several targets apart by what it is asked."""
+        """Whether one model predicts several targets, distinguished by the question."""
         return self.backbone != "frozen" and not self.is_single_
 
     def _asked(self, texts: list[str], name: str) -> list[str]:
-        return (
-            [join_sentences(text, ask_for([name])) for text in texts]
-            if self._asks_each()
-            else texts
-        )
-
-    def _good_rows(
-        self, texts: list[str], values: dict[str, Array], weights: Array
-    ) -> tuple[list[str], dict[str, Array], Array]:
-        """Rows with a text and finite targets; others are refused or skipped, and named."""
-        for name, column in values.items():
-            if len(column) != len(texts):
-                raise ValueError(f"target {name!r} has {len(column)} values for {len(texts)} rows.")
-        is_good = np.array([bool(text.strip()) for text in texts], dtype=bool)
-        why = [] if is_good.all() else [f"{name_rows(np.flatnonzero(~is_good))} without a text"]
-        for name, column in values.items():
-            is_finite = np.isfinite(column)
-            if not is_finite.all():
-                why.append(
-                    f"target {name!r} is NaN or infinite in {name_rows(np.flatnonzero(~is_finite))}"
-                )
-            is_good &= is_finite
-        if why and self.bad_rows == "raise":
-            raise ValueError(f"{'; '.join(why)}: correct them, drop them, or say bad_rows='skip'.")
-        if why:
-            warnings.warn(
-                f"{int((~is_good).sum())} rows are skipped: {'; '.join(why)}.", stacklevel=3
-            )
-        kept = [text for text, good in zip(texts, is_good, strict=True) if good]
-        return kept, {name: column[is_good] for name, column in values.items()}, weights[is_good]
-
-    def _longest(self) -> int:
-        """Tokens of a text: as many as are asked for, and as the model has positions."""
-        positions: int = self._open()[1].config.max_position_embeddings
-        return min(self.max_length, positions)
-
-    def _name_long_texts(self, texts: list[str]) -> None:
-        rows = too_long(texts, self._open()[0], self._longest())
-        if rows:
-            warnings.warn(
-                f"{len(rows)} of {len(texts)} texts are longer than {self._longest()} tokens "
-                f"(max_length, or the model's context) and lose their beginning: "
-                f"{name_rows(rows)}.",
-                stacklevel=4,
-            )
+        if not self._asks_each():
+            return texts
+        return [join_sentences(text, sentences.ask_for([name])) for text in texts]
 
     # ------------------------------------------------------------ the backbone
 
-    def _model_space(self, values: dict[str, Array]) -> str:
-        if self.value_space != "auto":
-            return self.value_space
-        is_mixed = any(column.min() < 0 < column.max() for column in values.values())
-        return "linear" if is_mixed else "symlog"
+    def _open(self) -> Pair:
+        """The trained processor and model, else the backbone."""
+        if hasattr(self, "model_"):
+            return self.processor_, self.model_
+        return open_shared(self.model, self.verbose)
 
-    def _path(self) -> Path:
-        if self.model is None:
-            with status(self.verbose) as progress:
-                return default_model(progress)
-        return Path(self.model)
+    def _max_tokens(self) -> int:
+        """`max_length`, or fewer if the model has fewer positions."""
+        positions: int = self._open()[1].config.max_position_embeddings
+        return min(self.max_length, positions)
 
-    def _backbone_name(self) -> str:
-        if isinstance(self.model, OpenModel):
-            return self.model.name
-        return EMBEDDED if self.model is None else os.fspath(self.model)
-
-    def _open(self) -> tuple[Any, Any]:
-        """Processor and model: those that were trained, else the backbone."""
-        return (self.processor_, self.model_) if hasattr(self, "model_") else self._open_backbone()
-
-    def _open_backbone(self) -> tuple[Any, Any]:
-        """As it is; opened once, and shared."""
-        if isinstance(self.model, OpenModel):
-            return self.model.processor, self.model.model
-        return _open_once(self._path())
-
-    def _open_own(self) -> tuple[Any, Any]:
-        """The backbone once more, to be trained."""
-        if isinstance(self.model, OpenModel):
-            return copy.deepcopy((self.model.processor, self.model.model))
-        return open_model(self._path())
+    def _warn_long_texts(self, texts: list[str], processor: Any = None) -> None:
+        most = self.max_length if processor else self._max_tokens()
+        if rows := too_long(texts, processor or self._open()[0], most):
+            warnings.warn(
+                f"{len(rows)} of {len(texts)} texts are longer than {most} tokens (max_length, or "
+                f"the model's context) and lose their beginning: {name_rows(rows)}.",
+                stacklevel=4,
+            )
 
     def _features(self, texts: list[str]) -> NDArray[np.float32]:
-        processor, model = self._open_backbone()
+        processor, model = open_shared(self.model, self.verbose)
+        cache = cache_directory() / CACHE_FILE if self.cache else None
+        options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
-            return features(
-                texts,
-                model,
-                processor,
-                max_length=self._longest(),
-                cache=cache_directory() / CACHE_FILE if self.cache else None,
-                progress=progress,
-            )
+            return features(texts, model, processor, progress=progress, **options)
 
     def _fingerprint(self) -> str:
         processor, model = self._open()
-        return fingerprint(model, processor, self._longest())
+        return fingerprint(model, processor, self._max_tokens())
 
     def _check_backbone(self) -> None:
         if self._fingerprint() != self.backbone_["fingerprint"]:
             raise ValueError(
-                f"the backbone {self.backbone_['name']} is not the one that this regressor "
-                "was fitted on, or max_length is another; fit it again."
+                f"the backbone {self.backbone_['name']} or max_length has changed since this "
+                "regressor was fitted; fit it again."
             )
 
-    # ------------------------------------------------------------ keeping
+    # ------------------------------------------------------------ saving
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write a directory, whole or not at all. Frozen: the chains, and which backbone."""
+        """Write a directory, completely or not at all. Frozen: the chains, the backbone's name."""
         check_is_fitted(self, "targets_")
-        tensors: dict[str, Tensor] = {}
-        for place, target in enumerate(self.targets_.values()):
-            if target.chain is not None:
-                for name, tensor in target.chain.state_dict().items():
-                    tensors[f"{place}.{name}"] = tensor.contiguous()
-            if target.conformal is not None:
-                tensors[f"{place}.scores"] = torch.from_numpy(target.conformal.scores)
         settings = {
             "parameters": self.get_params() | {"model": self.model and os.fspath(self.model)},
             "columns": self.columns_,
             "is_single": self.is_single_,
             "targets": {name: list(target.space) for name, target in self.targets_.items()},
             "backbone": getattr(self, "backbone_", None),
+        }
+        tensors = {
+            f"{place}.{name}": tensor.contiguous()
+            for place, target in enumerate(self.targets_.values())
+            for name, tensor in target.tensors().items()
         }
         with new_directory(Path(path), overwrite) as directory:
             (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -659,50 +548,28 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def load(
         cls, path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None
     ) -> Self:
-        """What `save` has written. A frozen backbone is opened by the name that was saved, or is
-        `model`: the directory to which it has moved, or an `OpenModel`."""
+        """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
+        directory to which it has moved, or an `OpenModel`."""
         directory = Path(path)
         if not (directory / SETTINGS).is_file():
-            raise FileNotFoundError(f"{directory} holds no {SETTINGS}; is it a saved regressor?")
+            raise FileNotFoundError(f"{directory} has no {SETTINGS}; is it a saved regressor?")
         settings = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
-        tensors = load_file(directory / TENSORS)
-        moved = {} if model is None else {"model": model}
-        regressor = cls(**settings["parameters"] | moved)
+        regressor = cls(**settings["parameters"] | ({} if model is None else {"model": model}))
         regressor.columns_, regressor.is_single_ = settings["columns"], settings["is_single"]
-        if settings["backbone"] is not None:
-            regressor.backbone_ = settings["backbone"]
-        regressor.targets_ = {}
-        for place, (name, space) in enumerate(settings["targets"].items()):
-            mine = {
-                key.partition(".")[2]: tensor
-                for key, tensor in tensors.items()
-                if key.startswith(f"{place}.")
-            }
-            scores = mine.pop("scores", None)
-            regressor.targets_[name] = Target(
-                ValueSpace(*space),
-                _chain_of(mine) if mine else None,
-                None if scores is None else Conformal(scores.numpy()),
-            )
+        of_targets: list[dict[str, Tensor]] = [{} for _ in settings["targets"]]
+        for key, tensor in load_file(directory / TENSORS).items():
+            place, _, name = key.partition(".")
+            of_targets[int(place)][name] = tensor
+        regressor.targets_ = {
+            name: Target.from_tensors(ValueSpace(*space), tensors)
+            for (name, space), tensors in zip(settings["targets"].items(), of_targets, strict=True)
+        }
         if (directory / MODEL).is_dir():
             regressor.processor_, regressor.model_ = open_model(directory / MODEL)
         else:
+            regressor.backbone_ = settings["backbone"]
             regressor._check_backbone()
         return regressor
-
-
-# ---------------------------------------------------------------- checks
-
-
-def _weights(sample_weight: Any, rows: int) -> Array:
-    if sample_weight is None:
-        return np.ones(rows)
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError(f"sample_weight must be {rows} finite numbers of at least 0.")
-    if not weights.any():
-        raise ValueError("sample_weight is 0 for every row.")
-    return weights
 
 
 def _check_variety(name: str, values: Array) -> None:
@@ -710,9 +577,18 @@ def _check_variety(name: str, values: Array) -> None:
         raise ValueError(f"{len(values)} rows are too few to learn from; give at least 2.")
     if values.min() == values.max():
         raise ValueError(
-            f"target {name!r} is constant ({values[0]:g} in all {len(values)} rows): there is "
-            "nothing to learn."
+            f"target {name!r} is constant ({values[0]:g} in all {len(values)} rows); give rows "
+            "with different values."
         )
+
+
+def _conformal(target: Target, calibrated: bool | None) -> Conformal | None:
+    if calibrated and target.conformal is None:
+        raise ValueError(
+            "calibrated=True needs calibrate(X, y) on rows that fit has not seen; "
+            "calibrated=False gives the Cauchy's own intervals."
+        )
+    return None if calibrated is False else target.conformal
 
 
 def _at(number: NumberPrediction, scales: float) -> Array:
@@ -721,15 +597,3 @@ def _at(number: NumberPrediction, scales: float) -> Array:
         return np.full(len(number.y.loc), scales)
     value: Tensor = number.space.decode(number.y.loc + scales * number.y.scale)
     return value.numpy()
-
-
-def _chain_of(tensors: dict[str, Tensor]) -> Chain:
-    causal_size, hidden_size = tensors["abduction.loc.weight"].shape
-    chain = Chain(hidden_size, causal_size)
-    chain.load_state_dict(tensors)
-    return chain
-
-
-@lru_cache(maxsize=1)
-def _open_once(path: Path) -> tuple[Any, Any]:
-    return open_model(path)

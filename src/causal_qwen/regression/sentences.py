@@ -1,17 +1,18 @@
-"""Tables: the rows of a DataFrame -> one sentence each.
+"""Sentences: the rows of a DataFrame -> one sentence each.
 
     carat  cut    depth_pct               carat is 0.23, cut is Ideal, depth pct is unknown.
     0.23   Ideal  NaN             ->      The price is
 
-A template such as "A {carat} carat diamond, cut {cut}" says how; without one the sentence is made
-of the columns' names, values and units ("weight (kg)" or "weight [kg]" names its own unit). What
-is missing is "unknown". Columns of free text come first, in their own words.
+A template such as "A {carat} carat diamond, cut {cut}" sets the wording; without one the sentence
+lists the columns' names, values and units ("weight (kg)" or "weight [kg]" has its own unit). A
+missing value is "unknown". Columns of free text come first, verbatim.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
@@ -26,7 +27,7 @@ Array = NDArray[np.float64]
 
 UNKNOWN = "unknown"
 UNNAMED = "value"  # a target without a name
-ROWS_NAMED = 5
+ROWS_LISTED = 5  # in a message
 DIGITS, WHOLE = 10, 1e15  # whole numbers are written out up to here
 UNIT = re.compile(r"^(.*\S)\s*[(\[]([^()\[\]]+)[)\]]$")
 SENTENCE_END = re.compile(r"[.!?:;。！？]$")
@@ -41,46 +42,46 @@ def to_sentences(
     units: Mapping[Any, str] | None = None,
     question: str = "",
 ) -> list[str]:
-    """A sentence for every row of a DataFrame, from `columns`; `question` ends every one."""
+    """A sentence for every row of a DataFrame, from `columns`, followed by `question`."""
     require_columns(table, [*columns, *text])
     used = [*text, *(column for column in columns if column not in text)]
     cells = {column: _cells(table[column], column in text) for column in used}
     rows = [dict(zip(used, row, strict=True)) for row in zip(*cells.values(), strict=True)]
     if template is not None:
-        filled = [_fill(template, row) for row in rows]
+        made = [_fill(template, row) for row in rows]
     else:
         names = {column: _name_and_unit(column, units or {}) for column in used}
-        filled = [_describe(row, text, names) for row in rows]
-    return [join_sentences(one, question) for one in filled]
+        made = [_describe(row, text, names) for row in rows]
+    return [join_sentences(sentence, question) for sentence in made]
 
 
 def used_columns(table: Any, *, template: str | None, without: Sequence[Any]) -> list[Any]:
     """The columns that sentences are made of: the template's, or all but `without`."""
     if template is None:
         return [column for column in table.columns if column not in without]
-    named = list(dict.fromkeys(PLACE.findall(template)))
-    if not named:
-        raise ValueError(f"template={template!r} names no column; write {{price}} for one.")
-    if asked := next((name for name in named if name in without), None):
-        raise ValueError(f"the template tells the target {asked!r} itself; leave it out.")
-    require_columns(table, named)
-    return named
+    columns = list(dict.fromkeys(PLACE.findall(template)))
+    if not columns:
+        raise ValueError(f"template={template!r} has no column; write {{price}} for one.")
+    if targets := [name for name in columns if name in without]:
+        raise ValueError(f"the template contains the target {targets[0]!r}; leave it out.")
+    require_columns(table, columns)
+    return columns
 
 
 def empty_columns(table: Any, columns: Sequence[Any]) -> list[Any]:
-    """Those in which no row has a value."""
+    """The columns in which no row has a value."""
     return [column for column in columns if not any(_cells(table[column], True))]
 
 
 def require_columns(table: Any, names: Sequence[Any]) -> None:
     for name in names:
         if name not in table.columns:
-            known = ", ".join(map(repr, table.columns))
-            raise ValueError(f"there is no column {name!r}; the table has {known}.")
+            existing = ", ".join(map(repr, table.columns))
+            raise ValueError(f"there is no column {name!r}; the table has {existing}.")
 
 
 def ask_for(names: Sequence[str]) -> str:
-    """The words after which the targets' numbers would stand."""
+    """The words that the targets' numbers would follow."""
     words = [_words(name) for name in names]
     if len(words) == 1:
         return f"The {words[0]} is"
@@ -100,24 +101,23 @@ def _fill(template: str, row: Mapping[Any, str]) -> str:
 def _describe(
     row: Mapping[Any, str], text: Sequence[Any], names: Mapping[Any, tuple[str, str]]
 ) -> str:
-    said = " ".join(row[column] for column in text if row[column])
+    free_text = " ".join(row[column] for column in text if row[column])
     parts = []
     for column, cell in row.items():
         if column not in text:
             name, unit = names[column]
-            parts.append(f"{name} is {' '.join(filter(None, (cell, unit))) if cell else UNKNOWN}")
+            parts.append(f"{name} is {f'{cell} {unit}'.strip() if cell else UNKNOWN}")
     listed = ", ".join(parts)
-    return join_sentences(said, listed) if said else listed
+    return join_sentences(free_text, listed) if free_text else listed
 
 
 def _cells(column: Any, is_text: bool) -> list[str]:
-    """What every cell says, "" where it is missing."""
-    is_missing = column.isna()
-    pairs = zip(column.tolist(), is_missing.tolist(), strict=True)
-    return ["" if missing else _say(value, is_text) for value, missing in pairs]
+    """Every cell as text, "" where it is missing."""
+    pairs = zip(column.tolist(), column.isna().tolist(), strict=True)
+    return ["" if is_missing else _to_text(value, is_text) for value, is_missing in pairs]
 
 
-def _say(value: Any, is_text: bool) -> str:
+def _to_text(value: Any, is_text: bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -129,8 +129,8 @@ def _say(value: Any, is_text: bool) -> str:
         value = value.date()
     if isinstance(value, date):
         return value.isoformat()
-    said = " ".join(str(value).split())
-    return said if is_text else said.replace("_", " ")
+    words = " ".join(str(value).split())
+    return words if is_text else words.replace("_", " ")
 
 
 def _name_and_unit(column: Any, units: Mapping[Any, str]) -> tuple[str, str]:
@@ -143,31 +143,31 @@ def _words(name: Any) -> str:
     return " ".join(str(name).replace("_", " ").split())
 
 
-# ---------------------------------------------------------------- what users give
+# ---------------------------------------------------------------- texts, targets and weights
 
 
 def read_texts(X: Any) -> list[str]:
-    """Texts from a list, an array or a Series; one column of a 2-D array counts as one."""
+    """Texts from a list, a Series, or an array of one dimension or one column."""
     if isinstance(X, str):
-        raise TypeError("X is one text; give a list of texts.")
+        raise TypeError("X is a string; give a list of texts.")
     if getattr(X, "ndim", 1) == 2:
         if X.shape[1] != 1:
-            raise ValueError(f"X has {X.shape[1]} columns; name them in a DataFrame.")
+            raise ValueError(f"X has {X.shape[1]} columns; give a DataFrame, which names them.")
         X = np.asarray(X)[:, 0]
     texts = list(X)
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"X[{row}] is {type(text).__name__}, not a text.")
+            raise TypeError(f"X[{row}] is {type(text).__name__}; give a string.")
     return [str(text) for text in texts]
 
 
 def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
-    """Name -> values in float64, and whether there is only one, unlisted."""
+    """Name -> values in float64, and whether `y` is one target that is not in a list."""
     is_single = False
     if isinstance(y, str) or (isinstance(y, list | tuple) and y and isinstance(y[0], str)):
         names = [y] if isinstance(y, str) else list(y)
         if not is_table(X):
-            raise ValueError(f"target {names[0]!r} names a column, and X is no table; give values.")
+            raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
         require_columns(X, names)
         columns, is_single = {name: X[name] for name in names}, isinstance(y, str)
     elif isinstance(y, dict):
@@ -182,7 +182,7 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
     else:
         raise ValueError("y must be numbers, one per row, or names of the table's columns.")
     if not columns:
-        raise ValueError("y names no target.")
+        raise ValueError("y is empty; give at least one target.")
     return {name: _numbers(name, column) for name, column in columns.items()}, is_single
 
 
@@ -190,11 +190,43 @@ def _numbers(name: str, column: Any) -> Array:
     try:
         return np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"target {name!r} holds what is no number; clean or drop it.") from None
+        raise ValueError(f"target {name!r} contains non-numbers; correct or drop them.") from None
+
+
+def read_weights(sample_weight: Any, rows: int) -> Array:
+    """One weight per row; 1 by default."""
+    weights = np.ones(rows) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError(f"sample_weight must be {rows} finite numbers of at least 0.")
+    if rows and not weights.any():
+        raise ValueError("sample_weight is 0 for every row; give some row a weight.")
+    return weights
+
+
+def usable_rows(
+    texts: list[str], values: dict[str, Array], bad_rows: str
+) -> tuple[list[str], dict[str, Array], NDArray[np.bool_]]:
+    """Rows with a text and finite targets; other rows raise an error, or are skipped and named."""
+    for name, column in values.items():
+        if len(column) != len(texts):
+            raise ValueError(f"target {name!r} has {len(column)} values for {len(texts)} rows.")
+    is_usable = np.array([bool(text.strip()) for text in texts], dtype=bool)
+    why = [] if is_usable.all() else [f"{name_rows(np.flatnonzero(~is_usable))} without a text"]
+    for name, column in values.items():
+        if len(rows := np.flatnonzero(~np.isfinite(column))):
+            why.append(f"target {name!r} is NaN or infinite in {name_rows(rows)}")
+            is_usable[rows] = False
+    if why and bad_rows == "raise":
+        raise ValueError(f"{'; '.join(why)}: correct them, drop them, or set bad_rows='skip'.")
+    if why:
+        skipped = int((~is_usable).sum())
+        warnings.warn(f"{skipped} rows are skipped: {'; '.join(why)}.", stacklevel=3)
+    kept = [texts[row] for row in np.flatnonzero(is_usable)]
+    return kept, {name: column[is_usable] for name, column in values.items()}, is_usable
 
 
 def is_table(X: Any) -> bool:
-    """A pandas DataFrame, or what behaves like one."""
+    """Whether X is a pandas DataFrame, or behaves like one."""
     return hasattr(X, "columns") and hasattr(X, "isna")
 
 
@@ -203,6 +235,6 @@ def name_rows(rows: Any) -> str:
     numbers = [str(int(row)) for row in rows]
     if len(numbers) == 1:
         return f"row {numbers[0]}"
-    if len(numbers) <= ROWS_NAMED:
+    if len(numbers) <= ROWS_LISTED:
         return f"rows {', '.join(numbers[:-1])} and {numbers[-1]}"
-    return f"{len(numbers)} rows ({', '.join(numbers[:ROWS_NAMED])}, ...)"
+    return f"{len(numbers)} rows ({', '.join(numbers[:ROWS_LISTED])}, ...)"

@@ -37,9 +37,13 @@ def new_model(
     """
     if isinstance(size, str):
         check_choice("size", size, SIZES)
+    hidden, layers = SIZES[size] if isinstance(size, str) else size
+    if hidden < HEAD_SIZE or hidden % (2 * (hidden // HEAD_SIZE)) or layers < 1:
+        raise ValueError(
+            f"size={size} must be (hidden size, layers): a multiple of {HEAD_SIZE}, and at least 1."
+        )
     tokenizer = learn_tokenizer(texts, vocabulary)
     processor = CausalQwenProcessor(tokenizer)
-    hidden, layers = SIZES[size] if isinstance(size, str) else size
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": hidden,

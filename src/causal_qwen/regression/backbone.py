@@ -1,0 +1,98 @@
+"""Backbone: the model behind a regressor, opened once and shared.
+
+`CausalTextRegressor(model=...)` takes a directory, an `OpenModel`, or None for the embedded model.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.paths import EMBEDDED
+from causal_qwen.terminal import status
+
+Pair = tuple[Any, Any]  # processor and model
+
+
+class OpenModel:
+    """A loaded processor and model, shared instead of loaded again.
+
+        processor, model = open_model(path)
+        CausalTextRegressor(model=OpenModel(processor, model))
+
+    It is never copied: scikit-learn's clones and deep copies share it; a pickle or a saved
+    regressor holds the name of its directory.
+    """
+
+    def __init__(self, processor: Processor, model: CausalModel) -> None:
+        self.processor, self.model = processor, model
+
+    @property
+    def name(self) -> str:
+        """The directory or hub name it was loaded from; empty for a model made in memory."""
+        return str(self.model.name_or_path)
+
+    def __fspath__(self) -> str:
+        if not self.name:
+            raise ValueError(
+                "the OpenModel was made in memory and has no directory to save by name: write the "
+                "model and its processor with save_pretrained, and open that directory."
+            )
+        return self.name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OpenModel:
+        return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (os.fspath(self),)
+
+    def __repr__(self) -> str:
+        return f"OpenModel({self.name!r})"
+
+
+Source = str | os.PathLike[str] | OpenModel | None
+
+
+def backbone_name(source: Source) -> str:
+    if isinstance(source, OpenModel):
+        return source.name
+    return EMBEDDED if source is None else os.fspath(source)
+
+
+def open_shared(source: Source, verbose: bool) -> Pair:
+    """The backbone, to be read only: opened once for all regressors."""
+    if isinstance(source, OpenModel):
+        return source.processor, source.model
+    path = _path(source, verbose)
+    return _open_cached(path, _file_identities(path))
+
+
+def open_copy(source: Source, verbose: bool) -> Pair:
+    """The backbone once more, to be trained."""
+    if isinstance(source, OpenModel):
+        return copy.deepcopy((source.processor, source.model))
+    return open_model(_path(source, verbose))
+
+
+def _path(source: Source, verbose: bool) -> Path:
+    if source is None:
+        with status(verbose) as progress:
+            return default_model(progress)
+    return Path(source)
+
+
+def _file_identities(path: Path) -> tuple[tuple[str | int, ...], ...]:
+    """Name, inode, size and time of every file: they change when a directory is overwritten."""
+    files = sorted(file for file in path.glob("*") if file.is_file())
+    stats = [(file.name, file.stat()) for file in files]
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
+
+
+@lru_cache(maxsize=1)
+def _open_cached(path: Path, identities: tuple[tuple[str | int, ...], ...]) -> Pair:
+    return open_model(path)
