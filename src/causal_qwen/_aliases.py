@@ -68,6 +68,13 @@ MOVED = {  # below the package: old path -> new path
     "watch": "engine.live_view",
 }
 RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> new name, or "new.path:name"
+    "convert": {
+        "encode": "conversion.checkpoint_io:encode_texts",
+        "load_gguf": "conversion.base_models:load_gguf",
+    },
+    "home": {"cache_home": "cache_directory", "check_new": "check_output_directory"},
+    "metrics": {"Tally": "MetricAccumulator"},
+    "mock": {"Mind": "CausalChain", "World": "GroundTruth"},
 }
 
 

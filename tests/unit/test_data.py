@@ -267,9 +267,7 @@ def test_tokenizer_without_end_of_text_adds_none() -> None:
         (chat("q", "r"), "[user\nq][assistant\nr]", "." * 19 + "r]"),
     ],
 )
-def test_special_tokens_are_added_once(
-    row: dict[str, Any], ids: str, labels: str
-) -> None:
+def test_special_tokens_are_added_once(row: dict[str, Any], ids: str, labels: str) -> None:
     one = encoded(row, reader(is_framed=True))
     assert (shown(one.ids), shown(one.labels)) == (ids, labels)
 
@@ -370,9 +368,7 @@ def test_all_columns_are_cut_together(row: dict[str, Any], length: int) -> None:
 
 @given(TEXTS, TEXTS)
 @example("ca", "bd")
-def test_labels_cover_the_completion_only(
-    prompt: str, completion: str
-) -> None:
+def test_labels_cover_the_completion_only(prompt: str, completion: str) -> None:
     one = encoded({"prompt": prompt, "completion": completion})
     offsets = PROCESSOR(prompt + completion, return_offsets_mapping=True)["offset_mapping"]
     inside = sum(end <= len(prompt) for _, end in offsets)

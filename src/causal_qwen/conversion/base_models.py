@@ -46,7 +46,7 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
 
 
 def _source(base: str | os.PathLike[str]) -> str:
-    """A hub name, a directory or a GGUF file; the embedded model without its wheel is a hub name."""
+    """Hub name, directory or GGUF file; without its wheel, the embedded model is on the hub."""
     if str(base) != EMBEDDED:
         return str(base)
     return EMBEDDED_HUB if (gguf := embedded_gguf()) is None else str(gguf)

@@ -273,4 +273,4 @@ def load(
 def check_finite(model: CausalModel) -> None:
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ValueError(f"{name} of the base model contains NaN or infinity; get an intact file.")
+            raise ValueError(f"The base model's {name} contains NaN or infinity; replace its file.")

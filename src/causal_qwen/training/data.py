@@ -87,7 +87,7 @@ def _numbered_rows(
             for line, row in read(file):
                 yield f"{path}:{line}", row
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert its encoding.") from error
+            raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert it.") from error
 
 
 def _jsonl_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
@@ -161,7 +161,7 @@ def _fill(template: str, row: Row) -> Row:
     if not names:
         raise ValueError(f"template={template!r} has no column; write {{price}} for one.")
     if len(parts) > 2:
-        raise ValueError(f"template={template!r} has {MARK} twice; write it once, after the prompt.")
+        raise ValueError(f"template={template!r} has {MARK} twice; write it once.")
     for name in names:
         if name not in row:
             raise ValueError(
