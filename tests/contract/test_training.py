@@ -318,7 +318,7 @@ def test_model_from_scratch_learns(data: Path, tmp_path: Path) -> None:
     text = "3 + 4 makes 七 ÿ"
     ids = processor(text, encode_numbers="text")["input_ids"]
     assert processor.decode(ids) == text
-    with pytest.raises(ValueError, match="size='huge'.*tiny, small"):
+    with pytest.raises(ValueError, match=r"size='huge'.*tiny, small"):
         new_model(["a"], "huge")
 
 
@@ -429,7 +429,7 @@ def test_report_shows_logged_metrics(trained: Path) -> None:
 
 
 def test_bad_runs_are_refused(directory: Path, data: Path, trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError, match="not empty.*--resume"):
+    with pytest.raises(FileExistsError, match=r"not empty.*--resume"):
         train(Run(str(directory), str(data), str(trained)))
     with pytest.raises(ValueError, match="no checkpoint"):
         train(Run(str(directory), str(data), str(tmp_path / "new"), resume=True))
