@@ -91,9 +91,7 @@ def _numbered_rows(
 
 
 def _jsonl_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    for line, text in enumerate(file, 1):
-        if not text.strip():
-            continue
+    for line, text in _lines(file):
         try:
             row = json.loads(text)
         except json.JSONDecodeError as error:
@@ -118,9 +116,11 @@ def _csv_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
 
 
 def _txt_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    for line, text in enumerate(file, 1):
-        if text.strip():
-            yield line, {"text": text.rstrip("\n")}
+    return ((line, {"text": text.rstrip("\n")}) for line, text in _lines(file))
+
+
+def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
+    return ((line, text) for line, text in enumerate(file, 1) if text.strip())
 
 
 READERS: dict[str, Callable[[TextIO], Iterator[tuple[int, Row]]]] = {
@@ -189,9 +189,9 @@ def _kind(row: Mapping[str, Any]) -> str:
             if not row[keys[-1]].strip():
                 raise ValueError(f"`{keys[-1]}` is empty.")
             return kind
+    found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
     raise ValueError(
-        f"the row has {', '.join(map(repr, row)) or 'no keys'}; it needs `text`, or `prompt` and "
-        "`completion`, or `messages`."
+        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`."
     )
 
 
