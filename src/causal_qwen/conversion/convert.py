@@ -76,8 +76,8 @@ def convert_model(
         config_fields = {**DOCUMENTS, **config_fields}
     if not isinstance(base, torch.nn.Module):
         progress("loading the base model")
-        tokenizer = load_tokenizer(base) if tokenizer is None else tokenizer
-        base = load_base(base, dtype)
+        source, base = base, load_base(base, dtype)
+        tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     qwen = as_qwen2(base)
     check_finite(qwen)
     size = qwen.config.vocab_size

@@ -228,6 +228,11 @@ class Examples(list[Example]):
         """Number of texts that were cut."""
         return sum(example.truncated for example in self)
 
+    @property
+    def examples(self) -> list[Example]:
+        """The list itself: an attribute of version 0.3.0."""
+        return self
+
 
 def encode_rows(
     rows: Iterable[Mapping[str, Any]],
