@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from causal_qwen import _aliases, _registration
+from causal_qwen.paths import install_hint
 
 __version__ = "0.3.0"
 
@@ -83,7 +84,7 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.split(".")[0] not in ("torch", "transformers"):
             raise
         raise ImportError(
-            f"{name} needs {error.name}, which is not installed: pip install 'causal-qwen[torch]'"
+            f"{name} needs {error.name}, which is not installed: {install_hint('torch')}"
         ) from None
     return getattr(module, name)
 

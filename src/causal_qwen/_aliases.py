@@ -90,6 +90,8 @@ RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> new name, or "
         "noise_bound": "individuals.noise:noise_bound",
         "to_cauchy": "individuals.noise:to_cauchy",
     },
+    "home": {"cache_home": "cache_directory", "check_new": "check_output_directory"},
+    "mock": {"Mind": "CausalChain", "World": "GroundTruth"},
     "metrics": {"Tally": "MetricAccumulator"},
     "one_vs_rest": {"Law": "HeadParams", "Plan": "LossSettings"},
     "fit": {

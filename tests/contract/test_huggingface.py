@@ -1,4 +1,4 @@
-"""A drop-in for Qwen2 in the Hugging Face world."""
+"""A drop-in replacement for Qwen2 in Hugging Face tools."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def embedded() -> tuple[Any, Any]:
     return AutoTokenizer.from_pretrained(path), model
 
 
-def test_auto_classes_find_it(saved: Path) -> None:
+def test_auto_classes_load_it(saved: Path) -> None:
     assert type(AutoConfig.from_pretrained(saved)) is CausalQwen2Config
     assert type(AutoModelForCausalLM.from_pretrained(saved)) is CausalQwenForCausalLM
     assert type(AutoModel.from_pretrained(saved)) is CausalQwenModel
@@ -68,14 +68,14 @@ def test_auto_classes_find_it(saved: Path) -> None:
         ),
     ],
 )
-def test_auto_classes_find_it_in_any_order_of_imports(saved: Path, imports: str) -> None:
+def test_auto_classes_load_it_in_any_import_order(saved: Path, imports: str) -> None:
     code = f"{imports}; print(type(AutoModelForCausalLM.from_pretrained({str(saved)!r})).__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "CausalQwenForCausalLM", done.stderr
 
 
-def test_a_tool_that_never_heard_of_us_is_led_to_our_classes(saved: Path) -> None:
-    """`trust_remote_code=True` runs the one-line module that lies beside the weights."""
+def test_trust_remote_code_loads_our_classes_without_importing_us(saved: Path) -> None:
+    """`trust_remote_code=True` runs the one-line module beside the weights."""
     code = (
         "import sys; from transformers import AutoModelForCausalLM;"
         "assert 'causal_qwen' not in sys.modules;"
@@ -86,40 +86,40 @@ def test_a_tool_that_never_heard_of_us_is_led_to_our_classes(saved: Path) -> Non
     assert done.stdout.split() == ["causal_qwen.model", "CausalQwenForCausalLM"]
 
 
-def test_a_device_map_is_honoured(saved: Path) -> None:
+def test_device_map_is_supported(saved: Path) -> None:
     model = CausalQwenForCausalLM.from_pretrained(saved, device_map="auto")
     plain = CausalQwenForCausalLM.from_pretrained(saved)
     ids = torch.arange(12)[None]
     assert torch.equal(model.generate(ids, max_new_tokens=4), plain.generate(ids, max_new_tokens=4))
 
 
-def test_a_pipeline_speaks_like_generate(embedded: Any) -> None:
+def test_pipeline_returns_the_text_of_generate(embedded: Any) -> None:
     tokenizer, model = embedded
     prompt = "The train was late, so"
-    speak = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    said = speak(prompt, max_new_tokens=8, do_sample=False, return_full_text=False)
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    found = pipe(prompt, max_new_tokens=8, do_sample=False, return_full_text=False)
     ids = tokenizer(prompt, return_tensors="pt")
     expected = model.generate(**ids, max_new_tokens=8, do_sample=False)
-    assert said[0]["generated_text"] == tokenizer.decode(
+    assert found[0]["generated_text"] == tokenizer.decode(
         expected[0, ids["input_ids"].shape[1] :], skip_special_tokens=True
     )
 
 
-def test_a_pipeline_takes_a_mode_and_an_individual(embedded: Any) -> None:
+def test_pipeline_accepts_mode_and_individual(embedded: Any) -> None:
     tokenizer, model = embedded
-    speak = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     options = {"causal_mode": "causal", "max_new_tokens": 8, "return_full_text": False}
     texts = [
-        speak("The king's daughter", individual=seed, **options)[0]["generated_text"]
+        pipe("The king's daughter", individual=seed, **options)[0]["generated_text"]
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_chat_template_works(embedded: Any) -> None:
+def test_pipeline_applies_the_chat_template(embedded: Any) -> None:
     tokenizer, model = embedded
-    speak = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    reply = speak(messages, max_new_tokens=12, do_sample=False)[0]["generated_text"][-1]
+    reply = pipe(messages, max_new_tokens=12, do_sample=False)[0]["generated_text"][-1]
     assert reply["role"] == "assistant"
     assert "Paris" in reply["content"]

@@ -79,7 +79,7 @@ def test_a_missing_torch_extra_is_said_in_one_sentence(hidden: set[str]) -> None
         "except ImportError as error:\n    print(error)\n"
         "else:\n    print('no error')\n"
     ).removesuffix("\n")
-    assert "pip install 'causal-qwen[torch]'" in message
+    assert "pip install '.[torch]'" in message
     assert "\n" not in message
     assert len(re.findall(r"[.!?](?=\s|$)", message)) <= 1, f"more than one sentence: {message}"
 

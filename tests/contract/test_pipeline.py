@@ -1,4 +1,4 @@
-"""`text-generation` with values: what goes in, what comes out, and who refuses to guess."""
+"""The `text-generation` pipeline that reads and returns numbers as values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from causal_qwen.text.numerals import render
 Make = Callable[..., Any]
 
 PROMPT = "At 12.5 kg it costs "
-SCRIPT = "<NUM> or <NUM>."  # what the model is made to say
+SCRIPT = "<NUM> or <NUM>."  # the text that the model is forced to generate
 CHAT = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -32,12 +32,12 @@ CHAT = (
 
 @pytest.fixture
 def byte_tokenizer(byte_tokenizer: Make) -> Make:
-    """The usual one, that can chat."""
+    """The shared byte tokenizer with a chat template."""
     return partial(byte_tokenizer, chat_template=CHAT)
 
 
 class Script(LogitsProcessor):
-    """Leaves one token to choose from: the script's next one."""
+    """Allows only the next token of the script."""
 
     def __init__(self, ids: list[int], start: int) -> None:
         self.ids, self.start = ids, start
@@ -54,8 +54,8 @@ def processor(byte_tokenizer: Make) -> CausalQwenProcessor:
 
 
 @pytest.fixture(scope="module")
-def make_speaker(make_model: Make) -> Make:
-    """A tiny model that was taught values. Its number head is small: the numbers are readable."""
+def make_value_model(make_model: Make) -> Make:
+    """A tiny model that reads values. Its number head is small, so numbers stay moderate."""
 
     def make(**fields: Any) -> Any:
         fields = {"vocab_size": 271, "num_token_id": 257, "encode_numbers": "value"} | fields
@@ -68,17 +68,17 @@ def make_speaker(make_model: Make) -> Make:
 
 
 @pytest.fixture
-def model(make_speaker: Make) -> Any:
-    return make_speaker()
+def model(make_value_model: Make) -> Any:
+    return make_value_model()
 
 
 @pytest.fixture
-def speak(model: Any, processor: CausalQwenProcessor) -> Any:
+def pipe(model: Any, processor: CausalQwenProcessor) -> Any:
     return CausalTextGenerationPipeline(model=model, processor=processor)
 
 
 def scripted(processor: Any, prompt: str) -> dict[str, Any]:
-    """Options that make the model say SCRIPT after `prompt`: a pipeline samples by default."""
+    """Options that force SCRIPT after `prompt`; a pipeline samples by default."""
     ids = processor.tokenizer(SCRIPT)["input_ids"]
     start = len(processor(prompt)["input_ids"])
     return {
@@ -89,18 +89,18 @@ def scripted(processor: Any, prompt: str) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def values_said(model: Any, processor: Any, prompt: str) -> list[float]:
-    """The two numbers of SCRIPT after `prompt`: the medians of a model that is asked by hand."""
+def generated_values(model: Any, processor: Any, prompt: str) -> list[float]:
+    """The two numbers of SCRIPT after `prompt`: the medians of direct calls of the model."""
     ids = processor(prompt, return_tensors="pt")
     row, values = ids["input_ids"], ids["numeric_values"]
-    said = []
+    generated = []
     for token in processor.tokenizer(SCRIPT)["input_ids"]:
         y = model(row, numeric_values=values).loc_Y[0, -1].double()
         value = float(y.sign() * y.abs().expm1()) if token == processor.num_token_id else 0.0
-        said += [value] if value else []
+        generated += [value] if value else []
         row = torch.cat([row, torch.tensor([[token]])], -1)
         values = torch.cat([values, torch.tensor([[value]], dtype=torch.float64)], -1)
-    return said
+    return generated
 
 
 def script_of(numbers: list[float]) -> str:
@@ -111,36 +111,38 @@ def script_of(numbers: list[float]) -> str:
 # --- values in, values out
 
 
-def test_generated_numbers_are_written_and_listed(speak: Any, model: Any, processor: Any) -> None:
-    (record,) = speak(PROMPT, **scripted(processor, PROMPT))
+def test_generated_numbers_are_in_the_text_and_listed(
+    pipe: Any, model: Any, processor: Any
+) -> None:
+    (record,) = pipe(PROMPT, **scripted(processor, PROMPT))
     assert record["numeric_values"] == pytest.approx(
-        values_said(model, processor, PROMPT), rel=1e-4
+        generated_values(model, processor, PROMPT), rel=1e-4
     )
     assert record["generated_text"] == PROMPT + script_of(record["numeric_values"])
 
 
-def test_the_prompt_is_read_in_values(speak: Any, processor: Any) -> None:
+def test_numbers_of_the_prompt_are_read_as_values(pipe: Any, processor: Any) -> None:
     """A typed <NUM> is text; another value is another prompt."""
     prompts = [PROMPT, PROMPT.replace("12.5", "99999"), PROMPT.replace("12.5", "<NUM>")]
-    records = [speak(prompt, **scripted(processor, prompt))[0] for prompt in prompts]
+    records = [pipe(prompt, **scripted(processor, prompt))[0] for prompt in prompts]
     assert len({record["numeric_values"][0] for record in records}) == 3
 
 
-def test_only_the_new_text_on_request(speak: Any, processor: Any) -> None:
-    (record,) = speak(PROMPT, return_full_text=False, **scripted(processor, PROMPT))
+def test_return_full_text_false_returns_new_text_only(pipe: Any, processor: Any) -> None:
+    (record,) = pipe(PROMPT, return_full_text=False, **scripted(processor, PROMPT))
     assert record["generated_text"] == script_of(record["numeric_values"])
 
 
-def test_a_prompt_that_types_the_token_keeps_it(speak: Any, processor: Any) -> None:
+def test_literal_num_token_in_the_prompt_is_kept(pipe: Any, processor: Any) -> None:
     prompt = "What is <NUM>? 3 or "
-    (record,) = speak(prompt, **scripted(processor, prompt))
+    (record,) = pipe(prompt, **scripted(processor, prompt))
     assert record["generated_text"] == prompt + script_of(record["numeric_values"])
 
 
-def test_an_empty_prompt_begins_with_the_start_token(make_speaker: Make, processor: Any) -> None:
-    model = make_speaker(bos_token_id=7)
-    speak = CausalTextGenerationPipeline(model=model, processor=processor)
-    (record,) = speak("", **scripted(processor, "x"))
+def test_empty_prompt_starts_with_the_bos_token(make_value_model: Make, processor: Any) -> None:
+    model = make_value_model(bos_token_id=7)
+    pipe = CausalTextGenerationPipeline(model=model, processor=processor)
+    (record,) = pipe("", **scripted(processor, "x"))
     start = torch.tensor([[7]])
     with torch.no_grad():
         y = float(model(start).loc_Y[0, -1])
@@ -149,42 +151,40 @@ def test_an_empty_prompt_begins_with_the_start_token(make_speaker: Make, process
     assert record["generated_text"].endswith(script_of(record["numeric_values"]))
 
 
-def test_tensors_come_with_their_values(speak: Any, model: Any, processor: Any) -> None:
-    (record,) = speak(PROMPT, return_tensors=True, **scripted(processor, PROMPT))
+def test_returned_tensors_include_values(pipe: Any, model: Any, processor: Any) -> None:
+    (record,) = pipe(PROMPT, return_tensors=True, **scripted(processor, PROMPT))
     ids = processor(PROMPT)["input_ids"] + processor.tokenizer(SCRIPT)["input_ids"]
     assert record["generated_token_ids"] == ids
     assert record["numeric_values"] == pytest.approx(
-        values_said(model, processor, PROMPT), rel=1e-4
+        generated_values(model, processor, PROMPT), rel=1e-4
     )
 
 
-def test_text_without_numbers_lists_none(speak: Any, processor: Any) -> None:
+def test_text_without_numbers_lists_no_values(pipe: Any, processor: Any) -> None:
     options = {"max_new_tokens": 3, "bad_words_ids": [[processor.num_token_id]]}
-    (record,) = speak("No numbers", **options)
+    (record,) = pipe("No numbers", **options)
     assert record["numeric_values"] == []
     assert "<NUM>" not in record["generated_text"]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
-def test_a_list_of_texts_says_what_each_text_says(
-    speak: Any, processor: Any, batch_size: int
-) -> None:
+def test_batched_texts_equal_single_texts(pipe: Any, processor: Any, batch_size: int) -> None:
     texts = ["It weighs 3 kg and costs ", "It costs ", "From 1 to "]
     bias = {"sequence_bias": [[[processor.num_token_id], 1e4]], "do_sample": False}
     bias["max_new_tokens"] = 3
-    together = speak(texts, batch_size=batch_size, **bias)
+    together = pipe(texts, batch_size=batch_size, **bias)
     for text, (record,) in zip(texts, together, strict=True):
-        (alone,) = speak(text, **bias)
+        (alone,) = pipe(text, **bias)
         assert record["numeric_values"] == pytest.approx(alone["numeric_values"], rel=1e-4)
         assert len(record["numeric_values"]) == 3
         assert record["generated_text"] == text + " ".join(map(render, record["numeric_values"]))
 
 
-def test_every_returned_sequence_has_its_own_values(speak: Any, processor: Any) -> None:
+def test_every_returned_sequence_has_its_own_values(pipe: Any, processor: Any) -> None:
     options = {"causal_mode": "causal", "individual": 3, **scripted(processor, PROMPT)}
-    records = speak(PROMPT, num_return_sequences=2, **options)
-    (first,) = speak(PROMPT, **options)
-    (second,) = speak(PROMPT, **options | {"individual": 4})
+    records = pipe(PROMPT, num_return_sequences=2, **options)
+    (first,) = pipe(PROMPT, **options)
+    (second,) = pipe(PROMPT, **options | {"individual": 4})
     for record, alone in zip(records, (first, second), strict=True):
         assert record["numeric_values"] == pytest.approx(alone["numeric_values"], rel=1e-3)
         assert record["generated_text"] == PROMPT + script_of(record["numeric_values"])
@@ -194,24 +194,24 @@ def test_every_returned_sequence_has_its_own_values(speak: Any, processor: Any) 
 # --- chats
 
 
-def test_a_chat_is_answered_in_numbers(speak: Any, model: Any, processor: Any) -> None:
+def test_chat_answer_contains_numbers(pipe: Any, model: Any, processor: Any) -> None:
     chat = [{"role": "user", "content": "What do 12.5 kg cost?"}]
     prompt = "[user] What do 12.5 kg cost?\n[assistant] "
-    (record,) = speak(chat, **scripted(processor, prompt))
+    (record,) = pipe(chat, **scripted(processor, prompt))
     assert record["numeric_values"] == pytest.approx(
-        values_said(model, processor, prompt), rel=1e-4
+        generated_values(model, processor, prompt), rel=1e-4
     )
     answer = {"role": "assistant", "content": script_of(record["numeric_values"])}
     assert record["generated_text"] == [*chat, answer]
 
 
-def test_a_prefilled_answer_is_continued(speak: Any, processor: Any) -> None:
+def test_prefilled_answer_is_continued(pipe: Any, processor: Any) -> None:
     chat = [
         {"role": "user", "content": "What do 12.5 kg cost?"},
         {"role": "assistant", "content": "Some"},
     ]
     prompt = "[user] What do 12.5 kg cost?\n[assistant] Some"
-    (record,) = speak(chat, **scripted(processor, prompt))
+    (record,) = pipe(chat, **scripted(processor, prompt))
     assert record["generated_text"][-1] == {
         "role": "assistant",
         "content": "Some" + script_of(record["numeric_values"]),
@@ -219,82 +219,84 @@ def test_a_prefilled_answer_is_continued(speak: Any, processor: Any) -> None:
     assert chat[-1]["content"] == "Some"
 
 
-# --- beside the plain pipeline
+# --- compared with the plain pipeline
 
 
-def test_a_plain_pipeline_refuses_a_model_that_reads_values(model: Any, processor: Any) -> None:
+def test_plain_pipeline_refuses_a_model_that_reads_values(model: Any, processor: Any) -> None:
     plain = pipeline("text-generation", model=model, tokenizer=processor.tokenizer)
-    with pytest.raises(ValueError, match="pipeline_class=CausalTextGenerationPipeline"):
+    with pytest.raises(ValueError, match="CausalTextGenerationPipeline"):
         plain(PROMPT, max_new_tokens=2)
 
 
-def test_a_plain_pipeline_speaks_with_a_model_that_reads_digits(
-    make_speaker: Make, byte_tokenizer: Make
+def test_plain_pipeline_works_with_a_model_that_reads_digits(
+    make_value_model: Make, byte_tokenizer: Make
 ) -> None:
-    model = make_speaker(encode_numbers="text")
+    model = make_value_model(encode_numbers="text")
     processor = CausalQwenProcessor(byte_tokenizer())
     options = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
     plain = pipeline("text-generation", model=model, tokenizer=processor.tokenizer)
     ids = processor.tokenizer(PROMPT, return_tensors="pt")
-    said = model.generate(**ids, max_new_tokens=6)[0, ids["input_ids"].shape[1] :]
-    expected = processor.tokenizer.decode(said, skip_special_tokens=True)
+    generated = model.generate(**ids, max_new_tokens=6)[0, ids["input_ids"].shape[1] :]
+    expected = processor.tokenizer.decode(generated, skip_special_tokens=True)
     assert plain(PROMPT, **options)[0]["generated_text"] == expected
     ours = CausalTextGenerationPipeline(model=model, processor=processor)
     assert ours(PROMPT, **options)[0] == {"generated_text": expected, "numeric_values": []}
 
 
-def test_it_is_made_from_a_saved_directory(model: Any, processor: Any, tmp_path: Path) -> None:
+def test_pipeline_is_created_from_a_saved_directory(
+    model: Any, processor: Any, tmp_path: Path
+) -> None:
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    speak = pipeline(
+    pipe = pipeline(
         "text-generation", model=str(tmp_path), pipeline_class=CausalTextGenerationPipeline
     )
-    (record,) = speak(PROMPT, **scripted(processor, PROMPT))
+    (record,) = pipe(PROMPT, **scripted(processor, PROMPT))
     assert record["numeric_values"] == pytest.approx(
-        values_said(model, processor, PROMPT), rel=1e-4
+        generated_values(model, processor, PROMPT), rel=1e-4
     )
     assert record["generated_text"] == PROMPT + script_of(record["numeric_values"])
 
 
-def test_a_model_that_reads_values_gets_them_from_a_bare_tokenizer_too(
+def test_saved_tokenizer_without_processor_is_enough(
     model: Any, processor: Any, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path)
     processor.tokenizer.save_pretrained(tmp_path)
-    speak = pipeline(
+    pipe = pipeline(
         "text-generation", model=str(tmp_path), pipeline_class=CausalTextGenerationPipeline
     )
-    (record,) = speak(PROMPT, **scripted(processor, PROMPT))
+    (record,) = pipe(PROMPT, **scripted(processor, PROMPT))
     assert record["numeric_values"] == pytest.approx(
-        values_said(model, processor, PROMPT), rel=1e-4
+        generated_values(model, processor, PROMPT), rel=1e-4
     )
 
 
-def test_a_model_that_was_never_saved_takes_the_tokenizer_it_is_given(
+def test_unsaved_model_uses_the_given_tokenizer(
     model: Any, processor: Any, byte_tokenizer: Make
 ) -> None:
     own = CausalTextGenerationPipeline
-    speak = pipeline("text-generation", model, tokenizer=byte_tokenizer(), pipeline_class=own)
-    (record,) = speak(PROMPT, **scripted(processor, PROMPT))
+    pipe = pipeline("text-generation", model, tokenizer=byte_tokenizer(), pipeline_class=own)
+    (record,) = pipe(PROMPT, **scripted(processor, PROMPT))
     assert record["numeric_values"] == pytest.approx(
-        values_said(model, processor, PROMPT), rel=1e-4
+        generated_values(model, processor, PROMPT), rel=1e-4
     )
 
 
-def test_a_processor_that_leaves_digits_is_refused_by_a_model_that_reads_values(
+def test_text_processor_is_refused_by_a_model_that_reads_values(
     model: Any, byte_tokenizer: Make
 ) -> None:
     with pytest.raises(ValueError, match="encode_numbers='value'"):
         CausalTextGenerationPipeline(model=model, processor=CausalQwenProcessor(byte_tokenizer()))
 
 
-def test_an_option_that_it_does_not_know_is_refused(speak: Any) -> None:
-    with pytest.raises(ValueError, match="handle_long_generation is unknown here"):
-        speak(PROMPT, handle_long_generation="hole")
+def test_unsupported_option_is_refused(pipe: Any) -> None:
+    with pytest.raises(ValueError, match="handle_long_generation"):
+        pipe(PROMPT, handle_long_generation="hole")
 
 
-def test_a_processor_of_another_tokenizer_is_refused(model: Any, byte_tokenizer: Make) -> None:
+def test_processor_with_another_tokenizer_is_refused(model: Any, byte_tokenizer: Make) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<other>"])
-    with pytest.raises(ValueError, match="load the processor from the model's own directory"):
+    with pytest.raises(ValueError, match="<NUM>"):
         CausalTextGenerationPipeline(model=model, processor=CausalQwenProcessor(tokenizer))

@@ -27,7 +27,7 @@ TINY = {
     "eos_token_id": 2,
     "pad_token_id": 2,
 }
-# Real English prose that every Python carries
+# English prose in every Python installation
 PROSE = " ".join(module.__doc__ for module in (statistics, random, decimal, argparse))
 
 
@@ -48,7 +48,7 @@ def tiny_base(tied: bool, dtype: torch.dtype) -> Qwen2ForCausalLM:
 
 
 @torch.no_grad()
-def test_every_position_of_real_text_is_decided_as_the_base_model_decides(pair: Any) -> None:
+def test_choice_at_every_position_of_real_text_is_the_base_models(pair: Any) -> None:
     tokenizer, base, model = pair
     ids = tokenizer(PROSE, return_tensors="pt").input_ids[:, :1024]
     positions = 0
@@ -81,12 +81,12 @@ def test_generated_tokens_are_the_base_models(pair: Any, tokens: int) -> None:
 
 
 @torch.no_grad()
-def test_individuals_of_the_embedded_model_are_alive_and_replay(pair: Any) -> None:
+def test_individuals_differ_and_replay(pair: Any) -> None:
     tokenizer, _, model = pair
     prompt = tokenizer("The old lighthouse keeper opened the door and", return_tensors="pt")
-    speak = {"max_new_tokens": 20, "causal_mode": "causal", "do_sample": True}
-    first = model.generate(**prompt, **speak, individual=10, num_return_sequences=8)
-    again = model.generate(**prompt, **speak, individual=10, num_return_sequences=8)
+    options = {"max_new_tokens": 20, "causal_mode": "causal", "do_sample": True}
+    first = model.generate(**prompt, **options, individual=10, num_return_sequences=8)
+    again = model.generate(**prompt, **options, individual=10, num_return_sequences=8)
     assert torch.equal(first, again)
     assert len({tuple(row.tolist()) for row in first}) >= 6
 
@@ -94,7 +94,7 @@ def test_individuals_of_the_embedded_model_are_alive_and_replay(pair: Any) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_a_converted_tiny_model_keeps_the_promise(tied: bool, dtype: torch.dtype) -> None:
+def test_converted_tiny_model_keeps_the_promise(tied: bool, dtype: torch.dtype) -> None:
     base = tiny_base(tied, dtype)
     model = CausalQwenForCausalLM.from_qwen(base)
     ids = torch.randint(TINY["vocab_size"], (8, 130), generator=torch.Generator().manual_seed(1))
@@ -104,12 +104,12 @@ def test_a_converted_tiny_model_keeps_the_promise(tied: bool, dtype: torch.dtype
     greedy = base.generate(ids[:, :9], max_new_tokens=30, do_sample=False)
     for mode in ("standard", "compatible", "sampling", "causal"):
         noise = {"temperature": 0.0} if mode in ("sampling", "causal") else {}
-        said = model.generate(ids[:, :9], max_new_tokens=30, causal_mode=mode, **noise)
-        assert torch.equal(said, greedy), mode
+        found = model.generate(ids[:, :9], max_new_tokens=30, causal_mode=mode, **noise)
+        assert torch.equal(found, greedy), mode
 
 
 @torch.no_grad()
-def test_the_documents_numbers_keep_the_logits_but_not_the_choice() -> None:
+def test_documents_initialisation_keeps_the_logits_but_not_the_choice() -> None:
     base = tiny_base(True, torch.float32)
     model = CausalQwenForCausalLM.from_qwen(base, init="documents")
     ids = torch.arange(300)[None]
@@ -129,7 +129,7 @@ def test_calibration_makes_one_vs_rest_probabilities_sum_to_one() -> None:
 
 
 @torch.no_grad()
-def test_a_larger_latent_space_is_exact() -> None:
+def test_larger_causal_size_is_exact() -> None:
     base = tiny_base(True, torch.float32)
     model = CausalQwenForCausalLM.from_qwen(base, causal_size=64)
     ids = torch.arange(200)[None]
@@ -140,7 +140,7 @@ def test_a_larger_latent_space_is_exact() -> None:
 
 
 @torch.no_grad()
-def test_a_smaller_latent_space_is_the_best_of_its_rank() -> None:
+def test_smaller_causal_size_is_the_optimal_low_rank_head() -> None:
     from causal_qwen.conversion.convert import head_error
 
     base = tiny_base(False, torch.float32)
@@ -151,7 +151,7 @@ def test_a_smaller_latent_space_is_the_best_of_its_rank() -> None:
 
 
 @torch.no_grad()
-def test_the_checkpoint_still_loads_as_plain_qwen2(tmp_path: Any) -> None:
+def test_saved_model_loads_as_plain_qwen2(tmp_path: Any) -> None:
     base = tiny_base(True, torch.float32)
     CausalQwenForCausalLM.from_qwen(base).save_pretrained(tmp_path)
     with quiet():
@@ -161,7 +161,7 @@ def test_the_checkpoint_still_loads_as_plain_qwen2(tmp_path: Any) -> None:
 
 
 @torch.no_grad()
-def test_a_plain_qwen2_directory_loads_calibrated(tmp_path: Any) -> None:
+def test_plain_qwen2_directory_loads_calibrated(tmp_path: Any) -> None:
     base = tiny_base(True, torch.float32)
     base.save_pretrained(tmp_path)
     model = CausalQwenForCausalLM.from_pretrained(tmp_path)
@@ -172,7 +172,7 @@ def test_a_plain_qwen2_directory_loads_calibrated(tmp_path: Any) -> None:
 
 
 @torch.no_grad()
-def test_a_llama_model_is_qwen2_with_zero_biases() -> None:
+def test_converted_llama_model_has_the_same_logits() -> None:
     torch.manual_seed(5)
     llama = LlamaForCausalLM(LlamaConfig(**TINY)).eval()
     model = CausalQwenForCausalLM.from_qwen(llama)
@@ -181,19 +181,19 @@ def test_a_llama_model_is_qwen2_with_zero_biases() -> None:
 
 
 @torch.no_grad()
-def test_what_was_calibrated_survives_saving(tmp_path: Any) -> None:
+def test_calibrated_values_survive_saving(tmp_path: Any) -> None:
     model = CausalQwenForCausalLM.from_qwen(tiny_base(True, torch.float32))
     model.save_pretrained(tmp_path)
     again = CausalQwenForCausalLM.from_pretrained(tmp_path)
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
-    for name in ("noise_gain", "fresh_noise_gain"):
+    for name in ("noise_gain", "fresh_noise_gain", "min_density"):
         assert getattr(again.generation_config, name) == getattr(model.generation_config, name)
 
 
 @pytest.mark.parametrize("how", ["loaded", "cast"])
 @torch.no_grad()
-def test_the_promise_survives_a_change_of_precision(tmp_path: Any, how: str) -> None:
+def test_equal_scales_survive_a_change_of_precision(tmp_path: Any, how: str) -> None:
     model = CausalQwenForCausalLM.from_qwen(tiny_base(True, torch.float32))
     model.save_pretrained(tmp_path)
     if how == "loaded":

@@ -1,4 +1,4 @@
-"""Data: what is read, what is learned of it, and that both channels stay together."""
+"""Data: rows read from files, labels, packing; ids and values stay aligned."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHAT = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )
-FORGETFUL = (  # as templates do that drop the thoughts of earlier turns
+FORGETFUL = (  # drops the content of earlier turns, as templates of reasoning models do
     "{% for m in messages %}<s>{{ m.role }}\n"
     "{{ m.content if loop.last or m.role == 'user' else '-' }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
@@ -94,7 +94,7 @@ def written(directory: Path, name: str, content: str | bytes) -> Path:
     return path
 
 
-def test_jsonl_rows_keep_all_their_keys_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+def test_jsonl_keeps_all_keys_and_skips_blank_lines(tmp_path: Path) -> None:
     rows = [
         {"text": "价格 5\u2028元", "target": 12.5, "field": "price"},
         {"prompt": "", "completion": "b", "id": 7},
@@ -109,7 +109,7 @@ def test_jsonl_rows_keep_all_their_keys_and_blank_lines_are_skipped(tmp_path: Pa
 CSV = 'carat,cut,price,target\n0.7,"Very ""Good"", {x}",2757,4\n1.5,||| Fair,9000,5\n'
 
 
-def test_a_template_makes_a_text_of_every_csv_row(tmp_path: Path) -> None:
+def test_template_makes_a_text_of_every_csv_row(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "\ufeff" + CSV)
     assert read_rows(path, "{carat} ct, {cut}: {price}!") == [
         {"text": '0.7 ct, Very "Good", {x}: 2757!', "target": "4"},
@@ -117,7 +117,7 @@ def test_a_template_makes_a_text_of_every_csv_row(tmp_path: Path) -> None:
     ]
 
 
-def test_a_template_can_say_where_the_prompt_ends(tmp_path: Path) -> None:
+def test_template_mark_separates_prompt_and_completion(tmp_path: Path) -> None:
     rows = read_rows(written(tmp_path, "a.csv", CSV), "{cut} costs |||{target} {target}")
     assert rows[1] == {
         "prompt": "||| Fair costs ",
@@ -127,12 +127,12 @@ def test_a_template_can_say_where_the_prompt_ends(tmp_path: Path) -> None:
     }
 
 
-def test_a_template_replaces_the_texts_of_other_files(tmp_path: Path) -> None:
+def test_template_replaces_text_keys_of_jsonl_rows(tmp_path: Path) -> None:
     path = written(tmp_path, "a.jsonl", '{"messages": 1, "text": 2, "question": "2?", "n": 3}')
     assert read_rows(path, "{question}|||\n{n}") == [{"prompt": "2?", "completion": "\n3"}]
 
 
-def test_every_line_of_a_txt_file_is_a_text(tmp_path: Path) -> None:
+def test_every_line_of_a_txt_file_is_a_row(tmp_path: Path) -> None:
     path = written(tmp_path, "a.txt", "one 1\r\n\n  two\u2028\nthree")
     assert [row["text"] for row in read_rows(path)] == ["one 1", "  two\u2028", "three"]
 
@@ -142,47 +142,47 @@ BAD_FILES = [
     ("a.jsonl", " \n\n", None, "a.jsonl is empty"),
     ("a.txt", "\n", None, "a.txt is empty"),
     ("a.csv", "a,b\n", "{a}", "a.csv is empty"),
-    ("a.jsonl", '{"text": "x"}\n\n{"text": ', None, r"a.jsonl:3: broken JSON, .* column 10"),
-    ("a.jsonl", '["text"]', None, "a.jsonl:1: a list is no row"),
-    ("a.jsonl", '{"text": "x"}\n{"id": 7}', None, "a.jsonl:2: the row has no text.* has 'id'"),
-    ("a.jsonl", "{}", None, "a.jsonl:1: the row has no text.* has nothing"),
+    ("a.jsonl", '{"text": "x"}\n\n{"text": ', None, r"a.jsonl:3: .*JSON.* column 10"),
+    ("a.jsonl", '["text"]', None, "a.jsonl:1: list"),
+    ("a.jsonl", '{"text": "x"}\n{"id": 7}', None, "a.jsonl:2: the row has 'id'"),
+    ("a.jsonl", "{}", None, "a.jsonl:1: the row has nothing"),
     ("a.jsonl", '{"text": " "}', None, "a.jsonl:1: `text` is empty"),
-    ("a.jsonl", '{"text": null}', None, "a.jsonl:1: the row has no text"),
+    ("a.jsonl", '{"text": null}', None, "a.jsonl:1: the row has nothing"),
     ("a.jsonl", '{"text": 5}', None, "a.jsonl:1: `text` is int, not text"),
-    ("a.jsonl", '{"prompt": "x"}', None, "a.jsonl:1: the row has no text.* has 'prompt'"),
+    ("a.jsonl", '{"prompt": "x"}', None, "a.jsonl:1: the row has 'prompt'"),
     ("a.jsonl", '{"prompt": ["x"], "completion": "y"}', None, "1: `prompt` is list, not text"),
     ("a.jsonl", '{"prompt": "x", "completion": ""}', None, "1: `completion` is empty"),
-    ("a.jsonl", '{"messages": []}', None, "1: `messages` must be a list"),
-    ("a.jsonl", '{"messages": [{"role": "user"}]}', None, "1: `messages` must be a list"),
-    ("a.jsonl", b'{"text": "\xff"}', None, "a.jsonl is not UTF-8 text"),
-    ("a.csv", CSV, None, r"a.csv needs a template .*\{carat\}"),
-    ("a.csv", CSV, "{colour} {x}", "the template names 'colour', but .* 'carat', 'cut', 'price'"),
-    ("a.csv", CSV, "costs $price", r"names no column; write \{price\}"),
-    ("a.csv", CSV, "{cut}|||{carat}|||{price}", r"may hold \|\|\| once"),
-    ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv:3: there is no value for 'b'"),
+    ("a.jsonl", '{"messages": []}', None, "1: `messages`"),
+    ("a.jsonl", '{"messages": [{"role": "user"}]}', None, "1: `messages`"),
+    ("a.jsonl", b'{"text": "\xff"}', None, "a.jsonl is not UTF-8"),
+    ("a.csv", CSV, None, r"a.csv needs a template"),
+    ("a.csv", CSV, "{colour} {x}", "a.csv:2: .*'colour'.* 'carat', 'cut', 'price'"),
+    ("a.csv", CSV, "costs $price", r"costs \$price"),
+    ("a.csv", CSV, "{cut}|||{carat}|||{price}", r"\|\|\| twice"),
+    ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv:3: .*'b'"),
     ("a.csv", "a,b\n1,2\n3,4,5\n", "{a}", "a.csv:3: more cells than columns"),
-    ("a.csv", 'a,b\n1,"2\n', "{a}", "a.csv:2: broken CSV"),
+    ("a.csv", 'a,b\n1,"2\n', "{a}", "a.csv:2: .*CSV"),
     ("a.csv", "a,b\n,2\n", "{a}", "a.csv:2: `text` is empty"),
-    ("a.json", "[]", None, r"a.json is not read: a file must end in .jsonl, .csv, .txt"),
+    ("a.json", "[]", None, r"a.json .*\.jsonl, \.csv, \.txt"),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "template", "message"), BAD_FILES)
-def test_a_bad_file_is_named_with_the_line_and_the_fault(
+def test_bad_file_is_refused_with_line_and_reason(
     tmp_path: Path, name: str, content: str | bytes, template: str | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_rows(written(tmp_path, name, content), template)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"gone\.jsonl is no file"):
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone\.jsonl"):
         read_rows(tmp_path / "gone.jsonl")
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A stand-in for `datasets` that keeps what it was asked for."""
+    """A fake `datasets` that records its calls."""
     asked: list[Any] = []
 
     def load_dataset(*names: Any, split: str) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-def test_a_dataset_is_read_by_name_config_and_split(hub: list[Any]) -> None:
+def test_dataset_is_read_by_name_config_and_split(hub: list[Any]) -> None:
     for source in ("my/set", "my/set:test", "my/set:main:test"):
         assert read_rows(source) == [{"text": "one"}, {"text": "two"}]
     assert hub == [
@@ -207,14 +207,14 @@ def test_a_dataset_is_read_by_name_config_and_split(hub: list[Any]) -> None:
         ("my/set", None, "test"),
         ("my/set", "main", "test"),
     ]
-    with pytest.raises(ValueError, match="my/set:broken, row 1: the row has no text"):
+    with pytest.raises(ValueError, match="my/set:broken, row 1"):
         read_rows("my/set:broken")
-    with pytest.raises(ValueError, match="'a:b:c:d' must be name"):
+    with pytest.raises(ValueError, match="'a:b:c:d'"):
         read_rows("a:b:c:d")
 
 
 @pytest.mark.parametrize(("mark", "split"), [("state.json", ""), ("dataset_dict.json", ":dev")])
-def test_a_dataset_saved_to_disk_is_read(
+def test_dataset_saved_to_disk_is_read(
     hub: list[Any], tmp_path: Path, mark: str, split: str
 ) -> None:
     written(tmp_path, mark, "{}")
@@ -222,18 +222,18 @@ def test_a_dataset_saved_to_disk_is_read(
     assert hub == [str(tmp_path)]
 
 
-def test_a_dataset_without_the_library_says_what_to_install(
+def test_missing_datasets_library_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"'trian' is no .jsonl.* file.*pip install datasets"):
+    with pytest.raises(ImportError, match=r"'trian' .*'\.\[train\]'"):
         read_rows("trian")
 
 
 # ---------------------------------------------------------------- rows -> examples
 
 
-def test_a_text_is_learned_to_its_end() -> None:
+def test_text_is_learned_including_end_of_text() -> None:
     one = encoded({"text": "ab 2.5kg"})
     assert shown(one.ids) == "ab #kg]"
     assert one.labels == one.ids
@@ -242,18 +242,18 @@ def test_a_text_is_learned_to_its_end() -> None:
     assert (one.positions, one.truncated) == (None, 0)
 
 
-def test_numbers_are_read_in_the_processors_way() -> None:
+def test_processor_decides_how_numbers_are_encoded() -> None:
     one = encoded({"text": "a 2.5"}, reader("text"))
     assert shown(one.ids) == "a 2.5]"
     assert one.values == [0] * 6
 
 
 @pytest.mark.parametrize("text", ["a", "a</s>"])
-def test_a_text_ends_once(text: str) -> None:
+def test_end_of_text_is_added_once(text: str) -> None:
     assert shown(encoded({"text": text}).ids) == "a]"
 
 
-def test_a_tokenizer_without_an_end_of_text_adds_none() -> None:
+def test_tokenizer_without_end_of_text_adds_none() -> None:
     assert shown(encoded({"text": "a"}, reader(eos_token=None)).ids) == "a"
 
 
@@ -267,9 +267,7 @@ def test_a_tokenizer_without_an_end_of_text_adds_none() -> None:
         (chat("q", "r"), "[user\nq][assistant\nr]", "." * 19 + "r]"),
     ],
 )
-def test_what_the_tokenizer_puts_around_a_text_is_there_once(
-    row: dict[str, Any], ids: str, labels: str
-) -> None:
+def test_special_tokens_are_added_once(row: dict[str, Any], ids: str, labels: str) -> None:
     one = encoded(row, reader(is_framed=True))
     assert (shown(one.ids), shown(one.labels)) == (ids, labels)
 
@@ -284,7 +282,7 @@ def test_what_the_tokenizer_puts_around_a_text_is_there_once(
         ("价", "格", "ä»·æł¼]", "...æł¼]"),
     ],
 )
-def test_the_completion_and_its_end_are_learned(
+def test_completion_and_end_of_text_are_learned(
     prompt: str, completion: str, ids: str, labels: str
 ) -> None:
     row = {"prompt": prompt, "completion": completion, "text": "not this"}
@@ -293,7 +291,7 @@ def test_the_completion_and_its_end_are_learned(
     assert encoded(row, mask_prompt=False).labels == one.ids
 
 
-def test_of_a_chat_the_assistants_turns_are_learned() -> None:
+def test_assistant_turns_of_a_chat_are_learned() -> None:
     row = chat("1?", "2.5", "ok", "b")
     one = encoded(row)
     assert shown(one.ids) == "[user\n#?][assistant\n#][user\nok][assistant\nb]"
@@ -307,24 +305,24 @@ def test_of_a_chat_the_assistants_turns_are_learned() -> None:
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
-        (chat("a", "b", "c", "d"), {"chat_template": FORGETFUL}, r"leads to messages\[1\] diff"),
+        (chat("a", "b", "c", "d"), {"chat_template": FORGETFUL}, r"messages\[1\]"),
         (chat("a", "b"), {"chat_template": None}, "chat template"),
         (chat("a"), {"chat_template": "{{ raise_exception('no') }}"}, r"rows\[0\]: no"),
-        ({"messages": chat("a", "b")["messages"][1:]}, {}, "the assistant speaks first"),
-        (chat("a"), {}, "1 rows hold nothing to learn"),
-        ({"text": "a"}, {"eos_token": None}, "1 rows hold nothing to learn"),
-        ({"id": 1}, {}, r"rows\[0\]: the row has no text"),
+        ({"messages": chat("a", "b")["messages"][1:]}, {}, r"messages\[0\]"),
+        (chat("a"), {}, "1 rows have nothing to learn"),
+        ({"text": "a"}, {"eos_token": None}, "1 rows have nothing to learn"),
+        ({"id": 1}, {}, r"rows\[0\]: the row has \'id\'"),
         ({"text": "a\ud800b"}, {}, r"rows\[0\]: .* surrogates not allowed"),
     ],
 )
-def test_a_row_that_cannot_be_learned_is_named(
+def test_row_without_labels_is_refused(
     row: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         encode_rows([row], reader(**options), LONG)
 
 
-def test_a_forgetful_template_can_still_teach_the_last_answer() -> None:
+def test_template_that_drops_history_can_train_the_last_answer() -> None:
     one = encoded(chat("a", "b"), reader(chat_template=FORGETFUL))
     assert shown(one.labels).strip(".") == "b]"
 
@@ -351,7 +349,7 @@ def whole_text(row: dict[str, Any]) -> str:
 
 @given(ROWS)
 @example({"text": "0 <NUM> 5"})
-def test_there_are_as_many_number_tokens_as_numbers(row: dict[str, Any]) -> None:
+def test_every_number_has_one_number_token(row: dict[str, Any]) -> None:
     one = encoded(row)
     found = [value for token, value in zip(one.ids, one.values, strict=True) if token == NUM]
     wanted = [*encode(whole_text(row)).values, *([row["target"]] if "target" in row else [])]
@@ -360,7 +358,7 @@ def test_there_are_as_many_number_tokens_as_numbers(row: dict[str, Any]) -> None
 
 
 @given(ROWS, st.integers(2, 12))
-def test_ids_values_and_labels_are_cut_together(row: dict[str, Any], length: int) -> None:
+def test_all_columns_are_cut_together(row: dict[str, Any], length: int) -> None:
     whole, cut = encoded(row), encoded(row, max_length=length)
     kept = slice(-length, None) if "target" in row else slice(length)
     for name in ("ids", "values", "labels", "fields", "targets"):
@@ -370,9 +368,7 @@ def test_ids_values_and_labels_are_cut_together(row: dict[str, Any], length: int
 
 @given(TEXTS, TEXTS)
 @example("ca", "bd")
-def test_the_prompt_has_no_labels_and_the_completion_has_them_all(
-    prompt: str, completion: str
-) -> None:
+def test_labels_cover_the_completion_only(prompt: str, completion: str) -> None:
     one = encoded({"prompt": prompt, "completion": completion})
     offsets = PROCESSOR(prompt + completion, return_offsets_mapping=True)["offset_mapping"]
     inside = sum(end <= len(prompt) for _, end in offsets)
@@ -380,8 +376,8 @@ def test_the_prompt_has_no_labels_and_the_completion_has_them_all(
 
 
 @given(st.lists(TEXTS, min_size=2, max_size=4))
-def test_the_tokens_of_a_chat_are_those_of_its_prompts_and_answers(texts: list[str]) -> None:
-    """What is learned follows what the model will be given, token by token."""
+def test_chat_tokens_are_those_of_prompt_plus_answer(texts: list[str]) -> None:
+    """Training sees the same tokens as generation."""
     texts = [f"q {text} q" for text in texts]
     row = chat(*texts)
     one = encoded(row)
@@ -398,7 +394,7 @@ def test_the_tokens_of_a_chat_are_those_of_its_prompts_and_answers(texts: list[s
 # ---------------------------------------------------------------- targets
 
 
-def test_a_target_is_the_number_that_the_text_asks_for() -> None:
+def test_target_is_the_only_label_of_its_text() -> None:
     row = {"text": "costs", "target": "12.5", "field": "price"}
     one = encoded(row, target_fields=("size", "price", "age"))
     assert shown(one.ids) == "costs #"
@@ -411,7 +407,7 @@ def test_a_target_is_the_number_that_the_text_asks_for() -> None:
     assert shown(encoded({"text": "costs", "target": None, "field": None}).ids) == "costs]"
 
 
-def test_a_target_is_kept_when_its_text_is_cut() -> None:
+def test_target_survives_truncation() -> None:
     one = encoded({"text": "It costs", "target": 3}, max_length=4)
     assert (shown(one.ids), one.values, one.truncated) == ("ts #", [0, 0, 0, 3.0], 1)
 
@@ -419,15 +415,15 @@ def test_a_target_is_kept_when_its_text_is_cut() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"target": "dear"}, "target='dear' is no finite number"),
-        ({"target": float("nan")}, "target=nan is no finite number"),
-        ({"target": 10**400}, "is no finite number"),
-        ({"target": [1]}, r"target=\[1\] is no finite number"),
-        ({"target": 1, "field": "prize"}, "field='prize' is unknown; known are: age, price"),
-        ({"target": 1, "prompt": "a", "completion": "b"}, "goes with `text`, not with `prompt`"),
+        ({"target": "dear"}, "target='dear'"),
+        ({"target": float("nan")}, "target=nan"),
+        ({"target": 10**400}, "target=1000"),
+        ({"target": [1]}, r"target=\[1\]"),
+        ({"target": 1, "field": "prize"}, "field='prize'.*age, price"),
+        ({"target": 1, "prompt": "a", "completion": "b"}, "`target`.*`prompt`"),
     ],
 )
-def test_a_bad_target_is_refused(row: dict[str, Any], message: str) -> None:
+def test_bad_target_is_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encoded({"text": "a", **row}, target_fields=("price", "age"))
 
@@ -435,7 +431,7 @@ def test_a_bad_target_is_refused(row: dict[str, Any], message: str) -> None:
 # ---------------------------------------------------------------- examples
 
 
-def test_examples_count_what_was_cut() -> None:
+def test_examples_count_truncated_texts() -> None:
     examples = encode_rows([{"text": "a"}, {"text": "cccc"}, {"text": "dddd"}], PROCESSOR, 3)
     assert (len(examples), examples.truncated) == (3, 2)
     assert [shown(one.ids) for one in examples] == ["a]", "ccc", "ddd"]
@@ -444,12 +440,12 @@ def test_examples_count_what_was_cut() -> None:
     assert pickle.loads(pickle.dumps(examples))[2] == examples[2]
 
 
-def test_data_whose_every_label_was_cut_is_refused() -> None:
+def test_data_with_all_labels_truncated_is_refused() -> None:
     rows = [{"prompt": "long", "completion": "x"}]
-    with pytest.raises(ValueError, match=r"1 rows hold nothing to learn.*max_length=4"):
+    with pytest.raises(ValueError, match="max_length=4"):
         encode_rows(rows, PROCESSOR, 4)
     assert encode_rows(rows, PROCESSOR, 5).truncated == 1
-    with pytest.raises(ValueError, match="max_length=1 leaves nothing to predict"):
+    with pytest.raises(ValueError, match="max_length=1"):
         encode_row(rows[0], PROCESSOR, 1)
 
 
@@ -457,14 +453,14 @@ def test_data_whose_every_label_was_cut_is_refused() -> None:
 
 
 def numbered(sizes: list[int]) -> list[Example]:
-    """Examples of these sizes, in which every token is another."""
+    """Examples of these sizes with distinct tokens."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     ids = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
     return [Example(one, [float(i) for i in one], list(one), [i % 3 for i in one]) for one in ids]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1), st.integers(9, 20))
-def test_every_example_stands_whole_in_one_packed_row(sizes: list[int], length: int) -> None:
+def test_packed_rows_keep_examples_whole(sizes: list[int], length: int) -> None:
     examples = numbered(sizes)
     found = []
     for row in pack(examples, length):
@@ -479,26 +475,26 @@ def test_every_example_stands_whole_in_one_packed_row(sizes: list[int], length: 
     assert sorted(found) == [(one.ids, one.fields) for one in examples]
 
 
-def test_packing_fills_the_row_that_fits_best() -> None:
+def test_packing_uses_best_fit() -> None:
     rows = pack(numbered([6, 7, 3, 4, 9]), 10)
     assert [row.positions and len(row.positions) for row in rows] == [10, 10, 9]
     assert rows[0].ids == [0, 1, 2, 3, 4, 5, 16, 17, 18, 19]
 
 
-def test_packing_again_changes_nothing() -> None:
+def test_packing_packed_rows_is_the_same_as_packing_once() -> None:
     examples = numbered([3, 4, 2])
     assert pack(pack(examples, 7), 9) == pack(examples, 9)
 
 
-def test_an_example_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"examples\[1\] has 8 tokens .* length=7"):
+def test_example_longer_than_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"examples\[1\].*length=7"):
         pack(numbered([3, 8]), 7)
 
 
 # ---------------------------------------------------------------- batches
 
 
-def test_a_batch_is_padded_on_the_right() -> None:
+def test_batch_is_padded_on_the_right() -> None:
     rows = [{"prompt": "c", "completion": "d"}, {"text": "5"}]
     batch = Collator(2)(list(encode_rows(rows, PROCESSOR, LONG)))
     c, d = (PROCESSOR(letter)["input_ids"][0] for letter in "cd")
@@ -513,17 +509,17 @@ def test_a_batch_is_padded_on_the_right() -> None:
     assert set(dtypes.values()) == {torch.int64}
 
 
-def test_the_padding_token_is_learned_where_it_ends_a_text() -> None:
+def test_padding_token_is_learned_as_end_of_text() -> None:
     batch = Collator(1)(list(encode_rows([{"text": "a"}, {"text": "cc"}], PROCESSOR, LONG)))
     assert batch["labels"][0, 1:].tolist() == [1, IGNORE]
 
 
-def test_a_batch_is_as_wide_as_asked() -> None:
+def test_batch_width_is_a_multiple_of_pad_to_multiple_of() -> None:
     widths = [Collator(0, m)(numbered([3, 5]))["labels"].shape[1] for m in (None, 1, 4, 5, 8)]
     assert widths == [5, 5, 8, 5, 8]
 
 
-def test_targets_and_fields_are_there_when_there_are_any() -> None:
+def test_targets_and_fields_are_in_the_batch_only_if_present() -> None:
     plain = Example([3, 4], [0.0, 0.0], [3, 4], [-1, -1])
     other = Example([NUM], [7.0], [NUM], [2], targets=[8.5])
     assert {"numeric_targets", "numeric_fields"}.isdisjoint(Collator(0)([plain]))
@@ -535,7 +531,7 @@ def test_targets_and_fields_are_there_when_there_are_any() -> None:
     assert packed.targets == [0, 0, 8.5]
 
 
-def test_a_packed_batch_has_positions_instead_of_a_mask() -> None:
+def test_packed_batch_has_positions_instead_of_a_mask() -> None:
     batch = Collator(0, 4)([*pack(numbered([2, 1]), 3), *numbered([2])])
     assert batch["position_ids"].tolist() == [[0, 1, 0, 0], [0, 1, 0, 1]]
     assert "attention_mask" not in batch
@@ -543,8 +539,8 @@ def test_a_packed_batch_has_positions_instead_of_a_mask() -> None:
     assert batch["labels"].tolist() == [[IGNORE, 1, IGNORE, IGNORE], [0, 1, IGNORE, IGNORE]]
 
 
-def test_without_a_padding_token_the_cure_is_named() -> None:
-    with pytest.raises(ValueError, match=r"set processor\.tokenizer\.pad_token"):
+def test_missing_padding_token_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.pad_token"):
         Collator(None)
 
 
@@ -571,11 +567,11 @@ def examples() -> Examples:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_packed_row_gives_the_losses_of_its_separate_texts(
+def test_packed_row_has_the_losses_of_its_separate_texts(
     model: Any, examples: Examples, attention: str
 ) -> None:
     model.set_attn_implementation(attention)
-    assert model.config.use_cache  # which hides borders from transformers, unless we say no
+    assert model.config.use_cache  # a cache would hide the borders from transformers
     collate = Collator(2, 8)
     rows = pack(examples, 48)
     assert sorted(len(row.ids) for row in rows) == [22, 43]
@@ -599,13 +595,13 @@ def test_a_packed_row_gives_the_losses_of_its_separate_texts(
                 torch.testing.assert_close(output[start:stop], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_padding_changes_no_loss(model: Any, examples: Examples) -> None:
+def test_padding_does_not_change_the_loss(model: Any, examples: Examples) -> None:
     with torch.no_grad():
         losses = [model(**Collator(2, m)(list(examples))).loss for m in (None, 64)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
 
 
-def test_a_targets_field_reaches_the_loss(model: Any) -> None:
+def test_target_field_changes_the_loss(model: Any) -> None:
     def loss(name: str | None) -> float:
         row = {"text": "It costs", "target": 1000.0, "field": name}
         batch = Collator(2)([encoded(row, target_fields=FIELDS)])
@@ -615,7 +611,7 @@ def test_a_targets_field_reaches_the_loss(model: Any) -> None:
     assert len({round(loss(name), 4) for name in (None, "price", "age")}) == 3
 
 
-def test_a_loader_feeds_the_model(model: Any, examples: Examples) -> None:
+def test_data_loader_batches_fit_the_model(model: Any, examples: Examples) -> None:
     loader = DataLoader(examples, batch_size=2, collate_fn=Collator(2))
     shapes = [tuple(batch["input_ids"].shape) for batch in loader]
     assert [rows for rows, _ in shapes] == [2, 2, 1]

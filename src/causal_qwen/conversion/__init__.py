@@ -3,10 +3,10 @@
 In:   a hub name, a directory, a GGUF file or a loaded model.
 Out:  a directory with the causal model, its tokenizer and its generation settings.
 
-    base_models    finds, loads and re-expresses the base model as Qwen2
+    base_models    find and load the base model; Llama -> Qwen2
     calibration    decision noise, thresholds, gamma and noise gains
-    convert        base + calibration -> model; converts to a directory, loads from one
-    checkpoint_io  checkpoint files: assembled, loaded, damaged ones named
+    convert        base + calibration -> model; save to a directory, load from one
+    checkpoint_io  models from tensors; silence and error messages while loading files
 
 Open `convert` first.
 """

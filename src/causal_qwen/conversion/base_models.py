@@ -27,17 +27,13 @@ LLAMA_FIELDS = (
 
 
 def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
-    """The base model, in safetensors or GGUF: never from a pickle."""
-    name = str(base)
-    if name == EMBEDDED:
-        if (gguf := embedded_gguf()) is not None:
-            return load_gguf(gguf, dtype)
-        name = EMBEDDED_HUB
+    """The base model, from safetensors or GGUF: never from a pickle."""
+    name = _source(base)
     if name.endswith(".gguf"):
         return load_gguf(Path(name), dtype)
     model_type = config_fields(name).get("model_type")
     if model_type == CausalQwen2Config.model_type:
-        raise ValueError(f"{name} is a CausalQwen model already: load it with from_pretrained.")
+        raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
     classes = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
     if model_type not in classes:
         raise ValueError(
@@ -49,14 +45,21 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
         )
 
 
+def _source(base: str | os.PathLike[str]) -> str:
+    """Hub name, directory or GGUF file; without its wheel, the embedded model is on the hub."""
+    if str(base) != EMBEDDED:
+        return str(base)
+    return EMBEDDED_HUB if (gguf := embedded_gguf()) is None else str(gguf)
+
+
 def load_gguf(path: Path, dtype: Any = None) -> Any:
-    """A GGUF file, every weight unpacked (float32 unless asked otherwise)."""
+    """A GGUF file, all weights dequantised (to float32 by default)."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
     if not path.is_file():
-        raise FileNotFoundError(f"There is no GGUF file {path}.")
+        raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
     try:
-        with quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar heeds no setting
+        with quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar ignores all settings
             return AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 gguf_file=path.name,
@@ -65,16 +68,13 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
             )
     except (ValueError, IndexError, EOFError) as error:
         raise ValueError(
-            f"{path} cannot be read as a GGUF model ({error}); is it whole?"
+            f"{path} is not a readable GGUF model ({error}); download it again."
         ) from error
 
 
 def load_tokenizer(base: str | os.PathLike[str]) -> Any:
-    """The tokenizer that lies beside the base model, or None."""
-    name, options = str(base), {}
-    if name == EMBEDDED:
-        gguf = embedded_gguf()
-        name = EMBEDDED_HUB if gguf is None else str(gguf)
+    """The base model's tokenizer, or None."""
+    name, options = _source(base), {}
     if name.endswith(".gguf"):
         options["gguf_file"], name = Path(name).name, str(Path(name).parent)
     try:
@@ -91,7 +91,7 @@ def as_qwen2(model: Any) -> Any:
         return model
     if not isinstance(model, LlamaForCausalLM):
         raise ValueError(
-            f"{type(model).__name__} cannot be converted; give a Qwen2 or Llama model."
+            f"{type(model).__name__} cannot be converted; pass a Qwen2 or Llama model."
         )
     old = model.config
     for name in ("attention_bias", "mlp_bias"):
@@ -115,12 +115,12 @@ def as_qwen2(model: Any) -> Any:
 def config_fields(
     path: str | os.PathLike[str], options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What config.json says, before any class interprets it."""
+    """The fields of config.json, before a config class interprets them."""
     hub = {k: v for k, v in (options or {}).items() if k in HUB_OPTIONS}
     try:
         fields: dict[str, Any] = Qwen2Config.get_config_dict(path, **hub)[0]
     except OSError as error:
         raise FileNotFoundError(
-            f"{path} is neither a local model directory nor a hub model that can be reached."
+            f"{path} is neither a local model directory nor a reachable hub model."
         ) from error
     return fields

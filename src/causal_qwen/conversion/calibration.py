@@ -1,9 +1,9 @@
-"""Calibration: weights and a little text -> decision noise, thresholds, gamma and noise gains.
+"""Calibration: weights and a few texts -> decision noise, thresholds, gamma and noise gains.
 
-Conversion copies the base model's law; these four make the causal model behave like it:
+Conversion copies the base model's scores; these four make the causal model behave like it:
 
-    a_k    = max_j ||W_j||_1 - ||W_k||_1     every token's scale is the same for a constant scale_U
-    C      near the top of the logits        the 90th percentile of the best score
+    a_k    = max_j ||W_j||_1 - ||W_k||_1     every token has the same scale for a constant scale_U
+    C      the 90th percentile of the best score
     gamma  = b, so that the median of sum_k P_k is 1
     kappa  so that at T = 1 noise is as lively as softmax sampling with top-p 0.9
 """
@@ -26,13 +26,15 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel
 
 TOP_QUANTILE = 0.9
-POSITIONS = 128  # positions of text whose sum_k P_k is looked at
+POSITIONS = 128  # positions at which sum_k P_k is measured
 NEW_TOKENS = 40
 TOP_P = 0.9
-SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: keep to the calm side
-NOISE_RANGE = (0.02, 3.0)  # where gains are looked for, in units of the scores' own spread
+SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: aim for a calmer text
+NOISE_RANGE = (0.02, 3.0)  # range of the gain search, in units of the scores' own spread
 NOISE_STEPS = 6
-TYPICAL_NOISE = (0.465, 0.093)  # shared and fresh, in these units, measured on the embedded model
+TYPICAL_NOISE = (0.465, 0.093)  # found gains, shared and fresh, in these units: embedded model
+TRUNCATION = 0.05  # saved min_density: the far tails of Cauchy noise break a text
+SHARED_GAIN_FACTOR = 4.0  # the search is untruncated; without tails, shared noise can be larger
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
@@ -66,7 +68,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was set, for the conversion report."""
+    """The calibrated values, for the conversion report."""
 
     threshold: float
     gamma: float
@@ -83,48 +85,37 @@ def calibrate(
     prompts: Sequence[Tensor] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Set a, C, gamma, b and the noise gains of a model whose law is its base model's.
+    """Set a, C, gamma, b and the noise gains of a model with its base model's scores.
 
-    texts and prompts are token ids; without them the model's own samples are looked at. Fields of
-    the config that are numbers instead of "auto" are taken as they are.
+    texts and prompts are token ids; without texts, the model's own samples are used. Config
+    fields that are numbers instead of "auto" are used unchanged.
     """
     was_training = model.training
     model.eval()
     config = model.config
-    if texts is None:
-        texts = own_samples(model)
+    texts = own_samples(model) if texts is None else texts
     progress("decision noise")
     set_decision_noise(model)
     progress("thresholds and scales")
     loc = sample_scores(model, texts)  # (N, V)
     per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
-    threshold = _given(config.ovr_threshold_init)
+    threshold, gamma, b_noise = (
+        None if isinstance(value, str) else float(value)  # "auto"
+        for value in (config.ovr_threshold_init, config.gamma_init, config.b_noise_init)
+    )
     if threshold is None:
         threshold = float(loc.amax(-1).quantile(TOP_QUANTILE))
-    gamma, b_noise = _given(config.gamma_init), _given(config.b_noise_init)
     if gamma is None:
         gamma = solve_gamma(loc, per_token, threshold, b_noise)
-    if b_noise is None:
-        b_noise = gamma
+    b_noise = gamma if b_noise is None else b_noise
     model.decision.threshold.fill_(threshold)
     model.abduction.scale.bias.fill_(inverse_activation(gamma, config.scale_activation))
     model.action.b_noise.fill_(b_noise)
     progress("noise gains")
-    shared, fresh = calibrate_noise(model, prompts, texts)
+    gains = calibrate_noise(model, prompts, texts)
     model.train(was_training)
-    return Calibration(
-        threshold=threshold,
-        gamma=gamma,
-        b_noise=b_noise,
-        sum_p_median=float(sum_p(loc, per_token, threshold, gamma + b_noise).median()),
-        noise_gain=shared,
-        fresh_noise_gain=fresh,
-    )
-
-
-def _given(value: float | int | str) -> float | None:
-    """A config field as a number; None if it is "auto"."""
-    return None if isinstance(value, str) else float(value)
+    sum_p_median = float(sum_p(loc, per_token, threshold, gamma + b_noise).median())
+    return Calibration(threshold, gamma, b_noise, sum_p_median, *gains)
 
 
 @torch.no_grad()
@@ -153,8 +144,8 @@ def sum_p(loc: Tensor, per_token: Tensor, threshold: float, scale: float) -> Ten
 def solve_gamma(loc: Tensor, per_token: Tensor, threshold: float, b_noise: float | None) -> float:
     """gamma for which the median of sum_k P_k is 1, with scale_U' = gamma + b (b = gamma if None).
 
-    sum_k P_k grows with the scale as long as fewer than half of the tokens exceed C, so bisection
-    on its logarithm finds the root.
+    sum_k P_k grows with the scale while fewer than half of the tokens exceed C, so bisection on
+    the scale's logarithm finds the root.
     """
     low, high = -25.0, 5.0
     for _ in range(26):
@@ -169,7 +160,7 @@ def solve_gamma(loc: Tensor, per_token: Tensor, threshold: float, b_noise: float
 
 
 class LogProbRecorder(LogitsProcessor):
-    """Adds up the base model's log-probability of what was chosen; leaves the scores alone."""
+    """Records the base model's log-probability of each chosen token; does not change the scores."""
 
     def __init__(self, prompt_length: int, eos: set[int]) -> None:
         self.prompt_length = prompt_length
@@ -201,12 +192,13 @@ def calibrate_noise(
     prompts: Sequence[Tensor] | None = None,
     texts: Sequence[Tensor] | None = None,
 ) -> tuple[float, float]:
-    """Gains of shared and of fresh noise at which T = 1 is as lively as softmax with top-p 0.9.
+    """Find and save the gains of shared and of fresh noise, and the truncation.
 
-    Liveliness is the mean log-probability that loc_S gives to what was said. One noise for the
-    whole text lowers it far less than fresh noise per token, so each has a gain of its own.
-    Both are kept in the model's generation config; call this again after training. Without
-    prompts to speak on, the gains are those that fit the embedded model, in relative terms.
+    At its gain and T = 1, untruncated noise is as lively as softmax with top-p 0.9. Liveliness is
+    the mean log-probability of the generated tokens under softmax(loc_S). One noise for the whole
+    text lowers it far less than fresh noise per token, so each has its own gain; the shared one is
+    then multiplied by SHARED_GAIN_FACTOR. All three go to the model's generation config; repeat
+    after training. Without prompts, the gains are TYPICAL_NOISE in units of the model's scores.
     """
     was_training = model.training
     model.eval()
@@ -219,8 +211,9 @@ def calibrate_noise(
         target = liveliness(model, batch, **softmax)
         shared = find_gain(model, batch, unit, target + SHARED_MARGIN, "causal")
         fresh = find_gain(model, batch, unit, target, "sampling")
-    model.generation_config.noise_gain = shared
-    model.generation_config.fresh_noise_gain = fresh
+    shared *= SHARED_GAIN_FACTOR
+    saved = model.generation_config
+    saved.noise_gain, saved.fresh_noise_gain, saved.min_density = shared, fresh, TRUNCATION
     model.train(was_training)
     return shared, fresh
 
@@ -230,14 +223,13 @@ def find_gain(
 ) -> float:
     """The noise gain at which the mode's liveliness falls to `target`, by bisection.
 
-    The same individuals speak at every gain: common random numbers make the curve smooth.
+    Every gain uses the same individuals: common random numbers make the curve smooth.
     """
     low, high = (math.log(edge * unit) for edge in NOISE_RANGE)
-    who = list(range(len(batch["input_ids"])))
+    options = {"causal_mode": causal_mode, "individual": list(range(len(batch["input_ids"])))}
     for _ in range(NOISE_STEPS):
         middle = (low + high) / 2
-        options = {"causal_mode": causal_mode, "noise_gain": math.exp(middle), "individual": who}
-        if liveliness(model, batch, **options) > target:
+        if liveliness(model, batch, noise_gain=math.exp(middle), **options) > target:
             low = middle
         else:
             high = middle
@@ -252,42 +244,40 @@ def gain_unit(model: CausalModel, texts: Sequence[Tensor]) -> float:
 
 
 def liveliness(model: CausalModel, batch: dict[str, Tensor], **options: Any) -> float:
-    """The mean log-probability per token that softmax(loc_S) gives to what the mode says."""
+    """Mean log-probability per generated token under softmax(loc_S), without truncation."""
     recorder = LogProbRecorder(batch["input_ids"].shape[1], end_ids(model))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        sequences = model.generate(
-            **batch,
-            max_new_tokens=NEW_TOKENS,
-            logits_processor=LogitsProcessorList([recorder]),
-            temperature=1.0,
-            repetition_penalty=1.0,
-            pad_token_id=_pad_id(model),
-            **options,
-        )
+    sequences = _generate(
+        model,
+        batch,
+        logits_processor=LogitsProcessorList([recorder]),
+        temperature=1.0,
+        min_density=0.0,
+        repetition_penalty=1.0,
+        **options,
+    )
     total, count = recorder.per_row(sequences)
     return float(total.sum() / count.sum())
 
 
 def own_samples(model: CausalModel) -> list[Tensor]:
-    """Text for a model without a tokenizer: what it says itself."""
+    """Texts for a model without a tokenizer: its own samples, from random prompts."""
     batch = pad_left(random_prompts(model), model)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        sequences = model.generate(
-            **batch,
-            causal_mode="compatible",
-            do_sample=True,
-            max_new_tokens=NEW_TOKENS,
-            pad_token_id=_pad_id(model),
-        )
-    return list(sequences)
+    return list(_generate(model, batch, causal_mode="compatible", do_sample=True))
 
 
 def random_prompts(model: CausalModel) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (len(PROMPTS), 4), generator=generator)
     return list(ids.to(model.device))
+
+
+def _generate(model: CausalModel, batch: dict[str, Tensor], **options: Any) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sequences: Tensor = model.generate(
+            **batch, max_new_tokens=NEW_TOKENS, pad_token_id=_pad_id(model), **options
+        )
+    return sequences
 
 
 def pad_left(prompts: Sequence[Tensor], model: CausalModel) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Checkpoint files: assembling and loading models from them, quietly, with damaged files named."""
+"""Checkpoint files: build models from tensors, silence Hugging Face, name damaged files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 
 def assemble(from_pretrained: Any, config: Any, state: dict[str, Tensor], dtype: Any) -> Any:
-    """A model from tensors in memory; what they lack is initialised as the config says."""
+    """A model from tensors in memory; missing ones are initialised by the config."""
     with quiet():
         return from_pretrained(None, config=config, state_dict=state, dtype=dtype)
 
@@ -30,13 +30,13 @@ def damaged_files_named(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise ValueError(
-            f"A weights file of {path} is damaged or truncated ({error}); fetch it again."
+            f"A weights file of {path} is damaged or truncated ({error}); download it again."
         ) from error
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress bars and the report of missing keys: here they are expected."""
+    """Hide progress bars and the report of missing keys, which are expected here."""
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

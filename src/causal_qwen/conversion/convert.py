@@ -1,7 +1,7 @@
-"""Conversion: a Qwen2 checkpoint -> CausalQwen, calibrated, behaving exactly like it.
+"""Conversion: a base model -> a calibrated causal model that behaves exactly like it.
 
-A base is `smollm2-135m` (the embedded default), a hub name, a local Qwen2 directory, a model of
-Llama architecture (Qwen2 with zero q/k/v biases), a GGUF file, or a loaded model.
+A base is `smollm2-135m` (the embedded default), a hub name, a local directory, a GGUF file, or a
+loaded model; of Qwen2 architecture, or Llama, which is Qwen2 with zero q/k/v biases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did, and how well it kept its promise."""
+    """What was converted, and how closely it agrees with its base model."""
 
     base: str
     parameters: int
@@ -62,27 +62,27 @@ def convert_model(
     progress: Callable[[str], None] = lambda _: None,
     **config_fields: Any,
 ) -> Any:
-    """A causal model that starts as `base`. See the module's first lines for what a base may be.
+    """A causal model that starts as `base`; the module docstring lists possible bases.
 
     Args:
         init: `"calibrated"`, or `"documents"` for the source documents' literal numbers.
         causal_size: C; larger than H pads (exact), smaller takes the best low-rank head.
         dtype: of the weights; the base model's own by default.
-        texts: text to calibrate on instead of the built-in passages.
-        measure_noise: let the model speak to find its noise gains; False takes typical ones.
+        texts: text to calibrate on instead of the built-in texts.
+        measure_noise: generate text to measure the noise gains; False uses typical gains.
         config_fields: further fields of `CausalQwen2Config`.
     """
-    progress("loading the base model")
-    qwen = base if isinstance(base, torch.nn.Module) else load_base(base, dtype)
-    qwen = as_qwen2(qwen)
-    check_finite(qwen)
-    if tokenizer is None and not isinstance(base, torch.nn.Module):
-        tokenizer = load_tokenizer(base)  # and it gets the token <NUM>
     if check_choice("init", init, INITIALIZATIONS) == "documents":
         config_fields = {**DOCUMENTS, **config_fields}
-
-    number = None if tokenizer is None else install_number_token(tokenizer, qwen.config.vocab_size)
-    is_new = number is not None and number >= qwen.config.vocab_size
+    if not isinstance(base, torch.nn.Module):
+        progress("loading the base model")
+        source, base = base, load_base(base, dtype)
+        tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
+    qwen = as_qwen2(base)
+    check_finite(qwen)
+    size = qwen.config.vocab_size
+    number = None if tokenizer is None else install_number_token(tokenizer, size)
+    is_new = number is not None and number >= size
     if not is_new:
         config_fields.setdefault("num_token_id", number)
     model = graft(qwen, model_class, causal_size, config_fields)
@@ -103,12 +103,13 @@ def convert(
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Report:
-    """Convert `base` and save model, tokenizer and generation settings to `output`, or nothing."""
+    """Convert `base`; save model, tokenizer and generation config to `output`, all or nothing."""
     with new_directory(Path(output), overwrite) as directory:
         progress("loading the base model")
         qwen = as_qwen2(load_base(base, options.pop("dtype", None)))
         tokenizer = load_tokenizer(base)
-        options.setdefault("measure_noise", str(base) != EMBEDDED)  # whose own are the typical ones
+        # the typical gains were measured on the embedded model
+        options.setdefault("measure_noise", str(base) != EMBEDDED)
         model = convert_model(
             qwen,
             model_class=CausalQwenForCausalLM,
@@ -128,10 +129,10 @@ def convert(
 
 
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
-    """The embedded model, converted once and kept in the user's cache directory."""
+    """The directory of the embedded model, converted on first use into the cache directory."""
     output = embedded_directory()
     if not is_converted(output):
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        with contextlib.suppress(FileExistsError):  # converted by another process
             convert(EMBEDDED, output, progress=progress)
     return output
 
@@ -149,12 +150,12 @@ def graft(qwen: Any, cls: Any, causal_size: int | None, fields: dict[str, Any]) 
     config = CausalQwen2Config.from_qwen2(qwen.config, causal_size=size, **fields)
     from_pretrained = super(cls, cls).from_pretrained
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the number head's start is part of what a conversion is
+        torch.manual_seed(0)  # the number head starts at random: conversion is reproducible
         return assemble(from_pretrained, config, state, qwen.dtype).eval()
 
 
 def resize_latent(head: Tensor, size: int) -> dict[str, Tensor]:
-    """C > H pads the head with zeros; C < H takes its truncated SVD, the best of that rank.
+    """C > H pads the head with zeros; C < H takes its truncated SVD, optimal for that rank.
 
     W = (W V_C) V_C^T with V_C the leading eigenvectors of W^T W: an H x H problem, not V x H.
     """
@@ -178,18 +179,18 @@ def initialize(
     measure_noise: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Any:
-    """Give the causal parameters of a grafted model their values, and say what they are."""
+    """Set the causal parameters of a grafted model, and its `calibration`."""
     model.calibration = None
     if init == "calibrated":
-        passages = encode_texts(tokenizer, TEXTS if texts is None else texts)
+        encoded = encode_texts(tokenizer, TEXTS if texts is None else texts)
         prompts = encode_texts(tokenizer, PROMPTS) if measure_noise else None
-        model.calibration = calibrate(model, passages, prompts, progress)
+        model.calibration = calibrate(model, encoded, prompts, progress)
     return model
 
 
 @torch.no_grad()
 def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor] | None) -> Report:
-    """How well the promise is kept, position by position, on a few passages."""
+    """Compare causal model and base model at every position of a few texts."""
     if texts is None:
         generator = torch.Generator().manual_seed(0)
         texts = [torch.randint(model.config.vocab_size, (64,), generator=generator)]
@@ -197,7 +198,7 @@ def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor] | 
     for ids in texts:
         expected = qwen(ids[None]).logits[0]
         output = model(ids[None])
-        logits = output.logits[0, :, : expected.shape[-1]]  # a new <NUM> would come after these
+        logits = output.logits[0, :, : expected.shape[-1]]  # without a new <NUM>, which comes last
         worst = max(worst, float((logits - expected).abs().max()))
         chosen = model.decision.choose(output.s_dist)[0]
         agreeing += int((chosen == expected.argmax(-1)).sum())
@@ -215,7 +216,7 @@ def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor] | 
 
 
 def head_error(qwen: Any, model: CausalModel) -> float:
-    """||W - W' W_loc||_F / ||W||_F of the law that the latent space can express."""
+    """||W - W' W_loc||_F / ||W||_F: the part of the head that C < H dimensions lose."""
     if model.config.causal_size >= qwen.config.hidden_size:
         return 0.0
     head = qwen.lm_head.weight.double()
@@ -224,14 +225,14 @@ def head_error(qwen: Any, model: CausalModel) -> float:
 
 
 def open_model(path: str | os.PathLike[str]) -> tuple[CausalQwenProcessor, Any]:
-    """A model, ready to speak, and its own processor."""
+    """Load a converted model and its processor for inference."""
     with quiet():
         model = CausalQwenForCausalLM.from_pretrained(path).eval()
         try:
             processor = CausalQwenProcessor.from_pretrained(path)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"{path} holds no tokenizer; copy its base model's tokenizer there."
+                f"{path} has no tokenizer; copy the base model's tokenizer files there."
             ) from error
     processor.check(model.config)
     return processor, model
@@ -247,9 +248,9 @@ def load(
 ) -> Any:
     """`from_pretrained` for our checkpoints and for plain Qwen2 ones.
 
-    A plain checkpoint lacks the causal parameters: they get their calibrated values here, on the
-    built-in passages if a tokenizer lies beside the weights. Loading stays quick: only a
-    conversion measures the noise gains, here they are the typical ones.
+    A plain checkpoint lacks the causal parameters: they are calibrated here, on the built-in
+    texts if the directory has a tokenizer. Loading stays fast: only conversion measures the noise
+    gains, here they are the typical ones.
     """
     kwargs.setdefault("use_safetensors", True)
     fields = {} if kwargs.get("config") is not None else config_fields(path, kwargs)
@@ -272,4 +273,4 @@ def load(
 def check_finite(model: CausalModel) -> None:
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ValueError(f"The base model's {name} holds NaN or infinity; its file is damaged.")
+            raise ValueError(f"The base model's {name} contains NaN or infinity; replace its file.")

@@ -1,4 +1,4 @@
-"""Checkpoints: which of a run's are whole, and what they have logged."""
+"""Checkpoints of a training run: find complete ones, read their log."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ STATE = "trainer_state.json"  # the trainer writes it last
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint whose state can be read: one that was cut short is passed over."""
-    found = [path for path in run.glob(f"{PREFIX}*") if _step(path) >= 0]
-    whole = (path for path in sorted(found, key=_step, reverse=True) if _state(path) is not None)
-    return next(whole, None)
+    """The newest checkpoint with a readable state; incomplete ones are skipped."""
+    found = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*")}
+    numbered = [path for path, step in found.items() if step.isdecimal()]
+    newest = sorted(numbered, key=lambda path: int(found[path]), reverse=True)
+    return next((path for path in newest if _state(path) is not None), None)
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
-    """Everything a run has logged: its own record if it has ended, else its newest checkpoint's."""
+    """The log of a finished run, or of its newest checkpoint."""
     last = last_checkpoint(run)
     state = _state(run) or (_state(last) if last is not None else None)
     if state is None:
-        raise FileNotFoundError(f"{run} holds no checkpoint with a log; is it a training run?")
+        raise FileNotFoundError(f"{run} has no checkpoint with a log; is it a training run?")
     log: list[dict[str, float]] = state["log_history"]
     return log
-
-
-def _step(checkpoint: Path) -> int:
-    step = checkpoint.name.removeprefix(PREFIX)
-    return int(step) if step.isdecimal() else -1
 
 
 def _state(directory: Path) -> dict[str, Any] | None:

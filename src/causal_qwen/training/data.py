@@ -4,9 +4,9 @@
     examples = encode_rows(rows, processor, max_length=512)
     batch = Collator(processor.tokenizer.pad_token_id)([examples[0], examples[1]])
 
-A row holds `text`, or `prompt` and `completion`, or `messages`. What is to be learned has a label,
-all else -100; labels are not shifted, the model does that. Ids and values are cut, packed and
-padded together.
+A row has `text`, or `prompt` and `completion`, or `messages`. Tokens to learn have a label, all
+others -100; labels are not shifted, the model does that. Ids and values are cut, packed and padded
+together.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from jinja2 import TemplateError
-from torch.utils.data import Dataset
 
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
+from causal_qwen.paths import install_hint
 
 Row = dict[str, Any]
 Spans = list[tuple[int, int]]
 
-MARK = "|||"  # parts prompt and completion in a template
+MARK = "|||"  # separates prompt and completion in a template
 PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
 DEFAULT_SPLIT = "train"
@@ -47,22 +48,19 @@ NO_FIELD = -1
 def read_rows(source: str | os.PathLike[str], template: str | None = None) -> list[Row]:
     """The rows of a .jsonl, .csv or .txt file, or of a Hugging Face dataset.
 
-    A dataset is named `name`, `name:split` or `name:config:split`; it may be a directory. A
-    template such as "A {carat} carat diamond costs |||{price}" makes texts of columns: a CSV file
-    needs one, others may have one. What stands before "|||" is the prompt. Columns that it does
-    not use are kept.
+    A dataset is `name`, `name:split` or `name:config:split`; it may be a directory. A template such
+    as "A {carat} carat diamond costs |||{price}" makes texts of columns: required for CSV files,
+    optional for others. The part before "|||" is the prompt. Unused columns are kept.
     """
-    fill = partial(_fill, template) if template is not None else None
     rows = []
-    for where, found in _numbered_rows(source, has_template=fill is not None):
+    for where, row in _numbered_rows(source, has_template=template is not None):
         try:
-            row = found if fill is None else fill(found)
-            _kind(row)
+            rows.append(row if template is None else _fill(template, row))
+            _kind(rows[-1])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-        rows.append(row)
     if not rows:
-        raise ValueError(f"{source} is empty: there is no row to read.")
+        raise ValueError(f"{source} is empty; add at least one row.")
     return rows
 
 
@@ -74,14 +72,14 @@ def _numbered_rows(
     read = READERS.get(path.suffix.lower())
     if read is None:
         if path.is_file():
-            raise ValueError(f"{path} is not read: a file must end in {', '.join(READERS)}.")
+            raise ValueError(f"{path} has an unknown type; use {', '.join(READERS)}.")
         yield from _dataset_rows(os.fspath(source))
         return
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file: check the path.")
+        raise FileNotFoundError(f"{path} does not exist; check the path.")
     if read is _csv_rows and not has_template:
         raise ValueError(
-            f"{path} needs a template that makes a text of its columns, "
+            f"{path} needs a template that makes texts of its columns, "
             'such as "A {carat} carat diamond costs |||{price}".'
         )
     with path.open(encoding="utf-8-sig", newline="" if read is _csv_rows else None) as file:
@@ -89,21 +87,19 @@ def _numbered_rows(
             for line, row in read(file):
                 yield f"{path}:{line}", row
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text: {error.reason}.") from error
+            raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert it.") from error
 
 
 def _jsonl_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    for line, text in enumerate(file, 1):
-        if not text.strip():
-            continue
+    for line, text in _lines(file):
         try:
             row = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"{file.name}:{line}: broken JSON, {error.msg} at column {error.colno}."
+                f"{file.name}:{line}: invalid JSON, {error.msg} at column {error.colno}."
             ) from error
         if not isinstance(row, dict):
-            raise ValueError(f"{file.name}:{line}: a {type(row).__name__} is no row; write {{...}}")
+            raise ValueError(f"{file.name}:{line}: {type(row).__name__}, not an object")
         yield line, row
 
 
@@ -115,14 +111,16 @@ def _csv_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
                 raise ValueError(f"{file.name}:{reader.line_num}: more cells than columns.")
             yield reader.line_num, dict(row)
     except csv.Error as error:
-        line = reader.line_num + 1  # the row begins here, wherever it was to end
-        raise ValueError(f"{file.name}:{line}: broken CSV, {error}.") from error
+        line = reader.line_num + 1  # where the row starts
+        raise ValueError(f"{file.name}:{line}: invalid CSV, {error}.") from error
 
 
 def _txt_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    for line, text in enumerate(file, 1):
-        if text.strip():
-            yield line, {"text": text.rstrip("\n")}
+    return ((line, {"text": text.rstrip("\n")}) for line, text in _lines(file))
+
+
+def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
+    return ((line, text) for line, text in enumerate(file, 1) if text.strip())
 
 
 READERS: dict[str, Callable[[TextIO], Iterator[tuple[int, Row]]]] = {
@@ -140,8 +138,8 @@ def _dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
         if error.name != "datasets":
             raise
         raise ImportError(
-            f"{source!r} is no {', '.join(READERS)} file, and to read it as a Hugging Face dataset "
-            "needs datasets, which is not installed: pip install datasets"
+            f"{source!r} is not a {', '.join(READERS)} file, and Hugging Face datasets need "
+            f"datasets, which is not installed: {install_hint('train')}"
         ) from None
     name, *rest = source.split(":")
     if len(rest) > 2:
@@ -161,29 +159,28 @@ def _fill(template: str, row: Row) -> Row:
     names = PLACE.findall(template)
     parts = template.split(MARK)
     if not names:
-        raise ValueError(f"template={template!r} names no column; write {{price}} for one.")
+        raise ValueError(f"template={template!r} has no column; write {{price}} for one.")
     if len(parts) > 2:
-        raise ValueError(f"template={template!r} may hold {MARK} once, after the prompt.")
+        raise ValueError(f"template={template!r} has {MARK} twice; write it once.")
     for name in names:
         if name not in row:
             raise ValueError(
-                f"the template names {name!r}, but the columns are {', '.join(map(repr, row))}."
+                f"the template needs {name!r}; the columns are {', '.join(map(repr, row))}."
             )
         if row[name] is None:
-            raise ValueError(f"there is no value for {name!r}.")
+            raise ValueError(f"column {name!r} has no value.")
     kept = {key: value for key, value in row.items() if key not in (*names, *TEXT_KEYS)}
     filled = [PLACE.sub(lambda place: str(row[place[1]]), part) for part in parts]
-    if len(filled) == 1:
-        return {**kept, "text": filled[0]}
-    return {**kept, "prompt": filled[0], "completion": filled[1]}
+    keys = ("text",) if len(filled) == 1 else ("prompt", "completion")
+    return kept | dict(zip(keys, filled, strict=True))
 
 
 def _kind(row: Mapping[str, Any]) -> str:
-    """`messages`, `prompt` or `text`, in this order; what is none of them is refused."""
+    """`messages`, `prompt` or `text`, in this order; other rows are refused."""
     if row.get("messages") is not None:
         messages = row["messages"]
         if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-            raise ValueError("`messages` must be a list of objects with `role` and `content` text.")
+            raise ValueError("`messages` must be a list of objects with `role` and `content`.")
         return "messages"
     for kind, keys in (("prompt", ("prompt", "completion")), ("text", ("text",))):
         if all(row.get(key) is not None for key in keys):
@@ -192,9 +189,9 @@ def _kind(row: Mapping[str, Any]) -> str:
             if not row[keys[-1]].strip():
                 raise ValueError(f"`{keys[-1]}` is empty.")
             return kind
+    found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
     raise ValueError(
-        "the row has no text: give `text`, or `prompt` and `completion`, or `messages`; "
-        f"it has {', '.join(map(repr, row)) or 'nothing'}."
+        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`."
     )
 
 
@@ -209,35 +206,32 @@ def _is_message(message: Any) -> bool:
 
 @dataclass(slots=True)
 class Example:
-    """A row, or several packed into one: a list for every column, all of one length."""
+    """One row, or several packed into one: a list per column, all of the same length."""
 
     ids: list[int]
-    values: list[float]  # 0 beside what is not <NUM>
-    labels: list[int]  # beside their own ids; -100 where nothing is to be learned
+    values: list[float]  # 0 beside tokens other than <NUM>
+    labels: list[int]  # aligned with ids; -100 where nothing is learned
     fields: list[int]  # of the labels that are <NUM>: see `causal_qwen.modeling.value_space`
     targets: list[float] = field(default_factory=list)  # values of the labels; `values` by default
-    positions: list[int] | None = None  # in a packed row: they restart where a text starts
-    truncated: int = 0  # how many of its texts were cut
+    positions: list[int] | None = None  # in a packed row, restarting with every text
+    truncated: int = 0  # number of its texts that were cut
 
     def __post_init__(self) -> None:
         self.targets = self.targets or self.values
 
 
-class Examples(Dataset[Example]):
-    """What a DataLoader or a Trainer reads. `truncated` counts the texts that were cut."""
+class Examples(list[Example]):
+    """A dataset for a DataLoader or a Trainer."""
 
-    def __init__(self, examples: Iterable[Example]) -> None:
-        self.examples = list(examples)
-        self.truncated = sum(example.truncated for example in self.examples)
+    @property
+    def truncated(self) -> int:
+        """Number of texts that were cut."""
+        return sum(example.truncated for example in self)
 
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, place: int) -> Example:
-        return self.examples[place]
-
-    def __iter__(self) -> Iterator[Example]:
-        return iter(self.examples)
+    @property
+    def examples(self) -> list[Example]:
+        """The list itself: an attribute of version 0.3.0."""
+        return self
 
 
 def encode_rows(
@@ -247,8 +241,8 @@ def encode_rows(
     mask_prompt: bool = True,
     target_fields: Collection[str] = (),
 ) -> Examples:
-    """`encode_row` for each of them. Refuses data from which nothing can be learned."""
-    examples = []
+    """`encode_row` for every row. Refuses data without a label."""
+    examples = Examples()
     for number, row in enumerate(rows):
         try:
             examples.append(encode_row(row, processor, max_length, mask_prompt, target_fields))
@@ -257,10 +251,10 @@ def encode_rows(
     # the first token of a text is never predicted
     if not any(label != IGNORE for example in examples for label in example.labels[1:]):
         raise ValueError(
-            f"{len(examples)} rows hold nothing to learn: every label is masked, or was cut at "
+            f"{len(examples)} rows have nothing to learn: every label is masked, or cut at "
             f"max_length={max_length}."
         )
-    return Examples(examples)
+    return examples
 
 
 def encode_row(
@@ -273,25 +267,25 @@ def encode_row(
     """A row -> ids, values and labels, at most `max_length` of each.
 
     Labels are the ids; with `mask_prompt`, -100 in the prompt of a completion and outside the
-    assistant's turns of a chat. Prompt and completion are one text, and a token that holds any of
-    the completion belongs to it. Texts and completions end with the end-of-text token.
+    assistant's turns of a chat. Prompt and completion are encoded as one text; a token that spans
+    both belongs to the completion. Texts and completions end with the end-of-text token.
 
     A `target` beside `text` is the number that the text asks for: `<NUM>` follows the text and is
-    its only label; `field` names its place among `target_fields`, the names of
-    `config.value_fields`. Such a text is cut at its start, all others at their end.
+    its only label; `field` is one of `target_fields`, the names in `config.value_fields`. Such a
+    text is cut at its start, all others at their end.
     """
     if max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict; give at least 2.")
     kind = _kind(row)
     target = _target(row, kind, target_fields)
-    text, has_frame = _text(row, kind, processor)
+    text, has_special = _text(row, kind, processor)
     if target is not None:
         text = processor.ask(text)
     if not mask_prompt or (kind == "text" and target is None):
         learned = [(-1, len(text))]
     else:
         learned = _answers(row, kind, text, processor)
-    example = _tokens(text, learned, processor, has_frame)
+    example = _tokens(text, learned, processor, has_special)
     if target is not None:
         _append(example, processor.num_token_id, *target)
     elif kind != "messages":
@@ -302,18 +296,16 @@ def encode_row(
 
 
 def _text(row: Mapping[str, Any], kind: str, processor: Processor) -> tuple[str, bool]:
-    """The whole text, and whether the tokenizer is to put its frame around it."""
-    if kind == "prompt":
-        return row["prompt"] + row["completion"], True
-    if kind == "text":
-        return row["text"], True
+    """The whole text, and whether the tokenizer adds its special tokens to it."""
+    if kind != "messages":
+        return row["text"] if kind == "text" else row["prompt"] + row["completion"], True
     text = processor.apply_chat_template(row["messages"], tokenize=False)
     start = processor.tokenizer.bos_token
     return text, not start or not text.startswith(start)
 
 
 def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor) -> Spans:
-    """Where the text is not prompt: the completion, or the assistant's turns behind their heads."""
+    """Spans to learn: the completion, or the content of the assistant's turns."""
     if kind != "messages":
         return [(len(row["prompt"]), len(text))] if kind == "prompt" else []
     render = partial(processor.apply_chat_template, tokenize=False)
@@ -322,47 +314,49 @@ def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor)
         if message["role"] != "assistant":
             continue
         if place == 0:
-            raise ValueError("the assistant speaks first; a chat begins with a question.")
+            raise ValueError("messages[0] is the assistant's; start with the user's.")
         before = render(messages[:place], add_generation_prompt=True)
         until = render(messages[: place + 1])
         if not until.startswith(before) or not text.startswith(until):
             raise ValueError(
-                f"the chat template writes what leads to messages[{place}] differently when asked "
-                "for it, so prompt and answer cannot be told apart; end the chat there, or learn "
-                "all of it with mask_prompt=False."
+                f"the chat template renders the prompt of messages[{place}] differently when the "
+                "answer follows, so the two cannot be separated; end the chat there, or learn all "
+                "of it with mask_prompt=False."
             )
         spans.append((len(before), len(until)))
     return spans
 
 
-def _tokens(text: str, learned: Spans, processor: Processor, has_frame: bool) -> Example:
+def _tokens(text: str, learned: Spans, processor: Processor, has_special: bool) -> Example:
     """A token is learned if it ends within a span (start, end]; -1 starts before the first."""
-    text.encode()  # refuses half a surrogate pair, which JSON can spell and no tokenizer reads
-    inputs = processor(text, return_offsets_mapping=True, add_special_tokens=has_frame)
+    text.encode()  # refuses half a surrogate pair, which JSON can express and no tokenizer reads
+    inputs = processor(text, return_offsets_mapping=True, add_special_tokens=has_special)
     ids = inputs["input_ids"]
     ends = [end for _, end in inputs["offset_mapping"]]
-    for place in reversed(range(len(ends))):  # what the tokenizer puts behind a text has no place
+    for place in reversed(range(len(ends))):  # special tokens behind the text have offset 0
         if ends[place]:
             break
         ends[place] = len(text)
-    is_learned = [any(start < end <= stop for start, stop in learned) for end in ends]
-    labels = [token if yes else IGNORE for token, yes in zip(ids, is_learned, strict=True)]
+    labels = [
+        token if any(start < end <= stop for start, stop in learned) else IGNORE
+        for token, end in zip(ids, ends, strict=True)
+    ]
     return Example(ids, inputs["numeric_values"], labels, [NO_FIELD] * len(ids))
 
 
 def _target(row: Mapping[str, Any], kind: str, names: Collection[str]) -> tuple[float, int] | None:
-    """The number that a text asks for, and its field's place."""
+    """The number that a text asks for, and the index of its field."""
     value, name = row.get("target"), row.get("field")
     if value is None:
         return None
     if kind != "text":
-        raise ValueError(f"`target` goes with `text`, not with `{kind}`; drop or rename one.")
+        raise ValueError(f"`target` requires `text`, not `{kind}`; remove or rename one.")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"target={value!r} is no finite number.")
+        raise ValueError(f"target={value!r} is not a finite number.")
     known = sorted(names)
     if name is not None and name not in known:
         raise ValueError(f"field={name!r} is unknown; known are: {', '.join(known) or 'none'}.")
@@ -381,54 +375,44 @@ def _cut(example: Example, length: int, *, is_end_kept: bool) -> Example:
     if extra <= 0:
         return example
     kept = slice(extra, None) if is_end_kept else slice(length)
-    return Example(
-        ids=example.ids[kept],
-        values=example.values[kept],
-        labels=example.labels[kept],
-        fields=example.fields[kept],
-        truncated=1,
-    )
+    ids, values = example.ids[kept], example.values[kept]
+    return Example(ids, values, example.labels[kept], example.fields[kept], truncated=1)
 
 
 # ---------------------------------------------------------------- examples -> batches
 
 
 def pack(examples: Iterable[Example], length: int) -> list[Example]:
-    """Several examples in every row of at most `length`; each goes where it leaves least room.
+    """Several examples per row of at most `length`, by best fit.
 
-    Nothing is predicted across a border, and nothing is seen across one: positions restart.
+    Labels and attention do not cross borders: positions restart with every example.
     """
     rows: list[list[Example]] = []
-    rooms: list[tuple[int, int]] = []  # (room, row), ascending
+    free: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for number, example in enumerate(examples):
         size = len(example.ids)
         if size > length:
-            raise ValueError(
-                f"examples[{number}] has {size} tokens and does not fit into length={length}."
-            )
-        place = bisect_left(rooms, (size, 0))
-        if place == len(rooms):
+            raise ValueError(f"examples[{number}] has {size} tokens, more than length={length}.")
+        place = bisect_left(free, (size, 0))
+        if place == len(free):
             rows.append([])
-            rooms.append((length, len(rows) - 1))
-        room, row = rooms.pop(place)
+            free.append((length, len(rows) - 1))
+        room, row = free.pop(place)
         rows[row].append(example)
         if room > size:
-            insort(rooms, (room - size, row))
+            insort(free, (room - size, row))
     return [_joined(row) for row in rows]
 
 
 def _joined(row: Sequence[Example]) -> Example:
-    def column(name: str) -> list[Any]:
-        return [item for example in row for item in getattr(example, name)]
-
     return Example(
-        ids=column("ids"),
-        values=column("values"),
-        labels=[label for example in row for label in (IGNORE, *example.labels[1:])],
-        fields=column("fields"),
-        targets=column("targets"),
-        positions=[place for example in row for place in _positions(example)],
-        truncated=sum(example.truncated for example in row),
+        ids=list(chain(*(e.ids for e in row))),
+        values=list(chain(*(e.values for e in row))),
+        labels=list(chain(*((IGNORE, *e.labels[1:]) for e in row))),
+        fields=list(chain(*(e.fields for e in row))),
+        targets=list(chain(*(e.targets for e in row))),
+        positions=list(chain(*map(_positions, row))),
+        truncated=sum(e.truncated for e in row),
     )
 
 
@@ -440,9 +424,9 @@ def _positions(example: Example) -> Sequence[int]:
 class Collator:
     """Examples -> the tensors of one batch, padded on the right.
 
-    A packed batch has no attention mask: transformers reads from `position_ids` which tokens may
-    see each other, but only without a mask and without a cache, hence `use_cache`. Flash attention
-    does so only in batches of one row.
+    A packed batch has no attention mask: transformers derives from `position_ids` which tokens
+    attend to each other, but only without a mask and without a cache, hence `use_cache`. Flash
+    attention supports this only in batches of one row.
     """
 
     pad_token_id: int | None
@@ -450,19 +434,18 @@ class Collator:
 
     def __post_init__(self) -> None:
         if self.pad_token_id is None:
-            raise ValueError(
-                "Batches need a padding token: set processor.tokenizer.pad_token first."
-            )
+            raise ValueError("pad_token_id is None; set processor.tokenizer.pad_token first.")
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, Any]:
         sizes = [len(example.ids) for example in examples]
         multiple = self.pad_to_multiple_of or 1
         width = -(-max(sizes) // multiple) * multiple
 
-        def tensor(columns: Iterable[Iterable[Any]], fill: Any, dtype: Any = None) -> torch.Tensor:
-            padding = ([fill] * (width - size) for size in sizes)
-            rows = [[*column, *rest] for column, rest in zip(columns, padding, strict=True)]
-            return torch.tensor(rows, dtype=dtype or torch.long)
+        def tensor(
+            columns: Iterable[Sequence[Any]], fill: Any, dtype: torch.dtype = torch.long
+        ) -> torch.Tensor:
+            rows = [[*column, *[fill] * (width - len(column))] for column in columns]
+            return torch.tensor(rows, dtype=dtype)
 
         batch: dict[str, Any] = {
             "input_ids": tensor((e.ids for e in examples), self.pad_token_id),

@@ -1,8 +1,8 @@
-"""From scratch: texts -> a tokenizer of their own and a small, untrained model.
+"""From scratch: texts -> a new tokenizer and a small, untrained model.
 
     processor, model = new_model(texts, size="small")
 
-For training without a base model: quick experiments, and data whose language is numbers.
+For training without a base model: quick experiments, and data that is mostly numbers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def new_model(
     max_length: int = 512,
     **fields: Any,
 ) -> tuple[CausalQwenProcessor, CausalQwenForCausalLM]:
-    """A processor whose tokens are learned from `texts`, and a model of that many tokens.
+    """A processor with a tokenizer trained on `texts`, and a model of its vocabulary size.
 
     `size` is a name, or (hidden size, layers). `fields` are further fields of `CausalQwen2Config`.
     """
     if isinstance(size, str):
-        check_choice("size", size, SIZES)
-    hidden, layers = SIZES[size] if isinstance(size, str) else size
+        size = SIZES[check_choice("size", size, SIZES)]
+    hidden, layers = size
     if hidden < HEAD_SIZE or hidden % (2 * (hidden // HEAD_SIZE)) or layers < 1:
         raise ValueError(
             f"size={size} must be (hidden size, layers): a multiple of {HEAD_SIZE}, and at least 1."
@@ -61,7 +61,7 @@ def new_model(
 
 
 def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """Byte-level pairs: any text can be written, what is frequent is short."""
+    """Byte-level BPE: encodes any text."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -77,7 +77,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def texts_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a tokenizer can learn from rows: every text in them."""
+    """Every text of the rows, for training a tokenizer."""
     parts = []
     for row in rows:
         parts += [row[name] for name in ("text", "prompt", "completion") if name in row]

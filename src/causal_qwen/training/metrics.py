@@ -1,4 +1,4 @@
-"""Metrics: what a model does on held-out text, in `standard` mode, at valid positions only.
+"""Metrics on held-out text, in `standard` mode, at valid positions only.
 
 eval      accuracy, perplexity (of softmax(loc_S)), ovr_nll (P over its sum)
 numbers   precision, recall and F1 of <NUM>; absolute errors, interval coverage and CRPS
@@ -19,11 +19,11 @@ from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.value_space import position_space
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-ELEMENTS = 2**24  # scores that exist at once
+ELEMENTS = 2**24  # most scores in memory at once
 
 
 class MetricAccumulator:
-    """Adds up batches; `compute` gives the metrics of all of them."""
+    """Accumulates batches; `compute` returns the metrics over all of them."""
 
     def __init__(self, model: CausalModel) -> None:
         self.model = model
@@ -36,27 +36,25 @@ class MetricAccumulator:
         labels = shift_left(batch["labels"], IGNORE)
         targets = batch.get("numeric_targets", batch.get("numeric_values"))
         is_valid = labels != IGNORE
-        mine = Cauchy(u.loc[is_valid], u.scale[is_valid])  # (N, C)
-        self._keep("U_loc", mine.loc.float(), self.spread)
-        self._keep("U_scale", mine.scale.float(), self.spread)
-        y = self.model.action.number(self.model.action.widen(mine))
+        u = Cauchy(u.loc[is_valid], u.scale[is_valid])  # (N, C)
+        self._keep(self.spread, U_loc=u.loc.float(), U_scale=u.scale.float())
         k, kind = self.model.config.num_token_id, torch.float64
-        target = torch.full(labels.shape, math.nan, dtype=kind, device=labels.device)
-        error, rank, crps = target.clone(), target.clone(), target.clone()
+        nan = torch.full(labels.shape, math.nan, dtype=kind, device=labels.device)
+        error = rank = crps = nan
         if k is not None and targets is not None:
             values = shift_left(targets, 0.0).double()
             fields = shift_fields(batch.get("numeric_fields"))
             space = position_space(self.model.config, fields, labels)
-            whole = Cauchy(target.clone(), target.clone() + 1)
-            whole.loc[is_valid], whole.scale[is_valid] = y.loc.to(kind), y.scale.to(kind)
+            valid = self.model.action.number(self.model.action.widen(u))
+            y = Cauchy(nan.clone(), nan + 1)  # (B, T)
+            y.loc[is_valid], y.scale[is_valid] = valid.loc.to(kind), valid.scale.to(kind)
             is_number = labels == k
-            bent = space.encode(values)
-            error = (space.decode(whole.loc.nan_to_num()) - values).abs().where(is_number, math.nan)
-            rank = whole.cdf(bent).where(is_number, math.nan)
-            crps = (whole.crps(bent) * space.spread).where(is_number, math.nan)
-        for name, column in (("error", error), ("rank", rank), ("crps", crps)):
-            self._keep(name, column[is_valid], self.columns)
-        self._add_scores(mine, labels[is_valid])
+            encoded = space.encode(values)
+            error = (space.decode(y.loc.nan_to_num()) - values).abs().where(is_number, math.nan)
+            rank = y.cdf(encoded).where(is_number, math.nan)
+            crps = (y.crps(encoded) * space.spread).where(is_number, math.nan)
+        self._keep(self.columns, error=error[is_valid], rank=rank[is_valid], crps=crps[is_valid])
+        self._add_scores(u, labels[is_valid])
 
     def _add_scores(self, u: Cauchy, labels: Tensor) -> None:
         model, size = self.model, max(ELEMENTS // self.model.config.vocab_size, 1)
@@ -65,25 +63,25 @@ class MetricAccumulator:
         ):
             s, _ = model.act(Cauchy(loc, scale))
             s = Cauchy(s.loc.float(), s.scale)
-            chosen = model.decision.choose(s)
             at = label.unsqueeze(-1)
-            for name, column in (
-                ("label", label),
-                ("chosen", chosen),
-                ("softmax_hit", s.loc.argmax(-1) == label),
-                ("nll", -s.loc.log_softmax(-1).gather(-1, at).squeeze(-1)),
-                ("ovr_nll", -model.decision.log_normalized(s).gather(-1, at).squeeze(-1)),
-                ("sum_p", model.decision(s).sum(-1)),
-            ):
-                self._keep(name, column, self.columns)
+            self._keep(
+                self.columns,
+                label=label,
+                chosen=model.decision.choose(s),
+                softmax_hit=s.loc.argmax(-1) == label,
+                nll=-s.loc.log_softmax(-1).gather(-1, at).squeeze(-1),
+                ovr_nll=-model.decision.log_normalized(s).gather(-1, at).squeeze(-1),
+                sum_p=model.decision(s).sum(-1),
+            )
 
     @staticmethod
-    def _keep(name: str, column: Tensor, where: dict[str, list[Tensor]]) -> None:
-        where.setdefault(name, []).append(column.detach().cpu())
+    def _keep(where: dict[str, list[Tensor]], **columns: Tensor) -> None:
+        for name, column in columns.items():
+            where.setdefault(name, []).append(column.detach().cpu())
 
     def gather(self) -> None:
-        """What every process has added, in each of them. (A sampler that fills up the last batch
-        with rows that it has already dealt out lets them count twice.)"""
+        """Share the batches of all processes. (Rows that a sampler repeats to fill the last batch
+        count twice.)"""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, (self.columns, self.spread))
@@ -93,7 +91,7 @@ class MetricAccumulator:
             )
 
     def compute(self) -> dict[str, float]:
-        """Every metric that the batches allow: without numbers there are none about numbers."""
+        """All metrics; those of numbers only if the batches contain numbers."""
         if not self.columns:
             return {}
         column = {name: torch.cat(parts) for name, parts in self.columns.items()}
@@ -142,10 +140,10 @@ def _spread(name: str, values: Tensor) -> dict[str, float]:
     }
 
 
-def _recognition(is_number: Tensor, is_said: Tensor) -> dict[str, float]:
-    """How well `<NUM>` is said where a number stands."""
-    hits = float((is_number & is_said).sum())
-    precision = hits / max(float(is_said.sum()), 1.0)
+def _recognition(is_number: Tensor, is_chosen: Tensor) -> dict[str, float]:
+    """Precision, recall and F1 of choosing `<NUM>`."""
+    hits = float((is_number & is_chosen).sum())
+    precision = hits / max(float(is_chosen.sum()), 1.0)
     recall = hits / max(float(is_number.sum()), 1.0)
     f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
     return {"num_precision": precision, "num_recall": recall, "num_f1": f1}

@@ -1,8 +1,9 @@
-"""Progress: a training run as it is watched, with its loss, its speed and the time to go."""
+"""Progress of a training run on the terminal: loss, speed and remaining time."""
 
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -13,12 +14,16 @@ SHOWN = {"total_loss": "loss", "eval_accuracy": "accuracy", "eval_ovr_nll": "one
 
 
 class TrainingProgress(TrainerCallback):
-    """A bar on a terminal, a line for every log elsewhere; only the first process speaks."""
+    """A bar on a terminal, a line per log elsewhere; only from the first process."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.bar: Progress | None = None
         self.latest: dict[str, float] = {}
+
+    def announce(self, stage: str) -> None:
+        """Name a stage without a bar of its own."""
+        self._print(f"{stage} ...")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
@@ -57,29 +62,23 @@ class TrainingProgress(TrainerCallback):
         news = {name: logs[name] for name in SHOWN if name in (logs or {})}
         self.latest |= news
         if news and state.is_world_process_zero and not self.console.is_terminal:
-            self.console.print(
-                f"step {state.global_step}/{state.max_steps}  {self._note(state)}"
-                f"  {self._time_to_go(state)}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            line = f"step {state.global_step}/{state.max_steps}  {self._note(state)}"
+            if done := state.global_step - self.first_step:
+                pace = (time.monotonic() - self.started) / done
+                left = timedelta(seconds=round(pace * (state.max_steps - state.global_step)))
+                line += f"  {left} to go"
+            self._print(line)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
     def _note(self, state: Any) -> str:
         parts = [f"{SHOWN[name]} {value:.4g}" for name, value in self.latest.items()]
         seconds = max(time.monotonic() - self.started, 1e-9)
         parts.append(f"{(state.num_input_tokens_seen - self.first_token) / seconds:.0f} tokens/s")
         return "  ".join(parts)
-
-    def _time_to_go(self, state: Any) -> str:
-        """In hours, minutes and seconds, at the pace so far."""
-        done = state.global_step - self.first_step
-        if not done:
-            return ""
-        seconds = (time.monotonic() - self.started) / done * (state.max_steps - state.global_step)
-        hours, rest = divmod(round(seconds), 3600)
-        return f"{hours}:{rest // 60:02}:{rest % 60:02} to go"

@@ -1,8 +1,8 @@
-"""Report: the curves of a training run, as PNG files and one HTML page that shows them.
+"""Report: the curves of a training run as PNG files and one HTML page.
 
     causal-qwen report RUN     ->  RUN/report/index.html
 
-The curves come from the log that every checkpoint holds; the run may still be going on.
+The curves come from the log in every checkpoint, so the run need not have finished.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from causal_qwen.paths import install_hint
 from causal_qwen.training.checkpoints import read_log
 
 CURVES: dict[str, Sequence[str]] = {
@@ -32,16 +33,12 @@ td{{padding:0 1em 0 0}}</style>
 
 
 def write_report(run: Path) -> Path:
-    """Draw what was logged; returns the page."""
+    """Draw the logged curves; returns the page."""
     log = read_log(run)
     output = run / "report"
     output.mkdir(exist_ok=True)
-    images = [
-        drawn for title, names in CURVES.items() if (drawn := _draw(title, names, log, output))
-    ]
-    last: dict[str, float] = {}
-    for entry in log:
-        last |= entry
+    images = filter(None, (_draw(title, names, log, output) for title, names in CURVES.items()))
+    last = {name: value for entry in log for name, value in entry.items()}
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{value:.6g}</td></tr>"
         for name, value in sorted(last.items())
@@ -59,18 +56,17 @@ def write_report(run: Path) -> Path:
 
 
 def _draw(title: str, names: Sequence[str], log: list[dict[str, Any]], output: Path) -> Path | None:
-    """One picture with the curves that were logged, or None if none was."""
+    """One picture of the curves in the log, or None if there are none."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ImportError(
-            "Curves need matplotlib, which is not installed: pip install 'causal-qwen[plot]'"
+            f"Curves need matplotlib, which is not installed: {install_hint('plot')}"
         ) from None
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
     for name in names:
-        points = [(entry["step"], entry[name]) for entry in log if name in entry]
-        if points:
+        if points := [(entry["step"], entry[name]) for entry in log if name in entry]:
             axes.plot(*zip(*points, strict=True), marker=".", label=name.removeprefix("eval_"))
     if not axes.lines:
         return None

@@ -1,7 +1,6 @@
-"""Training runs: data + a converted model -> a trained model, its metrics and its curves.
+"""Training runs: data and a converted model -> a trained model, its metrics and its curves.
 
-Everything is Hugging Face's Trainer (see `trainer`); this module only puts the pieces together, so
-that the command line and Python do the same.
+Training is Hugging Face's Trainer (see `trainer`); the command line and Python both call `train`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from causal_qwen.conversion.calibration import PROMPTS, TEXTS
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.paths import install_hint
 from causal_qwen.training.checkpoints import last_checkpoint
-from causal_qwen.training.data import Collator, Examples, encode_rows, pack, read_rows
+from causal_qwen.training.data import Collator, Examples, Row, encode_rows, pack, read_rows
 from causal_qwen.training.from_scratch import new_model, texts_of
 from causal_qwen.training.metrics import MetricAccumulator
 from causal_qwen.training.progress import TrainingProgress
@@ -30,33 +30,34 @@ from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 logger = logging.get_logger("transformers.causal_qwen")
 
-COMPAT_WEIGHT = 10.0  # what learns best beside one-vs-rest: benchmarks/learning.py
+COMPAT_WEIGHT = 10.0  # best beside one-vs-rest: benchmarks/learning.py
 HELD_OUT = 0.05
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass
 class Run:
-    """What to train on what; `arguments` are further fields of `CausalTrainingArguments`."""
+    """Model, data and options of a run; `arguments` are fields of `CausalTrainingArguments`."""
 
     model: str | None  # None: from scratch
     data: str
     output: str
-    scratch: str = "small"  # the size of a model from scratch
+    scratch: str = "small"  # size of a model from scratch
     eval_data: str | None = None
     template: str | None = None
-    numbers: str | None = None  # "text" or "value"; as the processor says by default
+    numbers: str | None = None  # "text" or "value"; the processor's by default
     max_length: int = 512
     mask_prompt: bool = True
     pack: bool = False  # several short rows in one
     compat_weight: float = COMPAT_WEIGHT
     lora: int = 0  # rank; 0 trains the weights themselves
-    patience: int = 0  # evaluations without a better loss before it stops; 0 never stops early
+    patience: int = 0  # evaluations without a lower loss before stopping; 0 never stops early
     resume: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
 def train(run: Run) -> dict[str, float]:
-    """Train, evaluate before and after, recalibrate the noise, save. Returns the last metrics."""
+    """Train, evaluate before and after, recalibrate the noise, save. Returns the final metrics."""
     output = Path(run.output)
     checkpoint = _checkpoint(output, run.resume)
     rows, held_out_rows = _rows(run)
@@ -66,27 +67,27 @@ def train(run: Run) -> dict[str, float]:
     model.config.compat_loss_weight = run.compat_weight
     fit_fields(model, rows)
     learn, held_out = (_examples(part, processor, model, run) for part in (rows, held_out_rows))
-    if run.pack:
-        learn = Examples(pack(learn, run.max_length))
     trainer = CausalTrainer(
         model=_with_lora(model, run.lora),
         args=_arguments(run, is_new=checkpoint is None),
-        train_dataset=learn,
+        train_dataset=Examples(pack(learn, run.max_length)) if run.pack else learn,
         eval_dataset=held_out,
         data_collator=Collator(processor.tokenizer.pad_token_id),
     )
     if run.patience:
         trainer.add_callback(EarlyStoppingCallback(run.patience))
+    progress = TrainingProgress()
     if not trainer.args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(TrainingProgress)
+        trainer.add_callback(progress)
     trainer.train(resume_from_checkpoint=checkpoint)
     metrics: dict[str, float] = trainer.evaluate()
     texts, prompts = (
         [torch.tensor(processor(text, encode_numbers="text")["input_ids"]) for text in some]
         for some in (TEXTS, PROMPTS)
     )
-    trainer.finish(processor, texts, prompts)
+    is_shown = not trainer.args.disable_tqdm and trainer.is_world_process_zero()
+    trainer.finish(processor, texts, prompts, progress.announce if is_shown else None)
     trainer.save_state()
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
     return metrics
@@ -102,20 +103,19 @@ def evaluate(
     numbers: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
-    """The metrics of a model on held-out rows; `perplexity` is its base model's before training."""
+    """Metrics of a model on held-out rows; before training, `perplexity` is its base model's."""
     processor, model = open_model(path)
     processor.encode_numbers = numbers or processor.encode_numbers
-    run = Run(path, data, "", max_length=max_length, mask_prompt=True)
+    run = Run(path, data, "", max_length=max_length)
     examples = _examples(read_rows(data, template), processor, model, run)
-    tally, collate = MetricAccumulator(model), Collator(processor.tokenizer.pad_token_id)
+    metrics, collate = MetricAccumulator(model), Collator(processor.tokenizer.pad_token_id)
     for start in range(0, len(examples), batch_size):
-        stop = min(start + batch_size, len(examples))
-        batch = collate([examples[place] for place in range(start, stop)])
-        inputs = {name: x for name, x in batch.items() if name in ("input_ids", "attention_mask")}
-        output = model(**inputs, numeric_values=batch["numeric_values"], skip_logits=True)
-        tally.add(output.u_dist, batch)
-        progress(stop, len(examples))
-    return tally.compute()
+        part = examples[start : start + batch_size]
+        batch = collate(part)
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "numeric_values")}
+        metrics.add(model(**inputs, skip_logits=True).u_dist, batch)
+        progress(start + len(part), len(examples))
+    return metrics.compute()
 
 
 def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -128,20 +128,20 @@ def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
         model.fit_value_field(name, values)
 
 
-def _rows(run: Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """To learn from, and to be held out: a file of their own, or a share of the data."""
+def _rows(run: Run) -> tuple[list[Row], list[Row]]:
+    """Rows to train on, and held-out rows: from `eval_data`, or a share of the data."""
     rows = read_rows(run.data, run.template)
     if run.eval_data is not None:
         return rows, read_rows(run.eval_data, run.template)
     if len(rows) < 2:
-        raise ValueError(f"{run.data} has one row; give more, or rows to evaluate on.")
+        raise ValueError(f"{run.data} has one row; add more, or give rows to evaluate on.")
     random.Random(run.arguments.get("seed", 0)).shuffle(rows)
     count = max(int(len(rows) * HELD_OUT), 1)
     return rows[count:], rows[:count]
 
 
-def _model(run: Run, rows: Sequence[Mapping[str, Any]]) -> tuple[CausalQwenProcessor, Any]:
-    """The one to go on from, or a new one: the same every time for the same rows and seed."""
+def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
+    """The model to continue from, or a new one, reproducible for the same rows and seed."""
     if run.model is not None:
         return open_model(run.model)
     torch.manual_seed(run.arguments.get("seed", 0))
@@ -164,7 +164,7 @@ def _arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
 
 
 def _examples(
-    rows: Sequence[Mapping[str, Any]], processor: CausalQwenProcessor, model: CausalModel, run: Run
+    rows: Sequence[Row], processor: CausalQwenProcessor, model: CausalModel, run: Run
 ) -> Examples:
     names = model.config.value_fields or ()
     examples = encode_rows(rows, processor, run.max_length, run.mask_prompt, names)
@@ -178,34 +178,26 @@ def _examples(
 def _checkpoint(output: Path, resume: bool) -> str | None:
     last = last_checkpoint(output)
     if resume and last is None:
-        raise ValueError(f"{output} holds no checkpoint to resume from; leave --resume out.")
+        raise ValueError(f"{output} has no checkpoint to resume from; omit --resume.")
     if not resume and output.is_dir() and any(output.iterdir()):
-        raise FileExistsError(f"{output} is not empty; choose another, or go on with --resume.")
+        raise FileExistsError(f"{output} is not empty; choose another, or continue with --resume.")
     return None if last is None else str(last)
 
 
 def _with_lora(model: Any, rank: int) -> Any:
-    """LoRA on the backbone's projections; the causal heads are trained whole."""
+    """LoRA on the backbone's projections; the causal heads are trained in full."""
     if not rank:
         return model
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError:
         raise ImportError(
-            "LoRA needs peft, which is not installed: pip install 'causal-qwen[lora]'"
+            f"LoRA needs peft, which is not installed: {install_hint('lora')}"
         ) from None
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        target_modules=[
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "gate_proj",
-            "up_proj",
-            "down_proj",
-        ],
+        target_modules=list(LORA_MODULES),
         modules_to_save=["abduction", "action", "decision"],
         task_type="CAUSAL_LM",
     )

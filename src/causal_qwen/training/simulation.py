@@ -1,14 +1,14 @@
-"""Simulation: the causal chain on random features, against a truth that is known.
+"""Simulation: the causal chain trained on random features, against known true parameters.
 
-The backbone is replaced by features z ~ N(0, I) and the world by a law of the model's own kind:
+The backbone is replaced by features z ~ N(0, I), and the data come from a model of the same kind:
 
     u = z + gamma t                      an individual, t standard Cauchy
     token = argmax_k W*_k.u              among V tokens, one of which is <NUM>
     value = w*.u' + c*                   where the token is <NUM>, u' a second individual
 
 so that the value is Cauchy(w*.z + c*, |w*|_1 gamma), given z (with u' = u it would depend on
-having been chosen). Training sees z, tokens and values only. Classification, gate and regression
-have to find the law again.
+the choice of the token). Training sees z, tokens and values only; classification, gate and
+regression have to recover the parameters.
 """
 
 from __future__ import annotations
@@ -32,24 +32,31 @@ GAMMA, CENTER = 0.05, 3.0
 BATCH, STEPS, RATE = 512, 1500, 0.02
 
 
-class World:
-    """The law that is to be found."""
+class GroundTruth:
+    """The true parameters, and data drawn from them."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
-        self.law = torch.randn(TOKENS, SIZE, generator=generator)
-        self.law[NUMBER] *= 2.0  # numbers are common
-        self.value = torch.randn(SIZE, generator=generator)
+        self.weight = torch.randn(TOKENS, SIZE, generator=generator)  # W*
+        self.weight[NUMBER] *= 2.0  # numbers are frequent
+        self.value = torch.randn(SIZE, generator=generator)  # w*
+
+    def individuals(self, z: Tensor) -> Tensor:
+        return Cauchy(z, torch.full_like(z, GAMMA)).sample(self.generator)
 
     def draw(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Features (N, C), tokens (N,) and values (N,)."""
         z = torch.randn(count, SIZE, generator=self.generator)
-        world = Cauchy(z, torch.full_like(z, GAMMA))
-        speaker, teller = world.sample(self.generator), world.sample(self.generator)
-        return z, (speaker @ self.law.T).argmax(-1), teller @ self.value + CENTER
+        u, other = self.individuals(z), self.individuals(z)
+        return z, (u @ self.weight.T).argmax(-1), other @ self.value + CENTER
+
+    def number_probability(self, z: Tensor, samples: int = 400) -> float:
+        """The true mean of P(<NUM> | z), by Monte Carlo over individuals."""
+        u = self.individuals(z.expand(samples, *z.shape))
+        return _mean((u @ self.weight.T).argmax(-1) == NUMBER)
 
 
-class Mind(CausalInitMixin, torch.nn.Module):
+class CausalChain(CausalInitMixin, torch.nn.Module):
     """The chain behind the backbone: abduction, action, decision."""
 
     def __init__(self) -> None:
@@ -71,7 +78,7 @@ class Mind(CausalInitMixin, torch.nn.Module):
         for module in (*parts, self.action, self.decision):
             self._init_weights(module)
         torch.nn.init.normal_(self.head.weight, std=0.1)
-        self.abduction.loc.requires_grad_(False)  # or w and W_loc could share the value's law
+        self.abduction.loc.requires_grad_(False)  # otherwise w and W_loc are not identifiable
 
     def loss(self, z: Tensor, tokens: Tensor, values: Tensor) -> Tensor:
         return causal_loss(
@@ -87,7 +94,7 @@ class Mind(CausalInitMixin, torch.nn.Module):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that training was to find: what is true, and what was found."""
+    """A true quantity and its value after training."""
 
     name: str
     true: float
@@ -102,62 +109,46 @@ class Finding:
 def simulate(
     steps: int = STEPS, seed: int = 0, progress: Callable[[int, float], None] = lambda *_: None
 ) -> list[Finding]:
-    """Train on the world, and compare what was found with what is true."""
-    generator = torch.Generator().manual_seed(seed)
-    world = World(generator)
+    """Train on simulated data, and compare with the true parameters."""
+    truth = GroundTruth(torch.Generator().manual_seed(seed))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        mind = Mind()
-    learning = [p for p in mind.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(learning, lr=RATE, weight_decay=0.0)
+        model = CausalChain()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=RATE / 100)
     for step in range(steps):
-        loss = mind.loss(*world.draw(BATCH))
+        loss = model.loss(*truth.draw(BATCH))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         progress(step + 1, loss.item())
-    return compare(mind, world)
+    return compare(model, truth)
 
 
 @torch.no_grad()
-def compare(mind: Mind, world: World) -> list[Finding]:
-    z, tokens, values = world.draw(20_000)
-    s, y = mind.action(mind.abduction(z), mind.head)
-    chosen = mind.decision.choose(s)
-    best = (z @ world.law.T).argmax(-1)  # what most individuals with these features do
+def compare(model: CausalChain, truth: GroundTruth) -> list[Finding]:
+    z, tokens, values = truth.draw(20_000)
+    s, y = model.action(model.abduction(z), model.head)
+    chosen = model.decision.choose(s)
+    best = (z @ truth.weight.T).argmax(-1)  # the choice of most individuals with these features
     is_number = tokens == NUMBER
-    weight = mind.action.value.weight[0]
     inside = (y.cdf(values.to(y.loc)) - 0.5).abs() <= 0.45
-    p_number = mind.decision(s)[:, NUMBER]
+    p_number = model.decision(s)[:, NUMBER]
+    certainty = truth.number_probability(z[is_number][:500])
+    scale = GAMMA * float(truth.value.abs().sum())
+    value = model.action.value
+    weights = zip(truth.value.tolist(), value.weight[0].tolist(), strict=True)
     return [
-        Finding("top-1 accuracy (the best)", _mean(best == tokens), _mean(chosen == tokens), 0.08),
+        Finding("top-1 accuracy (optimum)", _mean(best == tokens), _mean(chosen == tokens), 0.08),
         Finding("share of numbers", _mean(is_number), _mean(p_number), 0.03),
-        Finding("P(<NUM>) where a number stands", *_certainty(world, z, is_number, p_number), 0.1),
-        Finding("value: constant c", CENTER, mind.action.value.bias.item(), 0.1),
-        Finding("value: scale |w| gamma", *_scales(world, y), 0.1),
-        Finding("value: 90% intervals hold", 0.9, _mean(inside[is_number]), 0.03),
-        *(
-            Finding(f"value: w[{i}]", true, found, 0.1)
-            for i, (true, found) in enumerate(
-                zip(world.value.tolist(), weight.tolist(), strict=True)
-            )
-        ),
+        Finding("P(<NUM>) at numbers", certainty, _mean(p_number[is_number]), 0.1),
+        Finding("value: constant c", CENTER, value.bias.item(), 0.1),
+        Finding("value: scale |w| gamma", scale, float(y.scale.median()), 0.1),
+        Finding("value: coverage of 90% intervals", 0.9, _mean(inside[is_number]), 0.03),
+        *(Finding(f"value: w[{i}]", *pair, 0.1) for i, pair in enumerate(weights)),
     ]
-
-
-def _certainty(world: World, z: Tensor, is_number: Tensor, p_number: Tensor) -> tuple[float, float]:
-    """How likely a number was where one came: by asking many individuals, and by the model."""
-    some = z[is_number][:500]
-    crowd = some.expand(400, *some.shape)
-    crowd = Cauchy(crowd, torch.full_like(crowd, GAMMA)).sample(world.generator)
-    true = (crowd @ world.law.T).argmax(-1) == NUMBER  # (crowd, 500)
-    return _mean(true), _mean(p_number[is_number])
-
-
-def _scales(world: World, y: Cauchy) -> tuple[float, float]:
-    return GAMMA * float(world.value.abs().sum()), float(y.scale.median())
 
 
 def _mean(values: Tensor) -> float:

@@ -1,14 +1,14 @@
-"""Training: Hugging Face's Trainer, told what a causal model wants to have counted and logged.
+"""Trainer: Hugging Face's Trainer with our loss terms and metrics.
 
 The model computes its own loss from `labels` and `numeric_values`, so a plain `Trainer` works too.
-This one counts numbers as well as tokens over an accumulated batch, gives the causal heads a
-learning rate of their own, logs the loss by its terms, and measures everything in `metrics`.
+This one counts numbers as well as tokens over an accumulated batch, has a separate learning rate
+for the causal heads, logs the loss by its terms, and evaluates with `metrics`.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from causal_qwen.training.checkpoints import PREFIX
 from causal_qwen.training.metrics import MetricAccumulator
 
 HEADS = ("abduction.", "action.", "decision.", "model.value_direction")
-TERMS = {  # as they are logged: in the output, and their weight in the config
+TERMS = {  # name in the log -> (field of the output, its weight in the config)
     "cls_loss_mean": ("classification_loss", "classification_loss_weight"),
     "reg_loss_effective": ("regression_loss", "regression_loss_weight"),
     "compat_loss_mean": ("compatibility_loss", "compat_loss_weight"),
@@ -35,13 +35,14 @@ TERMS = {  # as they are logged: in the output, and their weight in the config
 
 @dataclass
 class CausalTrainingArguments(TrainingArguments):
-    """Hugging Face's arguments, and three of our own."""
+    """Hugging Face's arguments and three more."""
 
     head_learning_rate: float | None = field(
-        default=None, metadata={"help": "of abduction, noise, thresholds; as the rest by default"}
+        default=None,
+        metadata={"help": "of abduction, noise, thresholds; default: learning_rate"},
     )
-    train: str = field(default="all", metadata={"help": "all, or heads: the backbone stays"})
-    recalibrate: bool = field(default=True, metadata={"help": "the noise gains, after training"})
+    train: str = field(default="all", metadata={"help": "all, or heads: the backbone is frozen"})
+    recalibrate: bool = field(default=True, metadata={"help": "measure noise gains after training"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +50,7 @@ class CausalTrainingArguments(TrainingArguments):
 
 
 class CausalTrainer(Trainer):
-    """A Trainer that counts numbers, logs the loss's terms and evaluates as `metrics` says."""
+    """A Trainer that counts numbers, logs the terms of the loss and evaluates with `metrics`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,23 +61,23 @@ class CausalTrainer(Trainer):
         self._check_shards()
         self._num_numbers: Tensor | None = None
         self._terms: dict[str, list[float]] = {name: [] for name in TERMS}
-        self._tally: MetricAccumulator | None = None
+        self._metrics: MetricAccumulator | None = None
 
     def _check_shards(self) -> None:
-        """FSDP2 trains a tied head wrongly, in plain Qwen2 too, if its rows do not divide evenly:
-        the losses differ from one process's from the second step on, and nothing else tells."""
+        """FSDP2 computes wrong gradients for tied embeddings when vocab_size % world_size != 0,
+        without an error (plain Qwen2 too): losses differ from the second step on."""
         config, shards = self.causal_model.config, self.args.world_size
         rows = config.vocab_size
         if self.is_fsdp_enabled and config.tie_word_embeddings and rows % shards:
             raise ValueError(
-                f"FSDP cannot share {rows} tied rows evenly among {shards} processes; first call "
+                f"FSDP cannot split {rows} tied rows evenly into {shards} shards; first call "
                 f"model.resize_token_embeddings({-(-rows // shards) * shards})."
             )
 
     # ------------------------------------------------------------ one step
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """Numbers are counted over the accumulated batch, as tokens are."""
+        """Count numbers over the accumulated batch, as the parent counts tokens."""
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         k = self.causal_model.config.num_token_id
         if k is not None and num_items is not None:
@@ -107,14 +108,14 @@ class CausalTrainer(Trainer):
     def _record(self, loss: Tensor, outputs: Any) -> None:
         if not loss.isfinite():
             raise FloatingPointError(
-                f"The loss is {loss.item()} at step {self.state.global_step + 1}; see that batch, "
-                f"or lower the learning rate. Checkpoints in {self.args.output_dir} are whole."
+                f"loss={loss.item()} at step {self.state.global_step + 1}; check that batch, or "
+                f"lower the learning rate; checkpoints in {self.args.output_dir} are intact."
             )
         for name, (key, _) in TERMS.items():
             self._terms[name].append(float(outputs[key].detach()))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """With the loss's terms: summed over processes and accumulated batches, mean over steps."""
+        """Add the loss terms: summed over processes and accumulated batches, mean over steps."""
         if "loss" in logs and (parts := len(self._terms["cls_loss_mean"])):
             steps = parts / self.args.gradient_accumulation_steps
             sums = torch.tensor([sum(values) / steps for values in self._terms.values()])
@@ -126,29 +127,29 @@ class CausalTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """As in the parent, with the causal heads in groups of their own."""
+        """The parent's optimizer, with the causal heads in separate parameter groups."""
         optimizer = super().create_optimizer(*args, **kwargs)
         rate = getattr(self.args, "head_learning_rate", None)
         if rate is not None:
             heads = {id(p) for name, p in self.model.named_parameters() if _is_head(name)}
             for group in list(optimizer.param_groups):
-                mine = [p for p in group["params"] if id(p) in heads]
+                own = [p for p in group["params"] if id(p) in heads]
                 group["params"] = [p for p in group["params"] if id(p) not in heads]
-                if mine:
+                if own:
                     options = {k: v for k, v in group.items() if k != "params"}
-                    optimizer.add_param_group({**options, "params": mine, "lr": rate})
+                    optimizer.add_param_group({**options, "params": own, "lr": rate})
         return optimizer
 
     # ------------------------------------------------------------ evaluation
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        self._tally = MetricAccumulator(self.causal_model)
+        self._metrics = MetricAccumulator(self.causal_model)
         metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        self._tally.gather()
-        mine = {f"{metric_key_prefix}_{name}": v for name, v in self._tally.compute().items()}
-        self._tally = None
-        self.log(mine)
-        return metrics | mine
+        self._metrics.gather()
+        added = {f"{metric_key_prefix}_{name}": v for name, v in self._metrics.compute().items()}
+        self._metrics = None
+        self.log(added)
+        return metrics | added
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
@@ -156,14 +157,14 @@ class CausalTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
-        if self._tally is not None:
-            self._tally.add(Cauchy(outputs["loc_U"], outputs["scale_U"]), inputs)
+        if self._metrics is not None:
+            self._metrics.add(Cauchy(outputs["loc_U"], outputs["scale_U"]), inputs)
         return loss.detach(), None, None
 
     # ------------------------------------------------------------ saving
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """All of a checkpoint or nothing: what a full disk cuts short is removed again."""
+        """Save a complete checkpoint, or remove it: a full disk leaves no partial one."""
         try:
             with quiet():
                 super()._save_checkpoint(*args, **kwargs)
@@ -172,22 +173,27 @@ class CausalTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(Path(self.args.output_dir) / name, ignore_errors=True)
             raise OSError(
-                f"{name} could not be saved in {self.args.output_dir} ({error}); earlier "
-                "checkpoints are whole: mend that, and go on with --resume."
+                f"{name} could not be saved in {self.args.output_dir} ({error}); fix the cause and "
+                "continue with --resume: earlier checkpoints are intact."
             ) from error
 
     # ------------------------------------------------------------ afterwards
 
     def finish(
-        self, processor: Processor, texts: Sequence[Tensor], prompts: Sequence[Tensor]
+        self,
+        processor: Processor,
+        texts: Sequence[Tensor],
+        prompts: Sequence[Tensor],
+        progress: Callable[[str], None] | None = None,
     ) -> None:
-        """Recalibrate the noise, let model and processor say how numbers are read, and save."""
-        if hasattr(self.causal_model, "merge_and_unload"):  # LoRA: what is saved is a whole model
-            self.model = self.model_wrapped = self.causal_model = (
-                self.causal_model.merge_and_unload()
-            )
+        """Merge LoRA, recalibrate the noise, and save model and processor."""
+        if hasattr(self.causal_model, "merge_and_unload"):
+            merged = self.causal_model.merge_and_unload()
+            self.model = self.model_wrapped = self.causal_model = merged
         with quiet():
             if self.args.recalibrate:
+                if progress is not None:
+                    progress("measuring noise gains")
                 calibrate_noise(self.causal_model, prompts, texts)
             self.causal_model.config.encode_numbers = processor.encode_numbers
             self.save_model()
