@@ -1,71 +1,137 @@
-"""Options: one spelling for everything that more than one command takes."""
+"""Options: arguments that several commands share, and the checks made before a model is loaded."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import secrets
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from causal_qwen.cli.checks import numpy_seed, torch_seed
+from causal_qwen.options import NOISY_MODES, Mode, NumberReading
+
+if TYPE_CHECKING:
+    from causal_qwen.decoding.settings import DecodingSettings
 
 
-def modes() -> list[str]:
-    """For the shell to complete."""
-    from causal_qwen.options import MODES
+def given(value: str | None) -> str | None:
+    """Typer callback: refuse an empty text, such as an unset variable of a script."""
+    if value is not None and not value.strip():
+        raise typer.BadParameter("it is empty.")
+    return value
 
-    return list(MODES)
+
+def writable(path: Path | None) -> Path | None:
+    """Typer callback: refuse a file that cannot be written once the work is done."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory; name a file.")
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"{path} cannot be written: {path.parent} is not a directory.")
+    return path
 
 
-Model = Annotated[
-    str,
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
+]
+Prompt = Annotated[str, typer.Argument(help="The beginning of the text.", callback=given)]
+DecodingMode = Annotated[
+    Mode | None,
     typer.Option(
-        "--model", "-m", help="A converted model or a hub name; the embedded one by default."
+        "--mode", help="Decision rule. Default: causal with --individual, else the model's own."
     ),
 ]
-Prompt = Annotated[str, typer.Argument(help="The beginning of the text.")]
-Mode = Annotated[
-    str,
-    typer.Option("--mode", help="standard, sampling, causal or compatible.", autocompletion=modes),
-]
 Who = Annotated[
-    str | None, typer.Option("--individual", "-i", help="Who speaks: a seed, or a saved file.")
+    str | None, typer.Option("--individual", "-i", help="A seed, or the file of an individual.")
 ]
-
-
-def temperature(usual: str) -> Any:
-    return typer.Option("--temperature", "-t", help=f"Of the noise; {usual}.", min=0.0)
-
-
-def min_density(usual: str) -> Any:
-    what = f"Likelihood truncation{usual}."
-    return typer.Option("--min-density", help=what, min=0.0, max=1.0)
-
-
-Temperature = Annotated[float | None, temperature("1 by default")]
-MinDensity = Annotated[float | None, min_density(", 0 to 1")]
-# A conversation has its own: what keeps a small model on topic.
-TalkTemperature = Annotated[float | None, temperature("4 by default, 1 in sampling")]
-TalkMinDensity = Annotated[float | None, min_density("; 0.05 by default")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Of the likeliest tokens.", min=1)]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature", "-t", help="Strength of the noise. Default: the model's.", min=0.0
+    ),
+]
+MinDensity = Annotated[
+    float | None,
+    typer.Option(help="Likelihood truncation. Default: the model's.", min=0.0, max=1.0),
+]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.", min=1)]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", help="Of the probability.", min=0.0, max=1.0)
+    float | None,
+    typer.Option(help="Keep the most likely tokens up to this probability.", min=0.0, max=1.0),
 ]
-Length = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to say.", min=1)]
-Chat = Annotated[bool, typer.Option("--chat", help="Ask as a user of a chat model.")]
-Numbers = Annotated[str | None, typer.Option("--numbers", help="Read numbers as text or value.")]
+NewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", "-n", help="Generate at most n tokens.", min=1)
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Use the prompt as a user's chat message.")]
+Numbers = Annotated[
+    NumberReading | None, typer.Option("--numbers", help="Read numbers as digits or as values.")
+]
 SoftmaxSeed = Annotated[
     int | None,
-    typer.Option("--seed", help="Of softmax sampling (compatible).", min=0, callback=torch_seed),
+    typer.Option("--seed", help="Seed of softmax sampling (compatible).", min=0, max=2**64 - 1),
 ]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", help="Of everything that is drawn.", min=0, callback=numpy_seed),
+Seed = Annotated[  # NumPy's global generator takes 32 bits
+    int, typer.Option(help="Seed of all random draws.", min=0, max=2**32 - 1)
 ]
 Template = Annotated[
     str | None,
-    typer.Option("--template", help='For CSV, e.g. "A {carat} carat ring costs |||{price}".'),
+    typer.Option(help='Text of a CSV row, e.g. "A {carat} carat ring costs |||{price}".'),
 ]
-RowLength = Annotated[int, typer.Option("--max-length", help="Tokens of a row.", min=2)]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Rows at a time.", min=1)]
+RowLength = Annotated[int, typer.Option("--max-length", help="Cut rows to n tokens.", min=2)]
+BatchSize = Annotated[int, typer.Option(help="Rows per batch.", min=1)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing directory.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def check_individual(individual: str | None, mode: str | None, is_saved: bool = False) -> Any:
+    """-> (seed, Individual or None; mode). An individual without a mode implies `causal`."""
+    if individual is None and not is_saved:
+        return None, mode
+    if mode not in (None, *NOISY_MODES):
+        raise ValueError(f"--individual has no effect in --mode {mode}; use causal or sampling.")
+    from causal_qwen.individuals.individual import parse_individual
+
+    return None if individual is None else parse_individual(individual), mode or "causal"
+
+
+def check_seed(seed: int | None, mode: str | None) -> None:
+    """Refuse a seed that has no effect; None is a mode that the model decides."""
+    if seed is not None and mode not in (None, "compatible"):
+        cure = "use --individual" if mode in NOISY_MODES else "it is deterministic"
+        raise ValueError(f"--seed has no effect in --mode {mode}; {cure}, or --mode compatible.")
+
+
+def decoding_options(
+    resolve: Callable[..., DecodingSettings], seed: int | None, **options: Any
+) -> tuple[dict[str, Any], int | None]:
+    """-> options of `generate` and the softmax seed; draws the individual or seed not given.
+
+    In `compatible`, a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
+    """
+    settings = resolve(**options)
+    check_seed(seed, settings.mode)
+    if settings.is_noisy and settings.individual is None:
+        options["individual"] = secrets.randbelow(2**62)
+    if settings.mode == "compatible":
+        given = (seed, *(options[name] for name in ("temperature", "top_k", "top_p")))
+        if options["temperature"] == 0:
+            options |= {"temperature": None, "do_sample": False}
+        elif any(value is not None for value in given):
+            options["do_sample"] = True
+        if seed is None and resolve(**options).do_sample:
+            seed = secrets.randbelow(2**62)
+    return options, seed
+
+
+def replay_tail(context: typer.Context, **resolved: Any) -> str:
+    """The options that generate the same text again: those given, and `resolved` ones."""
+    words: list[str] = []
+    for option in context.command.params:
+        name = str(option.name)
+        value = resolved.get(name, context.params.get(name))
+        is_default = value in (None, "", False) or (value == option.default and name != "mode")
+        if option.param_type_name != "option" or is_default or name == "save_individual":
+            continue
+        words += [max(option.opts, key=len)] + ([] if value is True else [str(value)])
+    return shlex.join(words)
