@@ -25,7 +25,7 @@ from causal_qwen.cli.options import (
     check_seed,
     decoding_options,
     given,
-    replay_tail,
+    print_replay,
 )
 from causal_qwen.terminal import print_json
 
@@ -85,14 +85,16 @@ def np_generate(
         top_p=top_p,
     )
     settings, who = engine.resolve(**options), options["individual"]
-    reading = {"encode_numbers": numbers, "chat": chat}
-    call = {**options, **reading, "seed": seed, "max_new_tokens": max_new_tokens}
+    call = {"encode_numbers": numbers, "chat": chat, "max_new_tokens": max_new_tokens, "seed": seed}
     if as_json:
-        steps = list(engine.stream(prompt, summarize=summary, **call))
-        noise = None if who is None else engine.individual(who, settings)
-        print_json({**as_record(prompt, steps), **settings.to_dict(noise), **call})
+        steps = list(engine.stream(prompt, summarize=summary, **options, **call))
+        record = settings.to_dict(None if isinstance(who, int) else who)
+        print_json({**as_record(prompt, steps), "individual": who, **record, **call})
         return
-    watch(engine, prompt, quiet=quiet, attention=attention, summary=summary, **call)
+    views = {"quiet": quiet, "attention": attention, "summary": summary}
+    watch(engine, prompt, **views, **options, **call)
+    if not quiet:
+        print_replay(context, settings.mode, who, seed)
 
 
 def verify(

@@ -26,7 +26,7 @@ from causal_qwen.cli.options import (
     check_seed,
     decoding_options,
     given,
-    replay_tail,
+    print_replay,
     writable,
 )
 from causal_qwen.options import Mode, Semantics
@@ -105,10 +105,7 @@ def generate(
         print_json({**result.to_dict(prompt), **reading, "max_new_tokens": max_new_tokens})
         return
     write("\n")
-    drawn = {"individual": options["individual"], "seed": seed}
-    if (who is None and drawn["individual"] is not None) or context.params["seed"] != seed:
-        tail = replay_tail(context, mode=result.settings.mode, **drawn)
-        typer.echo(f"(replay: {tail})", err=True)
+    print_replay(context, result.settings.mode, options["individual"], seed)
 
 
 def chat(

@@ -124,14 +124,15 @@ def decoding_options(
     return options, seed
 
 
-def replay_tail(context: typer.Context, **resolved: Any) -> str:
-    """The options that generate the same text again: those given, and `resolved` ones."""
+def print_replay(context: typer.Context, mode: str, individual: Any, seed: int | None) -> None:
+    """If an individual or a seed was drawn, print the options that generate the text again."""
+    drawn = {"individual": individual, "seed": seed}
+    if all(context.params[name] is not None for name, value in drawn.items() if value is not None):
+        return
+    values = {**context.params, **drawn, "mode": mode, "save_individual": None}
     words: list[str] = []
     for option in context.command.params:
-        name = str(option.name)
-        value = resolved.get(name, context.params.get(name))
-        is_default = value in (None, "", False) or (value == option.default and name != "mode")
-        if option.param_type_name != "option" or is_default or name == "save_individual":
-            continue
-        words += [max(option.opts, key=len)] + ([] if value is True else [str(value)])
-    return shlex.join(words)
+        value = values.get(option.name)
+        if option.param_type_name == "option" and value not in (None, "", False, option.default):
+            words += [max(option.opts, key=len)] + ([] if value is True else [str(value)])
+    typer.echo(f"replay: {shlex.join(words)}", err=True)

@@ -92,9 +92,7 @@ def _with_facts(
         tokens.append(step.token)
 
 
-def _plain(
-    steps: Iterator[tuple[Step, str]], prompt: str, file: TextIO, quiet: bool
-) -> list[Step]:
+def _plain(steps: Iterator[tuple[Step, str]], prompt: str, file: TextIO, quiet: bool) -> list[Step]:
     """Write the text as it grows; then, unless quiet, the facts of each token."""
     done, lines = list[Step](), []
     first = list(islice(steps, 1))  # errors are raised before anything is written
