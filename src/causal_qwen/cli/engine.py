@@ -6,27 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
+from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import directory_of, split_model
-from causal_qwen.cli.options import (
-    Chat,
-    DecodingMode,
-    Json,
-    MinDensity,
-    ModelName,
-    NewTokens,
-    Numbers,
-    SoftmaxSeed,
-    Temperature,
-    TopK,
-    TopP,
-    Who,
-    check_individual,
-    check_seed,
-    decoding_options,
-    given,
-    print_replay,
-)
 from causal_qwen.terminal import print_json
 
 MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name; or use --model."
@@ -34,32 +17,29 @@ MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name; or use --mo
 
 def np_generate(
     context: typer.Context,
-    first: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
+    first: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
     second: Annotated[
-        str,
-        typer.Argument(metavar="PROMPT", show_default=False, help="The beginning of the text."),
+        str, Argument(metavar="PROMPT", show_default=False, help="The beginning of the text.")
     ] = "",
-    model: ModelName = "",
-    mode: DecodingMode = None,
-    individual: Who = None,
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: SoftmaxSeed = None,
-    max_new_tokens: NewTokens = 60,
-    numbers: Numbers = None,
-    chat: Chat = False,
+    model: opt.ModelName = "",
+    mode: opt.DecodingMode = None,
+    individual: opt.Who = None,
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    seed: opt.SoftmaxSeed = None,
+    max_new_tokens: opt.NewTokens = 60,
+    numbers: opt.Numbers = None,
+    chat: opt.Chat = False,
     dtype: Annotated[
         Literal["float32"] | None,
-        typer.Option(help="Keep a copy in this type: faster for 16-bit weights, more memory."),
+        Option(help="Keep a copy in this type: faster for 16-bit weights, more memory."),
     ] = None,
-    attention: Annotated[bool, typer.Option("--attention", help="Show attention.")] = False,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Show figures of U, S, P and Y.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the new text.")] = False,
-    as_json: Json = False,
+    attention: Annotated[bool, Option("--attention", help="Show attention.")] = False,
+    summary: Annotated[bool, Option("--summary", help="Show figures of U, S, P and Y.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Continue a prompt with NumPy alone, with a live view of every token.
 
@@ -68,13 +48,13 @@ def np_generate(
     model, prompt = split_model(first, second, model)
     if not prompt.strip():
         raise typer.BadParameter("it is empty.", param_hint="PROMPT")
-    who, mode = check_individual(individual, mode)
-    check_seed(seed, mode)
+    who, mode = opt.check_individual(individual, mode)
+    opt.check_seed(seed, mode)
     from causal_qwen.engine import Engine
     from causal_qwen.engine.live_view import as_record, watch
 
     engine = Engine.from_pretrained(directory_of(model), dtype=dtype)
-    options, seed = decoding_options(
+    options, seed = opt.decoding_options(
         engine.resolve,
         seed,
         mode=mode,
@@ -94,24 +74,24 @@ def np_generate(
     views = {"quiet": quiet, "attention": attention, "summary": summary}
     watch(engine, prompt, **views, **options, **call)
     if not quiet:
-        print_replay(context, settings.mode, who, seed)
+        opt.print_replay(context, settings.mode, who, seed)
 
 
 def verify(
-    which: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
-    model: ModelName = "",
+    which: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
+    model: opt.ModelName = "",
     prompt: Annotated[
-        str | None, typer.Option(help="The text to compare on.", callback=given)
+        str | None, Option(help="The text to compare on.", callback=opt.given)
     ] = None,
-    max_new_tokens: NewTokens = 32,
+    max_new_tokens: opt.NewTokens = 32,
     tolerance: Annotated[
-        float | None, typer.Option(help="Largest logit difference to torch float32.", min=0.0)
+        float | None, Option(help="Largest logit difference to torch float32.", min=0.0)
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write verify.json and .png here.", file_okay=False),
+        Option("--output", "-o", help="Write verify.json and .png here.", file_okay=False),
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Verify the NumPy engine against torch in float32 and float64; exit 1 if a bound is missed.
 

@@ -6,34 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
+from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import load
-from causal_qwen.cli.options import (
-    Chat,
-    DecodingMode,
-    Json,
-    MinDensity,
-    ModelName,
-    NewTokens,
-    Numbers,
-    Prompt,
-    SoftmaxSeed,
-    Temperature,
-    TopK,
-    TopP,
-    Who,
-    check_individual,
-    check_seed,
-    decoding_options,
-    given,
-    print_replay,
-    writable,
-)
 from causal_qwen.options import Mode, Semantics
 from causal_qwen.terminal import print_json, status
 
 
-def demo(model: ModelName = "", as_json: Json = False) -> None:
+def demo(model: opt.ModelName = "", as_json: opt.Json = False) -> None:
     """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
@@ -46,33 +27,33 @@ def demo(model: ModelName = "", as_json: Json = False) -> None:
 
 def generate(
     context: typer.Context,
-    prompt: Prompt,
-    model: ModelName = "",
-    mode: DecodingMode = None,
-    individual: Who = None,
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: SoftmaxSeed = None,
-    max_new_tokens: NewTokens = 60,
-    numbers: Numbers = None,
-    chat: Chat = False,
+    prompt: opt.Prompt,
+    model: opt.ModelName = "",
+    mode: opt.DecodingMode = None,
+    individual: opt.Who = None,
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    seed: opt.SoftmaxSeed = None,
+    max_new_tokens: opt.NewTokens = 60,
+    numbers: opt.Numbers = None,
+    chat: opt.Chat = False,
     save_individual: Annotated[
-        Path | None, typer.Option(help="Save the individual in this file.", callback=writable)
+        Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Continue a prompt in one of the four modes, token by token.
 
     Example: causal-qwen generate "The train was late" --individual 7
     """
-    who, mode = check_individual(individual, mode, is_saved=save_individual is not None)
-    check_seed(seed, mode)
+    who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
+    opt.check_seed(seed, mode)
     processor, causal = load(model, numbers)
     from causal_qwen.generation.streaming import chat_inputs, generate_text
 
-    options, seed = decoding_options(
+    options, seed = opt.decoding_options(
         causal.resolve_settings,
         seed,
         causal_mode=mode,
@@ -105,19 +86,19 @@ def generate(
         print_json({**result.to_dict(prompt), **reading, "max_new_tokens": max_new_tokens})
         return
     write("\n")
-    print_replay(context, result.settings.mode, options["individual"], seed)
+    opt.print_replay(context, result.settings.mode, options["individual"], seed)
 
 
 def chat(
-    model: ModelName = "",
-    mode: Annotated[Mode, typer.Option(help="Decision rule.")] = "causal",
-    individual: Who = None,
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
-    max_new_tokens: NewTokens = 200,
-    numbers: Numbers = None,
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    as_json: Json = False,
+    model: opt.ModelName = "",
+    mode: Annotated[Mode, Option(help="Decision rule.")] = "causal",
+    individual: opt.Who = None,
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    max_new_tokens: opt.NewTokens = 200,
+    numbers: opt.Numbers = None,
+    system: Annotated[str | None, Option(help="A system message.")] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Chat with one individual over several turns; /help lists the commands.
 
@@ -125,7 +106,7 @@ def chat(
 
     Example: causal-qwen chat --individual 7
     """
-    who, _ = check_individual(individual, None)  # in any mode: /mode can change it
+    who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
     processor, causal = load(model, numbers)
     from causal_qwen.cli.chat import Conversation, run
 
@@ -143,33 +124,33 @@ def chat(
 
 
 def counterfactual(
-    text: Annotated[str, typer.Argument(help="The factual beginning.", callback=given)],
-    individual: Who = "0",
+    text: Annotated[str, Argument(help="The factual beginning.", callback=opt.given)],
+    individual: opt.Who = "0",
     prompt: Annotated[
-        str | None, typer.Option(help="Edit: another beginning.", callback=given)
+        str | None, Option(help="Edit: another beginning.", callback=opt.given)
     ] = None,
     token: Annotated[
-        str | None, typer.Option(help='Edit: one token, "POSITION=TOKEN", counted from 0.')
+        str | None, Option(help='Edit: one token, "POSITION=TOKEN", counted from 0.')
     ] = None,
-    number: Annotated[str | None, typer.Option(help='Edit: a value, "INDEX=VALUE".')] = None,
-    other_model: Annotated[str | None, typer.Option(help="Edit: another model.")] = None,
+    number: Annotated[str | None, Option(help='Edit: a value, "INDEX=VALUE".')] = None,
+    other_model: Annotated[str | None, Option(help="Edit: another model.")] = None,
     semantics: Annotated[
-        Semantics, typer.Option(help="Keep all noise (pearl) or redraw chance (disco).")
+        Semantics, Option(help="Keep all noise (pearl) or redraw chance (disco).")
     ] = "pearl",
-    model: ModelName = "",
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
-    max_new_tokens: NewTokens = 40,
+    model: opt.ModelName = "",
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    max_new_tokens: opt.NewTokens = 40,
     html: Annotated[
-        Path | None, typer.Option(help="Also write an HTML table.", callback=writable)
+        Path | None, Option(help="Also write an HTML table.", callback=opt.writable)
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Compare the texts of one individual before and after an edit.
 
     Example: causal-qwen counterfactual "The king" --prompt "The queen" -i 7
     """
-    who, _ = check_individual(individual or "0", "causal")
+    who, _ = opt.check_individual(individual or "0", "causal")
     from causal_qwen.analysis.counterfactual import counterfactual as run
     from causal_qwen.analysis.counterfactual import parse_edit
     from causal_qwen.generation.streaming import remaining_context

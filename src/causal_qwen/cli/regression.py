@@ -7,41 +7,40 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
+from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import split_model, unless_embedded
-from causal_qwen.cli.options import Force, Json, ModelName, RowLength, Seed, given, writable
 from causal_qwen.paths import check_output_directory
 from causal_qwen.terminal import print_json, print_table
 
 
 def fit(
-    data: Annotated[str, typer.Argument(help="A CSV file with a header.", callback=given)],
-    target: Annotated[
-        list[str], typer.Option("--target", "-y", help="A column to predict; repeatable.")
-    ],
+    data: Annotated[str, Argument(help="A CSV file with a header.", callback=opt.given)],
+    target: Annotated[list[str], Option("--target", "-y", help="A column to predict; repeatable.")],
     output: Annotated[
-        str, typer.Option("--output", "-o", help="The directory to create.", callback=given)
+        str, Option("--output", "-o", help="The directory to create.", callback=opt.given)
     ],
-    text: Annotated[list[str] | None, typer.Option(help="A free-text column; repeatable.")] = None,
+    text: Annotated[list[str] | None, Option(help="A free-text column; repeatable.")] = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="A column to learn from; repeatable. Default: all.")
+        list[str] | None, Option(help="A column to learn from; repeatable. Default: all.")
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(help='Sentence of a row, e.g. "A {carat} carat ring costs". Default: made.'),
+        Option(help='Sentence of a row, e.g. "A {carat} carat ring costs". Default: made.'),
     ] = None,
-    weight: Annotated[str | None, typer.Option(help="The column of row weights.")] = None,
+    weight: Annotated[str | None, Option(help="The column of row weights.")] = None,
     backbone: Annotated[
-        Literal["frozen", "finetune", "scratch"], typer.Option(help="How to use the backbone.")
+        Literal["frozen", "finetune", "scratch"], Option(help="How to use the backbone.")
     ] = "frozen",
-    model: ModelName = "",
+    model: opt.ModelName = "",
     calibration: Annotated[
-        float, typer.Option(help="Share of rows held out for calibration.", min=0.0, max=0.9)
+        float, Option(help="Share of rows held out for calibration.", min=0.0, max=0.9)
     ] = 0.2,
-    max_length: RowLength = 512,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: Json = False,
+    max_length: opt.RowLength = 512,
+    seed: opt.Seed = 0,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Learn to predict numbers from the rows of a table, with calibrated intervals.
 
@@ -81,26 +80,23 @@ def fit(
 def predict(
     first: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FITTED", show_default=False, help="The output of `fit`, unless --model is."
         ),
     ] = "",
     second: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", show_default=False, help="A CSV file with the same columns."
-        ),
+        str, Argument(metavar="DATA", show_default=False, help="A CSV file with the same columns.")
     ] = "",
-    model: Annotated[str, typer.Option("--model", "-m", help="The same as FITTED.")] = "",
+    model: Annotated[str, Option("--model", "-m", help="The same as FITTED.")] = "",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A CSV file. Default: stdout.", callback=writable),
+        Option("--output", "-o", help="A CSV file. Default: stdout.", callback=opt.writable),
     ] = None,
-    level: Annotated[float, typer.Option(help="Level of the interval, 0 to 1.")] = 0.9,
+    level: Annotated[float, Option(help="Level of the interval, 0 to 1.")] = 0.9,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Use the Cauchy's interval without calibration.")
+        bool, Option("--raw", help="Use the Cauchy's interval without calibration.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Predict a median and an interval for every row of a table.
 

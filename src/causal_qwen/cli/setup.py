@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
+from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import check_model, unless_embedded
-from causal_qwen.cli.options import Force, Json, ModelName, given
 from causal_qwen.options import Initialization
 from causal_qwen.paths import check_output_directory
 from causal_qwen.terminal import print_json, print_table, status
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: opt.Json = False) -> None:
     """Check the installation: packages, device, embedded model, and how to install what is missing.
 
     Example: causal-qwen doctor
@@ -38,32 +39,32 @@ def doctor(as_json: Json = False) -> None:
 def convert(
     base: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="smollm2-135m (dequantised from a Q4_1 file), a hub name, a Qwen2 or Llama "
             "directory, or a GGUF file.",
-            callback=given,
+            callback=opt.given,
         ),
     ],
-    output: Annotated[Path, typer.Argument(help="The directory to create.")],
+    output: Annotated[Path, Argument(help="The directory to create.")],
     init: Annotated[
         Initialization,
-        typer.Option(help="Calibrate the new parameters, or use the documents' literal values."),
+        Option(help="Calibrate the new parameters, or use the documents' literal values."),
     ] = "calibrated",
     causal_size: Annotated[
-        int | None, typer.Option(help="C, the size of an individual. Default: the hidden size.")
+        int | None, Option(help="C, the size of an individual. Default: the hidden size.")
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Type of the weights. Default: the base model's."),
+        Option(help="Type of the weights. Default: the base model's."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="UTF-8 text to calibrate on, one passage per line.", exists=True, dir_okay=False
         ),
     ] = None,
-    force: Force = False,
-    as_json: Json = False,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Convert a Qwen2 or Llama checkpoint to a causal model that behaves exactly like it.
 
@@ -95,11 +96,11 @@ def convert(
 
 
 def playground(
-    model: ModelName = "",
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on.", min=0, max=65535)] = 7860,
+    model: opt.ModelName = "",
+    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="The port to listen on.", min=0, max=65535)] = 7860,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
+        bool, Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
 ) -> None:
     """Open the playground in the browser; all data stays on this machine. Ctrl-C closes it.

@@ -8,85 +8,71 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
+from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import path_of
-from causal_qwen.cli.options import (
-    BatchSize,
-    Json,
-    ModelName,
-    Numbers,
-    RowLength,
-    Seed,
-    Template,
-    given,
-)
 from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
 
-# Long because it names every option: typer reads them from the signature.
+# Long because it names every option. Those that are named like fields of `CausalTrainingArguments`
+# are passed on to it.
 def train(
-    data: Annotated[
-        str, typer.Option("--data", "-d", help="JSONL, CSV, text, or the name of a dataset.")
-    ] = "",
-    output: Annotated[str, typer.Option("--output", "-o", help="The directory to create.")] = "",
-    model: ModelName = "",
+    context: typer.Context,
+    data: Annotated[str, Option("--data", "-d", help="JSONL, CSV, text, or a dataset.")] = "",
+    output: Annotated[str, Option("--output", "-o", help="The directory to create.")] = "",
+    model: opt.ModelName = "",
     from_scratch: Annotated[
-        Literal["tiny", "small", "medium"] | None,
-        typer.Option(help="Train a new model of this size instead of --model."),
+        Literal["tiny", "small", "medium"] | None, Option(help="Train a new model of this size.")
     ] = None,
-    eval_data: Annotated[
-        str | None, typer.Option(help="Held-out rows. Default: 5% of --data.")
-    ] = None,
-    template: Template = None,
-    numbers: Numbers = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps; overrides --epochs.", min=-1)] = -1,
-    epochs: Annotated[float, typer.Option(help="Passes over the data.", min=0.0)] = 1.0,
+    eval_data: Annotated[str | None, Option(help="Held-out rows. Default: 5% of --data.")] = None,
+    template: opt.Template = None,
+    numbers: opt.Numbers = None,
+    max_steps: Annotated[int, Option("--steps", help="Overrides --epochs.", min=-1)] = -1,
+    num_train_epochs: Annotated[
+        float, Option("--epochs", help="Passes over the data.", min=0.0)
+    ] = 1.0,
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            "--learning-rate", "--lr", help="Default: 2e-5, or 3e-3 from scratch.", min=0.0
-        ),
+        Option("--learning-rate", "--lr", help="Default: 2e-5, or 3e-3 from scratch.", min=0.0),
     ] = None,
     head_learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Learning rate of the causal heads. Default: the same.", min=0.0),
+        float | None, Option(help="Learning rate of the causal heads. Default: the same.", min=0.0)
     ] = None,
-    batch_size: BatchSize = 8,
-    accumulate: Annotated[int, typer.Option(help="Batches per optimizer step.", min=1)] = 1,
-    max_length: RowLength = 512,
-    pack: Annotated[bool, typer.Option("--pack", help="Pack several rows into one.")] = False,
-    eval_steps: Annotated[int, typer.Option(help="Steps between evaluations.", min=1)] = 100,
-    save_steps: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 100,
-    log_steps: Annotated[int, typer.Option(help="Steps between log entries.", min=1)] = 10,
+    batch_size: opt.BatchSize = 8,
+    gradient_accumulation_steps: Annotated[
+        int, Option("--accumulate", help="Batches per optimizer step.", min=1)
+    ] = 1,
+    max_length: opt.RowLength = 512,
+    pack: Annotated[bool, Option("--pack", help="Pack several rows into one.")] = False,
+    eval_steps: Annotated[int, Option(help="Steps between evaluations.", min=1)] = 100,
+    save_steps: Annotated[int, Option(help="Steps between checkpoints.", min=1)] = 100,
+    logging_steps: Annotated[
+        int, Option("--log-steps", help="Steps between log entries.", min=1)
+    ] = 10,
     early_stopping: Annotated[
-        int,
-        typer.Option(
-            help="Stop after n evaluations without a better loss and keep the best model.", min=0
-        ),
+        int, Option(help="Evaluations without a better loss; keeps the best model.", min=0)
     ] = 0,
-    scheduler: Annotated[str, typer.Option(help="Learning rate scheduler, as in HF.")] = "cosine",
-    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.", min=0.0)] = 1.0,
+    lr_scheduler_type: Annotated[str, Option("--scheduler", help="As in HF.")] = "cosine",
+    max_grad_norm: Annotated[float, Option("--clip", help="Clip the gradient.", min=0.0)] = 1.0,
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+        bool, Option("--gradient-checkpointing", help="Less memory, more time.")
     ] = False,
-    what: Annotated[
-        Literal["all", "heads"], typer.Option("--train", help="Parameters to train.")
-    ] = "all",
-    lora: Annotated[int, typer.Option(help="Rank of LoRA; 0 switches it off.", min=0)] = 0,
+    train: Annotated[Literal["all", "heads"], Option(help="Parameters to train.")] = "all",
+    lora: Annotated[int, Option(help="Rank of LoRA; 0 switches it off.", min=0)] = 0,
     compat_weight: Annotated[
-        float | None,
-        typer.Option(help="Weight of the softmax loss; 0 is the documents' loss.", min=0.0),
+        float | None, Option(help="Weight of the softmax loss; 0 is the documents' loss.", min=0.0)
     ] = None,
-    report_to: Annotated[str, typer.Option(help="tensorboard, wandb, trackio or none.")] = "none",
+    report_to: Annotated[str, Option(help="tensorboard, wandb, trackio or none.")] = "none",
     precision: Annotated[
-        Literal["fp32", "bf16", "fp16"], typer.Option(help="Precision of the computation.")
+        Literal["fp32", "bf16", "fp16"], Option(help="Of the computation.")
     ] = "fp32",
-    seed: Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from a checkpoint.")] = False,
+    seed: opt.Seed = 0,
+    resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
     mock: Annotated[
-        bool, typer.Option("--mock", help="Train on a simulation with a known truth.")
+        bool, Option("--mock", help="Train on a simulation with a known truth.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Fine-tune a converted model on text and numbers.
 
@@ -97,43 +83,30 @@ def train(
         return
     if not data or not output:
         raise ValueError("`train` needs --data and --output (or --mock, which needs neither).")
-    if steps == 0 or epochs == 0:
+    if max_steps == 0 or num_train_epochs == 0:
         raise ValueError("--steps 0 and --epochs 0 train nothing; give at least one step.")
-    if from_scratch is not None and (model or lora or what == "heads"):
+    if from_scratch is not None and (model or lora or train == "heads"):
         raise ValueError(
             "--from-scratch trains all of a new model; leave out --model, --lora and --train."
         )
     from causal_qwen.training.run import COMPAT_WEIGHT, Run
     from causal_qwen.training.run import train as run
+    from causal_qwen.training.trainer import CausalTrainingArguments
 
-    if learning_rate is None:
-        learning_rate = 2e-5 if from_scratch is None else 3e-3
-    arguments = {
-        "max_steps": steps,
-        "num_train_epochs": epochs,
-        "learning_rate": learning_rate,
-        "head_learning_rate": head_learning_rate,
+    fields = CausalTrainingArguments.__dataclass_fields__
+    arguments = {name: value for name, value in context.params.items() if name in fields}
+    default_rate = 2e-5 if from_scratch is None else 3e-3
+    arguments |= {
+        "learning_rate": default_rate if learning_rate is None else learning_rate,
         "per_device_train_batch_size": batch_size,
         "per_device_eval_batch_size": batch_size,
-        "gradient_accumulation_steps": accumulate,
         "eval_strategy": "steps",
-        "eval_steps": eval_steps,
-        "save_steps": save_steps,
         "save_total_limit": 2,
-        "logging_steps": log_steps,
-        "train": what,
-        "report_to": report_to,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        "lr_scheduler_type": scheduler,
         "warmup_steps": 0.05,
-        "max_grad_norm": clip,
-        "gradient_checkpointing": gradient_checkpointing,
-        "seed": seed,
     }
-    typer.echo(
-        "loading the model and the data ...", err=True
-    )  # no spinner beside the trainer's bar
+    typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
     metrics = run(
         Run(
             None if from_scratch is not None else path_of(model),
@@ -157,15 +130,15 @@ def train(
 
 def evaluate(
     data: Annotated[
-        str, typer.Argument(help="Held-out rows: JSONL, CSV, text or a dataset.", callback=given)
+        str, Argument(help="Held-out rows: JSONL, CSV, text or a dataset.", callback=opt.given)
     ],
-    model: ModelName = "",
-    base: Annotated[str | None, typer.Option(help="A second model to compare with.")] = None,
-    template: Template = None,
-    numbers: Numbers = None,
-    max_length: RowLength = 512,
-    batch_size: BatchSize = 8,
-    as_json: Json = False,
+    model: opt.ModelName = "",
+    base: Annotated[str | None, Option(help="A second model to compare with.")] = None,
+    template: opt.Template = None,
+    numbers: opt.Numbers = None,
+    max_length: opt.RowLength = 512,
+    batch_size: opt.BatchSize = 8,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure accuracy, perplexity, one-vs-rest likelihood and errors of numbers on held-out rows.
 
@@ -183,8 +156,8 @@ def evaluate(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The output directory of a training run.")],
-    as_json: Json = False,
+    run: Annotated[Path, Argument(help="The output directory of a training run.")],
+    as_json: opt.Json = False,
 ) -> None:
     """Draw the curves of a training run as PNG files and an HTML page.
 
