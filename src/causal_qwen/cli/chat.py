@@ -53,7 +53,10 @@ class Conversation:
         max_new_tokens: int = 200,
     ) -> None:
         self.processor, self.model = processor, model
-        self.noise_options = {"temperature": temperature, "min_density": min_density}
+        self.noise_options: dict[str, Any] = {
+            "temperature": temperature,
+            "min_density": min_density,
+        }
         self.max_new_tokens = max_new_tokens
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []  # user and assistant in turn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -46,15 +47,17 @@ NEXT = {
 
 def run(processor: Processor, model: CausalModel, as_json: bool = False) -> None:
     console = Console(quiet=as_json, highlight=False)
-    record: dict[str, Any] = {}
+    demo = Demo(processor, model, console)
     with status() as progress, torch.no_grad():
         progress("generating")
-        record["behaves_like_its_base"] = show_promise(processor, model, console)
-        record["modes"] = show_modes(processor, model, console)
-        record["individuals"] = show_individuals(processor, model, console)
-        record["counterfactual"] = show_counterfactual(processor, model, console)
-        record["decision"] = show_decision(processor, model, console)
-    record["number"] = show_number(processor, model, console)
+        record: dict[str, Any] = {
+            "behaves_like_its_base": demo.show_promise(),
+            "modes": demo.show_modes(),
+            "individuals": demo.show_individuals(),
+            "counterfactual": demo.show_counterfactual(),
+            "decision": demo.show_decision(),
+        }
+    record["number"] = demo.show_number()
     if as_json:
         print_json(record)
         return
@@ -63,73 +66,157 @@ def run(processor: Processor, model: CausalModel, as_json: bool = False) -> None
         console.print(Text.assemble("  ", (command, "cyan"), f"\n      {effect}"))
 
 
-def continue_prompt(processor: Processor, model: Any, prompt: str, **options: Any) -> str:
-    """The generated text in one line."""
-    inputs = processor.tokenizer(prompt, return_tensors="pt")
-    out = model.generate(**inputs, max_new_tokens=NEW_TOKENS, **options)
-    new = out[0, inputs["input_ids"].shape[1] :]
-    return " ".join(processor.tokenizer.decode(new, skip_special_tokens=True).split())
+@dataclass(frozen=True)
+class Demo:
+    """The parts of the demo. Each prints itself and returns its record."""
 
+    processor: Processor
+    model: CausalModel
+    console: Console
 
-def show_promise(processor: Processor, model: CausalModel, console: Console) -> bool | None:
-    """Whether the model generates its base model's text; None if C differs from H."""
-    if model.config.causal_size != model.config.hidden_size:
-        return None
-    with quiet():  # a converted checkpoint contains its base model
-        base = Qwen2ForCausalLM.from_pretrained(model.name_or_path).eval()
-    texts = {continue_prompt(processor, one, PROMPT) for one in (base, model)}
-    is_same = len(texts) == 1
-    verdict = ("word for word the same text", "bold green") if is_same else ("another text", "red")
-    words = Text.assemble("Before training, the model and its base generate ", verdict, ".")
-    console.print(Panel(words, title="1 · The promise", title_align="left", box=box.ROUNDED))
-    return is_same
+    def generate(self, prompt: str, model: Any = None, **options: Any) -> str:
+        """The new text in one line."""
+        inputs = self.processor.tokenizer(prompt, return_tensors="pt")
+        out = (model or self.model).generate(**inputs, max_new_tokens=NEW_TOKENS, **options)
+        new = out[0, inputs["input_ids"].shape[1] :]
+        return " ".join(self.processor.tokenizer.decode(new, skip_special_tokens=True).split())
 
+    def show_promise(self) -> bool | None:
+        """Whether the model generates its base model's text; None if C differs from H."""
+        if self.model.config.causal_size != self.model.config.hidden_size:
+            return None
+        with quiet():  # a converted checkpoint contains its base model
+            base = Qwen2ForCausalLM.from_pretrained(self.model.name_or_path).eval()
+        text = self.generate(PROMPT, causal_mode="standard")
+        is_same = self.generate(PROMPT, base, do_sample=False) == text
+        same, other = ("word for word the same text", "bold green"), ("different texts", "bold red")
+        verdict = same if is_same else other
+        words = Text.assemble("Before training, the model and its base generate ", verdict, ".")
+        self.console.print(Panel(words, title="1 · The promise", title_align="left"))
+        return is_same
 
-def show_modes(processor: Processor, model: CausalModel, console: Console) -> dict[str, str]:
-    table = _table(f"2 · Four modes: “{PROMPT} …”", "mode", "text")
-    texts = {}
-    for mode in MODES:
-        who = {"individual": INDIVIDUALS[0]} if mode in NOISY_MODES else {}
-        texts[mode] = continue_prompt(processor, model, PROMPT, causal_mode=mode, **who)
-        table.add_row(mode, Text(texts[mode]))
-    console.print(table)
-    return {**texts}
+    def show_modes(self) -> dict[str, str]:
+        table = _table(f"2 · Four modes: “{PROMPT} …”", "mode", "text")
+        texts: dict[str, str] = {}
+        for mode in MODES:
+            who = {"individual": INDIVIDUALS[0]} if mode in NOISY_MODES else {}
+            texts[mode] = self.generate(PROMPT, causal_mode=mode, **who)
+            table.add_row(mode, Text(texts[mode]))
+        self.console.print(table)
+        return texts
 
+    def show_individuals(self) -> dict[str, list[str]]:
+        prompts = (PROMPT, OTHER_PROMPT)
+        table = _table("3 · Individuals: one e for every token of every text", "who")
+        for prompt in prompts:
+            table.add_column(f"{prompt} …", ratio=1)
+        texts = {}
+        for seed in INDIVIDUALS:
+            who = {"causal_mode": "causal", "individual": seed}
+            texts[str(seed)] = [self.generate(prompt, **who) for prompt in prompts]
+            table.add_row(str(seed), *map(Text, texts[str(seed)]))
+        self.console.print(table)
+        return texts
 
-def show_individuals(
-    processor: Processor, model: CausalModel, console: Console
-) -> dict[str, list[str]]:
-    prompts = (PROMPT, OTHER_PROMPT)
-    table = _table("3 · Individuals: one e for every token of every text", "who")
-    for prompt in prompts:
-        table.add_column(f"{prompt} …", ratio=1)
-    texts = {}
-    for seed in INDIVIDUALS:
-        options = {"causal_mode": "causal", "individual": seed}
-        texts[str(seed)] = [continue_prompt(processor, model, one, **options) for one in prompts]
-        table.add_row(str(seed), *map(Text, texts[str(seed)]))
-    console.print(table)
-    return texts
+    def show_counterfactual(self) -> dict[str, Any]:
+        """The same individual with one word changed; ‖ marks where the texts part."""
+        who = INDIVIDUALS[0]
+        options: dict[str, Any] = {"processor": self.processor, "max_new_tokens": NEW_TOKENS}
+        result = counterfactual(self.model, PROMPT, who, CHANGED_PROMPT, **options)
+        title = f"4 · Counterfactual: individual {who}, had the astronaut been tired"
+        table = _table(title, "", "text of the same individual")
+        table.add_row("factual", _mark_divergence(result, result.factual, "red"))
+        table.add_row("counterfactual", _mark_divergence(result, result.counterfactual, "green"))
+        self.console.print(table)
+        step = result.divergence
+        where = "are the same" if step is None else f"part at ‖, after {step} tokens"
+        note = f"   Same noise, another context: U moved at every step, and the texts {where}."
+        self.console.print(Text(note, style="dim"))
+        return result.to_dict()
 
+    def show_decision(self) -> dict[str, Any]:
+        """The best candidates of one token: their scores, and P_k = P(S_k > C_k)."""
+        tokenizer = self.processor.tokenizer
+        output = self.model(**tokenizer(PROMPT, return_tensors="pt"), logits_to_keep=1)
+        probability = self.model.decision(output.s_dist)[0, -1]
+        loc, scale = output.loc_S[0, -1], output.scale_S[0, -1]
+        table = _table("5 · One decision: S_k ~ Cauchy(loc, scale), P_k = P(S_k > C_k)", "token")
+        table.show_lines = False
+        for column in ("loc", "scale", "C", "P(S > C)"):
+            table.add_column(column, justify="right")
+        best = loc.topk(CANDIDATES).indices.tolist()
+        for k in best:
+            threshold = self.model.decision.threshold[k]
+            figures = (
+                f"{loc[k]:.2f}",
+                f"{scale[k]:.2e}",
+                f"{threshold:.2f}",
+                f"{probability[k]:.2e}",
+            )
+            table.add_row(repr(tokenizer.decode([k])), *figures)
+        self.console.print(table)
+        total = float(probability.sum())
+        self.console.print(
+            Text(f"   The sum of P over {len(loc):,} tokens is {total:.2f}.", style="dim")
+        )
+        return {
+            "sum_p": total,
+            "chosen": tokenizer.decode([int(probability.argmax())]),
+            "candidates": {tokenizer.decode([k]): float(probability[k]) for k in best},
+        }
 
-def show_counterfactual(
-    processor: Processor, model: CausalModel, console: Console
-) -> dict[str, Any]:
-    """The same individual with one word changed; ‖ marks where the texts part."""
-    who = INDIVIDUALS[0]
-    result = counterfactual(
-        model, PROMPT, who, CHANGED_PROMPT, processor=processor, max_new_tokens=NEW_TOKENS
-    )
-    title = f"4 · Counterfactual: individual {who}, had the astronaut been tired"
-    table = _table(title, "", "text of the same individual")
-    table.add_row("factual", _mark_divergence(result, result.factual, "red"))
-    table.add_row("counterfactual", _mark_divergence(result, result.counterfactual, "green"))
-    console.print(table)
-    step = result.divergence
-    where = "are the same" if step is None else f"part at ‖, after {step} tokens"
-    note = f"   Same noise, another context: U moved at every step, and the texts {where}."
-    console.print(Text(note, style="dim"))
-    return result.to_dict()
+    def show_number(self) -> dict[str, Any] | None:
+        """Fit a regressor on sentences about irises, and predict held-out ones."""
+        title = "6 · A number with its interval"
+        missing = next((name for name in ("pandas", "sklearn") if find_spec(name) is None), None)
+        if missing is not None:
+            self.console.print(Text(f"\n{title}: {cure(missing)}"), soft_wrap=True)
+            return None
+        words = f"\n{title}: a regressor on the frozen backbone, fitted on {FITTED} irises"
+        self.console.print(Text(words, style="bold"))
+        import numpy as np
+
+        from causal_qwen.regression.iris import iris_table
+        from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
+        from causal_qwen.regression.sentences import to_sentences, used_columns
+
+        flowers = iris_table()
+        train, rest = flowers[:FITTED], flowers[FITTED:]
+        calibration, test = rest[:CALIBRATED], rest[CALIBRATED:]
+        regressor = CausalTextRegressor(
+            model=OpenModel(self.processor, self.model),
+            template=SENTENCE,
+            question=QUESTION,
+            verbose=not self.console.quiet,
+        )
+        regressor.fit(train, TARGET).calibrate(calibration, TARGET)
+        median, truth = regressor.predict(test), test[TARGET].to_numpy()
+        low, high = regressor.predict_interval(test, LEVEL)
+        columns = used_columns(test, template=SENTENCE, without=[TARGET])
+        one = {
+            "text": to_sentences(test[:1], columns, template=SENTENCE, question=QUESTION)[0],
+            "median": float(median[0]),
+            "low": float(low[0]),
+            "high": float(high[0]),
+            "level": LEVEL,
+            "truth": float(truth[0]),
+        }
+        constant = float(np.median(train[TARGET]))
+        held_out = {
+            "rows": len(test),
+            "mdae": float(np.median(np.abs(median - truth))),
+            "mdae_of_the_median": float(np.median(np.abs(constant - truth))),
+            "coverage": float(np.mean((low <= truth) & (truth <= high))),
+        }
+        _show_prediction(one, self.console)
+        note = (
+            f"   {len(test)} held-out flowers: median error {held_out['mdae']:.2f} cm (always "
+            f"{constant:g}: {held_out['mdae_of_the_median']:.2f}); the {LEVEL:.0%} intervals "
+            f"contain {held_out['coverage']:.0%} of the values."
+        )
+        self.console.print(Text(note, style="dim"))
+        sizes = {"table": "iris", "rows": FITTED, "calibration_rows": CALIBRATED}
+        return {**sizes, **one, "held_out": held_out}
 
 
 def _mark_divergence(result: Counterfactual, world: World, colour: str) -> Text:
@@ -139,87 +226,6 @@ def _mark_divergence(result: Counterfactual, world: World, colour: str) -> Text:
     if other:
         words.append("‖", "bold").append(other.replace("\n", " "), f"bold {colour}")
     return words
-
-
-def show_decision(processor: Processor, model: CausalModel, console: Console) -> dict[str, Any]:
-    """The best candidates of one token: their scores, and P_k = P(S_k > C_k)."""
-    tokenizer = processor.tokenizer
-    output = model(**tokenizer(PROMPT, return_tensors="pt"), logits_to_keep=1)
-    probability = model.decision(output.s_dist)[0, -1]
-    loc, scale = output.loc_S[0, -1], output.scale_S[0, -1]
-    table = _table("5 · One decision: S_k ~ Cauchy(loc, scale), P_k = P(S_k > C_k)", "token")
-    table.show_lines = False
-    for column in ("loc", "scale", "C", "P(S > C)"):
-        table.add_column(column, justify="right")
-    best = loc.topk(CANDIDATES).indices.tolist()
-    for k in best:
-        threshold = model.decision.threshold[k]
-        figures = (f"{loc[k]:.2f}", f"{scale[k]:.2e}", f"{threshold:.2f}", f"{probability[k]:.2e}")
-        table.add_row(repr(tokenizer.decode([k])), *figures)
-    console.print(table)
-    total = float(probability.sum())
-    console.print(Text(f"   The sum of P over {len(loc):,} tokens is {total:.2f}.", style="dim"))
-    return {
-        "sum_p": total,
-        "chosen": tokenizer.decode([int(probability.argmax())]),
-        "candidates": {tokenizer.decode([k]): float(probability[k]) for k in best},
-    }
-
-
-def show_number(
-    processor: Processor, model: CausalModel, console: Console
-) -> dict[str, Any] | None:
-    """Fit a regressor on sentences about irises, and predict held-out ones."""
-    title = "6 · A number with its interval"
-    missing = next((name for name in ("pandas", "sklearn") if find_spec(name) is None), None)
-    if missing is not None:
-        console.print(Text(f"\n{title}: {cure(missing)}"), soft_wrap=True)
-        return None
-    words = f"\n{title}: a regressor on the frozen backbone, fitted on {FITTED} irises"
-    console.print(Text(words, style="bold"))
-    import numpy as np
-
-    from causal_qwen.regression.iris import iris_table
-    from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
-    from causal_qwen.regression.sentences import to_sentences, used_columns
-
-    flowers = iris_table()
-    train, rest = flowers[:FITTED], flowers[FITTED:]
-    calibration, test = rest[:CALIBRATED], rest[CALIBRATED:]
-    regressor = CausalTextRegressor(
-        model=OpenModel(processor, model),
-        template=SENTENCE,
-        question=QUESTION,
-        verbose=not console.quiet,
-    )
-    regressor.fit(train, TARGET).calibrate(calibration, TARGET)
-    median, truth = regressor.predict(test), test[TARGET].to_numpy()
-    low, high = regressor.predict_interval(test, LEVEL)
-    columns = used_columns(test, template=SENTENCE, without=[TARGET])
-    one = {
-        "text": to_sentences(test[:1], columns, template=SENTENCE, question=QUESTION)[0],
-        "median": float(median[0]),
-        "low": float(low[0]),
-        "high": float(high[0]),
-        "level": LEVEL,
-        "truth": float(truth[0]),
-    }
-    constant = float(np.median(train[TARGET]))
-    held_out = {
-        "rows": len(test),
-        "mdae": float(np.median(np.abs(median - truth))),
-        "mdae_of_the_median": float(np.median(np.abs(constant - truth))),
-        "coverage": float(np.mean((low <= truth) & (truth <= high))),
-    }
-    _show_prediction(one, console)
-    note = (
-        f"   {held_out['rows']} held-out flowers: median error {held_out['mdae']:.2f} cm (always "
-        f"{constant:g}: {held_out['mdae_of_the_median']:.2f}); {held_out['coverage']:.0%} of the "
-        f"{LEVEL:.0%} intervals contain the truth."
-    )
-    console.print(Text(note, style="dim"))
-    sizes = {"table": "iris", "rows": FITTED, "calibration_rows": CALIBRATED}
-    return {**sizes, **one, "held_out": held_out}
 
 
 def _show_prediction(one: dict[str, Any], console: Console) -> None:

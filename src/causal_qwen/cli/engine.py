@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -54,24 +54,17 @@ def np_generate(
     from causal_qwen.engine.live_view import as_record, watch
 
     engine = Engine.from_pretrained(directory_of(model), dtype=dtype)
-    options, seed = opt.decoding_options(
-        engine.resolve,
-        seed,
-        mode=mode,
-        individual=who,
-        temperature=temperature,
-        min_density=min_density,
-        top_k=top_k,
-        top_p=top_p,
-    )
+    options, seed = opt.decoding_options(context, engine.resolve, mode=mode, individual=who)
     settings, who = engine.resolve(**options), options["individual"]
-    call = {"encode_numbers": numbers, "chat": chat, "max_new_tokens": max_new_tokens, "seed": seed}
+    call: dict[str, Any] = {"max_new_tokens": max_new_tokens, "chat": chat, "seed": seed}
+    call["encode_numbers"] = numbers
     if as_json:
         steps = list(engine.stream(prompt, summarize=summary, **options, **call))
         record = settings.to_dict(None if isinstance(who, int) else who)
-        print_json({**as_record(prompt, steps), "individual": who, **record, **call})
+        record["individual"] = who if isinstance(who, int) else individual
+        print_json({**as_record(prompt, steps), **record, **call})
         return
-    views = {"quiet": quiet, "attention": attention, "summary": summary}
+    views: dict[str, Any] = {"quiet": quiet, "attention": attention, "summary": summary}
     watch(engine, prompt, **views, **options, **call)
     if not quiet:
         opt.print_replay(context, settings.mode, who, seed)

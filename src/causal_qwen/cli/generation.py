@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -54,14 +54,7 @@ def generate(
     from causal_qwen.generation.streaming import chat_inputs, generate_text
 
     options, seed = opt.decoding_options(
-        causal.resolve_settings,
-        seed,
-        causal_mode=mode,
-        individual=who,
-        temperature=temperature,
-        min_density=min_density,
-        top_k=top_k,
-        top_p=top_p,
+        context, causal.resolve_settings, causal_mode=mode, individual=who
     )
     messages = [{"role": "user", "content": prompt}]
     inputs = chat_inputs(processor, messages) if chat else processor(prompt, return_tensors="pt")
@@ -82,8 +75,10 @@ def generate(
     if save_individual is not None and result.individual is not None:
         result.individual.save(save_individual)
     if as_json:
-        reading = {"encode_numbers": processor.encode_numbers, "chat": chat}
-        print_json({**result.to_dict(prompt), **reading, "max_new_tokens": max_new_tokens})
+        record = {**result.to_dict(prompt), "max_new_tokens": max_new_tokens, "chat": chat}
+        record["encode_numbers"] = numbers
+        record["individual"] = individual if record["individual"] is None else record["individual"]
+        print_json(record)
         return
     write("\n")
     opt.print_replay(context, result.settings.mode, options["individual"], seed)
@@ -162,7 +157,7 @@ def counterfactual(
     encoding = "value" if number is not None else None
     inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
     noise = {"temperature": temperature, "min_density": min_density}
-    options = {name: value for name, value in noise.items() if value is not None}
+    options: dict[str, Any] = {name: x for name, x in noise.items() if x is not None}
     with status() as progress:
         progress("generating both texts")
         result = run(

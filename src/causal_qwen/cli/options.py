@@ -103,21 +103,22 @@ def check_seed(seed: int | None, mode: str | None) -> None:
 
 
 def decoding_options(
-    resolve: Callable[..., DecodingSettings], seed: int | None, **options: Any
+    context: typer.Context, resolve: Callable[..., DecodingSettings], **options: Any
 ) -> tuple[dict[str, Any], int | None]:
-    """-> options of `generate` and the softmax seed; draws the individual or seed not given.
+    """-> options of `generate`, softmax seed. Draws the individual or the seed if none is given.
 
     In `compatible`, a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
     """
+    seed, softmax = context.params["seed"], ("temperature", "top_k", "top_p")
+    options |= {name: context.params[name] for name in (*softmax, "min_density")}
     settings = resolve(**options)
     check_seed(seed, settings.mode)
     if settings.is_noisy and settings.individual is None:
         options["individual"] = secrets.randbelow(2**62)
     if settings.mode == "compatible":
-        given = (seed, *(options[name] for name in ("temperature", "top_k", "top_p")))
         if options["temperature"] == 0:
             options |= {"temperature": None, "do_sample": False}
-        elif any(value is not None for value in given):
+        elif seed is not None or any(options[name] is not None for name in softmax):
             options["do_sample"] = True
         if seed is None and resolve(**options).do_sample:
             seed = secrets.randbelow(2**62)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,10 +75,10 @@ def main() -> None:
     sys.exit(code)
 
 
-def _sentence(error: Exception) -> str:
-    if hasattr(error, "format_message"):  # an unknown or wrong option
+def _sentence(error: Any) -> str:
+    if hasattr(error, "format_message"):  # of typer: an unknown or wrong option
         where = "" if error.ctx is None else f" ({error.ctx.command_path} --help)"
-        message = error.format_message().replace("Value error, ", "")  # typer >= 0.29
+        message = error.format_message().replace("Value error, ", "")
         return f"{' '.join(message.split())}{where}"
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         from causal_qwen.cli.doctor import cure

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain, islice
-from typing import Any, TextIO
+from typing import IO, Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -52,7 +52,7 @@ def watch(
     quiet: bool = False,
     attention: bool = False,
     summary: bool = False,
-    out: TextIO | None = None,
+    out: IO[str] | None = None,
     **options: Any,
 ) -> list[Step]:
     """Generate and show. -> the steps"""
@@ -92,7 +92,9 @@ def _with_facts(
         tokens.append(step.token)
 
 
-def _plain(steps: Iterator[tuple[Step, str]], prompt: str, file: TextIO, quiet: bool) -> list[Step]:
+def _plain(
+    steps: Iterator[tuple[Step, str]], prompt: str, file: IO[str], quiet: bool
+) -> list[Step]:
     """Write the text as it grows; then, unless quiet, the facts of each token."""
     done, lines = list[Step](), []
     first = list(islice(steps, 1))  # errors are raised before anything is written
