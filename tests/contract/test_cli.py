@@ -536,6 +536,16 @@ def test_a_new_individual_in_a_chat_offers_to_delete_the_old_ones_words(opened: 
     assert talk.ask("hello").text == fresh.ask("hello").text
 
 
+def test_a_temperature_makes_a_compatible_chat_sample(tiny_directory: Path) -> None:
+    words = ("chat", "-m", str(tiny_directory), "--mode", "compatible", "-n", "5", "--json")
+    greedy = [json.loads(here(*words, text="hi\n").stdout) for _ in range(2)]
+    assert greedy[0]["text"] == greedy[1]["text"]
+    assert not greedy[0]["do_sample"]
+    sampled = [json.loads(here(*words, "-t", "9", text="hi\n").stdout) for _ in range(2)]
+    assert all(one["do_sample"] and one["seed"] is not None for one in sampled)
+    assert sampled[0]["text"] != sampled[1]["text"]
+
+
 def test_chat_and_generate_have_the_defaults_of_the_model(configured: Callable[..., str]) -> None:
     model = configured(min_density=0.3, temperature=2.0)
     asked = ("-m", model, "-i", "7", "-n", "6", "--json")

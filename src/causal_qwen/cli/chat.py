@@ -15,16 +15,20 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
 from causal_qwen.generation.streaming import GeneratedText, chat_inputs, context_of, generate_text
 from causal_qwen.individuals.individual import SAVED, Individual, parse_individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
 from causal_qwen.terminal import print_json
+
+print_note = partial(typer.echo, err=True)  # beside the conversation
 
 HELP = {
     "/individual [SEED|FILE]": "show the individual, or continue with another one",
@@ -95,17 +99,21 @@ class Conversation:
             turns = turns[2:]  # drop the oldest turn
             inputs = chat_inputs(self.processor, [*self.system, *turns])
         individual = self.individual
+        options = self.noise_options if individual is None else {}  # an Individual has its own
+        if self.mode == "compatible" and options["temperature"]:
+            options = {**options, "do_sample": True}  # as in `generate`
         with interruption() as is_interrupted:
             answer = generate_text(
                 self.model,
                 self.processor,
                 inputs,
                 max_new_tokens=self.max_new_tokens,
+                seed=secrets.randbelow(2**62) if self.mode == "compatible" else None,
                 on_text=on_text,
                 should_stop=is_interrupted,
                 causal_mode=self.mode,
                 individual=individual,
-                **(self.noise_options if individual is None else {}),  # an Individual has its own
+                **options,
             )
         self.messages = [*turns, {"role": "assistant", "content": answer.text.strip()}]
         return answer
@@ -214,7 +222,7 @@ def run(conversation: Conversation, *, as_json: bool = False) -> None:
             turn += 1
             if is_typed and not as_json:
                 print(f"{conversation.name}> ", end="", flush=True)
-            answer = conversation.ask(line, None if as_json else print_text)
+            answer = conversation.ask(line, None if as_json else partial(print, end="", flush=True))
         except (ValueError, OSError) as error:
             if not is_typed:
                 raise
@@ -226,15 +234,6 @@ def run(conversation: Conversation, *, as_json: bool = False) -> None:
         print()
         if answer.is_stopped:
             print_note("(stopped)")
-
-
-def print_text(text: str) -> None:
-    print(text, end="", flush=True)
-
-
-def print_note(note: str) -> None:
-    """Print to stderr, beside the conversation."""
-    print(note, file=sys.stderr, flush=True)
 
 
 def typed_lines(label: str) -> Iterator[str]:

@@ -78,20 +78,13 @@ def render(record: Record) -> Group:
             words.append(f"\n{group['purpose']}: ", style="dim").append(group["cure"], style="bold")
         mark = "[green]✓[/]" if group["is_complete"] else "[yellow]–[/]"
         table.add_row(f"{mark} {name}", words)
-    base, model, cache = (
-        record[name] for name in ("embedded_package", "embedded_model", "feature_cache")
-    )
+    base, model = record["embedded_package"], record["embedded_model"]
     memory = "" if record["memory"] is None else f", {decimal(record['memory'])} of memory"
     facts = {"device": f"{record['device'] or 'no torch'}; {record['threads']} threads{memory}"}
-    if model["size"] is not None:
-        facts["model"] = f"{paths.EMBEDDED}, converted: {_show(model)}"
-    elif base["size"] is not None:
-        facts["model"] = f"{paths.EMBEDDED}, converted at its first use"
-    else:
-        facts["model"] = f"{paths.EMBEDDED} is missing: {EMBEDDED_CURE}"
-    if base["size"] is not None:
-        facts["its base"] = f"dequantised from {_show(base)}"
-    facts["features"] = "none cached" if cache["size"] is None else _show(cache)
+    later = EMBEDDED_CURE if base["size"] is None else "converted at its first use"
+    facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
+    facts["its base"] = f"dequantised from {_show(base, 'a Q4_1 file, which is missing')}"
+    facts["features"] = _show(record["feature_cache"], "none cached")
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))
     heading = "causal-qwen {version} · Python {python} · {system}".format(**record)
@@ -138,13 +131,8 @@ def _requirements(extra: str) -> list[Requirement]:
 
 def _group(extra: str, purpose: str) -> Record:
     packages = list(_packages(extra).values())
-    is_complete = all(one["is_good"] for one in packages)
-    return {
-        "purpose": purpose,
-        "cure": _install(extra),
-        "packages": packages,
-        "is_complete": is_complete,
-    }
+    group = {"purpose": purpose, "cure": _install(extra), "packages": packages}
+    return {**group, "is_complete": all(one["is_good"] for one in packages)}
 
 
 def _packages(extra: str) -> dict[str, Record]:
@@ -194,5 +182,5 @@ def _place(path: Path | None, exists: bool = True) -> Record:
     return {"path": str(path), "size": sum(file.stat().st_size for file in files)}
 
 
-def _show(place: Record) -> str:
-    return f"{place['path']} ({decimal(place['size'])})"
+def _show(place: Record, otherwise: str) -> str:
+    return otherwise if place["size"] is None else f"{place['path']} ({decimal(place['size'])})"

@@ -23,7 +23,7 @@ def np_generate(
     ] = "",
     model: opt.ModelName = "",
     mode: opt.DecodingMode = None,
-    individual: opt.Who = None,
+    individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
     top_k: opt.TopK = None,

@@ -30,7 +30,7 @@ def generate(
     prompt: opt.Prompt,
     model: opt.ModelName = "",
     mode: opt.DecodingMode = None,
-    individual: opt.Who = None,
+    individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
     top_k: opt.TopK = None,
@@ -87,7 +87,7 @@ def generate(
 def chat(
     model: opt.ModelName = "",
     mode: Annotated[Mode, Option(help="Decision rule.")] = "causal",
-    individual: opt.Who = None,
+    individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
     max_new_tokens: opt.NewTokens = 200,
@@ -120,7 +120,7 @@ def chat(
 
 def counterfactual(
     text: Annotated[str, Argument(help="The factual beginning.", callback=opt.given)],
-    individual: opt.Who = "0",
+    individual: opt.IndividualName = "0",
     prompt: Annotated[
         str | None, Option(help="Edit: another beginning.", callback=opt.given)
     ] = None,

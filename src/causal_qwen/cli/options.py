@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from causal_qwen.options import NOISY_MODES, Mode, NumberReading
 
@@ -33,55 +34,56 @@ def writable(path: Path | None) -> Path | None:
 
 
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
+    str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
 ]
-Prompt = Annotated[str, typer.Argument(help="The beginning of the text.", callback=given)]
+Prompt = Annotated[str, Argument(help="The beginning of the text.", callback=given)]
 DecodingMode = Annotated[
     Mode | None,
-    typer.Option(
+    Option(
         "--mode", help="Decision rule. Default: causal with --individual, else the model's own."
     ),
 ]
-Who = Annotated[
-    str | None, typer.Option("--individual", "-i", help="A seed, or the file of an individual.")
+IndividualName = Annotated[
+    str | None, Option("--individual", "-i", help="A seed, or the file of an individual.")
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(
-        "--temperature", "-t", help="Strength of the noise. Default: the model's.", min=0.0
+    Option(
+        "--temperature",
+        "-t",
+        help="Strength of the noise, or of softmax. Default: the model's.",
+        min=0.0,
     ),
 ]
 MinDensity = Annotated[
-    float | None,
-    typer.Option(help="Likelihood truncation. Default: the model's.", min=0.0, max=1.0),
+    float | None, Option(help="Likelihood truncation. Default: the model's.", min=0.0, max=1.0)
 ]
-TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.", min=1)]
+TopK = Annotated[int | None, Option(help="Keep the k most likely tokens.", min=1)]
 TopP = Annotated[
     float | None,
-    typer.Option(help="Keep the most likely tokens up to this probability.", min=0.0, max=1.0),
+    Option(help="Keep the most likely tokens up to this probability.", min=0.0, max=1.0),
 ]
 NewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", "-n", help="Generate at most n tokens.", min=1)
+    int, Option("--max-new-tokens", "-n", help="Generate at most n tokens.", min=1)
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Use the prompt as a user's chat message.")]
+Chat = Annotated[bool, Option("--chat", help="Use the prompt as a user's chat message.")]
 Numbers = Annotated[
-    NumberReading | None, typer.Option("--numbers", help="Read numbers as digits or as values.")
+    NumberReading | None, Option("--numbers", help="Read numbers as digits or as values.")
 ]
 SoftmaxSeed = Annotated[
     int | None,
-    typer.Option("--seed", help="Seed of softmax sampling (compatible).", min=0, max=2**64 - 1),
+    Option("--seed", help="Seed of softmax sampling (compatible).", min=0, max=2**64 - 1),
 ]
 Seed = Annotated[  # NumPy's global generator takes 32 bits
-    int, typer.Option(help="Seed of all random draws.", min=0, max=2**32 - 1)
+    int, Option(help="Seed of all random draws.", min=0, max=2**32 - 1)
 ]
 Template = Annotated[
-    str | None,
-    typer.Option(help='Text of a CSV row, e.g. "A {carat} carat ring costs |||{price}".'),
+    str | None, Option(help='Text of a CSV row, e.g. "A {carat} carat ring costs |||{price}".')
 ]
-RowLength = Annotated[int, typer.Option("--max-length", help="Cut rows to n tokens.", min=2)]
-BatchSize = Annotated[int, typer.Option(help="Rows per batch.", min=1)]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing directory.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
+BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
+Force = Annotated[bool, Option("--force", help="Replace an existing directory.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 def check_individual(individual: str | None, mode: str | None, is_saved: bool = False) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from causal_qwen.cli import engine, generation, regression, setup, training
 
@@ -52,12 +53,9 @@ def _version(is_asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", is_eager=True, callback=_version),
+        bool, Option("--version", help="Show the version.", is_eager=True, callback=_version)
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; allowed anywhere.")
-    ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show an error's traceback.")] = False,
 ) -> None:
     """`main` removes --debug; it is declared here for the help page."""
 
