@@ -69,6 +69,7 @@ def render(record: Record) -> Group:
     """The record as a table for the terminal."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     listed: set[str] = set()
     for name, group in {"always": record["needed"], **record["extras"]}.items():
         packages = [one for one in group["packages"] if one["name"] not in listed]
@@ -83,7 +84,7 @@ def render(record: Record) -> Group:
     facts = {"device": f"{record['device'] or 'no torch'}; {record['threads']} threads{memory}"}
     later = EMBEDDED_CURE if base["size"] is None else "converted at its first use"
     facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
-    facts["its base"] = f"dequantised from {_show(base, 'a Q4_1 file, which is missing')}"
+    facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
     facts["features"] = _show(record["feature_cache"], "none cached")
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))

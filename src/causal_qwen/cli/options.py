@@ -136,6 +136,7 @@ def print_replay(context: typer.Context, mode: str, individual: Any, seed: int |
     words: list[str] = []
     for option in context.command.params:
         value = values.get(option.name)
-        if option.param_type_name == "option" and value not in (None, "", False, option.default):
+        is_given = value is not None and value is not False and value != option.default
+        if option.param_type_name == "option" and is_given:
             words += [max(option.opts, key=len)] + ([] if value is True else [str(value)])
     typer.echo(f"replay: {shlex.join(words)}", err=True)

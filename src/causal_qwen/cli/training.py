@@ -28,7 +28,9 @@ def train(
     eval_data: Annotated[str | None, Option(help="Held-out rows. Default: 5% of --data.")] = None,
     template: opt.Template = None,
     numbers: opt.Numbers = None,
-    max_steps: Annotated[int, Option("--steps", help="Overrides --epochs.", min=-1)] = -1,
+    max_steps: Annotated[
+        int, Option("--steps", help="Optimizer steps; overrides --epochs.", min=-1)
+    ] = -1,
     num_train_epochs: Annotated[
         float, Option("--epochs", help="Passes over the data.", min=0.0)
     ] = 1.0,
@@ -51,10 +53,14 @@ def train(
         int, Option("--log-steps", help="Steps between log entries.", min=1)
     ] = 10,
     early_stopping: Annotated[
-        int, Option(help="Evaluations without a better loss; keeps the best model.", min=0)
+        int, Option(help="Stop after n evaluations without a better loss; keep the best.", min=0)
     ] = 0,
-    lr_scheduler_type: Annotated[str, Option("--scheduler", help="As in HF.")] = "cosine",
-    max_grad_norm: Annotated[float, Option("--clip", help="Clip the gradient.", min=0.0)] = 1.0,
+    lr_scheduler_type: Annotated[
+        str, Option("--scheduler", help="Learning rate schedule, as in HF.")
+    ] = "cosine",
+    max_grad_norm: Annotated[
+        float, Option("--clip", help="Largest norm of the gradient.", min=0.0)
+    ] = 1.0,
     gradient_checkpointing: Annotated[
         bool, Option("--gradient-checkpointing", help="Less memory, more time.")
     ] = False,
@@ -65,7 +71,7 @@ def train(
     ] = None,
     report_to: Annotated[str, Option(help="tensorboard, wandb, trackio or none.")] = "none",
     precision: Annotated[
-        Literal["fp32", "bf16", "fp16"], Option(help="Of the computation.")
+        Literal["fp32", "bf16", "fp16"], Option(help="Number format of training.")
     ] = "fp32",
     seed: opt.Seed = 0,
     resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
