@@ -1,31 +1,173 @@
-"""What every benchmark does with its results: paired ratios, and a page with its JSON."""
+"""Shared by all benchmarks: options, interleaved timing, memory, Markdown tables, page and JSON.
+
+Does not import torch: peak memory of the NumPy engine is measured in a process that imports this.
+"""
 
 from __future__ import annotations
 
+import argparse
+import gc
 import json
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+RESULTS = Path("docs/results")
+Row = dict[str, Any]
 
-def paired_ratio(times: ArrayLike, base: ArrayLike) -> tuple[float, float, float]:
-    """The median ratio of rounds that belong together, and its 95% bootstrap interval."""
-    paired = np.asarray(times) / np.asarray(base)
-    draws = np.random.default_rng(0).choice(paired, (2000, len(paired)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return float(np.median(paired)), float(low), float(high)
+
+# ---------------------------------------------------------------- options
+
+
+def page_path(text: str) -> Path:
+    """The `--output` of a benchmark: a file that exists or can be created."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{path} is a directory; name a file in it, such as {path / 'results.md'}."
+        )
+    return path
+
+
+def page_directory(text: str) -> Path:
+    """The `--output` of `reproduce`: a directory that exists or can be created."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a file; name a directory.")
+    return path
+
+
+def make_parser(
+    description: str | None, name: str, quick: str, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """A parser with the options that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    output, default = (page_path, f"{name}.md") if name else (page_directory, "reproduced")
+    parser.add_argument("--output", type=output, default=RESULTS / default)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds of each peer")
+    return parser
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, **quick: Any
+) -> argparse.Namespace:
+    """Parse; `--quick` replaces the defaults by `quick`, and explicit options override both."""
+    if parser.parse_args(arguments).quick:
+        parser.set_defaults(**quick)
+    return parser.parse_args(arguments)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def time_peers(
+    peers: dict[str, Callable[[], Any]], rounds: int, once: Container[str] = ()
+) -> dict[str, list[float]]:
+    """Seconds of every peer in every round; within a round all peers run, in rotating order.
+
+    A float that a peer returns is its own measurement. One round warms up. Peers in `once` run in
+    the first round only.
+    """
+    names = list(peers)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-1, rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            if name in once and turn != 0:
+                continue
+            gc.collect()
+            start = time.perf_counter()
+            measured = peers[name]()
+            elapsed = time.perf_counter() - start
+            if turn >= 0:
+                times[name].append(measured if isinstance(measured, float) else elapsed)
+    return times
+
+
+def paired_ratio(times: Sequence[float], base: Sequence[float]) -> list[float]:
+    """[median, low, high] of the ratio of rounds that belong together; 95% bootstrap interval."""
+    paired = np.asarray(times) / np.asarray(base[: len(times)])
+    return interval(paired, np.median)
+
+
+def interval(values: ArrayLike, statistic: Callable[..., Any] = np.mean) -> list[float]:
+    """[statistic, low, high] with its 95% bootstrap interval."""
+    x = np.asarray(values, dtype=np.float64)
+    draws = statistic(np.random.default_rng(0).choice(x, (2000, len(x))), axis=1)
+    return [float(statistic(x)), *np.quantile(draws, (0.025, 0.975)).tolist()]
 
 
 def resident_bytes(peak: bool = False) -> int:
-    """What this process holds in memory now, or has held at its worst (Linux).
+    """Resident memory of this process, now or at its peak (Linux).
 
-    Not getrusage's maximum: a process that was started by a large one inherits that one's.
+    Not getrusage's maximum: a process started by a large one inherits the parent's.
     """
     field = "VmHWM:" if peak else "VmRSS:"
     status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in status if line.startswith(field))
+
+
+def call_in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call in a process of its own, so that its peak memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+# ---------------------------------------------------------------- writing
+
+
+def span(key: str, digits: int = 2, unit: str = "f") -> str:
+    """A column's format for [value, low, high] under `key`: "value (low to high)"."""
+    value, low, high = (f"{{{key}[{place}]:.{digits}{unit}}}" for place in range(3))
+    return f"{value} ({low} to {high})"
+
+
+def table(
+    columns: dict[str, str], rows: Iterable[Row] | dict[str, Row], missing: str = ""
+) -> list[str]:
+    """A Markdown table: title -> format of a row. A dict's keys are the rows' `name`.
+
+    A cell whose figure is absent or None shows `missing`.
+    """
+
+    def cell(form: str, row: Row) -> str:
+        try:
+            return form.format_map(row).replace("|", "/")
+        except (KeyError, TypeError):
+            return missing
+
+    if isinstance(rows, dict):
+        rows = [{"name": name, **row} for name, row in rows.items()]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines += [f"| {' | '.join(cell(f, row) for f in columns.values())} |" for row in rows]
+    return lines
+
+
+def renew(rows: list[Row], output: Path, *keys: str) -> list[Row]:
+    """Rows of the last run beside `output`, replaced by `rows` where `keys` are equal."""
+    key = itemgetter(*keys)
+    return list({key(row): row for row in [*load(output, []), *rows]}.values())
+
+
+def load(output: Path, missing: Any) -> Any:
+    """The JSON beside a page, or `missing` if there is none."""
+    path = output.with_suffix(".json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else missing
+
+
+def log(*parts: Any) -> None:
+    print(*(json.dumps(p) if isinstance(p, (dict, list)) else p for p in parts), flush=True)
 
 
 def save(lines: list[str], results: Any, output: Path) -> None:

@@ -3,23 +3,20 @@
     python benchmarks/decode.py [--quick] [--rounds 15] [--output docs/results/decode.md]
 
 Machines are noisy, so nothing is compared across time: each round decodes the same prompt once
-with every peer, in an order that rotates, and what is reported is the median over rounds of the
-*paired ratio* to the base model, with a bootstrap confidence interval.
+with every peer, in rotating order. Reported is the median over rounds of the *paired ratio* to the
+base model, with a bootstrap confidence interval.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _results import paired_ratio, save
+from _results import Row, log, make_parser, paired_ratio, parse, renew, save, table, time_peers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
@@ -33,11 +30,12 @@ from causal_qwen.options import MODES
 
 VARIATION = {"constant": 0.0, "mild": 0.3, "strong": 1.0}  # std of log scale_U
 PROMPT_TOKENS, NEW_TOKENS = 8, 12
+REAL, RANDOM = "SmolLM2-135M", "random Qwen2.5-0.5B shape"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def real_model(dtype: torch.dtype) -> tuple[Any, Any]:
-    """The embedded 135M model and its base, sharing their weights."""
-    path = default_model()
+def real_model(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A converted model and its base, sharing their weights."""
     with quiet():
         base = Qwen2ForCausalLM.from_pretrained(path, dtype=dtype).eval()
         model = CausalQwenForCausalLM.from_pretrained(path, dtype=dtype).eval()
@@ -53,22 +51,19 @@ def random_model(dtype: torch.dtype) -> tuple[Any, Any]:
     model = graft(base, CausalQwenForCausalLM, None, {})
     set_decision_noise(model)
     scores = model(torch.arange(1000, 1064)[None], output_scale_S=False).logits.float()
-    threshold = float(scores.amax(-1).quantile(0.9))
-    gamma = (
-        np.pi * threshold / (2 * scores.shape[-1] * float(row_norms(model.lm_head.weight).max()))
-    )
+    threshold, norms = float(scores.amax(-1).quantile(0.9)), row_norms(model.lm_head.weight)
+    gamma = np.pi * threshold / (2 * scores.shape[-1] * float(norms.max()))
     model.decision.threshold.data.fill_(threshold)
     model.abduction.scale.bias.data.fill_(inverse_activation(gamma, "exp"))
     model.action.b_noise.data.fill_(gamma)
-    model.generation_config.noise_gain = (
-        0.2 * 6 / (gamma * float(row_norms(model.lm_head.weight).mean()))
-    )
+    model.generation_config.noise_gain = 0.2 * 6 / (gamma * float(norms.mean()))
     return base, model
 
 
 def vary_scale(model: Any, spread: float) -> None:
     """Make log scale_U vary over coordinates and positions with the given standard deviation."""
-    z = model.model(torch.arange(1000, 1064)[None]).last_hidden_state.float()
+    ids = torch.arange(1000, 1064)[None] % (model.config.vocab_size // 2)
+    z = model.model(ids).last_hidden_state.float()
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(model.abduction.scale.weight.shape, generator=generator)
     model.abduction.scale.weight.data.copy_(spread * weight / z.norm(dim=-1).mean())
@@ -80,91 +75,78 @@ def measure(base: Any, model: Any, rounds: int) -> dict[str, list[float]]:
     prompt = torch.randint(*ids, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(2))
     common = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0}
     common |= {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
-    calls = {"Qwen2 greedy": lambda: base.generate(prompt, do_sample=False, **common)}
+    noise = {"individual": 1, "temperature": 1.0, "min_density": 0.0}
+
+    def peer(generator: Any, **options: Any) -> Any:
+        return lambda: generator.generate(prompt, **common, **options)
+
+    peers = {"Qwen2 greedy": peer(base, do_sample=False)}
     for mode in MODES:
-        noise = {"individual": 1} if mode in ("sampling", "causal") else {}
-        calls[mode] = lambda mode=mode, noise=noise: model.generate(
-            prompt, causal_mode=mode, **noise, **common
+        peers[mode] = peer(
+            model, causal_mode=mode, **(noise if mode in ("sampling", "causal") else {})
         )
-    names = list(calls)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:  # warm up: caches, row norms, allocator
-        calls[name]()
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.perf_counter()
-            calls[name]()
-            times[name].append((time.perf_counter() - start) / NEW_TOKENS)
-    return times
+    times = time_peers(peers, rounds)
+    return {name: [s / NEW_TOKENS for s in seconds] for name, seconds in times.items()}
 
 
-def measure_load(rounds: int) -> dict[str, list[float]]:
-    """Seconds to load the embedded model, as plain Qwen2 and as CausalQwen, round by round."""
-    path = default_model()
-    times: dict[str, list[float]] = {"Qwen2 load": [], "CausalQwen load": []}
-    classes = dict(zip(times, (Qwen2ForCausalLM, CausalQwenForCausalLM), strict=True))
-    for turn in range(rounds + 1):
-        for name in list(classes)[:: 1 if turn % 2 else -1]:
-            start = time.perf_counter()
-            with quiet():
-                classes[name].from_pretrained(path)
-            if turn:  # the first round warms up
-                times[name].append(time.perf_counter() - start)
-    return times
+def measure_load(path: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds to load a converted model, as plain Qwen2 and as CausalQwen, round by round."""
+
+    def load(cls: Any) -> None:
+        with quiet():
+            cls.from_pretrained(path)
+
+    peers = {
+        "Qwen2 load": lambda: load(Qwen2ForCausalLM),
+        "CausalQwen load": lambda: load(CausalQwenForCausalLM),
+    }
+    return time_peers(peers, rounds)
 
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="the 135M model in float32 only")
+    parser = make_parser(__doc__, "decode", "the 135M model in float32 only", rounds=15)
+    parser.add_argument("--model", type=Path, help="measure this converted model, not the embedded")
     parser.add_argument("--only", default="", help="e.g. '0.5B bfloat16 mild': renew these rows")
-    parser.add_argument("--output", type=Path, default=Path("docs/results/decode.md"))
-    options = parser.parse_args()
-    wanted = options.only.split()
-
-    rows: list[dict[str, Any]] = []
-
-    def add(where: tuple[str, str, str], times: dict[str, list[float]]) -> None:
-        reference = next(iter(times.values()))
-        for name, seconds in times.items():
-            ratio, low, high = paired_ratio(seconds, reference)
-            row = dict(zip(("model", "dtype", "scale_U"), where, strict=True)) | {"mode": name}
-            row |= {"rounds": options.rounds, "ms": 1e3 * float(np.median(seconds))}
-            rows.append(row | {"ratio": ratio, "low": low, "high": high})
-            print(json.dumps(rows[-1]), flush=True)
+    options = parse(parser)
+    path = options.model or default_model()
+    rows: list[Row] = []
 
     def is_wanted(*where: str) -> bool:
-        return all(word in " ".join(where) for word in wanted)
+        return all(word in " ".join(where) for word in options.only.split())
 
-    if is_wanted("SmolLM2-135M", "float32", "load"):
-        add(("SmolLM2-135M", "float32", "load"), measure_load(options.rounds))
-    shapes = {"SmolLM2-135M": real_model, "random Qwen2.5-0.5B shape": random_model}
-    for shape, make in list(shapes.items())[: 1 if options.quick else None]:
-        for dtype in (torch.float32,) if options.quick else (torch.float32, torch.bfloat16):
-            precision = str(dtype).removeprefix("torch.")
-            scales = [v for v in VARIATION if is_wanted(shape, precision, v)]
-            if not scales:
+    def add(where: tuple[str, str, str], times: dict[str, list[float]]) -> None:
+        base = next(iter(times.values()))
+        for name, seconds in times.items():
+            row: Row = dict(zip(("model", "dtype", "scale_U"), where, strict=True))
+            row |= {"mode": name, "rounds": options.rounds, "ms": 1e3 * float(np.median(seconds))}
+            row |= zip(("ratio", "low", "high"), paired_ratio(seconds, base), strict=True)
+            rows.append(row)
+            log(row)
+
+    if is_wanted(REAL, "float32", "load"):
+        add((REAL, "float32", "load"), measure_load(path, options.rounds))
+    for shape in (REAL,) if options.quick else (REAL, RANDOM):
+        for precision, dtype in list(DTYPES.items())[: 1 if options.quick else None]:
+            variations = [v for v in VARIATION if is_wanted(shape, precision, v)]
+            if not variations:
                 continue
-            base, model = make(dtype)
-            for variation in scales:
+            base, model = real_model(path, dtype) if shape == REAL else random_model(dtype)
+            for variation in variations:
                 vary_scale(model, VARIATION[variation])
                 add((shape, precision, variation), measure(base, model, options.rounds))
             del base, model
             gc.collect()
-    write(renewed(rows, options) if wanted else rows, options)
+    if options.only:
+        rows = renew(rows, options.output, "model", "dtype", "scale_U", "mode")
+    save(page(rows), rows, options.output)
 
 
-def renewed(rows: list[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of the last whole run, with these in their places."""
-    place = {tuple(row[k] for k in ("model", "dtype", "scale_U", "mode")): row for row in rows}
-    old = json.loads(options.output.with_suffix(".json").read_text(encoding="utf-8"))
-    kept = {tuple(row[k] for k in ("model", "dtype", "scale_U", "mode")): row for row in old}
-    return list((kept | place).values())
-
-
-def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    lines = [
+def page(rows: list[Row]) -> list[str]:
+    columns = {key: f"{{{key}}}" for key in ("model", "dtype", "scale_U", "mode", "rounds")}
+    columns |= {"ms/token, ms/load": "{ms:.1f}", "ratio": "{ratio:.3f}"}
+    columns["95% interval"] = "{low:.3f} to {high:.3f}"
+    return [
         "# Decoding speed",
         "",
         f"`python benchmarks/decode.py --rounds N`: {PROMPT_TOKENS} prompt tokens, "
@@ -172,15 +154,8 @@ def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
         f"{platform.machine()}. Ratio: median over rounds of the paired ratio to plain Qwen2 "
         "greedy decoding of the same weights, with its 95% bootstrap interval.",
         "",
-        "| model | dtype | scale_U | mode | rounds | ms/token, ms/load | ratio | 95% interval |",
-        "|---|---|---|---|---|---|---|---|",
+        *table(columns, rows),
     ]
-    lines += [
-        f"| {r['model']} | {r['dtype']} | {r['scale_U']} | {r['mode']} | {r['rounds']} "
-        f"| {r['ms']:.1f} | {r['ratio']:.3f} | {r['low']:.3f} to {r['high']:.3f} |"
-        for r in rows
-    ]
-    save(lines, rows, options.output)
 
 
 if __name__ == "__main__":

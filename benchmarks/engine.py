@@ -3,20 +3,16 @@
     python benchmarks/engine.py [--quick] [--shapes 135M,0.5B,1.5B] [--rounds 9]
     python benchmarks/engine.py --write 1.5B DIRECTORY    # a random checkpoint, for `verify`
 
-Decoding reads every weight once per token: the limit is the time in which memory yields so many
-bytes. Machines are noisy, so peers take turns: each round runs every peer once, and reads once, in
-an order that rotates; ratios are medians of paired rounds with a bootstrap interval. Peak memory
-is measured in a process of its own.
+Decoding reads every weight once per token: the limit is the time to read that many bytes from
+memory. Machines are noisy, so peers take turns: each round runs every peer once, and reads once, in
+rotating order; ratios are medians of paired rounds with a bootstrap interval. Peak memory is
+measured in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import platform
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,18 +21,48 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _results import paired_ratio, resident_bytes, save
+from _results import (
+    Row,
+    call_in_new_process,
+    log,
+    make_parser,
+    paired_ratio,
+    parse,
+    resident_bytes,
+    save,
+    span,
+    table,
+    time_peers,
+)
 
 from causal_qwen.engine import Engine, KeyValueCache, threads
 from causal_qwen.engine.random_checkpoint import QWEN_0_5B, QWEN_1_5B, random_checkpoint
 
 SHAPES = {"0.5B": QWEN_0_5B, "1.5B": QWEN_1_5B}
-PROMPT, NEW = 8, 16  # tokens of a decoding round
-PREFILL = 512
+PROMPT, NEW, PREFILL = 8, 16, 512  # tokens: of a decoding round, and of a prefill
 CONTEXTS = (128, 1024, 4096, 8000)
+DECODE, SHARE, PREFILL_TIME = (
+    " decode, times torch",
+    ", share of the limit",
+    " prefill, time of torch's",
+)
+BARS = {
+    "135M float32": {DECODE: ("at least", 1.8), PREFILL_TIME: ("at most", 1.2)},
+    "0.5B float32": {
+        DECODE: ("at least", 2.5),
+        SHARE: ("at least", 0.75),
+        PREFILL_TIME: ("at most", 1.2),
+    },
+    "0.5B bfloat16": {DECODE: ("at least", 0.9)},
+    "1.5B bfloat16": {", tokens/s": ("at least", 2), ", peak RSS in GB": ("at most", 4.5)},
+}
+Timer = Callable[[], float]
 
 
-def reader(size: int, times: int = 4) -> Callable[[], float]:
+# ---------------------------------------------------------------- peers
+
+
+def memory_reader(size: int, times: int = 4) -> Timer:
     """Seconds in which all threads together read `size` bytes from memory, at best."""
     block = np.ones(2**27, np.float32)  # 512 MB, far beyond the caches
     parts = np.array_split(block, threads.COUNT)
@@ -44,231 +70,225 @@ def reader(size: int, times: int = 4) -> Callable[[], float]:
     def read() -> float:
         start = time.perf_counter()
         readers = [threading.Thread(target=part.max) for part in parts]
-        for one in readers:
-            one.start()
-        for one in readers:
-            one.join()
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
         return time.perf_counter() - start
 
     return lambda: min(read() for _ in range(times)) * size / block.nbytes
 
 
-def numpy_speaker(path: Path, dtype: str | None) -> tuple[Callable[[int], float], int]:
-    """Seconds to say so many tokens, and the bytes of weights that are read for each."""
-    engine = Engine.from_pretrained(path, dtype=dtype)
-    prompt = np.random.default_rng(0).integers(1000, 20_000, PROMPT).tolist()
+class NumPyPeer:
+    """The NumPy engine; weights are cast to `dtype` if one is given."""
 
-    def generate(count: int) -> float:
+    def __init__(self, path: Path, dtype: str | None = None) -> None:
+        self.engine = Engine.from_pretrained(path, dtype=dtype)
+        self.vocabulary = self.engine.model.config.vocab_size
+
+    def generate(self, count: int) -> None:
+        ids = random_ids(PROMPT, self.vocabulary)[0].tolist()
+        self.engine.generate(ids, mode="compatible", max_new_tokens=count, min_new_tokens=count)
+
+    def prefill(self) -> None:
+        model = self.engine.model
+        z = model.forward(
+            model.embed(random_ids(PREFILL, self.vocabulary)), KeyValueCache(model.config)
+        )
+        model.logits(z[:, -1])
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that are read for each token."""
+        is_tied = self.engine.model.config.tie_word_embeddings
+        stored = self.engine.parameters.items()
+        return sum(w.nbytes for name, w in stored if is_tied or name != "model.embed_tokens.weight")
+
+    def context_growth(self, contexts: list[int]) -> dict[int, float]:
+        """Milliseconds per token after so many tokens."""
+        model, rng = self.engine.model, np.random.default_rng(0)
+        cache, found = KeyValueCache(model.config, 1, max(contexts) + 16), {}
+        for context in contexts:
+            missing = rng.integers(*id_range(self.vocabulary), (1, context - cache.length))
+            model.forward(model.embed(missing), cache)
+            times = []
+            for _ in range(8):
+                start = time.perf_counter()
+                model.logits(model.forward(model.embed(missing[:, :1]), cache)[:, -1])
+                times.append(time.perf_counter() - start)
+            found[context] = 1e3 * float(np.median(times))
+        return found
+
+
+class TorchPeer:
+    """Hugging Face's Qwen2."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        import torch
+        from transformers import Qwen2ForCausalLM
+
+        from causal_qwen.conversion.checkpoint_io import quiet
+
+        self.torch = torch
+        with quiet():
+            self.model = Qwen2ForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+
+    def ids(self, count: int) -> Any:
+        return self.torch.from_numpy(random_ids(count, self.model.config.vocab_size))
+
+    def generate(self, count: int) -> None:
+        ids = self.ids(PROMPT)
+        common = {
+            "do_sample": False,
+            "pad_token_id": 0,
+            "attention_mask": self.torch.ones_like(ids),
+        }
+        self.model.generate(ids, max_new_tokens=count, min_new_tokens=count, **common)
+
+    def prefill(self) -> None:
+        with self.torch.no_grad():
+            self.model(self.ids(PREFILL), logits_to_keep=1, use_cache=True)
+
+
+def id_range(vocabulary: int) -> tuple[int, int]:
+    return min(1000, vocabulary // 2), min(20_000, vocabulary)
+
+
+def random_ids(count: int, vocabulary: int) -> np.ndarray:
+    """(1, count)"""
+    return np.random.default_rng(0).integers(*id_range(vocabulary), (1, count))
+
+
+def token_timer(peer: NumPyPeer | TorchPeer) -> Timer:
+    """Seconds per token, without the prompt."""
+
+    def seconds(count: int) -> float:
         start = time.perf_counter()
-        engine.generate(prompt, mode="compatible", max_new_tokens=count, min_new_tokens=count)
+        peer.generate(count)
         return time.perf_counter() - start
-
-    weights = sum(
-        stored.nbytes
-        for name, stored in engine.parameters.items()
-        if name != "model.embed_tokens.weight" or engine.model.config.tie_word_embeddings
-    )
-    return generate, weights
-
-
-def torch_speaker(path: Path, dtype: str) -> Callable[[int], float]:
-    import torch
-    from transformers import Qwen2ForCausalLM
-
-    from causal_qwen.conversion.checkpoint_io import quiet
-
-    with quiet():
-        model = Qwen2ForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
-    ids = torch.from_numpy(np.random.default_rng(0).integers(1000, 20_000, (1, PROMPT)))
-    common = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
-
-    def generate(count: int) -> float:
-        start = time.perf_counter()
-        model.generate(ids, max_new_tokens=count, min_new_tokens=count, **common)
-        return time.perf_counter() - start
-
-    return generate
-
-
-def decoder(generate: Callable[[int], float]) -> Callable[[], float]:
-    """Seconds per token of one decoding round."""
 
     def run() -> float:
-        first = generate(1)
-        return (generate(NEW) - first) / (NEW - 1)
+        first = seconds(1)
+        return (seconds(NEW) - first) / (NEW - 1)
 
     return run
 
 
-def numpy_prefill(path: Path, dtype: str | None) -> Callable[[], float]:
-    engine = Engine.from_pretrained(path, dtype=dtype)
-    ids = np.random.default_rng(0).integers(1000, 20_000, (1, PREFILL))
-
-    def run() -> float:
-        start = time.perf_counter()
-        z = engine.model.forward(engine.model.embed(ids), KeyValueCache(engine.model.config))
-        engine.model.logits(z[:, -1])
-        return time.perf_counter() - start
-
-    return run
-
-
-def torch_prefill(path: Path, dtype: str) -> Callable[[], float]:
-    import torch
-    from transformers import Qwen2ForCausalLM
-
-    from causal_qwen.conversion.checkpoint_io import quiet
-
-    with quiet():
-        model = Qwen2ForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
-    ids = torch.from_numpy(np.random.default_rng(0).integers(1000, 20_000, (1, PREFILL)))
-
-    def run() -> float:
-        start = time.perf_counter()
-        with torch.no_grad():
-            model(ids, logits_to_keep=1, use_cache=True)
-        return time.perf_counter() - start
-
-    return run
+def run_alone(name: str, path: Path) -> dict[str, float]:
+    """One peer: seconds to load and to the first token, peak memory."""
+    kind, dtype = name.split()
+    start = time.perf_counter()
+    peer = NumPyPeer(path) if kind == "NumPy" else TorchPeer(path, dtype)
+    loaded = time.perf_counter()
+    peer.generate(1)
+    found = {"load_s": loaded - start, "first_s": time.perf_counter() - loaded}
+    peer.generate(NEW)
+    return found | {"peak_rss_gb": resident_bytes(peak=True) / 1e9}
 
 
-def take_turns(peers: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    names = list(peers)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds + 1):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            seconds = peers[name]()
-            if turn:  # the first round warms up
-                times[name].append(seconds)
-    return times
+# ---------------------------------------------------------------- measuring
 
 
-def alone(path: Path, peer: str) -> dict[str, float]:
-    """One peer in a process of its own: seconds to load and to the first token, peak memory."""
-    command = [sys.executable, __file__, "--alone", peer, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+def measure(shape: str, stored: str, rounds: int, path: Path) -> Row:
+    """One shape, its weights stored in one dtype."""
+    ours, torch_name = f"NumPy {stored}", f"torch {stored}"
+    numpy_peer, torch_peer = NumPyPeer(path), TorchPeer(path, stored)
+    timers = {ours: token_timer(numpy_peer), torch_name: token_timer(torch_peer)}
+    if shape != "1.5B":  # too large for a third copy
+        timers["NumPy float32 copy"] = token_timer(NumPyPeer(path, "float32"))
+    weights = numpy_peer.weight_bytes()
+    times = time_peers(timers | {"limit": memory_reader(weights)}, rounds)
+    limit = times.pop("limit")
+    result: Row = {
+        "shape": shape,
+        "stored": stored,
+        "bandwidth_gb_s": weights / float(np.median(limit)) / 1e9,
+        "weights_gb": weights / 1e9,
+        "decode": {
+            name: {
+                "tokens_per_s": 1 / float(np.median(seconds)),
+                "times_torch": paired_ratio(times[torch_name], seconds),
+                "share_of_limit": paired_ratio(limit, seconds),
+            }
+            for name, seconds in times.items()
+        },
+    }
+    del timers
+    gc.collect()
+    prefills = {ours: numpy_peer.prefill, torch_name: torch_peer.prefill}
+    times = time_peers(prefills, rounds // 2 + 1)
+    result["prefill"] = {
+        name: {
+            "tokens_per_s": PREFILL / float(np.median(seconds)),
+            "time_of_torch": paired_ratio(seconds, times[torch_name]),
+        }
+        for name, seconds in times.items()
+    }
+    longest = numpy_peer.engine.model.config.max_position_embeddings - 16 if rounds > 2 else 128
+    result["context_ms"] = numpy_peer.context_growth([c for c in CONTEXTS if c <= longest])
+    del numpy_peer, torch_peer, prefills
+    gc.collect()
+    result["alone"] = {
+        name: call_in_new_process(run_alone, name, path) for name in (ours, torch_name)
+    }
+    log(result)
     return result
 
 
-def run_alone(peer: str, path: Path) -> None:
-    kind, dtype = peer.split()
-    begun = time.perf_counter()
-    generate = numpy_speaker(path, None)[0] if kind == "NumPy" else torch_speaker(path, dtype)
-    found = {"load_s": time.perf_counter() - begun, "first_s": generate(1)}
-    generate(NEW)
-    print(json.dumps(found | {"peak_rss_gb": resident_bytes(peak=True) / 1e9}))
-
-
-def context_growth(path: Path, dtype: str | None, contexts: tuple[int, ...]) -> dict[int, float]:
-    """Milliseconds per token after so many tokens."""
-    engine = Engine.from_pretrained(path, dtype=dtype)
-    model, generator = engine.model, np.random.default_rng(0)
-    cache, found = KeyValueCache(model.config, 1, max(contexts) + 16), {}
-    for context in contexts:
-        missing = generator.integers(1000, 20_000, (1, context - cache.length))
-        model.forward(model.embed(missing), cache)
-        times = []
-        for _ in range(8):
-            start = time.perf_counter()
-            model.logits(model.forward(model.embed(np.array([[1000]])), cache)[:, -1])
-            times.append(time.perf_counter() - start)
-        found[context] = 1e3 * float(np.median(times))
-    return found
-
-
-def checkpoint(shape: str, stored: str, scratch: Path) -> Path:
+def checkpoint(shape: str, stored: str, scratch: Path, model: Path | None) -> Path:
     if shape == "135M":
         from causal_qwen.conversion.convert import default_model
 
-        return default_model()
+        return model or default_model()
     path = scratch / f"{shape}-{stored}"
     if not path.exists():
         random_checkpoint(path, SHAPES[shape], stored)
     return path
 
 
-def measure(shape: str, stored: str, rounds: int, scratch: Path) -> dict[str, Any]:
-    """One shape, its weights stored in one way."""
-    path = checkpoint(shape, stored, scratch)
-    result: dict[str, Any] = {"shape": shape, "stored": stored}
-    ours, weights = numpy_speaker(path, None)
-    peers = {
-        f"NumPy {stored}": decoder(ours),
-        f"torch {stored}": decoder(torch_speaker(path, stored)),
-    }
-    if shape != "1.5B":  # which has no room for a third copy
-        peers["NumPy float32 copy"] = decoder(numpy_speaker(path, "float32")[0])
-    times = take_turns(peers | {"limit": reader(weights)}, rounds)
-    limit = times.pop("limit")
-    result["bandwidth_gb_s"] = weights / float(np.median(limit)) / 1e9
-    decode = {}
-    for name, seconds in times.items():
-        median = float(np.median(seconds))
-        ratio, low, high = paired_ratio(times[f"torch {stored}"], seconds)
-        decode[name] = {
-            "tokens_per_s": 1 / median,
-            "times_torch": [ratio, low, high],
-            "share_of_limit": paired_ratio(limit, seconds),
-        }
-    del peers, ours
-    gc.collect()
-    peers = {
-        f"NumPy {stored}": numpy_prefill(path, None),
-        f"torch {stored}": torch_prefill(path, stored),
-    }
-    times = take_turns(peers, rounds // 2 + 1)
-    prefill = {}
-    for name, seconds in times.items():
-        ratio, low, high = paired_ratio(seconds, times[f"torch {stored}"])
-        prefill[name] = {
-            "tokens_per_s": PREFILL / float(np.median(seconds)),
-            "time_of_torch": [ratio, low, high],
-        }
-    del peers
-    gc.collect()
-    result |= {"weights_gb": weights / 1e9, "decode": decode, "prefill": prefill}
-    result["alone"] = {
-        f"{who} {stored}": alone(path, f"{who} {stored}") for who in ("NumPy", "torch")
-    }
-    contexts = tuple(c for c in CONTEXTS if rounds > 2 or c <= 128)
-    result["context_ms"] = context_growth(path, None, contexts)
-    print(json.dumps(result), flush=True)
-    return result
+# ---------------------------------------------------------------- the page
 
 
-def bars(results: list[dict[str, Any]]) -> list[tuple[str, float, str, bool]]:
-    """(what, the figure, the bar, whether it is met)"""
-    found = []
-
-    def at_least(what: str, value: float, bar: float) -> None:
-        found.append((what, value, f"at least {bar:g}", value >= bar))
-
+def bars(results: list[Row]) -> list[Row]:
+    rows = []
     for row in results:
-        shape, stored = row["shape"], row["stored"]
-        ours = row["decode"][f"NumPy {stored}"]
-        if stored == "float32":
-            bar = {"135M": 1.8, "0.5B": 2.5}.get(shape)
-            if bar:
-                at_least(f"{shape} float32 decode, times torch", ours["times_torch"][0], bar)
-            if shape == "0.5B":
-                at_least("0.5B float32, share of the limit", ours["share_of_limit"][0], 0.75)
-            slower = row["prefill"]["NumPy float32"]["time_of_torch"][0]
-            found.append(
-                (f"{shape} float32 prefill, time of torch's", slower, "at most 1.2", slower <= 1.2)
-            )
-        elif shape == "0.5B":
-            at_least("0.5B bfloat16 decode, times torch", ours["times_torch"][0], 0.9)
-        elif shape == "1.5B":
-            at_least("1.5B bfloat16, tokens/s", ours["tokens_per_s"], 2)
-            peak = row["alone"]["NumPy bfloat16"]["peak_rss_gb"]
-            found.append(("1.5B bfloat16, peak RSS in GB", peak, "at most 4.5", peak <= 4.5))
-    return found
+        kind = f"{row['shape']} {row['stored']}"
+        ours, prefill = (row[key][f"NumPy {row['stored']}"] for key in ("decode", "prefill"))
+        figures = {
+            DECODE: ours["times_torch"][0],
+            SHARE: ours["share_of_limit"][0],
+            ", tokens/s": ours["tokens_per_s"],
+            PREFILL_TIME: prefill["time_of_torch"][0],
+            ", peak RSS in GB": row["alone"][f"NumPy {row['stored']}"]["peak_rss_gb"],
+        }
+        for what, (limit, bar) in BARS.get(kind, {}).items():
+            is_met = figures[what] >= bar if limit == "at least" else figures[what] <= bar
+            rows.append({"bar": kind + what, "figure": figures[what], "asked": f"{limit} {bar:g}"})
+            rows[-1]["met"] = "yes" if is_met else "no"
+    return rows
 
 
-def page(results: list[dict[str, Any]]) -> list[str]:
+def page(results: list[Row]) -> list[str]:
     speeds = sorted(row["bandwidth_gb_s"] for row in results)
-    lines = [
+    shape = {"shape": "{shape}", "stored": "{stored}"}
+    columns = shape | {
+        "peer": "{peer}",
+        "decode tokens/s": "{decode[tokens_per_s]:.1f}",
+        "times torch": span("decode[times_torch]"),
+        "share of the memory's limit": span("decode[share_of_limit]", 0, "%"),
+        "prefill tokens/s": "{prefill[tokens_per_s]:.0f}",
+        "its time / torch's": span("prefill[time_of_torch]"),
+        "load s": "{alone[load_s]:.2f}",
+        "first token s": "{alone[first_s]:.2f}",
+        "peak RSS GB": "{alone[peak_rss_gb]:.2f}",
+    }
+    peers = [
+        {**row, "peer": name, **{k: row[k].get(name) for k in ("decode", "prefill", "alone")}}
+        for row in results
+        for name in row["decode"]
+    ]
+    growth = shape | {str(context): f"{{context_ms[{context}]:.0f}}" for context in CONTEXTS}
+    bar_columns = {"bar": "{bar}", "figure": "{figure:.2f}", "asked": "{asked}", "met": "{met}"}
+    return [
         "# The NumPy engine: speed and memory",
         "",
         f"`python benchmarks/engine.py`: {threads.COUNT} threads, {platform.machine()}, NumPy "
@@ -277,70 +297,37 @@ def page(results: list[dict[str, Any]]) -> list[str]:
         "tokens; load, first token, memory: in a process of its own. Ratios are medians of paired "
         "rounds with 95% intervals.",
         "",
-        "| shape | stored | peer | decode tokens/s | times torch | share of the memory's limit | "
-        "prefill tokens/s | its time / torch's | load s | first token s | peak RSS GB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *table(columns, peers),
+        "",
+        "Milliseconds per token as the context grows:",
+        "",
+        *table(growth, results),
+        "",
+        *table(bar_columns, bars(results)),
     ]
-    for row in results:
-        for name, decode in row["decode"].items():
-            ratio, low, high = decode["times_torch"]
-            share, least_share, most_share = decode["share_of_limit"]
-            prefill, own = row["prefill"].get(name), row["alone"].get(name)
-            cells = ["", ""]
-            if prefill:
-                middle, least, most = prefill["time_of_torch"]
-                cells = [
-                    f"{prefill['tokens_per_s']:.0f}",
-                    f"{middle:.2f} ({least:.2f} to {most:.2f})",
-                ]
-            names = ("load_s", "first_s", "peak_rss_gb")
-            memory = [f"{own[name]:.2f}" for name in names] if own else ["", "", ""]
-            lines.append(
-                f"| {row['shape']} | {row['stored']} | {name} | {decode['tokens_per_s']:.1f} | "
-                f"{ratio:.2f} ({low:.2f} to {high:.2f}) | "
-                f"{share:.0%} ({least_share:.0%} to {most_share:.0%}) | "
-                + " | ".join(cells + memory)
-                + " |"
-            )
-    lines += ["", "Milliseconds per token as the context grows:", ""]
-    lines += ["| shape | stored | " + " | ".join(map(str, CONTEXTS)) + " |"]
-    lines += ["|---|---|" + "---|" * len(CONTEXTS)]
-    for row in results:
-        growth = [row["context_ms"].get(context) for context in CONTEXTS]
-        cells = ["" if ms is None else f"{ms:.0f}" for ms in growth]
-        lines.append(f"| {row['shape']} | {row['stored']} | " + " | ".join(cells) + " |")
-    lines += ["", "| bar | figure | asked | met |", "|---|---|---|---|"]
-    for what, value, bar, is_met in bars(results):
-        lines.append(f"| {what} | {value:.2f} | {bar} | {'yes' if is_met else 'no'} |")
-    return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="the 135M model, two rounds")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = make_parser(__doc__, "engine", "the 135M model, two rounds", rounds=9)
     parser.add_argument("--shapes", default="135M,0.5B,1.5B")
+    parser.add_argument("--model", type=Path, help="use this converted model as the 135M shape")
+    parser.add_argument("--scratch", type=Path, help="keep random checkpoints in this directory")
     parser.add_argument(
-        "--scratch", type=Path, help="where random checkpoints are written and kept"
+        "--write", nargs=2, metavar=("SHAPE", "DIRECTORY"), help="only write a random checkpoint"
     )
-    parser.add_argument("--output", type=Path, default=Path("docs/results/engine.md"))
-    parser.add_argument("--alone", nargs=2, metavar=("PEER", "PATH"), help=argparse.SUPPRESS)
-    parser.add_argument("--write", nargs=2, metavar=("SHAPE", "DIRECTORY"), help="and do no more")
-    parser.add_argument("--stored", default="bfloat16", help="for --write")
-    options = parser.parse_args()
-    if options.alone:
-        run_alone(options.alone[0], Path(options.alone[1]))
-        return
+    parser.add_argument("--stored", default="bfloat16", help="dtype of --write")
+    options = parse(parser, shapes="135M", rounds=2)
     if options.write:
         print(random_checkpoint(Path(options.write[1]), SHAPES[options.write[0]], options.stored))
         return
-    shapes = ["135M"] if options.quick else options.shapes.split(",")
-    rounds = 2 if options.quick else options.rounds
+    shapes = options.shapes.split(",")
     cases = [(shape, "float32") for shape in shapes if shape != "1.5B"]
     cases += [(shape, "bfloat16") for shape in shapes if shape != "135M"]
+    results = []
     with tempfile.TemporaryDirectory() as temporary:
-        scratch = options.scratch or Path(temporary)
-        results = [measure(shape, stored, rounds, scratch) for shape, stored in cases]
+        for shape, stored in cases:
+            path = checkpoint(shape, stored, options.scratch or Path(temporary), options.model)
+            results.append(measure(shape, stored, options.rounds, path))
     save(page(results), results, options.output)
 
 

@@ -3,53 +3,343 @@
     python benchmarks/individuals.py all [--model DIR] [--output docs/results/individuals.md]
     python benchmarks/individuals.py persona --speakers 10 --prompts 10 --tokens 40
 
-    persona    can one tell who wrote a text?
+    persona    can a classifier recognise the speaker of a text?
     quality    log-probability against diversity
     stability  how far a small edit moves a text, beside the Gumbel-max baseline
     truth      counterfactuals against a known structural model
     analytic   closed forms against a million draws
-    replay     the same words alone, in company, without a cache, and in NumPy
+    replay     the same text alone, in a batch, without a cache, and in NumPy
 
 Each part writes its own section of the page; the others are kept from the JSON beside it. Every
-part first says how long it will take on this machine.
+part first prints how long it will take on this machine. Temperatures of shared noise count the gain
+that was calibrated without truncation as 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from _results import save
-from liveliness import PROMPTS, QUESTIONS, asked, repetition, word_distance
-from transformers import LogitsProcessorList
+from _results import Row, interval, load, log, make_parser, parse, save, span, table
+from _texts import (
+    PROMPTS,
+    SOFTMAX,
+    Texts,
+    draw_individual,
+    generate_texts,
+    noise,
+    prompt_ids,
+    repetition,
+    shared_temperature,
+    word_distance,
+)
 
-from causal_qwen.analysis import gumbel
 from causal_qwen.analysis.counterfactual import counterfactual, stability_violations
 from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.analysis.token_sequence import TokenSequence
-from causal_qwen.conversion.calibration import LogProbRecorder, pad_left
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.engine import Engine
-from causal_qwen.generation.mixin import ModeProcessor
-from causal_qwen.generation.streaming import end_ids
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
+
+BISECTION_STEPS = 7
+Options = argparse.Namespace
+
+
+class Subject:
+    """The model and its prompts, openings and questions in turn."""
+
+    def __init__(self, path: Path, prompts: int, tokens: int) -> None:
+        self.path, self.tokens = path, tokens
+        self.processor, self.model = open_model(path)
+        ids = prompt_ids(self.processor.tokenizer)
+        in_turn = itertools.chain.from_iterable(zip(ids[:10], ids[10:], strict=True))
+        self.prompts = list(in_turn)[:prompts]
+
+    def generate(self, prompts: Sequence[torch.Tensor], **options: Any) -> Texts:
+        return generate_texts(self.model, prompts, **{"tokens": self.tokens, **options})
+
+    def decode(self, rows: list[list[int]]) -> list[str]:
+        return self.processor.tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+    def announce(self, part: str, texts: int, rows: int = 20) -> None:
+        """Print how long `texts` texts will take, `rows` at a time, from one batch."""
+        start = time.perf_counter()
+        self.generate(self.prompts[:1] * rows, tokens=8, individual=0, **noise(1.0))
+        each = (time.perf_counter() - start) / (rows * 8) * self.tokens
+        print(f"{part}: {texts} texts, about {each * texts / 60:.0f} minutes", flush=True)
+
+    def draw(self, kind: str, seed: int, temperature: float) -> Any:
+        """A speaker of a kind: "shared", "fresh", "gumbel" or "shared gumbel"."""
+        if "gumbel" in kind:
+            is_fresh = kind == "gumbel"
+            return GumbelIndividual.draw(
+                self.model, seed=seed, fresh=is_fresh, temperature=temperature
+            )
+        return draw_individual(self.model, seed, temperature, fresh=kind == "fresh")
+
+    def texts_of(
+        self, kind: str, prompts: list[torch.Tensor], speakers: int, temperature: float
+    ) -> Texts:
+        """Texts of every speaker after every prompt, speaker by speaker."""
+        if kind == "softmax":
+            options = {**SOFTMAX, "temperature": temperature}
+            parts = [self.generate(prompts, seed=seed, **options) for seed in range(speakers)]
+            return Texts(*(list(itertools.chain(*column)) for column in zip(*parts, strict=True)))
+        drawn = [self.draw(kind, seed, temperature) for seed in range(speakers)]
+        each = [speaker for speaker in drawn for _ in prompts]
+        return self.generate(prompts * speakers, speakers=each)
+
+    def match_temperature(
+        self, kind: str, prompts: list[torch.Tensor], speakers: int, target: float
+    ) -> float:
+        """The temperature at which texts have the target log-probability, by bisection."""
+        low, high = math.log(0.02), math.log(8.0)
+        for _ in range(BISECTION_STEPS):
+            middle = (low + high) / 2
+            texts = self.texts_of(kind, prompts, speakers, math.exp(middle))
+            is_calm = texts.mean_log_probs.mean() > target
+            low, high = (middle, high) if is_calm else (low, middle)
+        return math.exp((low + high) / 2)
+
+
+# ---------------------------------------------------------------- 1: persona
+
+PERSONA_KINDS = {
+    "shared e": "shared",
+    "fresh e per token": "fresh",
+    "softmax, fixed seed": "softmax",
+    "shared Gumbel": "shared gumbel",
+}
+
+
+def persona(subject: Subject, options: Options) -> Row:
+    """Leave one prompt out, and recognise the speakers of its texts by their other texts."""
+    speakers, prompts = options.speakers, subject.prompts
+    rows = len(prompts) * speakers
+    subject.announce("persona", 4 * (BISECTION_STEPS + 1) * rows, rows)
+    results = {}
+    for name, kind in PERSONA_KINDS.items():
+        temperature = subject.match_temperature(kind, prompts, speakers, options.target)
+        texts = subject.texts_of(kind, prompts, speakers, temperature)
+        firsts = range(0, rows, len(prompts))
+        by_speaker = [texts.tokens[first : first + len(prompts)] for first in firsts]
+        accuracy = [speaker_accuracy(by_speaker, held_out) for held_out in range(len(prompts))]
+        first, second = by_speaker[:2]
+        results[name] = {
+            "temperature": temperature,
+            "log_prob": interval(texts.mean_log_probs),
+            "accuracy": interval(accuracy),
+            "examples": subject.decode([first[0], first[-1], second[0], second[-1]]),
+        }
+        log(name, results[name])
+    return {
+        "speakers": speakers,
+        "prompts": len(prompts),
+        "tokens": subject.tokens,
+        "kinds": results,
+    }
+
+
+def speaker_accuracy(by_speaker: list[Sequence[list[int]]], held_out: int) -> float:
+    """The share of speakers that naive Bayes on tokens and pairs recognises on one prompt."""
+
+    def features(tokens: list[int]) -> list[Any]:
+        return [*tokens, *itertools.pairwise(tokens)]
+
+    counts = [
+        Counter(f for place, text in enumerate(texts) if place != held_out for f in features(text))
+        for texts in by_speaker
+    ]
+    known = set().union(*counts)
+    totals = [sum(count.values()) + len(known) for count in counts]
+    hits = 0.0
+    for speaker, texts in enumerate(by_speaker):
+        found = [f for f in features(texts[held_out]) if f in known]
+        scores = [
+            sum(math.log((count[f] + 1) / total) for f in found)
+            for count, total in zip(counts, totals, strict=True)
+        ]
+        best = np.flatnonzero(np.array(scores) == max(scores))
+        hits += float(speaker in best) / len(best)
+    return hits / len(by_speaker)
+
+
+def persona_page(r: Row) -> list[str]:
+    columns = {"speaker": "{name}", "temperature": "{temperature:.2f}"}
+    columns |= {"log-prob/token": span("log_prob"), "accuracy": span("accuracy")}
+    return [
+        f"{r['speakers']} speakers x {r['prompts']} prompts x {r['tokens']} tokens, temperatures "
+        "matched in the mean log-probability of these texts. Accuracy: naive Bayes on tokens and "
+        "token pairs guesses the speaker of a text on a prompt it has not seen; chance is "
+        f"{1 / r['speakers']:.2f}. 95% bootstrap intervals (over texts, over held-out prompts).",
+        "",
+        *table(columns, r["kinds"]),
+        "",
+        *(
+            f"- {name}: {' / '.join(' '.join(text.split())[:80] for text in k['examples'])}"
+            for name, k in r["kinds"].items()
+        ),
+    ]
+
+
+# ---------------------------------------------------------------- 2: quality against diversity
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{f"softmax T={t}": {**SOFTMAX, "temperature": t} for t in (0.7, 1.0)},
+    **{f"softmax top-p {p}": {**SOFTMAX, "top_p": p} for p in (0.5, 0.9)},
+    "softmax top-k 50": {**SOFTMAX, "top_k": 50},
+    "softmax min-p 0.1": {**SOFTMAX, "min_p": 0.1},
+    **{
+        f"shared T={t} rho={rho}": noise(t, rho)
+        for t, rho in ((0.3, 0.0), (1.0, 0.0), (1.0, 0.001), (2.0, 0.01), (4.0, 0.05), (8.0, 0.05))
+    },
+    **{
+        f"fresh T={t} rho={rho}": noise(t, rho, fresh=True)
+        for t, rho in ((1.0, 0.0), (1.0, 0.01), (4.0, 0.05))
+    },
+}
+BASELINE = "softmax top-p 0.9"
+PROMPTS_PER_BATCH = 5
+
+
+def quality(subject: Subject, options: Options) -> Row:
+    """Log-probability and diversity of every setting, prompt by prompt."""
+    judge = None if options.judge is None else open_model(options.judge)
+    count, prompts = options.samples, subject.prompts
+    subject.announce("quality", len(SETTINGS) * len(prompts) * count)
+    results = {}
+    for name, setting in SETTINGS.items():
+        by_prompt: dict[str, list[float]] = {}
+        example = ""
+        for first in range(0, len(prompts), PROMPTS_PER_BATCH):
+            group = prompts[first : first + PROMPTS_PER_BATCH]
+            batch = [prompt for prompt in group for _ in range(count)]
+            seeds = {} if "do_sample" in setting else {"individual": [*range(count)] * len(group)}
+            texts = subject.generate(batch, seed=first, **setting, **seeds)
+            for place, prompt in enumerate(group):
+                own = slice(place * count, (place + 1) * count)
+                rows, decoded = texts.tokens[own], subject.decode(texts.tokens[own])
+                example = example or " ".join(decoded[0].split())[:90]
+                measured = {"log_prob": float(texts.mean_log_probs[own].mean())}
+                measured |= diversity(rows, decoded, prompt.tolist())
+                if judge is not None:
+                    prompt_text = subject.decode([prompt.tolist()])[0]
+                    measured["judge"] = judge_log_prob(*judge, prompt_text, decoded)
+                for key, value in measured.items():
+                    by_prompt.setdefault(key, []).append(value)
+        results[name] = {key: interval(values) for key, values in by_prompt.items()}
+        results[name] |= {"example": example, "by_prompt": by_prompt}
+        log(name, results[name])
+    sizes = {"prompts": len(prompts), "samples": count, "tokens": subject.tokens}
+    return {**sizes, "settings": results}
+
+
+def diversity(rows: list[list[int]], texts: list[str], prompt: list[int]) -> dict[str, float]:
+    """How different the texts after one prompt are from each other, and how much they repeat."""
+    pairs = [pair for row in rows for pair in itertools.pairwise(row)]
+    distances = [word_distance(*two) for two in itertools.combinations(texts, 2)]
+    return {
+        "distinct_2": len(set(pairs)) / max(len(pairs), 1),
+        "distance": float(np.mean(distances)),
+        "repetition": float(np.mean([repetition(row) for row in rows])),
+        "copied": float(np.mean([copied_share(prompt, row) for row in rows])),
+    }
+
+
+def copied_share(prompt: list[int], row: list[int]) -> float:
+    """The share of a text's 4-grams that occur in the prompt or earlier in the same text."""
+    text = [*prompt, *row]
+    grams = [tuple(text[i : i + 4]) for i in range(len(text) - 3)]
+    new = range(max(len(prompt) - 3, 0), len(grams))
+    first_place = {gram: i for i, gram in reversed(list(enumerate(grams)))}
+    return sum(first_place[grams[i]] < i for i in new) / max(len(new), 1)
+
+
+@torch.no_grad()
+def judge_log_prob(processor: Any, model: Any, prompt: str, texts: list[str]) -> float:
+    """The mean log-probability per token that a second model gives the texts."""
+    start = len(processor.tokenizer(prompt).input_ids)
+    scores = []
+    for text in texts:
+        ids = processor.tokenizer(prompt + text, return_tensors="pt").input_ids
+        if ids.shape[1] > start:
+            log_p = model(ids, output_scale_S=False).logits[0, start - 1 : -1].log_softmax(-1)
+            scores.append(float(log_p.gather(-1, ids[0, start:, None]).mean()))
+    return float(np.mean(scores)) if scores else math.nan
+
+
+def quality_page(r: Row) -> list[str]:
+    settings = r["settings"]
+    columns = {"speaker": "{name}", "log-prob/token": span("log_prob")}
+    columns |= {"distance": span("distance"), "distinct-2": span("distinct_2")}
+    columns |= {"repetition": "{repetition[0]:.2f}", "copied": "{copied[0]:.2f}"}
+    if any("judge" in row for row in settings.values()):
+        columns["judge"] = "{judge[0]:.2f}"
+    differences = {name: difference(settings, name) for name in settings if name != BASELINE}
+    keys = {"log-prob/token": "log_prob", "distance": "distance", "repetition": "repetition"}
+    versus = {"speaker": "{name}", **{title: span(key) for title, key in keys.items()}}
+    return [
+        f"{r['prompts']} prompts x {r['samples']} samples x {r['tokens']} tokens; 95% bootstrap "
+        "intervals over prompts. rho is `min_density`. Repetition: repeated trigrams of a text; "
+        "copied: 4-grams that occur in the prompt or earlier in the text. Likely text is not good "
+        "text when it repeats itself: read the columns together.",
+        "",
+        "![log-probability against diversity](individuals-quality.png)",
+        "",
+        *table({**columns, "says": "{example}"}, settings),
+        "",
+        f"Less {BASELINE}, prompt by prompt. A setting beats it on both axes if log-probability "
+        "and distance are both higher, beyond chance; whether its text is worth reading is in the "
+        "columns on repetition.",
+        "",
+        *table({**versus, "beats it on both axes": "{beats}"}, differences),
+    ]
+
+
+def difference(settings: dict[str, Row], name: str) -> Row:
+    """One setting less the baseline on the same prompts."""
+    found: Row = {}
+    for key in ("log_prob", "distance", "repetition"):
+        mine, baseline = (np.array(settings[x]["by_prompt"][key]) for x in (name, BASELINE))
+        found[key] = interval(mine - baseline)
+    is_better = found["log_prob"][1] > 0 and found["distance"][1] > 0
+    return found | {"beats": "yes" if is_better else "no"}
+
+
+def quality_plot(r: Row, output: Path) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    labels = {"distance": "word distance between samples", "repetition": "repeated trigrams"}
+    for axis, (key, label) in zip(axes, labels.items(), strict=True):
+        for name, s in r["settings"].items():
+            kind, _, setting = name.partition(" ")
+            colour = {"softmax": "C0", "shared": "C3", "fresh": "C2"}[kind]
+            axis.scatter(s[key][0], s["log_prob"][0], color=colour, s=18)
+            axis.annotate(setting, (s[key][0], s["log_prob"][0]), fontsize=6)
+        axis.set(xlabel=label, ylabel="log-probability per token")
+    axes[0].set_title("softmax blue, shared red, fresh green", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(output, dpi=130)
+    pyplot.close(figure)
+
+
+# ---------------------------------------------------------------- 3: stability
 
 EDITS = (  # a prompt, and the same with one thing changed
     ("The carpenter measured the plank twice and", "The carpenter measured the plank once and"),
@@ -63,413 +353,56 @@ EDITS = (  # a prompt, and the same with one thing changed
     ("The engineer who designed the tunnel", "The engineer who designed the bridge"),
     ("After the rain the garden", "After the storm the garden"),
 )
-SOFTMAX = {"causal_mode": "compatible", "do_sample": True, "top_k": 0}
-SETTINGS: dict[str, dict[str, Any]] = {
-    **{f"softmax T={t}": {**SOFTMAX, "temperature": t} for t in (0.7, 1.0)},
-    **{f"softmax top-p {p}": {**SOFTMAX, "top_p": p} for p in (0.5, 0.9)},
-    "softmax top-k 50": {**SOFTMAX, "top_k": 50},
-    "softmax min-p 0.1": {**SOFTMAX, "min_p": 0.1},
-    **{
-        f"shared T={t} rho={rho}": {"causal_mode": "causal", "temperature": t, "min_density": rho}
-        for t, rho in (
-            *((0.3, 0.0), (1.0, 0.0)),
-            *((1.0, 0.001), (2.0, 0.01), (4.0, 0.05), (8.0, 0.05)),
-        )
-    },
-    **{
-        f"fresh T={t} rho={rho}": {
-            "causal_mode": "causal",
-            "fresh_noise": True,
-            "temperature": t,
-            "min_density": rho,
-        }
-        for t, rho in ((1.0, 0.0), (1.0, 0.01), (4.0, 0.05))
-    },
+STABILITY_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "shared e, pearl": ("shared", {}),
+    "shared e, disco": ("shared", {"semantics": "disco"}),
+    "fresh e, pearl": ("fresh", {}),
+    "shared e, pearl, top-p 0.9": ("shared", {"top_p": 0.9}),
+    "Gumbel": ("gumbel", {}),
 }
-RIVAL = "softmax top-p 0.9"
-TOGETHER_PROMPTS = 5  # of one batch in `quality`
-STEPS = 7  # of the bisection that finds a temperature
-Said = tuple[list[list[int]], np.ndarray]  # tokens of every row; log-probability per token
 
 
-class Stage:
-    """The model, its prompts, and how its texts are made and scored."""
-
-    def __init__(self, path: Path, prompts: int, tokens: int) -> None:
-        self.processor, self.model = open_model(path)
-        self.tokens = tokens
-        texts = [*PROMPTS, *(asked(self.processor.tokenizer, one) for one in QUESTIONS)]
-        order = [i for pair in zip(range(10), range(10, 20), strict=True) for i in pair]
-        self.prompts = [
-            torch.tensor(self.processor.tokenizer(texts[i]).input_ids) for i in order[:prompts]
-        ]
-
-    @torch.no_grad()
-    def say(self, rows: Sequence[torch.Tensor], seed: int = 0, **options: Any) -> Said:
-        """What is said after every row; `people` are Gumbel speakers, one per row."""
-        batch = pad_left(rows, self.model)
-        start = batch["input_ids"].shape[1]
-        recorder = LogProbRecorder(start, end_ids(self.model))
-        torch.manual_seed(seed)
-        settings = {
-            **batch,
-            "max_new_tokens": self.tokens,
-            "logits_processor": LogitsProcessorList([recorder]),
-            **options,
-        }
-        people = settings.pop("people", None)
-        ids = (
-            self.model.generate(**settings)
-            if people is None
-            else gumbel.generate(self.model, people, **settings)
-        )
-        total, count = recorder.per_row(ids)
-        said = [row[:n] for row, n in zip(ids[:, start:].tolist(), count.tolist(), strict=True)]
-        return said, (total / count).numpy()
-
-    def decode(self, rows: list[list[int]]) -> list[str]:
-        return self.processor.tokenizer.batch_decode(rows, skip_special_tokens=True)
-
-    def announce(self, part: str, texts: int, rows: int = 20) -> None:
-        """How long `texts` texts will take, `rows` at a time, from one batch on this machine."""
-        before = time.perf_counter()
-        self.say(self.prompts[:1] * rows, causal_mode="causal", individual=0, max_new_tokens=8)
-        each = (time.perf_counter() - before) / (rows * 8) * self.tokens
-        print(f"{part}: {texts} texts, about {each * texts / 60:.0f} minutes", flush=True)
-
-
-def interval(values: Sequence[float], draws: int = 2000) -> list[float]:
-    """[mean, low, high]: a 95% bootstrap interval of the mean."""
-    x = np.asarray(values, dtype=np.float64)
-    means = np.random.default_rng(0).choice(x, (draws, len(x))).mean(1)
-    return [float(x.mean()), *np.quantile(means, (0.025, 0.975)).tolist()]
-
-
-def shown(triple: Sequence[float], digits: int = 2) -> str:
-    mean, low, high = triple
-    return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-# ---------------------------------------------------------------- 1: who wrote it?
-
-
-def persona(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
-    """Leave one prompt out, and guess the speaker of its texts from the others'."""
-    speakers, prompts = options.speakers, stage.prompts
-    everybody = prompts * speakers
-    stage.announce("persona", 4 * (STEPS + 1) * len(everybody), len(everybody))
-
-    def individuals(heat: float, fresh: bool) -> Said:
-        who = [
-            Individual.draw(stage.model, seed=s, fresh=fresh, temperature=heat)
-            for s in range(speakers)
-            for _ in prompts
-        ]
-        return stage.say(everybody, causal_mode="causal", individual=who)
-
-    def softmax(heat: float) -> Said:
-        parts = [stage.say(prompts, **SOFTMAX, temperature=heat, seed=s) for s in range(speakers)]
-        return [row for said, _ in parts for row in said], np.concatenate([lp for _, lp in parts])
-
-    def gumbels(heat: float) -> Said:
-        who = [
-            GumbelIndividual.draw(stage.model, seed=s, fresh=False, temperature=heat)
-            for s in range(speakers)
-        ]
-        return stage.say(everybody, people=[one for one in who for _ in prompts])
-
-    kinds: dict[str, Callable[[float], Said]] = {
-        "shared e": partial(individuals, fresh=False),
-        "fresh e per token": partial(individuals, fresh=True),
-        "softmax, fixed seed": softmax,
-        "shared Gumbel": gumbels,
+def stability(subject: Subject, options: Options) -> Row:
+    """The same speaker before and after an edit, beside another speaker after the edit."""
+    pairs, seeds = EDITS[: options.prompts], range(options.speakers)
+    subject.announce("stability", 5 * 4 * len(pairs) * len(seeds), rows=1)
+    prompts = [torch.tensor(subject.processor.tokenizer(text).input_ids) for text, _ in pairs]
+    temperatures = {
+        kind: subject.match_temperature(kind, prompts, len(seeds), options.target)
+        for kind in ("shared", "fresh", "gumbel")
     }
     results = {}
-    for name, speak in kinds.items():
-        heat = matched(lambda heat, speak=speak: speak(heat)[1].mean(), options.target)
-        said, log_probs = speak(heat)
-        table = [said[s * len(prompts) : (s + 1) * len(prompts)] for s in range(speakers)]
-        hits = [guessed(table, held_out) for held_out in range(len(prompts))]
-        results[name] = {
-            "temperature": heat,
-            "log_prob": interval(log_probs),
-            "accuracy": interval(hits),
-            "examples": stage.decode([table[0][0], table[0][-1], table[1][0], table[1][-1]]),
-        }
-        print(name, json.dumps(results[name]), flush=True)
-    return {"speakers": speakers, "prompts": len(prompts), "tokens": stage.tokens, "kinds": results}
+    for name, (kind, more) in STABILITY_KINDS.items():
+        drawn = [subject.draw(kind, seed, temperatures[kind]) for seed in seeds]
 
+        def ask(text: str, seed: int, edit: str, drawn: Any = drawn, more: Any = more) -> Any:
+            common = {"processor": subject.processor, "max_new_tokens": subject.tokens}
+            return counterfactual(subject.model, text, drawn[seed], edit, **common, **more)
 
-def matched(log_prob: Callable[[float], float], target: float) -> float:
-    """The temperature at which texts have the target log-probability, by bisection."""
-    low, high = math.log(0.02), math.log(8.0)
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if log_prob(math.exp(middle)) > target else (low, middle)
-    return math.exp((low + high) / 2)
-
-
-def guessed(table: list[list[list[int]]], held_out: int) -> float:
-    """The share of speakers that naive Bayes on tokens and pairs recognises on one prompt."""
-
-    def features(tokens: list[int]) -> list[Any]:
-        return [*tokens, *itertools.pairwise(tokens)]
-
-    counts = [
-        Counter(
-            f for prompt, text in enumerate(texts) if prompt != held_out for f in features(text)
-        )
-        for texts in table
-    ]
-    known = set().union(*counts)
-    totals = [sum(count.values()) + len(known) for count in counts]
-    hits = 0
-    for speaker, texts in enumerate(table):
-        words = [f for f in features(texts[held_out]) if f in known]
-        scores = [
-            sum(math.log((count[f] + 1) / total) for f in words)
-            for count, total in zip(counts, totals, strict=True)
-        ]
-        best = np.flatnonzero(np.array(scores) == max(scores))
-        hits += float(speaker in best) / len(best)
-    return hits / len(table)
-
-
-def persona_page(r: dict[str, Any]) -> list[str]:
-    return [
-        "## 1. Who wrote it?",
-        "",
-        f"{r['speakers']} speakers x {r['prompts']} prompts x {r['tokens']} tokens, temperatures "
-        "matched in the mean log-probability of these texts. Accuracy: naive Bayes on tokens and "
-        "token pairs guesses the speaker of a text on a prompt it has not seen; chance is "
-        f"{1 / r['speakers']:.2f}. "
-        "95% bootstrap intervals (over texts, over held-out prompts).",
-        "",
-        "| speaker | temperature | log-prob/token | accuracy |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {k['temperature']:.2f} | {shown(k['log_prob'])} | {shown(k['accuracy'])} |"
-            for name, k in r["kinds"].items()
-        ),
-        "",
-        *(
-            f"- {name}: {' / '.join(' '.join(text.split())[:80] for text in k['examples'])}"
-            for name, k in r["kinds"].items()
-        ),
-        "",
-    ]
-
-
-# ---------------------------------------------------------------- 2: quality against diversity
-
-
-def quality(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
-    judge = None if options.judge is None else open_model(options.judge)
-    stage.announce("quality", len(SETTINGS) * len(stage.prompts) * options.samples)
-    results = {}
-    for name, setting in SETTINGS.items():
-        rows: dict[str, list[float]] = {}
-        example = ""
-        for first in range(0, len(stage.prompts), TOGETHER_PROMPTS):
-            group = stage.prompts[first : first + TOGETHER_PROMPTS]
-            batch = [prompt for prompt in group for _ in range(options.samples)]
-            who = [*range(options.samples)] * len(group)
-            more = {} if "do_sample" in setting else {"individual": who}
-            said, log_probs = stage.say(batch, seed=first, **setting, **more)
-            for place, prompt in enumerate(group):
-                own = slice(place * options.samples, (place + 1) * options.samples)
-                texts = stage.decode(said[own])
-                example = example or " ".join(texts[0].split())[:90]
-                measured = {"log_prob": float(log_probs[own].mean())} | diversity(
-                    said[own], texts, prompt.tolist()
-                )
-                if judge is not None:
-                    told = stage.decode([prompt.tolist()])[0]
-                    measured["judge"] = judged(*judge, told, texts)
-                for key, value in measured.items():
-                    rows.setdefault(key, []).append(value)
-        results[name] = {key: interval(values) for key, values in rows.items()}
-        results[name] |= {"example": example, "by_prompt": rows}
-        print(name, json.dumps(results[name]), flush=True)
-    shape = {"prompts": len(stage.prompts), "samples": options.samples, "tokens": stage.tokens}
-    return {**shape, "settings": results}
-
-
-def diversity(said: list[list[int]], texts: list[str], prompt: list[int]) -> dict[str, float]:
-    """How unlike each other the texts after one prompt are, and how much they repeat."""
-    pairs = [pair for row in said for pair in itertools.pairwise(row)]
-    two = itertools.combinations(texts, 2)
-    return {
-        "distinct_2": len(set(pairs)) / max(len(pairs), 1),
-        "distance": float(np.mean([word_distance(*pair) for pair in two])),
-        "repetition": float(np.mean([repetition(row) for row in said])),
-        "copied": copied(said, prompt),
-    }
-
-
-def compared(r: dict[str, Any], name: str, key: str) -> list[float]:
-    """One setting less the rival on the same prompts: [mean, low, high]."""
-    mine, rival = (r["settings"][one]["by_prompt"][key] for one in (name, RIVAL))
-    return interval([a - b for a, b in zip(mine, rival, strict=True)])
-
-
-def copied(said: list[list[int]], prompt: list[int]) -> float:
-    """The share of 4-grams that stand in the prompt or in an earlier place of the same text."""
-
-    def share(row: list[int]) -> float:
-        text = [*prompt, *row]
-        grams = [tuple(text[i : i + 4]) for i in range(len(text) - 3)]
-        fresh = range(max(len(prompt) - 3, 0), len(grams))
-        seen: set[Any] = set(grams[: fresh.start])
-        old = 0
-        for i in fresh:
-            old += grams[i] in seen
-            seen.add(grams[i])
-        return old / max(len(fresh), 1)
-
-    return float(np.mean([share(row) for row in said]))
-
-
-@torch.no_grad()
-def judged(processor: Any, model: Any, prompt: str, texts: list[str]) -> float:
-    """The mean log-probability per token that a second model gives the texts."""
-    start = len(processor.tokenizer(prompt).input_ids)
-    scores = []
-    for text in texts:
-        ids = processor.tokenizer(prompt + text, return_tensors="pt").input_ids
-        if ids.shape[1] > start:
-            log_p = model(ids, output_scale_S=False).logits[0, start - 1 : -1].log_softmax(-1)
-            scores.append(float(log_p.gather(-1, ids[0, start:, None]).mean()))
-    return float(np.mean(scores)) if scores else math.nan
-
-
-def quality_page(r: dict[str, Any]) -> list[str]:
-    has_judge = any("judge" in row for row in r["settings"].values())
-    return [
-        "## 2. Quality against diversity",
-        "",
-        f"{r['prompts']} prompts x {r['samples']} samples x {r['tokens']} tokens; 95% bootstrap "
-        "intervals over prompts. rho is `min_density`. Repetition: repeated trigrams of a text; "
-        "copied: 4-grams that stood in the prompt or earlier in the text. Likely text is not good "
-        "text when it repeats itself: read the columns together.",
-        "",
-        "![log-probability against diversity](individuals-quality.png)",
-        "",
-        "| speaker | log-prob/token | distance | distinct-2 | repetition | copied |"
-        + (" judge |" if has_judge else "")
-        + " says |",
-        "|---|---|---|---|---|---|" + ("---|" if has_judge else "") + "---|",
-        *(
-            f"| {name} | {shown(s['log_prob'])} | {shown(s['distance'])} | "
-            f"{shown(s['distinct_2'])} | {s['repetition'][0]:.2f} | {s['copied'][0]:.2f} |"
-            + (f" {s['judge'][0]:.2f} |" if has_judge else "")
-            + f" {s['example'].replace('|', '/')} |"
-            for name, s in r["settings"].items()
-        ),
-        "",
-        f"Less {RIVAL}, prompt by prompt. A setting beats it on both axes if log-probability and "
-        "distance are both higher, beyond chance; whether its text is worth reading is in the "
-        "columns on repetition.",
-        "",
-        "| speaker | log-prob/token | distance | repetition | beats it on both axes |",
-        "|---|---|---|---|---|",
-        *(versus(r, name) for name in r["settings"] if name != RIVAL),
-        "",
-    ]
-
-
-def versus(r: dict[str, Any], name: str) -> str:
-    """A row of the comparison with the rival."""
-    differences = [compared(r, name, key) for key in ("log_prob", "distance", "repetition")]
-    (_, likelier, _), (_, farther, _), _ = differences
-    cells = " | ".join(shown(one) for one in differences)
-    return f"| {name} | {cells} | {'yes' if likelier > 0 and farther > 0 else 'no'} |"
-
-
-def quality_plot(r: dict[str, Any], output: Path) -> None:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5))
-    for name, s in r["settings"].items():
-        kind = name.split()[0]
-        colour = {"softmax": "C0", "shared": "C3", "fresh": "C2"}[kind]
-        for axis, key in zip(axes, ("distance", "repetition"), strict=True):
-            axis.scatter(s[key][0], s["log_prob"][0], color=colour, s=18)
-            label = name.removeprefix(f"{kind} ")
-            axis.annotate(label, (s[key][0], s["log_prob"][0]), fontsize=6)
-    for axis, key in zip(axes, ("word distance between samples", "repeated trigrams"), strict=True):
-        axis.set_xlabel(key)
-        axis.set_ylabel("log-probability per token")
-    axes[0].set_title("softmax blue, shared red, fresh green", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(output, dpi=130)
-    pyplot.close(figure)
-
-
-# ---------------------------------------------------------------- 3: stability
-
-
-def stability(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
-    pairs = EDITS[: options.prompts]
-    stage.announce("stability", 5 * 4 * len(pairs) * options.speakers, rows=1)
-    model, heats = stage.model, dict[str, float]()
-    factual = [torch.tensor(stage.processor.tokenizer(text).input_ids) for text, _ in pairs]
-
-    def shared(seed: int) -> Any:
-        return Individual.draw(model, seed=seed, temperature=heats["shared"])
-
-    def fresh(seed: int) -> Any:
-        return Individual.draw(model, seed=seed, fresh=True, temperature=heats["fresh"])
-
-    def gumbels(seed: int) -> Any:
-        return GumbelIndividual.draw(model, seed=seed, temperature=heats["gumbel"])
-
-    def log_prob(kind: str, draw: Callable[[int], Any], heat: float) -> float:
-        heats[kind] = heat
-        people = [draw(seed) for seed in range(options.speakers) for _ in factual]
-        is_gumbel = kind == "gumbel"
-        who = {"people": people} if is_gumbel else {"causal_mode": "causal", "individual": people}
-        return float(stage.say(factual * options.speakers, **who)[1].mean())
-
-    for kind, draw in {"shared": shared, "fresh": fresh, "gumbel": gumbels}.items():
-        heats[kind] = matched(
-            lambda heat, kind=kind, draw=draw: log_prob(kind, draw, heat), options.target
-        )
-    kinds: dict[str, tuple[Callable[[int], Any], dict[str, Any]]] = {
-        "shared e, pearl": (shared, {}),
-        "shared e, disco": (shared, {"semantics": "disco"}),
-        "fresh e, pearl": (fresh, {}),
-        "shared e, pearl, top-p 0.9": (shared, {"top_p": 0.9}),
-        "Gumbel": (gumbels, {}),
-    }
-    results = {}
-    for name, (draw, more) in kinds.items():
-        ask = {"processor": stage.processor, "max_new_tokens": stage.tokens, **more}
-        runs, noops, others = [], [], []
-        for text, other in pairs:
-            seeds = range(options.speakers)
-            group = [counterfactual(model, text, draw(seed), other, **ask) for seed in seeds]
-            for seed in seeds[: options.noops]:
-                again = counterfactual(model, text, draw(seed), text, **ask)
-                noops.append(again.divergence is None)
-            for seed, one in zip(seeds, group, strict=True):
-                somebody = group[seed - 1]  # else, after the edited prompt
-                others.append(distances(one.factual.tokens, somebody.counterfactual.tokens))
+        runs, is_replayed, moved, resampled = [], [], [], []
+        for text, edited in pairs:
+            group = [ask(text, seed, edited) for seed in seeds]
+            noops = [ask(text, seed, text) for seed in seeds[: options.noops]]
+            is_replayed += [run.divergence is None for run in noops]
+            for seed, run in zip(seeds, group, strict=True):
+                other = group[seed - 1]  # another speaker after the edited prompt
+                moved.append(distances(run.factual.tokens, run.counterfactual.tokens))
+                resampled.append(distances(run.factual.tokens, other.counterfactual.tokens))
             runs += group
-        moved = [distances(r.factual.tokens, r.counterfactual.tokens) for r in runs]
+        here, there = np.array(moved), np.array(resampled)  # (runs, 2)
         results[name] = {
-            "distance": interval([d for d, _ in moved]),
-            "prefix": interval([p for _, p in moved]),
-            "resampled_distance": interval([d for d, _ in others]),
-            "resampled_prefix": interval([p for _, p in others]),
-            "gap": interval([o[0] - m[0] for m, o in zip(moved, others, strict=True)]),
-            "replay": float(np.mean(noops)),
+            "distance": interval(here[:, 0]),
+            "prefix": interval(here[:, 1]),
+            "resampled_distance": interval(there[:, 0]),
+            "resampled_prefix": interval(there[:, 1]),
+            "gap": interval(there[:, 0] - here[:, 0]),
+            "replay": float(np.mean(is_replayed)),
             "stability": stability_violations(*runs)._asdict(),
-            "log_prob": float(np.mean([r.factual.log_prob.mean() for r in runs])),
+            "log_prob": float(np.mean([run.factual.log_prob.mean() for run in runs])),
         }
-        print(name, json.dumps(results[name]), flush=True)
-    shape = {"edits": len(pairs), "speakers": options.speakers, "tokens": stage.tokens}
-    return {**shape, "temperatures": heats, "kinds": results}
+        log(name, results[name])
+    sizes = {"edits": len(pairs), "speakers": len(seeds), "tokens": subject.tokens}
+    return {**sizes, "temperatures": temperatures, "kinds": results}
 
 
 def distances(one: list[str], other: list[str]) -> tuple[float, float]:
@@ -480,128 +413,105 @@ def distances(one: list[str], other: list[str]) -> tuple[float, float]:
     return word_distance(first, second), same / max(len(one), len(other), 1)
 
 
-def stability_page(r: dict[str, Any]) -> list[str]:
+def stability_page(r: Row) -> list[str]:
+    columns = {"noise": "{name}", "log-prob/token": "{log_prob:.2f}"}
+    columns |= {key: span(key) for key in ("distance", "prefix", "gap")}
+    columns["no-op replay"] = "{replay:.1%}"
+    columns["violations"] = "{stability[violations]} of {stability[changed]}"
     return [
-        "## 3. A small edit",
-        "",
         f"{r['edits']} edits of one word x {r['speakers']} speakers x {r['tokens']} tokens, "
         "temperatures matched in the mean log-probability of these texts (disco adds its exogenous "
-        "noise on top). "
-        "Distance: normalised token edit distance between the worlds; prefix: share of the text "
-        "before the first difference; gap: how much farther plain re-sampling is (another speaker "
-        "after the edited prompt). No-op: the unchanged prompt gives the unchanged text (not so "
-        "in disco, where chance is redrawn). Violations: choices that changed against the odds, "
-        "of all that changed.",
+        "noise on top). Distance: normalised token edit distance between factual and "
+        "counterfactual text; prefix: share of the text before the first difference; gap: how much "
+        "farther plain re-sampling is (another speaker after the edited prompt). No-op: the "
+        "unchanged prompt gives the unchanged text (not so in disco, where the exogenous noise is "
+        "redrawn). Violations: choices that changed against the odds, of all that changed.",
         "",
-        "| noise | log-prob/token | distance | prefix | gap | no-op replay | violations |",
-        "|---|---|---|---|---|---|---|",
-        *(
-            f"| {name} | {k['log_prob']:.2f} | {shown(k['distance'])} | {shown(k['prefix'])} | "
-            f"{shown(k['gap'])} | {k['replay']:.1%} | {k['stability']['violations']} of "
-            f"{k['stability']['changed']} |"
-            for name, k in r["kinds"].items()
-        ),
-        "",
+        *table(columns, r["kinds"]),
     ]
 
 
 # ---------------------------------------------------------------- 4: a known truth
 
-
-def truth(_stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
-    """Two small worlds whose counterfactuals are known: one linear and Cauchy, one Gumbel-max.
-
-    Observers see a factual text only. One infers the individual; one explains the choices by
-    Gumbel noise; one ignores what was said.
-    """
-    minutes = options.trials * options.draws / 40 * 2 / 60
-    print(f"truth: {options.trials} trials twice, about {minutes:.0f} minutes", flush=True)
-    model = small_world()
-    return {
-        "trials": options.trials,
-        "draws": options.draws,
-        "individuals": linear_world(model, options),
-        "gumbel": gumbel_world(model, options),
-    }
-
-
-def linear_world(model: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Who speaks is an individual; Gumbel noise has the same choice probabilities."""
-    number, rng = model.config.num_token_id, np.random.default_rng(0)
-    hits: dict[str, list[float]] = {name: [] for name in OBSERVERS}
-    misses: dict[str, list[float]] = {name: [] for name in OBSERVERS if name != GUMBEL}
-    nobody = 0
-    while len(hits[GUMBEL]) < options.trials:
-        prompts = torch.from_numpy(rng.integers(0, number, (2, 4)))
-        who = Individual.draw(model, seed=int(rng.integers(2**62)))
-        said, happened = (speak_twice(model, prompt, [who]) for prompt in prompts)
-        text = TokenSequence(said[0][0], said[1][0])
-        found = infer_individual(model, text, prompt=prompts[0], n=options.draws, burn_in=30)
-        if not found:
-            nobody += 1
-            continue
-        truth, value = happened[0][0, 0], float(happened[1][0, 0])
-        for name, people in ((INFERRED, found.individuals), (ANYBODY, anybody(model, options))):
-            ids, values = speak_twice(model, prompts[1], people)
-            hits[name].append(float((ids[:, 0] == truth).double().mean()))
-            is_number = (ids[:, 0] == number).numpy()
-            if truth == number and is_number.any():
-                guess = float(np.median(values[:, 0].numpy()[is_number]))
-                misses[name].append(abs(symlog(guess) - symlog(value)))
-        before, after = (choice_log_probs(model, prompt) for prompt in prompts)
-        chosen = hindsight(before, after, int(text.ids[0]), options.draws, rng)
-        hits[GUMBEL].append(float((chosen == int(truth)).mean()))
-    return {
-        "nobody": nobody,
-        "hits": {name: interval(values) for name, values in hits.items()},
-        "misses": {name: interval(values) for name, values in misses.items() if values},
-    }
-
-
-def gumbel_world(model: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Who speaks is Gumbel noise on the same logits; here the individual's law is wrong."""
-    rng = np.random.default_rng(1)
-    hits: dict[str, list[float]] = {name: [] for name in OBSERVERS}
-    nobody = 0
-    while len(hits[GUMBEL]) < options.trials:
-        prompts = torch.from_numpy(rng.integers(0, model.config.num_token_id, (2, 4)))
-        with torch.no_grad():
-            before, after = (
-                model(prompt[None]).logits[0, -1].double().log_softmax(-1).numpy()
-                for prompt in prompts
-            )
-        before[-1] = after[-1] = -1e9  # nobody says a number: Gumbel noise has no value for it
-        noise = rng.gumbel(size=len(before))
-        said, truth = int((before + noise).argmax()), int((after + noise).argmax())
-        text = TokenSequence(torch.tensor([said]), torch.zeros(1).double())
-        found = infer_individual(model, text, prompt=prompts[0], n=options.draws, burn_in=30)
-        if not found:
-            nobody += 1
-            continue
-        for name, people in ((INFERRED, found.individuals), (ANYBODY, anybody(model, options))):
-            ids, _ = speak_twice(model, prompts[1], people)
-            hits[name].append(float((ids[:, 0] == truth).double().mean()))
-        chosen = hindsight(before, after, said, options.draws, rng)
-        hits[GUMBEL].append(float((chosen == truth).mean()))
-    return {
-        "nobody": nobody,
-        "hits": {name: interval(values) for name, values in hits.items()},
-        "misses": {},
-    }
-
-
-OBSERVERS = INFERRED, GUMBEL, ANYBODY = (
+OBSERVERS = INFERRED, GUMBEL, PRIOR = (
     "inferred individual",
     "Gumbel in hindsight",
     "no abduction",
 )
 
 
-def anybody(model: Any, options: argparse.Namespace) -> list[Individual]:
-    return [Individual.draw(model, seed=1_000 + draw) for draw in range(options.draws)]
+def truth(_subject: Subject, options: Options) -> Row:
+    """Two small models whose counterfactuals are known: one linear and Cauchy, one Gumbel-max.
+
+    Observers see a factual text only. One infers the individual; one explains the choices by
+    Gumbel noise; one ignores the text.
+    """
+    minutes = options.trials * options.draws / 40 * 2 / 60
+    print(f"truth: {options.trials} trials twice, about {minutes:.0f} minutes", flush=True)
+    model = small_model()
+    return {
+        "trials": options.trials,
+        "draws": options.draws,
+        "individuals": compare_observers(model, observe_individual, 0, options),
+        "gumbel": compare_observers(model, observe_gumbel, 1, options),
+    }
 
 
-def small_world() -> Any:
+def compare_observers(model: Any, observe: Callable[..., Any], seed: int, options: Options) -> Row:
+    """How often every observer predicts the counterfactual token, and how close its number is."""
+    number, rng = model.config.num_token_id, np.random.default_rng(seed)
+    hits: dict[str, list[float]] = {name: [] for name in OBSERVERS}
+    misses: dict[str, list[float]] = {INFERRED: [], PRIOR: []}
+    impossible = 0
+    prior = [draw_individual(model, 1_000 + draw) for draw in range(options.draws)]
+    settings = {"n": options.draws, "burn_in": 30, "temperature": 1.0, "min_density": 0.0}
+    while len(hits[GUMBEL]) < options.trials:
+        prompts = torch.from_numpy(rng.integers(0, number, (2, 4)))
+        text, (token, value), before, after = observe(model, prompts, rng)
+        found = infer_individual(model, text, prompt=prompts[0], **settings)
+        if not found:
+            impossible += 1
+            continue
+        for name, individuals in ((INFERRED, found.individuals), (PRIOR, prior)):
+            ids, values = two_tokens(model, prompts[1], individuals)
+            hits[name].append(float((ids[:, 0] == token).double().mean()))
+            is_number = ids[:, 0] == number
+            if token == number and is_number.any():
+                guess = float(np.median(values[:, 0][is_number].numpy()))
+                misses[name].append(abs(symlog(guess) - symlog(value)))
+        chosen = gumbel_hindsight(before, after, int(text.ids[0]), options.draws, rng)
+        hits[GUMBEL].append(float((chosen == token).mean()))
+    return {
+        "nobody": impossible,
+        "hits": {name: interval(values) for name, values in hits.items()},
+        "misses": {name: interval(values) for name, values in misses.items() if values},
+    }
+
+
+def observe_individual(model: Any, prompts: torch.Tensor, rng: np.random.Generator) -> Any:
+    """An individual speaks; Gumbel noise gets the same choice probabilities."""
+    individual = draw_individual(model, int(rng.integers(2**62)))
+    (ids, values), (later, later_values) = (two_tokens(model, p, [individual]) for p in prompts)
+    happened = int(later[0, 0]), float(later_values[0, 0])
+    return (
+        TokenSequence(ids[0], values[0]),
+        happened,
+        *(choice_log_probs(model, p) for p in prompts),
+    )
+
+
+@torch.no_grad()
+def observe_gumbel(model: Any, prompts: torch.Tensor, rng: np.random.Generator) -> Any:
+    """Gumbel noise on the same logits speaks; here the individual's law is wrong."""
+    before, after = (model(p[None]).logits[0, -1].double().log_softmax(-1).numpy() for p in prompts)
+    before[-1] = after[-1] = -1e9  # no numbers: Gumbel noise has no value for them
+    gumbel = rng.gumbel(size=len(before))
+    chosen, happened = int((before + gumbel).argmax()), int((after + gumbel).argmax())
+    text = TokenSequence(torch.tensor([chosen]), torch.zeros(1).double())
+    return text, (happened, 0.0), before, after
+
+
+def small_model() -> Any:
     torch.manual_seed(0)
     config = CausalQwen2Config(
         vocab_size=31,  # the last of them <NUM>
@@ -617,23 +527,23 @@ def small_world() -> Any:
         eos_token_id=None,
         num_token_id=30,
     )
-    world = CausalQwenForCausalLM(config).eval()
+    model = CausalQwenForCausalLM(config).eval()
     with torch.no_grad():
-        world.abduction.scale.bias.fill_(math.log(0.3))
-        world.abduction.scale.weight.normal_(0, 0.05)
-        world.decision.threshold[30] -= 3.0  # numbers are common
-    world.generation_config.noise_gain = 1.0
-    return world
+        model.abduction.scale.bias.fill_(math.log(0.3))
+        model.abduction.scale.weight.normal_(0, 0.05)
+        model.decision.threshold[30] -= 3.0  # numbers are common
+    model.generation_config.noise_gain = 1.0
+    return model
 
 
-def speak_twice(world: Any, prompt: torch.Tensor, people: list[Any]) -> tuple[Any, Any]:
-    """Two tokens of every speaker after a prompt, and their values. -> (n, 2), (n, 2)"""
-    ids = prompt.repeat(len(people), 1)
-    result = world.generate(
+def two_tokens(model: Any, prompt: torch.Tensor, individuals: list[Any]) -> tuple[Any, Any]:
+    """Two tokens of every individual after a prompt, and their values. -> (n, 2), (n, 2)"""
+    ids = prompt.repeat(len(individuals), 1)
+    result = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         causal_mode="causal",
-        individual=people,
+        individual=individuals,
         max_new_tokens=2,
         return_dict_in_generate=True,
     )
@@ -642,24 +552,24 @@ def speak_twice(world: Any, prompt: torch.Tensor, people: list[Any]) -> tuple[An
 
 
 @torch.no_grad()
-def choice_log_probs(world: Any, prompt: torch.Tensor, draws: int = 20_000) -> np.ndarray:
+def choice_log_probs(model: Any, prompt: torch.Tensor, draws: int = 20_000) -> np.ndarray:
     """log of how often individuals choose each token next. -> (V,)"""
-    u = world(prompt[None]).u_dist
+    u = model(prompt[None]).u_dist
     loc, scale = u.loc[0, -1].double(), u.scale[0, -1].double()
     uniform = torch.rand(draws, len(loc), dtype=torch.float64, generator=generator(1))
-    people = loc + scale * torch.tan(math.pi * (uniform - 0.5))
-    scores = people @ world.lm_head.weight.double().T - world.decision.threshold.double()
+    drawn = loc + scale * torch.tan(math.pi * (uniform - 0.5))
+    scores = drawn @ model.lm_head.weight.double().T - model.decision.threshold.double()
     counts = torch.bincount(scores.argmax(-1), minlength=scores.shape[-1]).double()
     return ((counts + 0.1) / (counts + 0.1).sum()).log().numpy()
 
 
-def hindsight(
-    before: np.ndarray, after: np.ndarray, said: int, draws: int, rng: np.random.Generator
+def gumbel_hindsight(
+    before: np.ndarray, after: np.ndarray, chosen: int, draws: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Choices after `after` of Gumbel speakers who said `said` after `before`. -> (draws,)"""
+    """Choices at `after` of Gumbel speakers who chose `chosen` at `before`. -> (draws,)"""
     top = rng.gumbel(size=(draws, 1)) + np.logaddexp.reduce(before)
     below = -np.logaddexp(-top, -(before + rng.gumbel(size=(draws, len(before)))))
-    below[:, said] = top[:, 0]
+    below[:, chosen] = top[:, 0]
     return (below - before + after).argmax(1)
 
 
@@ -671,104 +581,105 @@ def symlog(value: float) -> float:
     return math.copysign(math.log1p(abs(value)), value)
 
 
-def truth_page(r: dict[str, Any]) -> list[str]:
+def truth_page(r: Row) -> list[str]:
     lines = [
-        "## 4. A known truth",
-        "",
-        f"{r['trials']} times somebody in a small world speaks after one prompt, and the same "
-        "somebody answers another prompt, which no observer sees. Observers know the law and see "
-        f"the factual text; {r['draws']} draws each. Hit: probability given to what really "
-        "happened next; miss: error of the number's median in symlog units, where a number "
-        "happened. In the first world individuals speak, and Gumbel noise is given their exact "
+        f"{r['trials']} times an individual of a small model speaks after one prompt, and the same "
+        "individual answers another prompt, which no observer sees. Observers have the law and see "
+        f"the factual text; {r['draws']} draws each. Hit: probability given to the token that "
+        "happened; miss: error of the number's median in symlog units, where a number "
+        "happened. In the first model individuals speak, and Gumbel noise is given their exact "
         "choice probabilities: observation alone cannot tell the two apart. In the second, Gumbel "
         "noise on the logits speaks, and the individual's law is the wrong one.",
-        "",
     ]
-    for world, title in (("individuals", "individuals speak"), ("gumbel", "Gumbel noise speaks")):
-        w = r[world]
-        lines += [
-            f"| {title}: observer | hit | number's miss |",
-            "|---|---|---|",
-            *(
-                f"| {name} | {shown(hit, 3)} | "
-                f"{shown(w['misses'][name], 3) if name in w['misses'] else '-'} |"
-                for name, hit in w["hits"].items()
-            ),
-            "",
-            f"Texts that no individual can say, left out: {w['nobody']}.",
-            "",
-        ]
+    for key, title in (("individuals", "individuals speak"), ("gumbel", "Gumbel noise speaks")):
+        w = r[key]
+        rows = {
+            name: {"hit": hit, "miss": w["misses"].get(name)} for name, hit in w["hits"].items()
+        }
+        columns = {f"{title}: observer": "{name}", "hit": span("hit", 3)}
+        columns["number's miss"] = span("miss", 3)
+        lines += ["", *table(columns, rows, missing="-"), ""]
+        lines.append(f"Texts that no individual can produce, left out: {w['nobody']}.")
     return lines
 
 
 # ---------------------------------------------------------------- 5: closed forms
 
+CHUNK = 20_000
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+
 
 @torch.no_grad()
-def analytic(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
+def analytic(subject: Subject, options: Options) -> Row:
     """P_k and quantiles of Y against draws of S = W U' + |a| mean(scale_U') eta, token by token."""
-    model, draws = stage.model, options.monte_carlo
-    cost = draws * options.positions / 1e6
-    print(f"analytic: about {2 + 3 * cost:.0f} minutes", flush=True)
-    ids = stage.processor(" ".join(PROMPTS), return_tensors="pt")["input_ids"]
+    model, draws = subject.model, options.monte_carlo
+    print(f"analytic: about {2 + 3 * draws * options.positions / 1e6:.0f} minutes", flush=True)
+    ids = subject.processor(" ".join(PROMPTS), return_tensors="pt")["input_ids"]
     output = model(ids)
     places = np.linspace(4, ids.shape[1] - 1, options.positions).astype(int)
-    size = model.config.vocab_size
-    tokens = torch.randperm(size, generator=generator(0))[: options.tokens_checked]
-    weight, threshold = model.lm_head.weight[tokens].float(), model.decision.threshold[tokens]
-    head = model.action.value
-    errors: list[float] = []
-    quantile_errors: list[float] = []
-    differs: list[bool] = []
-    gaps: list[float] = []
-    plain_errors: list[float] = []
-    levels = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
-    for place in places:
+    tokens = torch.randperm(model.config.vocab_size, generator=generator(0))
+    tokens = tokens[: options.tokens_checked]
+    errors: dict[str, list[float]] = {"p": [], "plain": [], "quantile": [], "ratio": []}
+    differs = []
+    for place in places.tolist():
         u = Cauchy(output.loc_U[0, place], output.scale_U[0, place])
-        wide = model.action.widen(u)
-        a = model.action.decision_noise[tokens].abs() * wide.scale.mean()
-        scale = (wide.scale @ weight.abs().T + a).clamp_min(SCALE_FLOOR)
-        p = Cauchy(wide.loc @ weight.T, scale).sf(threshold).double()
-        own = Cauchy(u.loc @ weight.T, u.scale @ weight.abs().T).sf(threshold).double()
-        hits = torch.zeros(len(tokens), dtype=torch.float64)
-        plain = torch.zeros_like(hits)
-        values = []
-        for chunk in range(0, draws, CHUNK):
-            rows = min(CHUNK, draws - chunk)
-            noise = standard_cauchy((rows, len(u.loc)), int(place) * draws + chunk)
-            eta = standard_cauchy((rows, len(tokens)), int(place) * draws + chunk + 1)
-            people = wide.loc + wide.scale * noise
-            hits += (people @ weight.T + a * eta > threshold).sum(0)
-            plain += ((u.loc + u.scale * noise) @ weight.T > threshold).sum(0)
-            values.append(people @ head.weight[0] + head.bias)
-        sigma = (p * (1 - p) / draws).sqrt()
-        errors += ((hits / draws - p) / sigma).tolist()
-        gaps += (own / p).tolist()
-        plain_errors += ((plain / draws - own) / (own * (1 - own) / draws).sqrt()).tolist()
-        y = model.action.number(wide)
-        drawn = torch.cat(values).double().sort().values
-        for level in levels.tolist():
-            expected = y.quantile(level).double()
-            density = Cauchy(y.loc.double(), y.scale.double()).log_prob(expected).exp()
-            error = drawn[int(level * draws)] - expected
-            quantile_errors.append(float(error * density / math.sqrt(level * (1 - level) / draws)))
+        for key, values in closed_form_errors(model, u, tokens, draws, place * draws).items():
+            errors[key] += values
         best = int(model.decision.choose(Cauchy(output.logits[0, place], output.scale_S[0, place])))
-        differs.append(favourite(model, u, options.individuals) != best)
-        print(place, float(np.mean(np.abs(errors) <= 3)), differs[-1], flush=True)
+        differs.append(most_chosen(model, u, options.individuals) != best)
+        log(place, share_within(errors["p"]), differs[-1])
     return {
         "draws": draws,
         "positions": len(places),
         "tokens": len(tokens),
-        "within": float(np.mean(np.abs(errors) <= 3)),
-        "quantiles_within": float(np.mean(np.abs(quantile_errors) <= 3)),
-        "ratio": np.quantile(gaps, (0.05, 0.5, 0.95)).tolist(),
-        "plain_within": float(np.mean(np.abs(plain_errors) <= 3)),
+        "within": share_within(errors["p"]),
+        "quantiles_within": share_within(errors["quantile"]),
+        "ratio": np.quantile(errors["ratio"], (0.05, 0.5, 0.95)).tolist(),
+        "plain_within": share_within(errors["plain"]),
         "individuals": options.individuals,
         "differs": float(np.mean(differs)),
     }
 
 
-CHUNK = 20_000
+def closed_form_errors(
+    model: Any, u: Cauchy, tokens: torch.Tensor, draws: int, seed: int
+) -> dict[str, list[float]]:
+    """Errors of P_k, of its form without noise and of Y's quantiles in standard errors."""
+    weight, threshold = model.lm_head.weight[tokens].float(), model.decision.threshold[tokens]
+    head, wide = model.action.value, model.action.widen(u)
+    a = model.action.decision_noise[tokens].abs() * wide.scale.mean()
+    scale = (wide.scale @ weight.abs().T + a).clamp_min(SCALE_FLOOR)
+    p = Cauchy(wide.loc @ weight.T, scale).sf(threshold).double()
+    plain_p = Cauchy(u.loc @ weight.T, u.scale @ weight.abs().T).sf(threshold).double()
+    hits, plain_hits = (torch.zeros(len(tokens), dtype=torch.float64) for _ in range(2))
+    values = []
+    for chunk in range(0, draws, CHUNK):
+        rows = min(CHUNK, draws - chunk)
+        t = standard_cauchy((rows, len(u.loc)), seed + chunk)
+        eta = standard_cauchy((rows, len(tokens)), seed + chunk + 1)
+        drawn = wide.loc + wide.scale * t
+        hits += (drawn @ weight.T + a * eta > threshold).sum(0)
+        plain_hits += ((u.loc + u.scale * t) @ weight.T > threshold).sum(0)
+        values.append(drawn @ head.weight[0] + head.bias)
+    y, y_draws = model.action.number(wide), torch.cat(values).double().sort().values
+    quantile_errors = []
+    for level in LEVELS:
+        expected = y.quantile(level).double()
+        density = Cauchy(y.loc.double(), y.scale.double()).log_prob(expected).exp()
+        error = (y_draws[int(level * draws)] - expected) * density
+        quantile_errors.append(float(error / math.sqrt(level * (1 - level) / draws)))
+    return {
+        "p": ((hits / draws - p) / (p * (1 - p) / draws).sqrt()).tolist(),
+        "plain": (
+            (plain_hits / draws - plain_p) / (plain_p * (1 - plain_p) / draws).sqrt()
+        ).tolist(),
+        "ratio": (plain_p / p).tolist(),
+        "quantile": quantile_errors,
+    }
+
+
+def share_within(errors: list[float], limit: float = 3.0) -> float:
+    return float(np.mean(np.abs(errors) <= limit))
 
 
 def standard_cauchy(shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -778,90 +689,44 @@ def standard_cauchy(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.tan(math.pi * (uniform.clamp_min(2.0**-54) - 0.5)).float()
 
 
-def favourite(model: Any, u: Cauchy, count: int) -> int:
-    """What most of `count` individuals choose at temperature 1, thresholds and all."""
-    heat = model.generation_config.noise_gain
+def most_chosen(model: Any, u: Cauchy, count: int) -> int:
+    """The token that most of `count` individuals choose at temperature 1, with thresholds."""
+    gain = shared_temperature(model, model.generation_config.noise_gain)
     votes: Counter[int] = Counter()
     for start in range(0, count, 100):
-        noise = standard_cauchy((min(100, count - start), len(u.loc)), start)
-        scores = (u.loc + heat * u.scale * noise) @ model.lm_head.weight.T
+        t = standard_cauchy((min(100, count - start), len(u.loc)), start)
+        scores = (u.loc + gain * u.scale * t) @ model.lm_head.weight.T
         votes.update((scores - model.decision.threshold).argmax(-1).tolist())
     return votes.most_common(1)[0][0]
 
 
-def analytic_page(r: dict[str, Any]) -> list[str]:
+def analytic_page(r: Row) -> list[str]:
     low, middle, high = r["ratio"]
+    rows = {
+        "P_k within 3 standard errors": f"{r['within']:.2%} of tokens",
+        "quantiles of Y within 3 standard errors": f"{r['quantiles_within']:.2%}",
+        "plain `causal` draws (no b, no eta, kappa = 1) above C_k, within 3 standard errors of "
+        "their own closed form": f"{r['plain_within']:.2%} of tokens",
+        "... and that closed form relative to P_k": f"median {middle:.3f}, 5% to 95% of tokens "
+        f"{low:.3f} to {high:.3f}",
+        f"argmax_k P_k is not the most frequent choice of {r['individuals']} individuals at "
+        "T = 1": f"{r['differs']:.0%} of positions",
+    }
     return [
-        "## 5. Closed forms against draws",
-        "",
         f"{r['draws']:,} draws of S = W U' + |a| mean(scale_U') eta at {r['positions']} positions "
         f"of real text, {r['tokens']} random tokens each. The tokens share the draws, as they "
         "share U, so their errors come in clusters.",
         "",
         "| | |",
         "|---|---|",
-        f"| P_k within 3 standard errors | {r['within']:.2%} of tokens |",
-        f"| quantiles of Y within 3 standard errors | {r['quantiles_within']:.2%} |",
-        "| plain `causal` draws (no b, no eta, kappa = 1) above C_k, within 3 standard errors of "
-        f"their own closed form | {r['plain_within']:.2%} of tokens |",
-        f"| ... and that closed form relative to P_k | median {middle:.3f}, 5% to 95% of tokens "
-        f"{low:.3f} to {high:.3f} |",
-        f"| argmax_k P_k is not the favourite of {r['individuals']} individuals at T = 1 | "
-        f"{r['differs']:.0%} of positions |",
-        "",
+        *(f"| {what} | {figure} |" for what, figure in rows.items()),
     ]
 
 
 # ---------------------------------------------------------------- 6: replay
 
-
-def replay(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
-    """Every text said again elsewhere, up to the first choice that rounding may decide."""
-    model, prompts = stage.model, stage.prompts[: options.prompts // 2]
-    stage.announce("replay", 4 * options.speakers * len(prompts), rows=1)
-    engine = Engine.from_pretrained(options.model or default_model())
-    said: dict[str, list[list[int]]] = {name: [] for name in REPLAYS}
-    margins = []
-    for seed in range(options.speakers):
-        kind = {"temperature": 4.0, "min_density": 0.05} if seed % 3 == 2 else {"temperature": 0.5}
-        who = Individual.draw(model, seed=seed, fresh=seed % 3 == 1, **kind)
-        settings: dict[str, Any] = {"causal_mode": "causal", "individual": who}
-        with margins_of_choices() as found:
-            said[TOGETHER] += stage.say(prompts, **settings)[0]
-        margins += torch.stack(found, dim=-1).tolist()  # (B, steps)
-        for prompt in prompts:
-            said[ALONE] += stage.say([prompt], **settings)[0]
-            said[UNCACHED] += stage.say([prompt], use_cache=False, **settings)[0]
-            told = engine.generate(
-                prompt.tolist(), mode="causal", individual=who, max_new_tokens=stage.tokens
-            )
-            said[IN_NUMPY].append(told.ids[0, told.new].tolist())
-    sure = [next((i for i, margin in enumerate(row) if margin < SURE), len(row)) for row in margins]
-    choices = [
-        margin
-        for row, text in zip(margins, said[TOGETHER], strict=True)
-        for margin in row[: len(text)]
-    ]
-    ways = {
-        name: {
-            "same": float(np.mean([a == b for a, b in zip(said[TOGETHER], texts, strict=True)])),
-            "sure_but_other": sum(
-                a[:n] != b[:n] for a, b, n in zip(said[TOGETHER], texts, sure, strict=True)
-            ),
-        }
-        for name, texts in said.items()
-        if name != TOGETHER
-    }
-    return {
-        "texts": len(sure),
-        "choices": len(choices),
-        "unsure": sum(margin < SURE for margin in choices),
-        "ways": ways,
-    }
-
-
-SURE = 1e-4  # a lead that rounding does not close
-TOGETHER, ALONE, UNCACHED, IN_NUMPY = REPLAYS = (
+ROUNDING = 1e-4  # a lead that rounding does not close
+BATCHED, ALONE, UNCACHED, NUMPY = CONDITIONS = (
     "in a padded batch",
     "alone",
     "alone, without a cache",
@@ -869,64 +734,93 @@ TOGETHER, ALONE, UNCACHED, IN_NUMPY = REPLAYS = (
 )
 
 
-@contextmanager
-def margins_of_choices() -> Iterator[list[torch.Tensor]]:
-    """By how much every chosen token was ahead of the next one. (B,) per step"""
-    choose, found = ModeProcessor.__call__, []
+def replay(subject: Subject, options: Options) -> Row:
+    """Every text generated again elsewhere, up to the first choice that rounding may decide."""
+    prompts = subject.prompts[: options.prompts // 2]
+    subject.announce("replay", 4 * options.speakers * len(prompts), rows=1)
+    engine = Engine.from_pretrained(subject.path)
+    texts: dict[str, list[list[int]]] = {name: [] for name in CONDITIONS}
+    leads: list[list[float]] = []
+    for seed in range(options.speakers):
+        is_hot = seed % 3 == 2
+        individual = draw_individual(
+            subject.model,
+            seed,
+            4.0 if is_hot else 0.5,
+            fresh=seed % 3 == 1,
+            min_density=0.05 if is_hot else 0.0,
+        )
+        batched, found = generate_with_leads(subject, prompts, [individual])
+        texts[BATCHED] += batched
+        leads += found
+        for prompt in prompts:
+            alone = subject.generate([prompt], speakers=[individual])
+            uncached = subject.generate([prompt], speakers=[individual], use_cache=False)
+            texts[ALONE] += alone.tokens
+            texts[UNCACHED] += uncached.tokens
+            result = engine.generate(
+                prompt.tolist(), mode="causal", individual=individual, max_new_tokens=subject.tokens
+            )
+            texts[NUMPY].append(result.ids[0, result.new].tolist())
+    sure = [next((i for i, lead in enumerate(row) if lead < ROUNDING), len(row)) for row in leads]
+    rows = zip(leads, texts[BATCHED], strict=True)
+    choices = [lead for row, text in rows for lead in row[: len(text)]]
+    conditions = {}
+    for name in CONDITIONS[1:]:
+        pairs = list(zip(texts[BATCHED], texts[name], sure, strict=True))
+        conditions[name] = {
+            "same": float(np.mean([a == b for a, b, _ in pairs])),
+            "sure_but_other": sum(a[:n] != b[:n] for a, b, n in pairs),
+        }
+    unsure = sum(lead < ROUNDING for lead in choices)
+    return {"texts": len(sure), "choices": len(choices), "unsure": unsure, "ways": conditions}
 
-    def watch(self: Any, input_ids: Any, scores: Any) -> Any:
+
+def generate_with_leads(
+    subject: Subject, prompts: list[torch.Tensor], speakers: list[Any]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Texts, and by how much every chosen token was ahead of the second. -> B rows each
+
+    `output_scores` would round to float32, so the processor itself is observed.
+    """
+    choose, leads = DecisionProcessor.__call__, []
+
+    def observe(self: Any, input_ids: Any, scores: Any) -> Any:
         result = choose(self, input_ids, scores)
         best = result.topk(2, dim=-1).values
-        found.append(best[:, 0] - best[:, 1])
+        leads.append(best[:, 0] - best[:, 1])
         return result
 
-    ModeProcessor.__call__ = watch
-    try:
-        yield found
-    finally:
-        ModeProcessor.__call__ = choose
+    with mock.patch.object(DecisionProcessor, "__call__", observe):
+        texts = subject.generate(prompts, speakers=speakers)
+    return texts.tokens, torch.stack(leads, dim=-1).tolist()
 
 
-def replay_page(r: dict[str, Any]) -> list[str]:
+def replay_page(r: Row) -> list[str]:
+    columns = {"generated again": "{name}", "the same text": "{same:.1%}"}
+    columns["another token before any such choice"] = f"{{sure_but_other}} of {r['texts']}"
     return [
-        "## 6. Replay",
+        f"{r['texts']} texts of a padded batch, {r['choices']} choices, generated again under "
+        f"other conditions. {r['unsure']} choices ({r['unsure'] / r['choices']:.2%}) had a lead "
+        f"below {ROUNDING:g}, which rounding may decide; what follows one of them may differ.",
         "",
-        f"{r['texts']} texts of a padded batch, {r['choices']} choices, said again under other "
-        f"conditions. {r['unsure']} choices ({r['unsure'] / r['choices']:.2%}) had a lead below "
-        f"{SURE:g}, which rounding may decide; what follows one of them may differ.",
-        "",
-        "| said again | the same text | another word before any such choice |",
-        "|---|---|---|",
-        *(
-            f"| {name} | {way['same']:.1%} | {way['sure_but_other']} of {r['texts']} |"
-            for name, way in r["ways"].items()
-        ),
-        "",
+        *table(columns, r["ways"]),
     ]
 
 
 # ---------------------------------------------------------------- the page
 
-
-PARTS = {
-    "persona": persona,
-    "quality": quality,
-    "stability": stability,
-    "truth": truth,
-    "analytic": analytic,
-    "replay": replay,
-}
-PAGES = {
-    "persona": persona_page,
-    "quality": quality_page,
-    "stability": stability_page,
-    "truth": truth_page,
-    "analytic": analytic_page,
-    "replay": replay_page,
+PARTS: dict[str, tuple[str, Callable[..., Row], Callable[[Row], list[str]]]] = {
+    "persona": ("Who wrote it?", persona, persona_page),
+    "quality": ("Quality against diversity", quality, quality_page),
+    "stability": ("A small edit", stability, stability_page),
+    "truth": ("A known truth", truth, truth_page),
+    "analytic": ("Closed forms against draws", analytic, analytic_page),
+    "replay": ("Replay", replay, replay_page),
 }
 
 
-def write(results: dict[str, Any], output: Path) -> None:
+def write(results: Row, output: Path) -> None:
     lines = [
         "# Individuals and counterfactuals",
         "",
@@ -934,48 +828,58 @@ def write(results: dict[str, Any], output: Path) -> None:
         "sizes that are named below.",
         "",
     ]
-    for part, page in PAGES.items():
+    for place, (part, (title, _, page)) in enumerate(PARTS.items(), 1):
         if part in results:
-            title, *rest = page(results[part])
-            asked = " ".join([part, *results[part]["sizes"]])
-            lines += [title, "", f"`python benchmarks/individuals.py {asked}`", *rest]
-    if "quality" in results:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        quality_plot(results["quality"], output.with_name("individuals-quality.png"))
+            command = " ".join([part, *results[part]["sizes"]])
+            lines += [f"## {place}. {title}", "", f"`python benchmarks/individuals.py {command}`"]
+            lines += ["", *page(results[part]), ""]
     save(lines, results, output)
+    if "quality" in results:
+        quality_plot(results["quality"], output.with_name("individuals-quality.png"))
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", choices=["all", *PAGES])
-    parser.add_argument("--model", type=Path, default=None)
-    parser.add_argument("--judge", type=Path, default=None, help="a second model for `quality`")
-    parser.add_argument("--output", type=Path, default=Path("docs/results/individuals.md"))
-    parser.add_argument("--speakers", type=int, default=10, help="persona, stability")
-    parser.add_argument("--noops", type=int, default=2, help="stability: speakers of no-op edits")
-    parser.add_argument("--prompts", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=40)
+    parser = make_parser(__doc__, "individuals", "the smallest sizes: does it run")
+    parser.add_argument("part", choices=["all", *PARTS])
+    parser.add_argument("--model", type=Path, help="a converted model; the embedded one if none")
+    parser.add_argument("--judge", type=Path, help="a second model for `quality`")
     parser.add_argument("--target", type=float, default=-1.7, help="log-prob/token to match")
-    parser.add_argument("--samples", type=int, default=20, help="quality: texts of a prompt")
-    parser.add_argument("--trials", type=int, default=200, help="truth")
-    parser.add_argument("--draws", type=int, default=40, help="truth: of a posterior")
-    parser.add_argument("--monte-carlo", type=int, default=1_000_000, help="analytic: draws")
-    parser.add_argument("--positions", type=int, default=4, help="analytic")
-    parser.add_argument("--tokens-checked", type=int, default=200, help="analytic")
-    parser.add_argument("--individuals", type=int, default=1000, help="analytic: who choose")
+    for name, default, text in (
+        ("speakers", 10, "persona, stability, replay"),
+        ("noops", 2, "stability: speakers of no-op edits"),
+        ("prompts", 20, None),
+        ("tokens", 40, "new tokens of a text"),
+        ("samples", 20, "quality: texts of a prompt"),
+        ("trials", 200, "truth"),
+        ("draws", 40, "truth: of a posterior"),
+        ("monte-carlo", 1_000_000, "analytic: draws"),
+        ("positions", 4, "analytic"),
+        ("tokens-checked", 200, "analytic"),
+        ("individuals", 1000, "analytic: individuals whose choices are counted"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=text)
     return parser
 
 
+QUICK = {
+    "speakers": 3,
+    "noops": 1,
+    "prompts": 2,
+    "tokens": 4,
+    "samples": 2,
+    "trials": 2,
+    "draws": 4,
+}
+QUICK |= {"monte_carlo": 2000, "positions": 2, "tokens_checked": 20, "individuals": 20}
+
+
 def main() -> None:
-    options = arguments().parse_args()
+    options = parse(arguments(), **QUICK)
     path = options.model or default_model()
-    saved = options.output.with_suffix(".json")
-    results = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
-    for part in PAGES if options.part == "all" else [options.part]:
-        stage = Stage(path, options.prompts, options.tokens)
-        results[part] = PARTS[part](stage, options) | {"sizes": sys.argv[2:]}
+    results = load(options.output, {})
+    for part in PARTS if options.part == "all" else [options.part]:
+        subject = Subject(path, options.prompts, options.tokens)
+        results[part] = PARTS[part][1](subject, options) | {"sizes": sys.argv[2:]}
         write(results, options.output)
 
 

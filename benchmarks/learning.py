@@ -12,7 +12,6 @@ DATA is text: one JSON object per line (all its strings are used) or plain lines
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from multiprocessing import get_context
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _results import save
+from _results import Row, log, make_parser, parse, save, span, table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from causal_qwen.model import CausalQwenForCausalLM
@@ -29,7 +28,7 @@ from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.training.run import COMPAT_WEIGHT
 
 VOCABULARY, LENGTH, BATCH, WARMUP = 1024, 128, 16, 40
-HELD_OUT = 256  # sequences
+HELD_OUT = 256  # sequences, at most half of all
 SIZE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 96,
@@ -46,21 +45,17 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "one-vs-rest + softmax": {"compat_loss_weight": COMPAT_WEIGHT},
     "one-vs-rest alone": {},
 }
-RATES = (3e-3, 6e-3)
 
 
-def read(path: Path) -> list[str]:
-    texts = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if path.suffix == ".jsonl":
-            strings = [value for value in json.loads(line).values() if isinstance(value, str)]
-            texts.append("\n".join(strings))
-        else:
-            texts.append(line)
-    return texts
+def read_texts(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.suffix != ".jsonl":
+        return lines
+    rows = (json.loads(line).values() for line in lines)
+    return ["\n".join(value for value in row if isinstance(value, str)) for row in rows]
 
 
-def prepare(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def tokenize(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences to train on, and held-out ones. -> (N, T), (HELD_OUT, T)"""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,9 +63,10 @@ def prepare(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)
-    ids = [token for one in tokenizer.encode_batch(texts) for token in [*one.ids, 0]]
+    ids = [token for text in tokenizer.encode_batch(texts) for token in [*text.ids, 0]]
     rows = torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).view(-1, LENGTH)
-    return rows[:-HELD_OUT], rows[-HELD_OUT:]
+    held_out = min(HELD_OUT, len(rows) // 2)
+    return rows[:-held_out], rows[-held_out:]
 
 
 def train(
@@ -111,64 +107,66 @@ def evaluate(model: CausalQwenForCausalLM, rows: torch.Tensor) -> dict[str, floa
     }
 
 
-def run(job: tuple[str, float, int, int, Any]) -> dict[str, Any]:
+def run(job: tuple[str, float, int, int, Any]) -> Row:
     """One objective at one rate with one seed."""
     name, rate, seed, steps, (rows, held_out) = job
     torch.set_num_threads(1)
     start = time.perf_counter()
     scores = evaluate(train(OBJECTIVES[name], rows, seed, rate, steps), held_out)
     result = {"objective": name, "rate": rate, "seed": seed, **scores}
-    print(json.dumps({**result, "seconds": round(time.perf_counter() - start)}), flush=True)
+    log({**result, "seconds": round(time.perf_counter() - start)})
     return result
 
 
-def summary(results: list[dict[str, Any]], steps: int, data: str) -> list[str]:
+def at_best_rate(results: list[Row], objective: str) -> dict[str, np.ndarray]:
+    """Every figure by seed, at the rate whose mean accuracy is best; `top_1` is that accuracy."""
+    key = "softmax_accuracy" if objective == SOFTMAX else "accuracy"
+    by_rate: dict[float, list[Row]] = {}
+    for row in results:
+        if row["objective"] == objective:
+            by_rate.setdefault(row["rate"], []).append({**row, "top_1": row[key]})
+    runs = max(by_rate.values(), key=lambda rows: np.mean([row["top_1"] for row in rows]))
+    return {name: np.array([row[name] for row in runs]) for name in runs[0]}
+
+
+def page(results: list[Row], steps: int, data: str) -> list[str]:
     """A row for every objective, at the rate that is best on average."""
-    best: dict[str, list[dict[str, Any]]] = {}
-    for name in dict.fromkeys(r["objective"] for r in results):
-        key = "softmax_accuracy" if name == SOFTMAX else "accuracy"
-        mine = [r for r in results if r["objective"] == name]
-        by_rate = {r["rate"]: [x for x in mine if x["rate"] == r["rate"]] for r in mine}
-        best[name] = max(by_rate.values(), key=lambda runs: np.mean([x[key] for x in runs]))
-    teacher = best[SOFTMAX]
-    rates = dict.fromkeys(r["rate"] for r in results)
-    lines = [
+    softmax = at_best_rate(results, SOFTMAX)
+    rows = {}
+    for name in dict.fromkeys(row["objective"] for row in results):
+        mine = at_best_rate(results, name)
+        ratio = mine["top_1"] / softmax["top_1"]
+        rows[name] = {key: values.mean() for key, values in mine.items() if key != "objective"} | {
+            "rate": mine["rate"][0],
+            "ratio": [ratio.mean(), ratio.min(), ratio.max()],
+            "nll_ratio": (mine["ovr_nll"] / softmax["softmax_nll"]).mean(),
+        }
+    columns = {"objective": "{name}", "rate": "{rate}", "accuracy": "{top_1:.3f}"}
+    columns |= {"ratio to softmax": span("ratio", 3), "sum P": "{sum_p:.2f}"}
+    columns |= {"one-vs-rest NLL": "{ovr_nll:.2f}", "its ratio": "{nll_ratio:.3f}"}
+    rates = ", ".join(dict.fromkeys(str(row["rate"]) for row in results))
+    return [
         "# Does it learn?",
         "",
         f"`python benchmarks/learning.py --data {data}`: {steps} steps of {BATCH} x {LENGTH} "
-        f"tokens from scratch, {len(teacher)} seeds, each objective at the best of the "
-        f"learning rates {', '.join(map(str, rates))}. Accuracy is top-1 on held-out text, "
+        f"tokens from scratch, {len(softmax['seed'])} seeds, each objective at the best of the "
+        f"learning rates {rates}. Accuracy is top-1 on held-out text, "
         "of `standard` mode except for softmax; the ratio is paired by seed (lowest to highest). "
         "NLL is that of P over its sum, and of softmax(loc_S).",
         "",
-        "| objective | rate | accuracy | ratio to softmax | sum P | one-vs-rest NLL | its ratio "
-        "| softmax NLL |",
-        "|---|---|---|---|---|---|---|---|",
+        *table({**columns, "softmax NLL": "{softmax_nll:.2f}"}, rows),
     ]
-    for name, runs in best.items():
-        mine = np.array([r["softmax_accuracy" if name == SOFTMAX else "accuracy"] for r in runs])
-        ratio = mine / np.array([r["softmax_accuracy"] for r in teacher])
-        nll = np.array([r["ovr_nll"] for r in runs])
-        floor = np.array([r["softmax_nll"] for r in teacher])
-        lines.append(
-            f"| {name} | {runs[0]['rate']} | {mine.mean():.3f} | {ratio.mean():.3f} "
-            f"({ratio.min():.3f} to {ratio.max():.3f}) | {np.mean([r['sum_p'] for r in runs]):.2f} "
-            f"| {nll.mean():.2f} | {(nll / floor).mean():.3f} "
-            f"| {np.mean([r['softmax_nll'] for r in runs]):.2f} |"
-        )
-    return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__, "learning", "one seed, one rate, two steps: does it run")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-3, 6e-3])
     parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
-    parser.add_argument("--output", type=Path, default=Path("docs/results/learning.md"))
-    options = parser.parse_args()
-    data = prepare(read(options.data))
+    options = parse(parser, seeds=1, steps=2, rates=[3e-3])
+    data = tokenize(read_texts(options.data))
     jobs = [
         (name, rate, seed, options.steps, data)
         for seed in range(options.seeds)
@@ -177,7 +175,7 @@ def main() -> None:
     ]
     with get_context("spawn").Pool(options.jobs) as pool:
         results = pool.map(run, jobs, chunksize=1)
-    lines = summary(results, options.steps, "/".join(options.data.parts[-2:]))
+    lines = page(results, options.steps, "/".join(options.data.parts[-2:]))
     save(lines, results, options.output)
 
 

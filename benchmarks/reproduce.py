@@ -5,13 +5,12 @@
 
 The model is converted (once; kept in the cache directory), and every benchmark is run in a short
 form: about a quarter of an hour for 135M parameters. docs/results/reproduced/<name>.md holds the
-figures beside those of the embedded model, which come from this very command; the pages one level
+figures beside those of the embedded model, which come from the same command; the pages one level
 up are the long forms. Everything runs in float32.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -27,8 +26,8 @@ import liveliness
 import numpy as np
 import torch
 from _numbers_heads import GAUSSIAN, MSE, OURS
-from _results import paired_ratio, save
-from engine import take_turns
+from _results import load, make_parser, paired_ratio, parse, save, span, table, time_peers
+from engine import NumPyPeer, TorchPeer
 from transformers import Qwen2ForCausalLM
 
 from causal_qwen.analysis.verify import verify
@@ -36,13 +35,11 @@ from causal_qwen.conversion.base_models import as_qwen2, load_base
 from causal_qwen.conversion.calibration import PROMPTS, TEXTS
 from causal_qwen.conversion.checkpoint_io import encode_texts, quiet
 from causal_qwen.conversion.convert import compare, convert, default_model, open_model
-from causal_qwen.engine import Engine
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.paths import EMBEDDED, cache_directory
 
-OURS_NAME = EMBEDDED
 OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "reproduced"
-Figures = dict[str, str]  # what -> the figure, as it is shown
+Figures = dict[str, str]  # what -> the figure as shown
 
 
 class Size(NamedTuple):
@@ -51,21 +48,21 @@ class Size(NamedTuple):
     tokens: int = 50  # of a text that is compared with the base model's
     rounds: int = 3  # of what is timed
     groups: int = 2  # prompts whose texts are compared with each other
-    speakers: int = 10  # of each of these
+    texts: int = 10  # of each of these
     tables: tuple[str, ...] = ("diamonds", "concrete")
     rows: int = 300
-    people: int = 3  # of the parts about individuals
-    said: int = 16  # tokens of their texts
+    speakers: int = 3  # of the parts about individuals
+    new_tokens: int = 16  # of their texts
     draws: int = 20_000
 
 
 SMALLEST = Size(
-    tokens=8, rounds=1, groups=1, speakers=3, tables=("concrete",), rows=60, people=2, said=4
+    tokens=8, rounds=1, groups=1, texts=3, tables=("concrete",), rows=60, speakers=2, new_tokens=4
 )
 
 
 class Subject(NamedTuple):
-    """The base model, and what was made of it."""
+    """The base model and its conversion."""
 
     base: Any
     path: Path
@@ -74,40 +71,37 @@ class Subject(NamedTuple):
 
 
 def prepare(name: str) -> Subject:
-    """Convert the base model, unless that was done before or it is converted already."""
+    """Convert the base model, unless it is converted already."""
     if name == EMBEDDED:
-        path = default_model(progress=say)
-    elif _is_converted(Path(name)):
+        path = default_model(progress=report)
+    elif is_converted(Path(name)):
         path = Path(name)
     else:
-        path = cache_directory() / "reproduce" / label(name)
+        path = cache_directory() / "reproduce" / file_name(name)
         if not (path / "config.json").is_file():
-            convert(name, path, dtype="float32", progress=say)
+            convert(name, path, dtype="float32", progress=report)
     processor, model = open_model(path)
-    model = model.float()
     with quiet():
         if path == Path(name):
             base = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32)
         else:
             base = as_qwen2(load_base(name, torch.float32))
-    return Subject(base.eval(), path, processor, model)
+    return Subject(base.eval(), path, processor, model.float())
 
 
-def _is_converted(path: Path) -> bool:
+def is_converted(path: Path) -> bool:
     config = path / "config.json"
-    if not config.is_file():
-        return False
-    kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-    return bool(kind == CausalQwen2Config.model_type)
+    fields = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return bool(fields.get("model_type") == CausalQwen2Config.model_type)
 
 
-def label(name: str) -> str:
-    """A file's name for a model: the last part of its own."""
+def file_name(name: str) -> str:
+    """The last part of a model's name, as a file name."""
     return re.sub(r"[^\w.-]+", "-", Path(name).name.removesuffix(".gguf")).strip("-.") or "model"
 
 
-def say(what: str) -> None:
-    print(f"{what} ...", file=sys.stderr, flush=True)
+def report(stage: str) -> None:
+    print(f"{stage} ...", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- the parts
@@ -125,8 +119,8 @@ def promise(subject: Subject, size: Size) -> Figures:
         common["attention_mask"] = torch.ones_like(ids[None])
         expected = subject.base.generate(ids[None], do_sample=False, **common)
         for mode in same:
-            said = subject.model.generate(ids[None], causal_mode=mode, **common)
-            same[mode] += torch.equal(said, expected)
+            text = subject.model.generate(ids[None], causal_mode=mode, **common)
+            same[mode] += torch.equal(text, expected)
     return {
         "largest difference of logits to the base model": f"{report.max_logit_difference:.3g}",
         "`standard` chooses what the base model would": f"{report.standard_agreement:.1%} "
@@ -139,19 +133,17 @@ def promise(subject: Subject, size: Size) -> Figures:
 
 
 @torch.no_grad()
-def speed(subject: Subject, size: Size) -> Figures:
+def decoding_speed(subject: Subject, size: Size) -> Figures:
     """Time per token of every mode, relative to the base model's greedy decoding."""
     times = decode.measure(subject.base, subject.model, size.rounds)
-    base = times["Qwen2 greedy"]
+    base = times.pop("Qwen2 greedy")
     figures = {"Qwen2 greedy, ms per token": f"{1e3 * float(np.median(base)):.1f}"}
-    for mode in decode.MODES:
-        figures[f"`{mode}`, times that"] = "{:.2f} ({:.2f} to {:.2f})".format(
-            *paired_ratio(times[mode], base)
-        )
+    for mode, seconds in times.items():
+        figures[f"`{mode}`, times that"] = span("r").format(r=paired_ratio(seconds, base))
     return figures
 
 
-def alive(subject: Subject, size: Size) -> Figures:
+def fluency(subject: Subject, size: Size) -> Figures:
     """Are individuals as lively as softmax sampling, and do they differ?"""
     figures = {}
     for name in (
@@ -160,69 +152,56 @@ def alive(subject: Subject, size: Size) -> Figures:
         "causal T=1",
         "causal T=4 min_density=0.05",
     ):
+        model, tokenizer = subject.model, subject.processor.tokenizer
         found = liveliness.measure(
-            subject.model,
-            subject.processor.tokenizer,
-            liveliness.PEERS[name],
-            size.groups,
-            size.speakers,
+            model, tokenizer, liveliness.PEERS[name], size.groups, size.texts
         )
         figures[f"{name}: log-probability per token"] = f"{found['log_prob']:.2f}"
         figures[f"{name}: repeated trigrams"] = f"{found['repetition']:.0%}"
-        figures[f"{name}: distinct texts"] = f"{found['distinct']} of {size.speakers}"
+        figures[f"{name}: distinct texts"] = f"{found['distinct']} of {size.texts}"
     return figures
 
 
 def numbers(subject: Subject, size: Size) -> Figures:
     """The Cauchy head beside others on the same frozen features."""
-    where = ["--model", str(subject.path), "--tables", *size.tables]
-    options = bench_numbers.arguments().parse_args(
-        ["--quick", "--seeds", "1", "--rows", str(size.rows), *where]
-    )
+    sizes = ["--seeds", "1", "--rows", str(size.rows), "--model", str(subject.path)]
+    options = bench_numbers.arguments().parse_args(["--quick", *sizes, "--tables", *size.tables])
     results = bench_numbers.frozen(options)
     figures = {}
-    for table in size.tables:
+    for name in size.tables:
         for kind, share in dict.fromkeys((r["kind"], r["share"]) for r in results):
-            where = f"{table}, {kind}" + (f" {share:.0%}" if share else "")
-            for other in (GAUSSIAN, MSE):
-                mine, theirs = (
-                    bench_numbers.pooled(results, table, kind, share, head)
-                    for head in (OURS, other)
-                )
-                figures[f"{where}: median error, times that of {other}"] = f"{mine / theirs:.2f}"
-        covered = bench_numbers.pooled(
-            results, table, *bench_numbers.CLEAN, OURS, "conformal_coverage_0.9"
-        )
-        figures[f"{table}: calibrated 90% intervals hold"] = f"{covered:.0%}"
+            where = f"{name}, {kind}" + (f" {share:.0%}" if share else "")
+            ours, *others = (
+                bench_numbers.pooled(results, name, kind, share, head)
+                for head in (OURS, GAUSSIAN, MSE)
+            )
+            for head, other in zip((GAUSSIAN, MSE), others, strict=True):
+                figures[f"{where}: median error, times that of {head}"] = f"{ours / other:.2f}"
+        clean = (*bench_numbers.CLEAN, OURS, "conformal_coverage_0.9")
+        covered = bench_numbers.pooled(results, name, *clean)
+        figures[f"{name}: calibrated 90% intervals hold"] = f"{covered:.0%}"
     return figures
 
 
-def people(subject: Subject, size: Size) -> Figures:
-    """Who wrote it, what a small edit does, and closed forms against draws."""
-    sizes = {
-        "speakers": size.people,
-        "prompts": size.people,
-        "monte-carlo": size.draws,
-        "positions": 2,
-        "individuals": 100,
-    }
-    settings = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    options = individuals.arguments().parse_args(["all", *settings])
-    stage = individuals.Stage(subject.path, 2 * size.people, size.said)
-    who = individuals.persona(stage, options)["kinds"]
-    edits = individuals.stability(stage, options)["kinds"]
-    closed = individuals.analytic(stage, options)
-    figures = {
-        f"{kind}: speaker recognised (chance {1 / size.people:.0%})": f"{k['accuracy'][0]:.0%}"
-        for kind, k in who.items()
-    }
+def individual_texts(subject: Subject, size: Size) -> Figures:
+    """Recognised speakers, small edits, and closed forms against draws."""
+    count = str(size.speakers)
+    sizes = ["--speakers", count, "--prompts", count, "--monte-carlo", str(size.draws)]
+    options = individuals.arguments().parse_args(
+        ["all", *sizes, "--positions", "2", "--individuals", "100"]
+    )
+    texts = individuals.Subject(subject.path, 2 * size.speakers, size.new_tokens)
+    speakers = individuals.persona(texts, options)["kinds"]
+    edits = individuals.stability(texts, options)["kinds"]
+    closed = individuals.analytic(texts, options)
+    chance = f"speaker recognised (chance {1 / size.speakers:.0%})"
+    figures = {f"{kind}: {chance}": f"{k['accuracy'][0]:.0%}" for kind, k in speakers.items()}
     for kind in ("shared e, pearl", "Gumbel"):
-        one = edits[kind]
-        figures[f"{kind}: an unchanged prompt gives the same text"] = f"{one['replay']:.0%}"
-        figures[f"{kind}: share of a text before an edit shows"] = f"{one['prefix'][0]:.2f}"
-        count = one["stability"]
-        against = f"{count['violations']} of {count['changed']}"
-        figures[f"{kind}: choices changed against the odds"] = against
+        k = edits[kind]
+        changed = "{violations} of {changed}".format_map(k["stability"])
+        figures[f"{kind}: an unchanged prompt gives the same text"] = f"{k['replay']:.0%}"
+        figures[f"{kind}: share of a text before an edit shows"] = f"{k['prefix'][0]:.2f}"
+        figures[f"{kind}: choices changed against the odds"] = changed
     figures["P_k within 3 standard errors of draws"] = f"{closed['within']:.1%} of tokens"
     return figures
 
@@ -233,34 +212,24 @@ def numpy_engine(subject: Subject, size: Size) -> Figures:
     found = verify(subject.path, max_new_tokens=min(size.tokens, 32))
     figures = {check.name: f"{check.value:.3g} (bar {check.bar:.3g})" for check in found.checks}
     figures["`causal-qwen verify`"] = "passed" if found.is_passed else "failed"
-    engine = Engine.from_pretrained(subject.path)
-    ids = torch.arange(8)[None] + 100
-    options = {"min_new_tokens": decode.NEW_TOKENS, "max_new_tokens": decode.NEW_TOKENS}
-
-    def ours() -> float:
-        start = time.perf_counter()
-        engine.generate(ids[0].tolist(), mode="compatible", **options)
-        return time.perf_counter() - start
-
-    def theirs() -> float:
-        start = time.perf_counter()
-        mask = torch.ones_like(ids)
-        subject.base.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **options)
-        return time.perf_counter() - start
-
-    times = take_turns({"ours": ours, "theirs": theirs}, size.rounds)
-    ratio, low, high = paired_ratio(times["theirs"], times["ours"])
-    figures["decoding, times torch's speed"] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+    ours, theirs = NumPyPeer(subject.path), TorchPeer(subject.path, "float32")
+    peers = {
+        "ours": lambda: ours.generate(decode.NEW_TOKENS),
+        "torch": lambda: theirs.generate(decode.NEW_TOKENS),
+    }
+    times = time_peers(peers, size.rounds)
+    ratio = paired_ratio(times["torch"], times["ours"])
+    figures["decoding, times torch's speed"] = span("r").format(r=ratio)
     return figures
 
 
-PARTS: dict[str, tuple[str, Callable[[Subject, Size], Figures], str]] = {
-    "promise": ("It starts as its base model", promise, ""),
-    "decode": ("Decoding speed", speed, "decode"),
-    "liveliness": ("Alive and fluent", alive, "liveliness"),
-    "numbers": ("Numbers", numbers, "numbers"),
-    "individuals": ("Individuals and counterfactuals", people, "individuals"),
-    "engine": ("The NumPy engine", numpy_engine, "engine"),
+PARTS: dict[str, tuple[str, Callable[[Subject, Size], Figures]]] = {
+    "promise": ("It starts as its base model", promise),
+    "decode": ("Decoding speed", decoding_speed),
+    "liveliness": ("Alive and fluent", fluency),
+    "numbers": ("Numbers", numbers),
+    "individuals": ("Individuals and counterfactuals", individual_texts),
+    "engine": ("The NumPy engine", numpy_engine),
 }
 
 
@@ -268,8 +237,13 @@ PARTS: dict[str, tuple[str, Callable[[Subject, Size], Figures], str]] = {
 
 
 def page(name: str, found: dict[str, Figures], ours: dict[str, Figures]) -> list[str]:
-    is_ours = name == OURS_NAME
-    heads = ["", "SmolLM2-135M"] if is_ours else ["", "ours (SmolLM2-135M)", f"this model ({name})"]
+    columns = {"": "{what}", "SmolLM2-135M": "{figure}"}
+    if name != EMBEDDED:
+        columns = {
+            "": "{what}",
+            "ours (SmolLM2-135M)": "{ours}",
+            f"this model ({name})": "{figure}",
+        }
     lines = [
         f"# {name}",
         "",
@@ -279,38 +253,31 @@ def page(name: str, found: dict[str, Figures], ours: dict[str, Figures]) -> list
         "",
     ]
     for part, figures in found.items():
-        title, _, long_form = PARTS[part]
-        lines += [f"## {title}", ""]
-        lines += [f"The long form: [{long_form}](../{long_form}.md).", ""] if long_form else []
-        lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        for what, figure in figures.items():
-            known = [] if is_ours else [ours.get(part, {}).get(what, "not measured")]
-            lines.append(f"| {' | '.join([what.replace('|', '/'), *known, figure])} |")
-        lines.append("")
+        lines += [f"## {PARTS[part][0]}", ""]
+        lines += [f"The long form: [{part}](../{part}.md).", ""] if part != "promise" else []
+        rows = [
+            {"what": what, "figure": figure, "ours": ours.get(part, {}).get(what, "not measured")}
+            for what, figure in figures.items()
+        ]
+        lines += [*table(columns, rows), ""]
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "", "the smallest form: does it run")
     parser.add_argument("--model", default=EMBEDDED, help="a hub name, a directory or a GGUF file")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the directory of the page")
-    parser.add_argument("--quick", action="store_true", help="the smallest form: does it run")
-    options = parser.parse_args()
+    parser.set_defaults(output=OUTPUT)
+    options = parse(parser)
     subject = prepare(options.model)
-    name = label(options.model)
-    reference = OUTPUT / f"{OURS_NAME}.json"
-    ours = json.loads(reference.read_text(encoding="utf-8")) if reference.is_file() else {}
+    name = file_name(options.model)
     output = options.output / f"{name}.md"
-    saved = output.with_suffix(".json")
-    found = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else {}
+    ours, found = load(OUTPUT / f"{EMBEDDED}.md", {}), load(output, {})
     for part in options.parts:
-        say(part)
         start = time.perf_counter()
+        report(part)
         found[part] = PARTS[part][1](subject, SMALLEST if options.quick else Size())
-        say(f"{part}: {time.perf_counter() - start:.0f} s")
+        report(f"{part}: {time.perf_counter() - start:.0f} s")
         in_order = {known: found[known] for known in PARTS if known in found}
         save(page(name, in_order, ours), in_order, output)
 

@@ -1,4 +1,4 @@
-"""What the four scripts share: the model they look at, and a report that sets the exit code."""
+"""Shared by the four scripts: the model under test, and a report that sets the exit code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from causal_qwen.conversion.convert import default_model
 ModelOption = Annotated[
     Path | None, typer.Option("--model", help="A CausalQwen directory; the embedded model if none.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Where every draw of this run starts.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of all draws.")]
 
 console = Console(highlight=False)
 
 
 @dataclass
 class Subject:
-    """The model under test, its tokenizer if it has one, and what may be expected of it."""
+    """The model under test, its tokenizer if it has one, and which claims apply to it."""
 
     path: Path
     model: Any
@@ -37,7 +37,7 @@ class Subject:
     is_default: bool
 
     def ids(self, text: str) -> Tensor:
-        """(1, T): the text's tokens, or random ones, always the same for the same text."""
+        """(1, T): the text's tokens; without a tokenizer, random ones seeded by the text."""
         if self.tokenizer is not None:
             ids: Tensor = self.tokenizer(text, return_tensors="pt").input_ids
             return ids
@@ -51,7 +51,7 @@ class Subject:
         return " ".join(decoded.split())
 
     def base(self) -> tuple[Any, dict[str, Any]]:
-        """The same directory as a plain Qwen2 model, and what its loading had to say."""
+        """The same directory as a plain Qwen2 model, and the report of its loading."""
         model, info = Qwen2ForCausalLM.from_pretrained(
             self.path, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
@@ -59,7 +59,7 @@ class Subject:
 
     @property
     def why_other_logits(self) -> str | None:
-        """Why its logits may differ from the base model's; None: they must not."""
+        """Why the logits may differ from the base model's; None: they must not."""
         loc = self.model.abduction.loc
         is_identity = loc.weight.shape[0] == loc.weight.shape[1] and torch.equal(
             loc.weight.float(), torch.eye(len(loc.weight), device=loc.weight.device)
@@ -82,10 +82,19 @@ class Subject:
 
     @property
     def why_uncalibrated(self) -> str | None:
-        """Why nothing is known of its noise at temperature 1; None: it has been calibrated."""
+        """Why its noise at temperature 1 is unknown; None: it has been calibrated."""
         if getattr(self.model.generation_config, "noise_gain", None) is None:
             return "its noise gain was never calibrated"
         return None
+
+    @property
+    def untruncated(self) -> dict[str, float]:
+        """Shared noise of the gain that was calibrated without truncation.
+
+        A converted model that saves `min_density` has a shared `noise_gain` 4 times that gain.
+        """
+        is_truncated = bool(getattr(self.model.generation_config, "min_density", None))
+        return {"temperature": 0.25 if is_truncated else 1.0, "min_density": 0.0}
 
 
 def load_subject(path: Path | None) -> Subject:
@@ -112,7 +121,7 @@ def load_subject(path: Path | None) -> Subject:
 
 @dataclass
 class Checks:
-    """Claims and whether they held. `finish` ends the program: 0 only if every one did."""
+    """Claims and whether they hold. `finish` ends the program: 0 only if all of them do."""
 
     title: str
     subject: Subject
@@ -136,17 +145,17 @@ class Checks:
     def check(
         self, claim: str, holds: bool | Tensor, measured: str = "", unless: str | None = None
     ) -> None:
-        """`unless`: a reason why this model may break the claim; no excuse for the embedded one."""
+        """`unless`: why this model may break the claim; ignored for the embedded model."""
         measured = f"  [dim]{escape(measured)}[/]" if measured else ""
         if unless is not None and not self.subject.is_default:
             self.skipped.append(claim)
-            say("[yellow]–[/]", f"{escape(claim)}  [yellow]not asked: {escape(unless)}[/]")
+            print_line("[yellow]–[/]", f"{escape(claim)}  [yellow]not asked: {escape(unless)}[/]")
         elif bool(holds):
             self.passed.append(claim)
-            say("[green]✓[/]", escape(claim) + measured)
+            print_line("[green]✓[/]", escape(claim) + measured)
         else:
             self.failed.append(claim)
-            say("[red]✗[/]", f"[red]{escape(claim)}[/]{measured}")
+            print_line("[red]✗[/]", f"[red]{escape(claim)}[/]{measured}")
 
     def at_most(self, claim: str, value: float, limit: float, unless: str | None = None) -> None:
         """A NaN is never at most anything."""
@@ -159,12 +168,12 @@ class Checks:
         console.print()
         console.rule(f"[bold {'green' if is_good else 'red'}]{counts}")
         for claim in self.failed:
-            say("[red]✗[/]", f"[red]{escape(claim)}[/]")
+            print_line("[red]✗[/]", f"[red]{escape(claim)}[/]")
         raise typer.Exit(0 if is_good else 1)
 
 
-def say(mark: str, text: str) -> None:
-    """A line whose continuation stays under its beginning."""
+def print_line(mark: str, text: str) -> None:
+    """Print a line whose continuation is indented like its start."""
     line = Table.grid(padding=(0, 1))
     line.add_row("", mark, text)
     console.print(line)

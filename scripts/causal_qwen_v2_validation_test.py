@@ -1,4 +1,4 @@
-"""The V2 mathematics: where noise goes, what temperature touches, why everything stays Cauchy.
+"""The V2 mathematics: where noise enters, what temperature scales, and Cauchy stability.
 
 python scripts/causal_qwen_v2_validation_test.py [--model DIR] [--seed N]
 """
@@ -41,7 +41,7 @@ def main(model: ModelOption = None, seed: SeedOption = 0) -> None:
 
 
 def location_against_scale(checks: Checks, output: Any, u: Cauchy, seed: int) -> None:
-    checks.section("do_sample decides what noise does to U")
+    checks.section("do_sample selects scale noise or location noise")
     model = checks.subject.model
     act = model.action_network
     with exogenous_noise_off(model):
@@ -98,15 +98,15 @@ def temperature_selectivity(checks: Checks, u: Cauchy, ids: Tensor, seed: int) -
     checks.section("temperature acts only where do_sample=True")
     subject, model = checks.subject, checks.subject.model
     act = model.action_network
-    calm = [act(*u, do_sample=False, temperature=t) for t in (0.0, 0.1, 1.0, 10.0)]
+    fixed = [act(*u, do_sample=False, temperature=t) for t in (0.0, 0.1, 1.0, 10.0)]
     checks.check(
         "do_sample=False: loc_S and scale_S are the same bits at T = 0, 0.1, 1, 10",
-        all(torch.equal(s[0], calm[0][0]) and torch.equal(s[1], calm[0][1]) for s in calm),
+        all(torch.equal(s[0], fixed[0][0]) and torch.equal(s[1], fixed[0][1]) for s in fixed),
     )
     hot = {
         t: act(*u, do_sample=True, temperature=t, generator=seeded(seed)) for t in (0, 0.5, 1, 4)
     }
-    checks.check("do_sample=True: at T = 0 nobody is moved", torch.equal(hot[0][0], calm[0][0]))
+    checks.check("do_sample=True: at T = 0 nothing moves", torch.equal(hot[0][0], fixed[0][0]))
     tokens = some_tokens(model, seed)
     worst = max(location_error(model, u, s[0], t, tokens, seed) for t, s in hot.items())
     checks.at_most(
@@ -131,15 +131,15 @@ def temperature_selectivity(checks: Checks, u: Cauchy, ids: Tensor, seed: int) -
         generate(8, do_sample=False, temperature=0.1)
         == generate(8, do_sample=False, temperature=5.0),
     )
-    four = {"do_sample": True, "individual": seed, "num_return_sequences": 4}
-    frozen = generate(8, temperature=0.0, **four)
+    four = {"do_sample": True, "individual": seed, "num_return_sequences": 4, "min_density": 0.0}
+    cold = generate(8, temperature=0.0, **four)
     checks.check(
-        "generate(do_sample=True): at T = 0 four individuals say the same",
-        all(text == frozen[0] for text in frozen),
+        "generate(do_sample=True): at T = 0 four individuals give the same text",
+        all(text == cold[0] for text in cold),
     )
     distinct = {tuple(text) for text in generate(16, temperature=1.0, **four)}
     checks.check(
-        "generate(do_sample=True): at T = 1 they no longer do",
+        "generate(do_sample=True): at T = 1 their texts differ",
         len(distinct) > 1,
         f"{len(distinct)} texts",
         unless=subject.why_uncalibrated,
@@ -188,8 +188,8 @@ def linear_stability(checks: Checks, output: Any, seed: int) -> None:
         ],
     )
     checks.at_most(
-        f"every quantile from {QUANTILES[0]:.0%} to {QUANTILES[-1]:.0%} is where the closed form "
-        "says, in standard deviations",
+        f"every quantile from {QUANTILES[0]:.0%} to {QUANTILES[-1]:.0%} agrees with the closed "
+        "form, in standard deviations",
         float(found.max()),
         SIGMAS,
     )
@@ -213,7 +213,7 @@ def one_vs_rest(checks: Checks, output: Any) -> None:
         1e-5,
     )
     checks.check(
-        "every P lies strictly between 0 and 1",
+        "every P is strictly between 0 and 1",
         (p > 0).all() and (p < 1).all(),
         f"{p.min():.2g} to {p.max():.2g}",
     )
@@ -242,7 +242,7 @@ def draw_images(u: Cauchy, weight: Tensor, own: Tensor, generator: torch.Generat
 
 
 def deviations(images: Tensor, law: Cauchy) -> Tensor:
-    """How far the shares of draws below each quantile are off, at worst, in sigmas. -> (K,)"""
+    """Largest error of the share of draws below a quantile, in standard deviations. -> (K,)"""
     worst = torch.zeros(images.shape[1], dtype=torch.float64)
     for p in QUANTILES:
         share = (images <= law.quantile(p)).double().mean(0)
@@ -262,7 +262,7 @@ def location_error(
 ) -> float:
     """|loc_S - W (loc_U + T |b| eps)| over |W| |loc_U'|, in units of the dtype's epsilon.
 
-    eps is drawn again, as the documents write it: tan(pi (uniform - 1/2)).
+    eps is drawn again by the documented formula: tan(pi (uniform - 1/2)).
     """
     uniform = torch.rand(u.loc.shape, generator=seeded(seed)).double()
     eps = torch.tan(math.pi * (uniform - 0.5))

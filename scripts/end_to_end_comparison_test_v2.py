@@ -1,4 +1,4 @@
-"""Side by side with the base model: the same text in, what comes out of both.
+"""Side by side with the base model: the outputs of both for the same text.
 
     python scripts/end_to_end_comparison_test_v2.py [--model DIR] [--seed N]
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from causal_qwen.conversion.calibration import pad_left
 
 NEW = 12
-LONG, EARLY = 40, 12  # tokens over which likelihoods are compared, and shown for their beginning
+LONG, EARLY = 40, 12  # tokens whose likelihoods are compared; the first ones are shown apart
 SOFTMAX = "softmax, top-p 0.9"
 SPEAKERS = 3  # of every prompt
 MARGIN = 0.8  # the bar is 0.5; the standard error of a difference over 24 texts is about 0.2
@@ -63,7 +63,7 @@ def main(model: ModelOption = None, seed: SeedOption = 0) -> None:
 
 
 def every_position(checks: Checks, base: Any) -> None:
-    checks.section("the same text in: every position")
+    checks.section("the same text: every position")
     subject, model = checks.subject, checks.subject.model
     positions, largest, same = 0, 0.0, dict.fromkeys(("standard", "sampling", "causal"), 0)
     for passage in (*PASSAGES, *PROMPTS):
@@ -91,57 +91,60 @@ def every_position(checks: Checks, base: Any) -> None:
 
 
 def greedy_texts(checks: Checks, base: Any, seed: int) -> None:
-    checks.section("the same prompt in: whole texts")
+    checks.section("the same prompt: whole texts")
     subject, model = checks.subject, checks.subject.model
-    ways: dict[str, dict[str, Any]] = {
+    settings: dict[str, dict[str, Any]] = {
         "compatible": {"causal_mode": "compatible", "do_sample": False},
         "standard": {"do_sample": False},
         "causal, T = 0": {"causal_mode": "causal", "temperature": 0.0},
         "causal, T = 1": {"causal_mode": "causal", "individual": seed},
         "sampling, T = 1": {"do_sample": True, "individual": seed},
     }
-    agreeing = dict.fromkeys(ways, 0)
+    agreeing = dict.fromkeys(settings, 0)
     shown = PROMPTS[:2]
     for prompt in shown:
         ids = subject.ids(prompt)
         expected = generate(base, NEW, ids, do_sample=False)
         rows = [("base model", subject.text(expected[0, ids.shape[1] :]))]
-        for way, options in ways.items():
+        for name, options in settings.items():
             text = generate(model, NEW, ids, **options)
-            agreeing[way] += int(torch.equal(text, expected))
-            rows.append((way, subject.text(text[0, ids.shape[1] :])))
+            agreeing[name] += int(torch.equal(text, expected))
+            rows.append((name, subject.text(text[0, ids.shape[1] :])))
         console.print(f"  [dim]{escape(subject.text(ids[0]))} …[/]")
         show_table("", "continuation", rows=rows)
-    for way in ("compatible", "standard", "causal, T = 0"):
-        unless = subject.why_other_logits if way == "compatible" else subject.why_other_choices
+    for name in ("compatible", "standard", "causal, T = 0"):
+        unless = subject.why_other_logits if name == "compatible" else subject.why_other_choices
         checks.check(
-            f"{way}: the base model's greedy text, token by token",
-            agreeing[way] == len(shown),
-            f"{agreeing[way]} of {len(shown)} texts of {NEW} tokens",
+            f"{name}: the base model's greedy text, token by token",
+            agreeing[name] == len(shown),
+            f"{agreeing[name]} of {len(shown)} texts of {NEW} tokens",
             unless,
         )
 
 
 def liveliness(checks: Checks, base: Any, seed: int) -> None:
-    checks.section("temperature 1: as lively as softmax sampling, in the base model's eyes")
+    checks.section(
+        "calibrated noise without truncation: as likely as softmax sampling under the base model"
+    )
     subject, model = checks.subject, checks.subject.model
     prompts = [subject.ids(prompt)[0] for prompt in PROMPTS for _ in range(SPEAKERS)]
     batch = pad_left(prompts, model)
     texts, start = batch["input_ids"].shape
-    who = list(range(seed, seed + texts))
+    seeds = list(range(seed, seed + texts))
     greedy = generate(base, LONG, **batch, do_sample=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         soft = generate(base, LONG, **batch, do_sample=True, temperature=1.0, top_p=0.9, top_k=0)
-    noisy = {"temperature": 1.0, "individual": who}
-    said = {
+    fresh = {"temperature": 1.0, "min_density": 0.0, "individual": seeds}
+    shared = {**subject.untruncated, "individual": seeds}
+    generated = {
         SOFTMAX: soft,
-        "sampling": generate(model, LONG, **batch, do_sample=True, **noisy),
-        "causal": generate(model, LONG, **batch, causal_mode="causal", **noisy),
+        "sampling": generate(model, LONG, **batch, do_sample=True, **fresh),
+        "causal": generate(model, LONG, **batch, causal_mode="causal", **shared),
         "greedy": greedy,
     }
-    likely = {way: log_probability(base, text, batch) for way, text in said.items()}
-    other = {way: int((text != greedy).any(-1).sum()) for way, text in said.items()}
+    likely = {name: log_probability(base, text, batch) for name, text in generated.items()}
+    other = {name: int((text != greedy).any(-1).sum()) for name, text in generated.items()}
     show_table(
         "",
         f"log-probability per token, {LONG} tokens",
@@ -150,13 +153,13 @@ def liveliness(checks: Checks, base: Any, seed: int) -> None:
         "not the greedy text",
         rows=[
             (
-                way,
-                f"{likely[way].mean():.2f}",
-                f"{likely[way][:, :EARLY].mean():.2f}",
+                name,
+                f"{likely[name].mean():.2f}",
+                f"{likely[name][:, :EARLY].mean():.2f}",
                 f"{variety(text[:, start:]):.0%}",
-                f"{other[way]} of {texts}",
+                f"{other[name]} of {texts}",
             )
-            for way, text in said.items()
+            for name, text in generated.items()
         ],
     )
     unless = subject.why_uncalibrated or subject.why_other_logits
@@ -176,13 +179,13 @@ def liveliness(checks: Checks, base: Any, seed: int) -> None:
 
 
 def cost(checks: Checks, base: Any) -> None:
-    checks.section("what it costs")
+    checks.section("cost")
     subject, model = checks.subject, checks.subject.model
     ids = subject.ids(PROMPTS[0])
     ours, theirs = (sum(w.numel() for w in m.state_dict().values()) for m in (model, base))
     rows = [("numbers in the checkpoint", f"{theirs / 1e6:.2f}M", f"{ours / 1e6:.2f}M")]
     times = {name: [] for name in ("base", "model")}
-    for _ in range(2):  # interleaved: whatever else runs here disturbs both
+    for _ in range(2):  # interleaved: other load disturbs both
         for name, net in (("base", base), ("model", model)):
             start = time.perf_counter()
             generate(net, NEW, ids, do_sample=False)
@@ -195,14 +198,14 @@ def cost(checks: Checks, base: Any) -> None:
     added = 2 * (hidden * size + size) + size + 2 * vocabulary + (size + 1) + hidden
     added += vocabulary if model.config.head_bias else 0
     checks.check(
-        "it adds two maps of U, two numbers per token and a few vectors, no more",
+        "it adds two maps of U, two numbers per token and a few vectors only",
         ours - theirs == added,
         f"{ours - theirs:,} numbers",
     )
 
 
 def generate(model: Any, tokens: int, input_ids: Tensor, **options: Any) -> Tensor:
-    """That many new tokens, always: texts of one length are compared token by token."""
+    """Exactly `tokens` new tokens: texts of one length are compared token by token."""
     options.setdefault("attention_mask", torch.ones_like(input_ids))
     text: Tensor = model.generate(
         input_ids, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0, **options
@@ -211,7 +214,7 @@ def generate(model: Any, tokens: int, input_ids: Tensor, **options: Any) -> Tens
 
 
 def log_probability(base: Any, text: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Of every new token, under the base model's softmax at T = 1. -> (B, new)"""
+    """log-probability of every new token under the base model's softmax. -> (B, new)"""
     start = batch["input_ids"].shape[1]
     mask = torch.cat([batch["attention_mask"], torch.ones_like(text[:, start:])], dim=-1)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
@@ -221,7 +224,7 @@ def log_probability(base: Any, text: Tensor, batch: dict[str, Tensor]) -> Tensor
 
 
 def variety(ids: Tensor) -> float:
-    """The share of different tokens in a text: a loop is likely, and says nothing. (B, new)"""
+    """The share of different tokens in a text, which is low for loops. (B, new)"""
     return sum(len(row.unique()) for row in ids) / ids.numel()
 
 

@@ -1,9 +1,9 @@
-"""Run the notebooks of examples/ with the embedded model, and keep what they say.
+"""Run the notebooks of examples/ with the embedded model, and save their outputs.
 
     make notebooks                                   # all of them
     python scripts/notebooks.py first_steps          # one
 
-Outputs are kept small and free of this machine: pictures in a palette, streams in one piece, no
+Outputs are small and independent of the machine: pictures in a palette, streams merged, no
 warnings of tools.
 """
 
@@ -36,22 +36,22 @@ def run(path: Path) -> None:
 
 
 def tidy(outputs: list[Any]) -> list[Any]:
-    """What a reader needs of a cell's outputs."""
-    kept = [one for one in outputs if "Warning" not in one.get("text", "")]
-    whole = []
-    for name, some in groupby(kept, key=lambda one: one.get("name")):
-        pieces = list(some)
+    """Drop warnings, merge streams, shrink pictures."""
+    kept = [output for output in outputs if "Warning" not in output.get("text", "")]
+    merged = []
+    for name, group in groupby(kept, key=lambda output: output.get("name")):
+        pieces = list(group)
         if name is not None:  # a stream
             pieces[0].text = "".join(piece.text for piece in pieces)
             del pieces[1:]
-        whole += pieces
-    for one in whole:
-        if PICTURE in one.get("data", {}):
-            one.data = {PICTURE: smaller(one.data[PICTURE])}
-    return whole
+        merged += pieces
+    for output in merged:
+        if PICTURE in output.get("data", {}):
+            output.data = {PICTURE: shrink(output.data[PICTURE])}
+    return merged
 
 
-def smaller(picture: str) -> str:
+def shrink(picture: str) -> str:
     """The same picture in a few colours."""
     image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
     out = io.BytesIO()

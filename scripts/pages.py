@@ -1,11 +1,11 @@
-"""What mkdocs does beyond its own: equations, quoted code and notebooks, without JavaScript.
+"""Hooks of mkdocs: equations, quoted code and notebooks, without JavaScript.
 
-The pages in docs/ are plain Markdown that also reads well on its own. When the site is built,
+The pages in docs/ are plain Markdown. When the site is built,
 
     a ```math block                                  becomes MathML,
     a Python block that begins "# causal_qwen.x.y"   is titled with the file and line it is from,
-    `causal_qwen.x.y`                                leads to the API reference, if it stands there,
-    examples/*.ipynb                                 become pages, with the outputs they have.
+    `causal_qwen.x.y`                                links to the API reference, if listed there,
+    examples/*.ipynb                                 become pages, with their saved outputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DOCUMENTED = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 NOTEBOOK_LINK = re.compile(r"\]\((?:(?:\.\./)*examples/)?(\w+)\.ipynb\)")
 
 
-# ---------------------------------------------------------------- mkdocs calls these
+# ---------------------------------------------------------------- hooks that mkdocs calls
 
 
 def on_config(config: Any) -> Any:
@@ -49,7 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
     markdown = NOTEBOOK_LINK.sub(rf"]({up}{NOTEBOOKS}/\1.md)", markdown)
-    markdown = markdown.replace("](../docs/", f"]({up}")  # as a notebook says it
+    markdown = markdown.replace("](../docs/", f"]({up}")  # links of notebooks
     markdown = QUOTED.sub(_titled, markdown)
     parts = FENCED.split(markdown)  # prose at even places, code at odd ones
     parts[::2] = [NAMED.sub(_linked, prose) for prose in parts[::2]]
@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def as_mathml(source: str, *_: Any, **__: Any) -> str:
-    """One equation per line; a line of its own each."""
+    """One block per paragraph of the source."""
     lines = [latex2mathml.converter.convert(x, display="block") for x in source.split("\n\n") if x]
     return f'<div class="math">{"".join(lines)}</div>'
 
@@ -73,7 +73,7 @@ def find(name: str) -> tuple[Path, int]:
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if file.is_file():
             return file, _line(file, parts[cut:], name)
-    raise LookupError(f"There is no module for {name}.")
+    raise LookupError(f"{name} has no module under src/; correct the name.")
 
 
 def _line(file: Path, inside: list[str], name: str) -> int:
@@ -92,7 +92,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement gives to its scope."""
+    """The names that a statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -106,7 +106,7 @@ def _titled(match: re.Match[str]) -> str:
     code_of = (text.partition("  #")[0].strip() for text in lines)
     at = next((n for n, text in enumerate(code_of, 1) if n >= line and text == first), None)
     if at is None:
-        raise LookupError(f"{name} has no line {first!r}; quote it as it is now.")
+        raise LookupError(f"{name} has no line {first!r}; copy the present code.")
     title = f"{file.relative_to(ROOT)}:{at} · {name.partition('.')[2]}"
     return f'``` {{ .python title="{title}" }}\n{code}```'
 
@@ -131,7 +131,7 @@ def _linked(match: re.Match[str]) -> str:
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:
-    """A notebook as a page: its text, its code, and the outputs that it was saved with."""
+    """A notebook as a page: text, code and saved outputs."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])

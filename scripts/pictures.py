@@ -2,8 +2,8 @@
 
     python scripts/pictures.py
 
-The same files come out every time, and a test holds that. Their ink follows the reader's light or
-dark mode.
+The files are the same on every run, which a test checks. Their ink follows the
+reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, symlog
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
-INK = "#010203"  # a stand-in for what the reader's mode says
+INK = "#010203"  # placeholder, replaced by the ink of the reader's mode
 BLUE, ORANGE, GREEN, GREY = "#3b7dd8", "#e0702a", "#2e9e5b", "#8a919c"
 STYLE = """<style>
  svg { --ink: #24292f; }
@@ -88,10 +88,10 @@ def chain() -> str:
             _arrow(f"M {left + wide + 3} {top + tall / 2} H {left + wide + GAP - 4}")
             for left in lefts[:2]
         ]
-    ways = [(tops[0], centres[:1]), (tops[1], centres)]  # from the end of a row into the next
+    turns = [(tops[0], centres[:1]), (tops[1], centres)]  # from the end of a row into the next
     parts += [
         _arrow(f"M {centres[2]} {top + tall + 3} v 19 H {end} V {top + tall + BETWEEN - 5}")
-        for top, ends in ways
+        for top, ends in turns
         for end in ends
     ]
     size = 3 * wide + 2 * GAP + 2 * MARGIN, tops[-1] + tall + MARGIN
@@ -171,7 +171,7 @@ def encoding(figure: Any) -> None:
 
 
 def activations(figure: Any) -> None:
-    """What makes a scale of U positive."""
+    """The activations that make scale_U positive."""
     axis, x = figure.subplots(), torch.linspace(-6, 3, 300)
     for name, colour in (("exp", ORANGE), ("softplus", BLUE), ("abs", GREEN)):
         axis.semilogy(x, activate(x, name), color=colour, label=name)
@@ -201,18 +201,18 @@ def noise(figure: Any) -> None:
 NAMES, COLOURS = ("“door”", "“letter”", "“window”"), (BLUE, ORANGE, GREEN)
 LAW = torch.tensor([[1.0, 0.4], [-0.7, 0.9], [0.2, -1.0]])
 THRESHOLD = torch.tensor([2.0, 2.2, 1.9])
-SOMEBODY = Cauchy(torch.tensor([0.5, 0.3]), torch.tensor([0.6, 0.9]))
+U = Cauchy(torch.tensor([0.5, 0.3]), torch.tensor([0.6, 0.9]))
 
 
 def action(figure: Any) -> None:
-    """U's coordinates on the left, the scores that one law makes of them on the right."""
+    """Left: coordinates of U. Right: their scores under one law."""
     left, right = figure.subplots(1, 2)
     x = torch.linspace(-6, 6, 400)
     for c, style in enumerate(("-", "--")):
-        loc, scale = float(SOMEBODY.loc[c]), float(SOMEBODY.scale[c])
+        loc, scale = float(U.loc[c]), float(U.scale[c])
         density(left, x, loc, scale, color=GREY, linestyle=style, label=f"U_{c + 1}")
     left.set(xlabel="coordinate of U", ylabel="density", title="who is speaking")
-    s = SOMEBODY.affine(LAW)
+    s = U.affine(LAW)
     for k, colour in enumerate(COLOURS):
         density(right, x, float(s.loc[k]), float(s.scale[k]), color=colour, label=NAMES[k])
         right.axvline(float(THRESHOLD[k]), color=colour, linestyle=":", linewidth=1)
@@ -222,23 +222,23 @@ def action(figure: Any) -> None:
 
 
 def decisions(figure: Any) -> None:
-    """Individuals choose by where they stand; the distribution chooses by its P_k."""
+    """Individuals choose by their u; the distribution chooses by its P_k."""
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     e = np.array([draw_noise(seed, 2) for seed in range(4000)])
-    u = SOMEBODY.loc + SOMEBODY.scale * torch.from_numpy(to_cauchy(e)).float()
-    said = (u @ LAW.T - THRESHOLD).argmax(-1)
+    u = U.loc + U.scale * torch.from_numpy(to_cauchy(e)).float()
+    chosen = (u @ LAW.T - THRESHOLD).argmax(-1)
     side = torch.linspace(-5, 6, 150)
     place = torch.cartesian_prod(side, side)
     area = (place @ LAW.T - THRESHOLD).argmax(-1).reshape(150, 150).T
     left.contourf(side, side, area, levels=(-0.5, 0.5, 1.5, 2.5), colors=COLOURS, alpha=0.15)
     for k, colour in enumerate(COLOURS):
-        mine = u[:250][said[:250] == k]
+        mine = u[:250][chosen[:250] == k]
         left.plot(*mine.T, ".", color=colour, markersize=4, label=NAMES[k])
-    left.plot(*SOMEBODY.loc, "+", color=INK, markersize=11)
+    left.plot(*U.loc, "+", color=INK, markersize=11)
     left.set(xlim=(-5, 6), ylim=(-5, 6), xlabel="u_1", ylabel="u_2", title="causal: who says what")
     left.legend(fontsize="small", loc="lower left")
-    share = torch.bincount(said, minlength=3) / len(said)
-    p = SOMEBODY.affine(LAW).sf(THRESHOLD)
+    share = torch.bincount(chosen, minlength=3) / len(chosen)
+    p = U.affine(LAW).sf(THRESHOLD)
     for k, colour in enumerate(COLOURS):
         right.bar(k - 0.2, float(share[k]), 0.36, color=colour, alpha=0.4)
         right.bar(k + 0.2, float(p[k]), 0.36, color=colour)
@@ -276,7 +276,7 @@ def exceedance(figure: Any) -> None:
 
 
 def bounds(figure: Any) -> None:
-    """Where (loc - C) / scale of every token must lie, and who can still win."""
+    """Bounds of (loc - C) / scale of every token, and the tokens that can still win."""
     axis, count = figure.subplots(), 40
     generator = torch.Generator().manual_seed(1)
     margin = -3 - 6 * torch.rand(count, generator=generator)
@@ -398,7 +398,7 @@ def draw(directory: Path = ASSETS) -> list[Path]:
     """Write every picture into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     written = [directory / "chain.svg"]
-    written[0].write_text(_in_any_light(chain()), encoding="utf-8")
+    written[0].write_text(_with_css_ink(chain()), encoding="utf-8")
     matplotlib.use("svg")
     for name, (paint, size) in PLOTS.items():
         with matplotlib.rc_context(SETTINGS):
@@ -409,12 +409,12 @@ def draw(directory: Path = ASSETS) -> list[Path]:
             plt.close(figure)
         text = path.read_text(encoding="utf-8")
         text = text.replace("<defs>", f"{STYLE}\n<defs>", 1)
-        path.write_text(_in_any_light(text), encoding="utf-8")
+        path.write_text(_with_css_ink(text), encoding="utf-8")
         written.append(path)
     return written
 
 
-def _in_any_light(svg: str) -> str:
+def _with_css_ink(svg: str) -> str:
     return svg.replace(INK, "var(--ink)")
 
 

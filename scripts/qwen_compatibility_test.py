@@ -43,7 +43,7 @@ OUR_KEYS = {
     "decision.threshold",
     "model.value_direction",
 }
-# Options of deterministic decoding: what Qwen2 does with them is what we must do.
+# Options of deterministic decoding, which must have the same effect as in Qwen2.
 GREEDY_OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "repetition_penalty=1.3": {"repetition_penalty": 1.3},
@@ -77,7 +77,7 @@ class Collector(BaseStreamer):
 
 
 class Only(LogitsProcessor):
-    """Leaves one token to choose."""
+    """Leaves one token possible."""
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -118,26 +118,26 @@ def parameters(checks: Checks, base: Any, info: dict[str, Any]) -> None:
     theirs, ours = base.state_dict(), model.state_dict()
     missing = sorted(set(theirs) - set(ours))
     checks.check(
-        "every parameter of Qwen2 is here under its name",
+        "every parameter of Qwen2 exists under its name",
         not missing,
         ", ".join(missing[:3]) or f"{len(theirs)} keys",
     )
     shared = [name for name in theirs if name in ours]
     unequal = [name for name in shared if not torch.equal(ours[name], theirs[name])]
     checks.check(
-        "every one of them has the same bits",
+        "all of them have the same bits",
         shared and not unequal,
         ", ".join(unequal[:3]) or f"{sum(theirs[name].numel() for name in shared):,} numbers",
     )
     added = set(ours) - set(theirs) - {"lm_head.bias"}
     checks.check(
-        "what is added is what the contract names, no more and no less",
+        "the added parameters are exactly the documented ones",
         added == OUR_KEYS,
         ", ".join(sorted(added ^ OUR_KEYS)) or f"{len(added)} keys",
     )
     lost = [*info["missing_keys"], *info["mismatched_keys"]]
     checks.check(
-        "Qwen2 finds everything it looks for in our checkpoint", not lost, ", ".join(map(str, lost))
+        "our checkpoint has every key that Qwen2 loads", not lost, ", ".join(map(str, lost))
     )
     is_tied = base.config.tie_word_embeddings
     checks.check(
@@ -206,11 +206,9 @@ def deterministic_options(checks: Checks, base: Any, ids: Tensor) -> None:
         options = {k: usable(model, v) for k, v in options.items()}
         ours = generate(model, ids, do_sample=False, **options)
         theirs = generate(base, ids, do_sample=False, **options)
-        # beams run in compatible mode, where only the logits count
-        is_free = subject.why_other_logits if "beams" in name else subject.why_other_choices
-        checks.check(
-            name, torch.equal(ours, theirs), subject.text(ours[0, ids.shape[1] :]), is_free
-        )
+        # beams use compatible mode, which depends on the logits only
+        unless = subject.why_other_logits if "beams" in name else subject.why_other_choices
+        checks.check(name, torch.equal(ours, theirs), subject.text(ours[0, ids.shape[1] :]), unless)
     compatible = generate(model, ids, do_sample=False, causal_mode="compatible")
     checks.check(
         "causal_mode='compatible'",
@@ -224,7 +222,8 @@ def sampling_options(checks: Checks, ids: Tensor, seed: int) -> None:
     model = checks.subject.model
 
     def sample(**options: Any) -> Any:
-        return generate(model, ids, do_sample=True, individual=seed, **options)
+        noise = {"individual": seed, "min_density": 0.0}
+        return generate(model, ids, do_sample=True, **noise, **options)
 
     text = sample(temperature=0.8, top_k=50, top_p=0.9)
     checks.check(
@@ -233,7 +232,7 @@ def sampling_options(checks: Checks, ids: Tensor, seed: int) -> None:
         checks.subject.text(text[0, ids.shape[1] :]),
     )
     checks.check(
-        "the same individual says the same again",
+        "the same individual gives the same text again",
         torch.equal(text, sample(temperature=0.8, top_k=50, top_p=0.9)),
     )
     checks.check(
@@ -259,7 +258,7 @@ def sampling_options(checks: Checks, ids: Tensor, seed: int) -> None:
 
 
 def machinery(checks: Checks, ids: Tensor, seed: int) -> None:
-    checks.section("generate(): the machinery around it")
+    checks.section("generate(): configuration, streamers, stopping, padding")
     model = checks.subject.model
     start = ids.shape[1]
     plain = generate(model, ids, do_sample=False)
@@ -288,7 +287,7 @@ def machinery(checks: Checks, ids: Tensor, seed: int) -> None:
         individual=seed,
         logits_processor=LogitsProcessorList([Only(token)]),
     )
-    checks.check("a logits processor has its say", (forced[:, start:] == token).all())
+    checks.check("a logits processor is applied", (forced[:, start:] == token).all())
     scored = generate(model, ids, do_sample=False, return_dict_in_generate=True, output_scores=True)
     chosen = torch.stack([step.argmax(-1) for step in scored.scores], dim=-1)
     checks.check(

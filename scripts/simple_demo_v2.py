@@ -1,4 +1,4 @@
-"""Basic use, as one would write it for Qwen2: load, generate, look inside.
+"""Basic use, with the same calls as Qwen2: load, generate, inspect.
 
 python scripts/simple_demo_v2.py [--model DIR] [--seed N] [--prompt TEXT]
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from causal_qwen_mvp import CausalQwen2Config, CausalQwenMVPForCausalLM
 
 NEW = 16
-PromptOption = Annotated[str, typer.Option("--prompt", help="What the model continues.")]
+PromptOption = Annotated[str, typer.Option("--prompt", help="Text to continue.")]
 
 
 def main(
@@ -24,12 +24,12 @@ def main(
     seed: SeedOption = 0,
     prompt: PromptOption = "The old lighthouse keeper opened the door and",
 ) -> None:
-    """Show basic use; exits with 1 when something does not do what is said of it."""
+    """Show basic use; exits with 1 when a check fails."""
     subject = load_subject(model)
     checks = Checks("Basic use", subject)
     ids = subject.ids(prompt)
     from_a_config(checks, seed)
-    two_ways_to_generate(checks, ids, seed)
+    greedy_and_sampling(checks, ids, seed)
     individuals(checks, ids, seed)
     documented_calls(checks, ids, seed)
     checks.finish()
@@ -49,67 +49,73 @@ def from_a_config(checks: Checks, seed: int) -> None:
         torch.manual_seed(seed)
         model = CausalQwenMVPForCausalLM(config)
     ids = torch.randint(500, (2, 8), generator=torch.Generator().manual_seed(seed))
-    calm = model.generate(ids, max_new_tokens=5, do_sample=False)
-    lively = model.generate(
+    greedy = model.generate(ids, max_new_tokens=5, do_sample=False)
+    sampled = model.generate(
         ids, max_new_tokens=5, do_sample=True, temperature=0.8, top_k=50, top_p=0.9
     )
     checks.check(
         "it generates with do_sample=False and with do_sample=True",
-        all(torch.equal(text[:, :8], ids) and text.shape[1] > 8 for text in (calm, lively)),
-        f"{tuple(ids.shape)} -> {tuple(calm.shape)}",
+        all(torch.equal(text[:, :8], ids) and text.shape[1] > 8 for text in (greedy, sampled)),
+        f"{tuple(ids.shape)} -> {tuple(greedy.shape)}",
     )
     loss = model(ids, labels=ids).loss
     loss.backward()
-    moved = [name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()]
+    trained = [name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()]
     checks.check(
-        "it has a loss, and the loss teaches abduction, action and decision",
+        "the loss has gradients for abduction, action and decision",
         loss.isfinite()
-        and {"abduction.scale.bias", "action.b_noise", "decision.threshold"} <= set(moved),
+        and {"abduction.scale.bias", "action.b_noise", "decision.threshold"} <= set(trained),
         f"loss {loss:.4g}",
     )
 
 
-def two_ways_to_generate(checks: Checks, ids: Tensor, seed: int) -> None:
+def greedy_and_sampling(checks: Checks, ids: Tensor, seed: int) -> None:
     checks.section("generate(), exactly as with Qwen2")
     model = checks.subject.model
-    calm = [generate(model, ids, do_sample=False) for _ in range(2)]
+    greedy = [generate(model, ids, do_sample=False) for _ in range(2)]
     sampling = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
-    lively = [generate(model, ids, **sampling, individual=seed) for _ in range(2)]
-    show(checks, ids, {"do_sample=False": calm[0], "do_sample=True, T=0.8": lively[0]})
-    checks.check("do_sample=False says the same twice", torch.equal(*calm))
-    checks.check("do_sample=True says the same twice to the same individual", torch.equal(*lively))
+    sampled = [generate(model, ids, **sampling, individual=seed) for _ in range(2)]
+    show(checks, ids, {"do_sample=False": greedy[0], "do_sample=True, T=0.8": sampled[0]})
+    checks.check("do_sample=False gives the same text twice", torch.equal(*greedy))
     checks.check(
-        "both begin with the prompt and go on",
+        "do_sample=True gives the same text twice for the same individual", torch.equal(*sampled)
+    )
+    checks.check(
+        "both start with the prompt and add tokens",
         all(
             torch.equal(text[:, : ids.shape[1]], ids) and text.shape[1] > ids.shape[1]
-            for text in (calm[0], lively[0])
+            for text in (greedy[0], sampled[0])
         ),
     )
 
 
 def individuals(checks: Checks, ids: Tensor, seed: int) -> None:
-    checks.section("causal_mode='causal': one individual speaks the whole text")
+    checks.section("causal_mode='causal': one individual for the whole text")
     model = checks.subject.model
-    who = range(seed, seed + 4)
+    seeds = range(seed, seed + 4)
     texts = {
-        f"individual {i}": generate(model, ids, causal_mode="causal", individual=i) for i in who
+        f"individual {i}": generate(model, ids, causal_mode="causal", individual=i) for i in seeds
     }
     show(checks, ids, texts)
     checks.check(
-        "four individuals say at least three different things",
+        "four individuals give at least three different texts",
         len({tuple(text[0].tolist()) for text in texts.values()}) >= 3,
         unless=checks.subject.why_uncalibrated,
     )
-    together = generate(model, ids.expand(len(who), -1), causal_mode="causal", individual=list(who))
-    alike = [
+    together = generate(
+        model, ids.expand(len(seeds), -1), causal_mode="causal", individual=list(seeds)
+    )
+    is_same = [
         torch.equal(trim(row, text[0]), text[0])
         for row, text in zip(together, texts.values(), strict=True)
     ]
-    checks.check("in one batch each says what it says alone", all(alike), f"{sum(alike)} of 4")
+    checks.check(
+        "each gives the same text in a batch as alone", all(is_same), f"{sum(is_same)} of 4"
+    )
 
 
 def documented_calls(checks: Checks, ids: Tensor, seed: int) -> None:
-    checks.section("the documents' calls")
+    checks.section("the documented calls")
     model = checks.subject.model
     output = model(ids)
     standard = model.inference(ids, mode="standard")
@@ -125,12 +131,12 @@ def documented_calls(checks: Checks, ids: Tensor, seed: int) -> None:
         "the probabilities are the softmax of the logits",
         torch.allclose(p, output.logits.float().softmax(-1), rtol=1e-4, atol=0),
     )
-    for mode, said in {"standard": standard, "causal": causal}.items():
+    for mode, chosen in {"standard": standard, "causal": causal}.items():
         options = {"individual": seed} if mode == "causal" else {}
         text = model.generate_step_by_step(ids, 1, mode, **options)
         checks.check(
-            f"generate_step_by_step goes on with what inference says ({mode})",
-            torch.equal(text[:, -1], said[:, -1]),
+            f"generate_step_by_step adds the token that inference chooses ({mode})",
+            torch.equal(text[:, -1], chosen[:, -1]),
         )
     console.print("\n  [bold]debug_forward_pass[/]")
     loc_S, scale_S = model.debug_forward_pass(ids)
@@ -149,7 +155,7 @@ def generate(model: Any, ids: Tensor, **options: Any) -> Tensor:
 
 
 def trim(row: Tensor, text: Tensor) -> Tensor:
-    """What padding after the end of a text in a batch adds is no part of it."""
+    """Without the padding after the end of a text in a batch."""
     return row[: len(text)] if not row[len(text) :].any() else row
 
 

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are kept with what the embedded model said."""
+"""The notebooks run from top to bottom, and are saved with outputs of the embedded model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pictures(path: Path) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_there_are_four() -> None:
+def test_examples_has_four_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
         "first_steps",
         "individuals_and_counterfactuals",
@@ -63,11 +63,11 @@ def test_a_notebook_runs_on_a_tiny_model(path: Path, tiny_directory: Path, tmp_p
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_with_its_outputs_and_without_traces_of_a_machine(path: Path) -> None:
+def test_a_notebook_has_outputs_and_no_paths_of_the_machine(path: Path) -> None:
     assert path.stat().st_size < LARGEST
     cells = code_cells(path)
     assert all(cell["execution_count"] == place for place, cell in enumerate(cells, 1))
     assert sum(bool(cell["outputs"]) for cell in cells) > len(cells) / 2
-    said = json.dumps([cell["outputs"] for cell in cells])
-    assert "Warning" not in said
-    assert not any(place in said for place in ("/tmp/", "/root/", "/home/", "site-packages"))
+    outputs = json.dumps([cell["outputs"] for cell in cells])
+    assert "Warning" not in outputs
+    assert not any(path in outputs for path in ("/tmp/", "/root/", "/home/", "site-packages"))
