@@ -962,7 +962,7 @@ def test_force_never_deletes_the_working_directory(
 
 
 class Interrupted(io.StringIO):
-    """Somebody presses Ctrl-C as soon as there is something to read."""
+    """Raises SIGINT as soon as the prompt is printed."""
 
     def write(self, text: str) -> int:
         if "Hi" in text:
@@ -971,7 +971,11 @@ class Interrupted(io.StringIO):
 
 
 def test_ctrl_c_ends_generate_without_a_traceback(tiny_directory: Path) -> None:
-    done = here("generate", "Hi ", "-m", str(tiny_directory), "-n", "2000", out=Interrupted())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        done = here("generate", "Hi ", "-m", str(tiny_directory), "-n", "2000", out=Interrupted())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert "causal-qwen:" not in done.stderr
