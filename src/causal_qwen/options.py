@@ -1,27 +1,33 @@
-"""Choices: what is chosen by name. Both sides and the command line have the names from here."""
+"""Options whose values are names: the allowed values, for both engines and the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 T = TypeVar("T")
 
-MODES = ("standard", "sampling", "causal", "compatible")
-NOISY_MODES = ("sampling", "causal")  # modes in which an individual's noise has a part
-NORMALIZATIONS = ("softmax", "ovr")  # of `compatible`: which probabilities it draws from
-SEMANTICS = ("pearl", "disco")  # of a counterfactual: chance stays, or is redrawn
-NUMBER_READINGS = ("text", "value")  # numbers are read as digits, or as their values
-INITIALIZATIONS = ("calibrated", "documents")  # of what is added to a base model
+# The command line reads the types, everything else the tuples.
+Mode = Literal["standard", "sampling", "causal", "compatible"]
+Semantics = Literal["pearl", "disco"]
+NumberReading = Literal["text", "value"]
+Initialization = Literal["calibrated", "documents"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+NOISY_MODES: tuple[Mode, ...] = ("sampling", "causal")  # modes that use an individual's noise
+NORMALIZATIONS = ("softmax", "ovr")  # probabilities that `compatible` samples from
+SEMANTICS: tuple[Semantics, ...] = get_args(Semantics)  # of chance: kept, or redrawn
+NUMBER_READINGS: tuple[NumberReading, ...] = get_args(NumberReading)  # as digits, or as values
+INITIALIZATIONS: tuple[Initialization, ...] = get_args(Initialization)  # of the causal parameters
 SCALE_ACTIVATIONS = ("exp", "softplus", "abs")
 NUMERIC_ENCODINGS = ("log", "sigmoid")
 VALUE_SPACES = ("symlog", "linear")
-TYPED = ("--", "/")  # how options and commands begin
 
 
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:
-    """A value that is one of the choices; any other is refused as its user wrote it."""
+    """Return `value` if it is one of `choices`; otherwise raise a ValueError that lists them."""
     if value not in choices:
-        said = f"{name} {value}" if name.startswith(TYPED) else f"{name}={value!r}"
-        raise ValueError(f"{said} is unknown; choose one of {', '.join(map(str, choices))}.")
+        raise ValueError(
+            f"{name}={value!r} is unknown; choose one of {', '.join(map(str, choices))}."
+        )
     return value

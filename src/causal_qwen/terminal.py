@@ -1,7 +1,6 @@
-"""Shown: what a command says while it works, and the tables in which it ends.
+"""Progress and results in the terminal.
 
-Work is told on the standard error stream, moving on a terminal and in plain lines elsewhere;
-results have the standard output to themselves.
+Progress goes to stderr: animated in a terminal, plain lines elsewhere. Results go to stdout.
 """
 
 from __future__ import annotations
@@ -11,69 +10,77 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-FIRST_LINE, NEXT_LINE = 2.0, 5.0  # seconds: what takes less than the first is not worth a line
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+FIRST_LINE, NEXT_LINE = 2.0, 5.0  # seconds; shorter work prints no line
+
+
+def make_progress(*notes: str, console: Console | None = None, transient: bool = False) -> Progress:
+    """A bar with description, done/total, `notes` (templates such as "{task.fields[rate]}") and
+    the remaining time."""
+    from rich import progress
+
+    middle = [progress.TextColumn(note) for note in notes]
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        *middle,
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+    )
 
 
 @contextmanager
 def status(is_shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """Names the stages of a work: a spinner on a terminal, a line for each elsewhere."""
+    """A function that shows the current stage: a spinner in a terminal, one line each elsewhere."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    if not is_shown:
-        yield lambda what: None
-        return
+    console = Console(stderr=True, quiet=not is_shown, highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        yield lambda what: console.print(f"{what} ...", highlight=False, soft_wrap=True)
+        yield lambda stage: console.print(f"{stage} ...")
         return
     spinner = console.status("")
 
-    def say(what: str) -> None:
-        spinner.update(f"{what} ...")
-        spinner.start()  # when there is something to say, and not before
+    def show(stage: str) -> None:
+        spinner.update(f"{stage} ...")
+        spinner.start()  # not before the first stage
 
     try:
-        yield say
+        yield show
     finally:
         spinner.stop()
 
 
 @contextmanager
 def progress_bar(what: str, is_shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Counts (done, total): a bar on a terminal; elsewhere a line now and then if it takes long."""
+    """A function of (done, total): a bar in a terminal, a line every few seconds elsewhere."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
 
-    console = Console(stderr=True)
-    if not is_shown:
-        yield lambda done, total: None
+    console = Console(stderr=True, quiet=not is_shown, highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        with make_progress(console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
         return
-    if not console.is_terminal:
-        yield _lines(what, lambda line: console.print(line, highlight=False, soft_wrap=True))
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _lines(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
     due = time.monotonic() + FIRST_LINE
 
     def count(done: int, total: int) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + NEXT_LINE
-            say(f"{what}: {done} of {total}")
+            console.print(f"{what}: {done} of {total}")
 
-    return count
+    yield count
 
 
 def print_json(record: Any) -> None:
-    """One line for machines; what is not finite is null, for JSON has no other word for it."""
+    """Print one line of JSON; NaN and infinities become null, because JSON has no such numbers."""
     print(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False), flush=True)
 
 
@@ -86,7 +93,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table of results: words to the left, numbers to the right; no heading without columns."""
+    """Print a table with numbers right-aligned; without `columns` it has no header."""
     from rich.console import Console
     from rich.table import Table
 

@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "text": {"options"},
     "individuals": {"options"},
     "decoding": {"options", "individuals"},
-    "engine": _TORCH_FREE,
+    "engine": _TORCH_FREE | {"terminal"},
     "modeling": _TORCH_FREE,
     "generation": _TORCH_FREE | {"modeling"},
     "model": _TORCH_FREE | {"modeling", "generation"},

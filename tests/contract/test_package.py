@@ -1,4 +1,4 @@
-"""What the package promises before torch is there: light imports, honest errors, matching pins."""
+"""The package without torch: light imports, one-sentence errors, pins within their ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
-# Hides modules the way an installation without them would: no finder knows them.
+# Hide modules as if they were not installed: no finder finds them.
 HIDE = """
 import sys
 
@@ -33,12 +33,13 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 
 HEAVY = {"torch", "transformers", "accelerate", "gguf"}
-REPORT_HEAVY = f"print('heavy:', *sorted({HEAVY!r} & set(sys.modules)))"
+SLOW = HEAVY | {"numpy", "pandas", "sklearn", "matplotlib", "gradio"}
+REPORT_HEAVY = f"print('heavy:', *sorted({SLOW!r} & set(sys.modules)))"
 
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -65,14 +66,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert out.endswith("heavy:\n")
 
 
-def test_the_package_and_its_help_need_no_torch_extra() -> None:
+def test_the_package_and_its_command_line_import_without_torch() -> None:
     run(f"{hide(*HEAVY)}\nimport causal_qwen, causal_qwen.cli")
 
 
 @pytest.mark.parametrize(
     "hidden", [{"torch"}, {"transformers"}, HEAVY], ids=["torch", "transformers", "whole extra"]
 )
-def test_a_missing_torch_extra_is_said_in_one_sentence(hidden: set[str]) -> None:
+def test_a_missing_torch_extra_raises_one_sentence_with_the_cure(hidden: set[str]) -> None:
     message = run(
         f"{hide(*hidden)}\n"
         "try:\n    from causal_qwen import CausalQwenForCausalLM\n"
@@ -84,18 +85,18 @@ def test_a_missing_torch_extra_is_said_in_one_sentence(hidden: set[str]) -> None
     assert len(re.findall(r"[.!?](?=\s|$)", message)) <= 1, f"more than one sentence: {message}"
 
 
-def test_the_torch_extra_is_what_was_missing() -> None:
-    """The guard of the test above: with nothing hidden, the same import works."""
+def test_the_same_import_works_with_the_torch_extra() -> None:
+    """The control of the test above."""
     run("from causal_qwen import CausalQwenForCausalLM")
 
 
-def test_the_command_is_installed() -> None:
+def test_the_program_is_installed_as_a_console_script() -> None:
     (command,) = metadata.entry_points(group="console_scripts", name="causal-qwen")
     assert command.value == "causal_qwen.cli:main"
     assert callable(command.load())
 
 
-def test_the_version_is_the_installed_one() -> None:
+def test_version_is_that_of_the_installed_distribution() -> None:
     assert run("import causal_qwen; print(causal_qwen.__version__)").strip() == metadata.version(
         "causal-qwen"
     )

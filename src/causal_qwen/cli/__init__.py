@@ -1,16 +1,22 @@
-"""Command line: parse, call, show. Nothing is computed here.
+"""Command line: parse, call, show.
 
-Heavy imports stand inside the commands, so that `causal-qwen --help` answers at once.
+In:   words typed in a shell.
+Out:  results on stdout (text, tables, or JSON with --json); progress and errors on stderr.
 
-    checks     what is refused before anything is loaded
-    options    what more than one command takes
-    models     a model's name -> its files, or the model itself
-    speaking   demo, generate, chat, counterfactual
-    numbers    fit, predict
-    training   train, evaluate, report
-    engine     np-generate, verify
-    house      doctor, convert, app
-    program    all of them in order, errors as one sentence
+    program     all commands in the order of the help page; errors in one sentence
+    options     options that several commands share, and their checks
+    models      the name of a model -> its files, or the loaded model
+    generation  the commands demo, generate, chat, counterfactual
+    regression  fit, predict
+    training    train, evaluate, report
+    engine      np-generate, verify
+    setup       doctor, convert, app
+    demo        what `demo` shows
+    chat        `Conversation`: several turns with one individual
+    doctor      what `doctor` examines, and the cure for a missing module
+
+Open `program` first. Commands import torch and other large packages inside their functions, so
+that `causal-qwen --help` is fast.
 """
 
 from causal_qwen.cli.program import app, main

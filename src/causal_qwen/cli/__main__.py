@@ -1,4 +1,4 @@
-"""`python -m causal_qwen.cli`, as torchrun and accelerate start it."""
+"""`python -m causal_qwen.cli`, for torchrun and accelerate."""
 
 from causal_qwen.cli.program import main
 

@@ -3,47 +3,46 @@
     you> What should I cook tonight?
     individual 7> The night before a big celebration, I always have a special recipe in mind ...
 
-The conversation is read anew at every turn. In `causal` mode one e speaks all of its turns, in
-`sampling` mode noise is drawn from one seed by position: the individual stays, whatever is said.
+Each turn encodes the whole conversation again. In `causal` mode one e generates every answer; in
+`sampling` mode one seed draws the noise of every position.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
-from causal_qwen.generation.streaming import Said, context_of, read_chat, say, stopped_by_interrupt
-from causal_qwen.individuals.individual import SAVED, Individual, first_given, parse_individual
+from causal_qwen.generation.streaming import GeneratedText, chat_inputs, context_of, generate_text
+from causal_qwen.individuals.individual import SAVED, Individual, parse_individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
 from causal_qwen.terminal import print_json
 
-# Likelihood truncation keeps a small model on topic; what is left of the noise can be turned up.
-LIVELY: dict[str, dict[str, Any]] = {
-    "causal": {"min_density": 0.05, "temperature": 4.0},
-    "sampling": {"min_density": 0.05, "temperature": 1.0},
-}
+print_note = partial(typer.echo, err=True)  # beside the conversation
+
 HELP = {
-    "/individual [SEED|FILE]": "who speaks; or somebody else goes on with the conversation",
-    "/mode [MODE]": "standard, sampling, causal or compatible",
-    "/save FILE": "keep who speaks; the whole conversation if FILE ends in .json",
-    "/load FILE": "bring back what /save has kept",
-    "/reset": "forget what was said; the individual stays",
-    "/help": "this list",
-    "/quit": "end, as Ctrl-D does; Ctrl-C stops an answer",
+    "/individual [SEED|FILE]": "show the individual, or continue with another one",
+    "/mode [MODE]": f"show the mode, or change it: {', '.join(MODES)}",
+    "/save FILE": "save the individual, or the whole conversation if FILE ends in .json",
+    "/load FILE": "load what /save has written",
+    "/reset": "delete the conversation and keep the individual",
+    "/help": "show this list",
+    "/quit": "quit, like Ctrl-D; Ctrl-C stops an answer",
 }
 
 
 class Conversation:
-    """What was said, how it is decided, and who decides."""
+    """The messages, the mode, and the individual that answers."""
 
     def __init__(
         self,
@@ -58,194 +57,198 @@ class Conversation:
         max_new_tokens: int = 200,
     ) -> None:
         self.processor, self.model = processor, model
-        self.temperature, self.min_density = temperature, min_density
+        self.noise_options: dict[str, Any] = {
+            "temperature": temperature,
+            "min_density": min_density,
+        }
         self.max_new_tokens = max_new_tokens
-        self.first = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: list[dict[str, str]] = []  # by turns: user, assistant
-        self.who: int | Individual = secrets.randbelow(10_000) if individual is None else individual
+        self.system = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: list[dict[str, str]] = []  # user and assistant in turn
+        self.source = secrets.randbelow(10_000) if individual is None else individual
         self.mode = check_choice("mode", mode, MODES)
 
     @property
     def individual(self) -> Individual | None:
-        """Who speaks; nobody in modes without noise."""
+        """The individual that answers; None in modes without noise."""
         if self.mode not in NOISY_MODES:
             return None
-        if isinstance(self.who, Individual):
-            return self.who
-        usual = LIVELY[self.mode]
-        return Individual.draw(
-            self.model,
-            seed=self.who,
-            fresh=self.mode == "sampling",
-            min_density=first_given(self.min_density, usual["min_density"]),
-            temperature=first_given(self.temperature, usual["temperature"]),
-        )
+        if isinstance(self.source, Individual):
+            return self.source
+        is_fresh = self.mode == "sampling"
+        return Individual.draw(self.model, seed=self.source, fresh=is_fresh, **self.noise_options)
 
     @property
     def name(self) -> str:
-        """Who answers, as it is shown."""
-        one = self.individual
-        if one is None:
+        """The label of the answers."""
+        if (individual := self.individual) is None:
             return self.mode
-        return one.name or f"individual{'' if one.seed is None else f' {one.seed}'}"
+        seed = "" if individual.seed is None else f" {individual.seed}"
+        return individual.name or f"individual{seed}"
 
-    def ask(self, message: str, *, is_live: bool = False) -> Said:
-        """One turn; Ctrl-C stops the answer, and what was said of it is kept."""
-        turn = [*self.messages, {"role": "user", "content": message}]
-        while len(turn) > 1 and self._length(turn) > self._room():
-            turn = turn[2:]  # the oldest is forgotten first
-        inputs = read_chat(self.processor, [*self.first, *turn])
-        if (length := inputs["input_ids"].shape[1]) > self._room():
-            raise ValueError(
-                f"The message makes {length} tokens and the model reads {self._room()} beside its "
-                "answer: shorten it."
-            )
+    def ask(self, message: str, on_text: Callable[[str], None] | None = None) -> GeneratedText:
+        """One turn. Ctrl-C stops the answer; its beginning is kept."""
+        space = context_of(self.model) - self.max_new_tokens
+        turns = [*self.messages, {"role": "user", "content": message}]
+        inputs = chat_inputs(self.processor, [*self.system, *turns])
+        while (length := inputs["input_ids"].shape[1]) > space:
+            if len(turns) == 1:
+                raise ValueError(
+                    f"The message has {length} tokens and the model reads {space} beside its "
+                    "answer; shorten it."
+                )
+            turns = turns[2:]  # drop the oldest turn
+            inputs = chat_inputs(self.processor, [*self.system, *turns])
         individual = self.individual
-        with stopped_by_interrupt() as stop:
-            said = say(
-                self.processor,
+        options = self.noise_options if individual is None else {}  # an Individual has its own
+        if self.mode == "compatible" and options["temperature"]:
+            options = {**options, "do_sample": True}  # as in `generate`
+        with interruption() as is_interrupted:
+            answer = generate_text(
                 self.model,
+                self.processor,
                 inputs,
-                mode=self.mode,
-                who=individual,
-                temperature=None if individual is not None else self.temperature,
                 max_new_tokens=self.max_new_tokens,
-                is_live=is_live,
-                stop=stop,
+                seed=secrets.randbelow(2**62) if self.mode == "compatible" else None,
+                on_text=on_text,
+                should_stop=is_interrupted,
+                causal_mode=self.mode,
+                individual=individual,
+                **options,
             )
-        self.messages = [*turn, {"role": "assistant", "content": said.text.strip()}]
-        return said
+        self.messages = [*turns, {"role": "assistant", "content": answer.text.strip()}]
+        return answer
 
-    def obey(self, line: str) -> str:
-        """A line that begins with a slash; returns what to tell the user."""
-        command, _, argument = line.strip().partition(" ")
+    def command(self, line: str) -> str:
+        """Run a line that begins with a slash. -> the reply"""
+        name, _, argument = line.strip().partition(" ")
         argument = argument.strip()
-        if command == "/help":
+        if name == "/help":
             width = max(map(len, HELP))
-            return "\n".join(f"{name:<{width}}  {what}" for name, what in HELP.items())
-        if command == "/reset":
+            return "\n".join(f"{usage:<{width}}  {effect}" for usage, effect in HELP.items())
+        if name == "/reset":
             self.messages = []
-            return f"Forgotten; {self.name} is listening."
-        if command == "/mode":
+            return f"The conversation is deleted; {self.name} stays."
+        if name == "/mode":
+            self.mode = check_choice("mode", argument or self.mode, MODES)
+            return f"mode {self.mode}, answers by {self.name}"
+        if name == "/individual":
             if argument:
-                self.mode = check_choice("/mode", argument, MODES)
-            return f"mode {self.mode}, {self.name} speaks"
-        if command == "/individual":
-            if argument:
-                self._meet(parse_individual(argument))
-            return f"{self.individual or self.mode!r} speaks"
-        if command in ("/save", "/load"):
+                self._use(parse_individual(argument))
+            return self._introduction(is_new=bool(argument))
+        if name in ("/save", "/load"):
             if not argument:
-                raise ValueError(f"{command} needs the name of a file.")
-            return self._save(Path(argument)) if command == "/save" else self._load(Path(argument))
-        raise ValueError(f"{command} is unknown; /help lists what there is.")
+                raise ValueError(f"{name} needs the name of a file.")
+            return self._save(Path(argument)) if name == "/save" else self._load(Path(argument))
+        raise ValueError(f"{name} is unknown; /help lists the commands.")
 
-    def _meet(self, who: int | Individual) -> None:
+    def _introduction(self, is_new: bool) -> str:
+        answers = f"answers by {self.individual or self.mode!r}"
+        if not (is_new and self.messages):
+            return answers
+        return (
+            f"{answers}; the {len(self.messages) // 2} earlier turns, in another individual's "
+            "words, stay in the context (/reset deletes them)"
+        )
+
+    def _use(self, individual: int | Individual) -> None:
         if self.mode not in NOISY_MODES:
-            raise ValueError(f"Nobody in particular speaks in mode {self.mode}: say /mode causal.")
-        if isinstance(who, Individual) and who.size != self.model.config.causal_size:
-            raise ValueError(
-                f"{who!r} is another model's: here individuals have "
-                f"{self.model.config.causal_size} coordinates."
-            )
-        self.who = who
+            raise ValueError(f"Mode {self.mode} has no individual; use /mode causal.")
+        size = self.model.config.causal_size
+        if isinstance(individual, Individual) and individual.size != size:
+            raise ValueError(f"{individual!r} belongs to another model; this one has size={size}.")
+        self.source = individual
 
     def _save(self, path: Path) -> str:
+        one = self.individual
         if path.suffix == ".json":
-            one = self.individual
-            who = one and {"noise": one.noise.tolist(), **{n: getattr(one, n) for n in SAVED}}
-            record = {"mode": self.mode, "individual": who, "messages": self.messages}
+            saved = one and {"noise": one.noise.tolist(), **{n: getattr(one, n) for n in SAVED}}
+            record = {"mode": self.mode, "individual": saved, "messages": self.messages}
             path.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
-            return f"The conversation is in {path}."
-        if self.individual is None:
-            raise ValueError(f"Nobody in particular speaks in mode {self.mode}: say /mode causal.")
-        self.individual.save(path)
-        return f"{self.name} is in {path}."
+            return f"The conversation is saved in {path}."
+        if one is None:
+            raise ValueError(f"Mode {self.mode} has no individual; use /mode causal.")
+        one.save(path)
+        return f"{self.name} is saved in {path}."
 
     def _load(self, path: Path) -> str:
         if path.suffix != ".json":
-            self._meet(Individual.load(path))
-            return f"{self.individual!r} speaks"
+            self._use(Individual.load(path))
+            return self._introduction(is_new=True)
+        mode = self.mode
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            mode, messages, who = record["mode"], record["messages"], record["individual"]
-            one = None
-            if who is not None:
-                noise = who.pop("noise") or np.empty((0, self.model.config.causal_size))  # fresh
-                one = Individual(np.array(noise), **who)
+            messages, saved = record["messages"], record["individual"]
+            self.mode = check_choice("mode", record["mode"], MODES)
+            if saved is not None:
+                noise = saved.pop("noise") or np.empty((0, self.model.config.causal_size))  # fresh
+                self._use(Individual(np.array(noise), **saved))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no conversation ({error}).") from error
-        before, self.mode = self.mode, check_choice("mode", mode, MODES)
-        try:
-            if one is not None:
-                self._meet(one)
-        except ValueError:
-            self.mode = before
-            raise
+            self.mode = mode
+            raise ValueError(f"{path} is not a conversation with this model ({error}).") from error
         self.messages = messages
-        return f"{len(messages) // 2} turns with {self.name} are remembered."
+        return f"{len(messages) // 2} turns with {self.name} are loaded."
 
-    def _length(self, turn: list[dict[str, str]]) -> int:
-        length: int = read_chat(self.processor, [*self.first, *turn])["input_ids"].shape[1]
-        return length
 
-    def _room(self) -> int:
-        return context_of(self.model) - self.max_new_tokens
+@contextlib.contextmanager
+def interruption() -> Iterator[Callable[[], bool]]:
+    """A function that is true after the first Ctrl-C; a second one ends the program."""
+    is_interrupted = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: is_interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run(conversation: Conversation, *, as_json: bool = False) -> None:
-    """Answer what is typed, or what comes through a pipe: one line is one turn.
-
-    On a terminal an error is told and the conversation goes on; a pipe is ended by it.
-    """
+    """Answer each line of stdin. An error is printed in a terminal, and ends a pipe."""
     is_typed = sys.stdin.isatty()
     if is_typed:
-        tell(f"{conversation.name} is listening. /help lists what can be done; Ctrl-D ends.")
+        print_note(f"{conversation.name} answers. /help lists the commands; Ctrl-D quits.")
     turn = 0
-    for line in typed("you> ") if is_typed else piped():
-        if line.strip() == "/quit":
+    for line in typed_lines("you> ") if is_typed else filter(None, map(str.strip, sys.stdin)):
+        if line == "/quit":
             return
         try:
             if line.startswith("/"):
-                tell(conversation.obey(line))
+                print_note(conversation.command(line))
                 continue
             turn += 1
             if is_typed and not as_json:
                 print(f"{conversation.name}> ", end="", flush=True)
-            said = conversation.ask(line, is_live=not as_json)
+            answer = conversation.ask(line, None if as_json else partial(print, end="", flush=True))
         except (ValueError, OSError) as error:
             if not is_typed:
                 raise
-            tell(" ".join(str(error).split()))
+            print_note(" ".join(str(error).split()))
             continue
         if as_json:
-            print_json({"turn": turn, **said.to_dict(line, conversation.mode)})
-        elif said.is_stopped:
-            tell("(stopped)")
+            print_json({"turn": turn, **answer.to_dict(line)})
+            continue
+        print()
+        if answer.is_stopped:
+            print_note("(stopped)")
 
 
-def tell(what: str) -> None:
-    """Beside the conversation, not in it."""
-    print(what, file=sys.stderr, flush=True)
-
-
-def piped() -> Iterator[str]:
-    return (line.strip() for line in sys.stdin if line.strip())
-
-
-def typed(label: str, read: Callable[[str], str] = input) -> Iterator[str]:
-    """Lines as they are typed, with history and editing where the system has them."""
+def typed_lines(label: str) -> Iterator[str]:
+    """Lines typed in a terminal, with history and editing where Python has readline."""
     with contextlib.suppress(ImportError):
-        importlib.import_module("readline")
+        import readline  # noqa: F401
     while True:
         try:
             if sys.stdout.isatty():
-                line = read(label)
-            else:  # the standard output belongs to the results
+                line = input(label)
+            else:  # stdout is for the results only
                 print(label, end="", file=sys.stderr, flush=True)
-                line = read("")
+                line = input()
         except EOFError:
-            tell("")
+            print_note("")
             return
         if line.strip():
             yield line.strip()

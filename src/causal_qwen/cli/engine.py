@@ -2,140 +2,96 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
-from causal_qwen.cli.checks import (
-    check_directory,
-    check_mode,
-    check_numbers,
-    check_prompt,
-    check_seed,
-    who_speaks,
-)
-from causal_qwen.cli.models import directory_of, model_first
-from causal_qwen.cli.options import (
-    Chat,
-    Json,
-    Length,
-    MinDensity,
-    Model,
-    Numbers,
-    SoftmaxSeed,
-    Temperature,
-    TopK,
-    TopP,
-    Who,
-    modes,
-)
-from causal_qwen.options import NOISY_MODES
+from causal_qwen.cli import options as opt
+from causal_qwen.cli.models import directory_of, split_model
 from causal_qwen.terminal import print_json
+
+MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name; or use --model."
 
 
 def np_generate(
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help="A Qwen2 or converted directory, smollm2-135m or a hub name; may be left out, or "
-            "given as --model.",
-        ),
-    ] = "",
+    context: typer.Context,
+    first: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
     second: Annotated[
-        str,
-        typer.Argument(metavar="PROMPT", show_default=False, help="The beginning of the text."),
+        str, Argument(metavar="PROMPT", show_default=False, help="The beginning of the text.")
     ] = "",
-    model: Model = "",
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            "--mode", help="As in generate; the model's own by default.", autocompletion=modes
-        ),
-    ] = None,
-    individual: Who = None,
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: SoftmaxSeed = None,
-    max_new_tokens: Length = 60,
-    numbers: Numbers = None,
-    chat: Chat = False,
+    model: opt.ModelName = "",
+    mode: opt.DecodingMode = None,
+    individual: opt.IndividualName = None,
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    seed: opt.SoftmaxSeed = None,
+    max_new_tokens: opt.NewTokens = 60,
+    numbers: opt.Numbers = None,
+    chat: opt.Chat = False,
     dtype: Annotated[
-        str | None, typer.Option(help="float32 keeps a widened copy; else as stored.")
+        Literal["float32"] | None,
+        Option(help="Keep a copy in this type: faster for 16-bit weights, more memory."),
     ] = None,
-    attention: Annotated[bool, typer.Option("--attention", help="Where it looks.")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="Figures of U, S, P, Y.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The new text only.")] = False,
-    as_json: Json = False,
+    attention: Annotated[bool, Option("--attention", help="Show attention.")] = False,
+    summary: Annotated[bool, Option("--summary", help="Show figures of U, S, P and Y.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Continue a prompt with NumPy alone, and watch every token being born.
+    """Continue a prompt with NumPy alone, with a live view of every token.
 
-    Example: causal-qwen np-generate "The train was" --mode causal -i 7 --min-density 0.05 -t 4
+    Example: causal-qwen np-generate "The train was late" --individual 7
     """
-    model, prompt = model_first(first, second, model)
-    check_prompt(prompt)
-    check_mode(mode)
-    check_numbers(numbers)
-    check_seed(seed, mode)
-    who = who_speaks(individual, mode)
+    model, prompt = split_model(first, second, model)
+    if not prompt.strip():
+        raise typer.BadParameter("it is empty.", param_hint="PROMPT")
+    who, mode = opt.check_individual(individual, mode)
+    opt.check_seed(seed, mode)
     from causal_qwen.engine import Engine
     from causal_qwen.engine.live_view import as_record, watch
 
     engine = Engine.from_pretrained(directory_of(model), dtype=dtype)
-    mode = mode or engine.own_mode
-    check_seed(seed, mode)
-    options: dict[str, Any] = {"mode": mode, "min_density": min_density, "encode_numbers": numbers}
-    options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    if mode == "compatible":
-        random = (temperature, top_k, top_p, seed)
-        options["do_sample"] = True if any(value is not None for value in random) else None
-        seed = secrets.randbelow(2**62) if seed is None else seed
-    if who is None and mode in NOISY_MODES:
-        who = secrets.randbelow(2**62)  # said in JSON, so that the text can be told again
-    options |= {"individual": who, "seed": seed}
-    options |= {"max_new_tokens": max_new_tokens, "chat": chat}
+    options, seed = opt.decoding_options(context, engine.resolve, mode=mode, individual=who)
+    settings, who = engine.resolve(**options), options["individual"]
+    call: dict[str, Any] = {"max_new_tokens": max_new_tokens, "chat": chat, "seed": seed}
+    call["encode_numbers"] = numbers
     if as_json:
-        steps = list(engine.stream(prompt, summarize=summary, **options))
-        told = who if who is None or isinstance(who, int) else who.seed
-        spoken = {"mode": mode, "individual": told, "seed": seed}
-        print_json({**as_record(prompt, steps), **spoken})
-    else:
-        watch(engine, prompt, quiet=quiet, attention=attention, summary=summary, **options)
+        steps = list(engine.stream(prompt, summarize=summary, **options, **call))
+        record = settings.to_dict(None if isinstance(who, int) else who)
+        record["individual"] = who if isinstance(who, int) else individual
+        print_json({**as_record(prompt, steps), **record, **call})
+        return
+    views: dict[str, Any] = {"quiet": quiet, "attention": attention, "summary": summary}
+    watch(engine, prompt, **views, **options, **call)
+    if not quiet:
+        opt.print_replay(context, settings.mode, who, seed)
 
 
 def verify(
-    which: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help="A Qwen2 or converted directory, smollm2-135m or a hub name.",
-        ),
-    ] = "",
-    model: Model = "",
-    prompt: Annotated[str | None, typer.Option(help="The text to compare on.")] = None,
-    max_new_tokens: Length = 32,
+    which: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
+    model: opt.ModelName = "",
+    prompt: Annotated[
+        str | None, Option(help="The text to compare on.", callback=opt.given)
+    ] = None,
+    max_new_tokens: opt.NewTokens = 32,
     tolerance: Annotated[
-        float | None, typer.Option(help="Largest logit difference to torch float32.", min=0.0)
+        float | None, Option(help="Largest logit difference to torch float32.", min=0.0)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write verify.json and verify.png there.")
+        Path | None,
+        Option("--output", "-o", help="Write verify.json and .png here.", file_okay=False),
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Prove the NumPy engine against torch in float32 and float64; exits 1 if a bar is missed.
+    """Verify the NumPy engine against torch in float32 and float64; exit 1 if a bound is missed.
 
     Example: causal-qwen verify smollm2-135m --max-new-tokens 256
     """
     if which and model:
         raise ValueError(f"Two models were given, {which} and {model}: leave one out.")
-    check_prompt(prompt)
-    check_directory(output)
     directory = directory_of(which or model)
     from causal_qwen.analysis.verify import PROMPT, TOLERANCE, live, plot
     from causal_qwen.analysis.verify import verify as run

@@ -1,4 +1,4 @@
-"""Speaking: demo, generate, chat, counterfactual."""
+"""Generation: demo, generate, chat, counterfactual."""
 
 from __future__ import annotations
 
@@ -6,41 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from causal_qwen.cli.checks import (
-    check_file,
-    check_mode,
-    check_numbers,
-    check_prompt,
-    check_seed,
-    who_speaks,
-)
+from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import load
-from causal_qwen.cli.options import (
-    Chat,
-    Json,
-    Length,
-    MinDensity,
-    Mode,
-    Model,
-    Numbers,
-    Prompt,
-    SoftmaxSeed,
-    TalkMinDensity,
-    TalkTemperature,
-    Temperature,
-    TopK,
-    TopP,
-    Who,
-)
-from causal_qwen.options import SEMANTICS, check_choice
+from causal_qwen.options import Mode, Semantics
 from causal_qwen.terminal import print_json, status
 
-PLACE_OF_TOKEN = 'Edit: one token, "POSITION=TOKEN", counted from 0 with the prompt\'s own.'
 
-
-def demo(model: Model = "", as_json: Json = False) -> None:
-    """Meet it: four modes, individuals, a counterfactual, a number with its interval.
+def demo(model: opt.ModelName = "", as_json: opt.Json = False) -> None:
+    """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
     """
@@ -51,87 +26,82 @@ def demo(model: Model = "", as_json: Json = False) -> None:
 
 
 def generate(
-    prompt: Prompt,
-    model: Model = "",
-    mode: Mode = "standard",
-    individual: Who = None,
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: SoftmaxSeed = None,
-    max_new_tokens: Length = 60,
-    numbers: Numbers = None,
-    chat: Chat = False,
+    context: typer.Context,
+    prompt: opt.Prompt,
+    model: opt.ModelName = "",
+    mode: opt.DecodingMode = None,
+    individual: opt.IndividualName = None,
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    seed: opt.SoftmaxSeed = None,
+    max_new_tokens: opt.NewTokens = 60,
+    numbers: opt.Numbers = None,
+    chat: opt.Chat = False,
     save_individual: Annotated[
-        Path | None, typer.Option("--save-individual", help="Keep who spoke in this file.")
+        Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Continue a prompt in one of the four modes, word by word.
+    """Continue a prompt in one of the four modes, token by token.
 
-    Example: causal-qwen generate "The train was late" --mode causal -i 7 --min-density 0.05 -t 4
+    Example: causal-qwen generate "The train was late" --individual 7
     """
-    check_prompt(prompt)
-    check_mode(mode)
-    check_numbers(numbers)
-    check_seed(seed, mode)
-    check_file(save_individual)
-    who = who_speaks(individual, mode, is_kept=save_individual is not None)
+    who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
+    opt.check_seed(seed, mode)
     processor, causal = load(model, numbers)
-    from causal_qwen.generation.streaming import read_chat, say
+    from causal_qwen.generation.streaming import chat_inputs, generate_text
 
-    if chat:
-        inputs = read_chat(processor, [{"role": "user", "content": prompt}])
-    else:
-        inputs = processor(prompt, return_tensors="pt")
-    said = say(
-        processor,
-        causal,
-        inputs,
-        mode=mode,
-        who=who,
-        temperature=temperature,
-        min_density=min_density,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        is_live=not as_json,
-        is_prompt_shown=not chat,
+    options, seed = opt.decoding_options(
+        context, causal.resolve_settings, causal_mode=mode, individual=who
     )
-    if save_individual is not None and said.individual is not None:
-        said.individual.save(save_individual)
+    messages = [{"role": "user", "content": prompt}]
+    inputs = chat_inputs(processor, messages) if chat else processor(prompt, return_tensors="pt")
+    unprinted = [] if chat else [prompt]  # printed with the first text, so not before an error
+
+    def write(text: str) -> None:
+        print(unprinted.pop() if unprinted else "", text, sep="", end="", flush=True)
+
+    result = generate_text(
+        causal,
+        processor,
+        inputs,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        on_text=None if as_json else write,
+        **options,
+    )
+    if save_individual is not None and result.individual is not None:
+        result.individual.save(save_individual)
     if as_json:
-        print_json(said.to_dict(prompt, mode))
-    elif who is None and said.individual is not None:  # drawn just now: how to meet it again
-        typer.echo(f"(--individual {said.individual.seed} says it again)", err=True)
+        record = {**result.to_dict(prompt), "max_new_tokens": max_new_tokens, "chat": chat}
+        record["encode_numbers"] = numbers
+        record["individual"] = individual if record["individual"] is None else record["individual"]
+        print_json(record)
+        return
+    write("\n")
+    opt.print_replay(context, result.settings.mode, options["individual"], seed)
 
 
-def converse(
-    model: Model = "",
-    mode: Mode = "causal",
-    individual: Who = None,
-    temperature: TalkTemperature = None,
-    min_density: TalkMinDensity = None,
-    max_new_tokens: Length = 200,
-    numbers: Numbers = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="What the model is told beforehand.")
-    ] = None,
-    as_json: Json = False,
+def chat(
+    model: opt.ModelName = "",
+    mode: Annotated[Mode, Option(help="Decision rule.")] = "causal",
+    individual: opt.IndividualName = None,
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    max_new_tokens: opt.NewTokens = 200,
+    numbers: opt.Numbers = None,
+    system: Annotated[str | None, Option(help="A system message.")] = None,
+    as_json: opt.Json = False,
 ) -> None:
-    """Talk with one individual over several turns; /help lists what can be done meanwhile.
+    """Chat with one individual over several turns; /help lists the commands.
 
-    Unless asked otherwise, an individual speaks at --temperature 4 --min-density 0.05, which keeps
-    a small model on topic. From a pipe, one line is one turn; with --json, so is one line of the
-    answer.
+    From a pipe, each line is one turn; with --json, so is each line of the output.
 
     Example: causal-qwen chat --individual 7
     """
-    check_mode(mode)
-    check_numbers(numbers)
-    who = who_speaks(individual, None)  # whatever the mode: /mode changes it
+    who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
     processor, causal = load(model, numbers)
     from causal_qwen.cli.chat import Conversation, run
 
@@ -149,41 +119,47 @@ def converse(
 
 
 def counterfactual(
-    text: Annotated[str, typer.Argument(help="The beginning of the text, as it was.")],
-    individual: Who = "0",
-    prompt: Annotated[str | None, typer.Option(help="Edit: another beginning.")] = None,
-    token: Annotated[str | None, typer.Option(help=PLACE_OF_TOKEN)] = None,
-    number: Annotated[str | None, typer.Option(help='Edit: a value, "INDEX=VALUE".')] = None,
-    other_model: Annotated[str | None, typer.Option(help="Edit: another model.")] = None,
-    semantics: Annotated[str, typer.Option(help="pearl, or disco: redraw chance.")] = "pearl",
-    model: Model = "",
-    temperature: Temperature = None,
-    min_density: MinDensity = None,
-    max_new_tokens: Length = 40,
-    html: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
-    as_json: Json = False,
+    text: Annotated[str, Argument(help="The factual beginning.", callback=opt.given)],
+    individual: opt.IndividualName = "0",
+    prompt: Annotated[
+        str | None, Option(help="Edit: another beginning.", callback=opt.given)
+    ] = None,
+    token: Annotated[
+        str | None, Option(help='Edit: one token, "POSITION=TOKEN", counted from 0.')
+    ] = None,
+    number: Annotated[str | None, Option(help='Edit: a value, "INDEX=VALUE".')] = None,
+    other_model: Annotated[str | None, Option(help="Edit: another model.")] = None,
+    semantics: Annotated[
+        Semantics, Option(help="Keep all noise (pearl) or redraw chance (disco).")
+    ] = "pearl",
+    model: opt.ModelName = "",
+    temperature: opt.Temperature = None,
+    min_density: opt.MinDensity = None,
+    max_new_tokens: opt.NewTokens = 40,
+    html: Annotated[
+        Path | None, Option(help="Also write an HTML table.", callback=opt.writable)
+    ] = None,
+    as_json: opt.Json = False,
 ) -> None:
-    """What the same individual would have said had the text, or the model, been different.
+    """Compare the texts of one individual before and after an edit.
 
-    Example: causal-qwen counterfactual "The king" --prompt "The queen" -i 7 --min-density 0.05 -t 4
+    Example: causal-qwen counterfactual "The king" --prompt "The queen" -i 7
     """
-    check_prompt(text, prompt)
-    check_choice("--semantics", semantics, SEMANTICS)
-    check_file(html)
-    who = who_speaks(individual or "0", "causal")
+    who, _ = opt.check_individual(individual or "0", "causal")
     from causal_qwen.analysis.counterfactual import counterfactual as run
     from causal_qwen.analysis.counterfactual import parse_edit
-    from causal_qwen.generation.streaming import room_after
+    from causal_qwen.generation.streaming import remaining_context
 
     edit = parse_edit(prompt, token, number, other_model)
     processor, causal = load(model)
     if other_model is not None:
         edit = parse_edit(other_model=load(other_model)[1])
-    way = "value" if number is not None else None
-    inputs = processor(text, return_tensors="pt", encode_numbers=way)
-    options: dict[str, Any] = {"temperature": temperature, "min_density": min_density}
+    encoding = "value" if number is not None else None
+    inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
+    noise = {"temperature": temperature, "min_density": min_density}
+    options: dict[str, Any] = {name: x for name, x in noise.items() if x is not None}
     with status() as progress:
-        progress("speaking in both worlds")
+        progress("generating both texts")
         result = run(
             causal,
             inputs,
@@ -191,12 +167,14 @@ def counterfactual(
             edit,
             semantics=semantics,
             processor=processor,
-            max_new_tokens=min(max_new_tokens, room_after(causal, inputs)),
-            **{name: value for name, value in options.items() if value is not None},
+            max_new_tokens=min(max_new_tokens, remaining_context(causal, inputs)),
+            **options,
         )
     if html is not None:
         html.write_text(result.to_html(), encoding="utf-8")
     if as_json:
-        print_json(result.to_dict())
+        settings = causal.resolve_settings(causal_mode="causal", **options)
+        record = {**settings.to_dict(result.individual), "max_new_tokens": max_new_tokens}
+        print_json({**result.to_dict(), "settings": record})
     else:
         result.show()

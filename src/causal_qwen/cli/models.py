@@ -1,26 +1,32 @@
-"""Models: what the name of a model stands for, and the model itself, ready for a command."""
+"""Models: from the name of a model to its files, or to the loaded model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.cli.checks import check_model
+from causal_qwen.paths import EMBEDDED, embedded_directory, is_converted, model_directory
 from causal_qwen.terminal import status
 
 
 def unless_embedded(model: str) -> str | None:
-    """A model's name; None stands for the embedded one, however it was named."""
-    from causal_qwen.paths import EMBEDDED
-
+    """The name of a model, or None for the embedded one."""
     if not model or (model == EMBEDDED and not Path(model).exists()):
         return None
     check_model(model)
     return model
 
 
+def check_model(name: str) -> None:
+    """Refuse a local directory without a readable config.json; other names are the hub's."""
+    if Path(name).is_dir():
+        from causal_qwen.engine.weights import read_json
+
+        read_json(Path(name) / "config.json")
+
+
 def path_of(model: str) -> str:
-    """A model's name as it is; the embedded one's directory, converted once."""
+    """The name of a model; for the embedded one its directory, converted at the first use."""
     if (named := unless_embedded(model)) is not None:
         return named
     from causal_qwen.conversion.convert import default_model
@@ -30,9 +36,7 @@ def path_of(model: str) -> str:
 
 
 def directory_of(model: str) -> Path:
-    """A model's files on this disk, for NumPy: torch is only needed to convert the embedded one."""
-    from causal_qwen.paths import embedded_directory, is_converted, model_directory
-
+    """The local files of a model. Imports torch only to convert the embedded one."""
     if (named := unless_embedded(model)) is not None:
         return model_directory(named)
     embedded = embedded_directory()
@@ -40,7 +44,7 @@ def directory_of(model: str) -> Path:
 
 
 def load(model: str, numbers: str | None = None) -> tuple[Any, Any]:
-    """A processor and its model, ready to speak."""
+    """-> processor, model"""
     path = path_of(model)
     with status() as progress:
         progress("loading the model")
@@ -51,8 +55,8 @@ def load(model: str, numbers: str | None = None) -> tuple[Any, Any]:
     return processor, causal
 
 
-def model_first(first: str, second: str, model: str) -> tuple[str, str]:
-    """MODEL and what comes after it, where MODEL may be left out or be given as --model."""
+def split_model(first: str, second: str, model: str) -> tuple[str, str]:
+    """The arguments [MODEL] OTHER, where MODEL may be left out or given as --model."""
     if second and model:
         raise ValueError(f"Two models were given, {first} and {model}: leave one out.")
     if not second and not model and Path(first).is_dir():

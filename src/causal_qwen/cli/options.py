@@ -1,71 +1,142 @@
-"""Options: one spelling for everything that more than one command takes."""
+"""Options: arguments that several commands share, and the checks made before a model is loaded."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import secrets
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from causal_qwen.cli.checks import numpy_seed, torch_seed
+from causal_qwen.options import NOISY_MODES, Mode, NumberReading
 
-
-def modes() -> list[str]:
-    """For the shell to complete."""
-    from causal_qwen.options import MODES
-
-    return list(MODES)
+if TYPE_CHECKING:
+    from causal_qwen.decoding.settings import DecodingSettings
 
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model", "-m", help="A converted model or a hub name; the embedded one by default."
+def given(value: str | None) -> str | None:
+    """Typer callback: refuse an empty text, such as an unset variable of a script."""
+    if value is not None and not value.strip():
+        raise typer.BadParameter("it is empty.")
+    return value
+
+
+def writable(path: Path | None) -> Path | None:
+    """Typer callback: refuse a file that cannot be written once the work is done."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory; name a file.")
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"{path} cannot be written: {path.parent} is not a directory.")
+    return path
+
+
+ModelName = Annotated[
+    str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
+]
+Prompt = Annotated[str, Argument(help="The beginning of the text.", callback=given)]
+DecodingMode = Annotated[
+    Mode | None,
+    Option(
+        "--mode", help="Decision rule. Default: causal with --individual, else the model's own."
     ),
 ]
-Prompt = Annotated[str, typer.Argument(help="The beginning of the text.")]
-Mode = Annotated[
-    str,
-    typer.Option("--mode", help="standard, sampling, causal or compatible.", autocompletion=modes),
+IndividualName = Annotated[
+    str | None, Option("--individual", "-i", help="A seed, or the file of an individual.")
 ]
-Who = Annotated[
-    str | None, typer.Option("--individual", "-i", help="Who speaks: a seed, or a saved file.")
+Temperature = Annotated[
+    float | None,
+    Option(
+        "--temperature",
+        "-t",
+        help="Strength of the noise, or of softmax. Default: the model's.",
+        min=0.0,
+    ),
 ]
-
-
-def temperature(usual: str) -> Any:
-    return typer.Option("--temperature", "-t", help=f"Of the noise; {usual}.", min=0.0)
-
-
-def min_density(usual: str) -> Any:
-    what = f"Likelihood truncation{usual}."
-    return typer.Option("--min-density", help=what, min=0.0, max=1.0)
-
-
-Temperature = Annotated[float | None, temperature("1 by default")]
-MinDensity = Annotated[float | None, min_density(", 0 to 1")]
-# A conversation has its own: what keeps a small model on topic.
-TalkTemperature = Annotated[float | None, temperature("4 by default, 1 in sampling")]
-TalkMinDensity = Annotated[float | None, min_density("; 0.05 by default")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Of the likeliest tokens.", min=1)]
+MinDensity = Annotated[
+    float | None, Option(help="Likelihood truncation. Default: the model's.", min=0.0, max=1.0)
+]
+TopK = Annotated[int | None, Option(help="Keep the k most likely tokens.", min=1)]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", help="Of the probability.", min=0.0, max=1.0)
+    float | None,
+    Option(help="Keep the most likely tokens up to this probability.", min=0.0, max=1.0),
 ]
-Length = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to say.", min=1)]
-Chat = Annotated[bool, typer.Option("--chat", help="Ask as a user of a chat model.")]
-Numbers = Annotated[str | None, typer.Option("--numbers", help="Read numbers as text or value.")]
+NewTokens = Annotated[
+    int, Option("--max-new-tokens", "-n", help="Generate at most n tokens.", min=1)
+]
+Chat = Annotated[bool, Option("--chat", help="Use the prompt as a user's chat message.")]
+Numbers = Annotated[
+    NumberReading | None, Option("--numbers", help="Read numbers as digits or as values.")
+]
 SoftmaxSeed = Annotated[
     int | None,
-    typer.Option("--seed", help="Of softmax sampling (compatible).", min=0, callback=torch_seed),
+    Option("--seed", help="Seed of softmax sampling (compatible).", min=0, max=2**64 - 1),
 ]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", help="Of everything that is drawn.", min=0, callback=numpy_seed),
+Seed = Annotated[  # NumPy's global generator takes 32 bits
+    int, Option(help="Seed of all random draws.", min=0, max=2**32 - 1)
 ]
 Template = Annotated[
-    str | None,
-    typer.Option("--template", help='For CSV, e.g. "A {carat} carat ring costs |||{price}".'),
+    str | None, Option(help='Text of a CSV row, e.g. "A {carat} carat ring costs |||{price}".')
 ]
-RowLength = Annotated[int, typer.Option("--max-length", help="Tokens of a row.", min=2)]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Rows at a time.", min=1)]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing directory.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
+BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
+Force = Annotated[bool, Option("--force", help="Replace an existing directory.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+def check_individual(individual: str | None, mode: str | None, is_saved: bool = False) -> Any:
+    """-> (seed, Individual or None; mode). An individual without a mode implies `causal`."""
+    if individual is None and not is_saved:
+        return None, mode
+    if mode not in (None, *NOISY_MODES):
+        raise ValueError(f"--individual has no effect in --mode {mode}; use causal or sampling.")
+    from causal_qwen.individuals.individual import parse_individual
+
+    return None if individual is None else parse_individual(individual), mode or "causal"
+
+
+def check_seed(seed: int | None, mode: str | None) -> None:
+    """Refuse a seed that has no effect; None is a mode that the model decides."""
+    if seed is not None and mode not in (None, "compatible"):
+        cure = "use --individual" if mode in NOISY_MODES else "it is deterministic"
+        raise ValueError(f"--seed has no effect in --mode {mode}; {cure}, or --mode compatible.")
+
+
+def decoding_options(
+    context: typer.Context, resolve: Callable[..., DecodingSettings], **options: Any
+) -> tuple[dict[str, Any], int | None]:
+    """-> options of `generate`, softmax seed. Draws the individual or the seed if none is given.
+
+    In `compatible`, a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
+    """
+    seed, softmax = context.params["seed"], ("temperature", "top_k", "top_p")
+    options |= {name: context.params[name] for name in (*softmax, "min_density")}
+    settings = resolve(**options)
+    check_seed(seed, settings.mode)
+    if settings.is_noisy and settings.individual is None:
+        options["individual"] = secrets.randbelow(2**62)
+    if settings.mode == "compatible":
+        if options["temperature"] == 0:
+            options |= {"temperature": None, "do_sample": False}
+        elif seed is not None or any(options[name] is not None for name in softmax):
+            options["do_sample"] = True
+        if seed is None and resolve(**options).do_sample:
+            seed = secrets.randbelow(2**62)
+    return options, seed
+
+
+def print_replay(context: typer.Context, mode: str, individual: Any, seed: int | None) -> None:
+    """If an individual or a seed was drawn, print the options that generate the text again."""
+    drawn = {"individual": individual, "seed": seed}
+    if all(context.params[name] is not None for name, value in drawn.items() if value is not None):
+        return
+    values = {**context.params, **drawn, "mode": mode, "save_individual": None}
+    words: list[str] = []
+    for option in context.command.params:
+        value = values.get(option.name)
+        is_given = value is not None and value is not False and value != option.default
+        if option.param_type_name == "option" and is_given:
+            words += [max(option.opts, key=len)] + ([] if value is True else [str(value)])
+    typer.echo(f"replay: {shlex.join(words)}", err=True)

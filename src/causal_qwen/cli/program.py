@@ -1,12 +1,13 @@
-"""Program: the commands in the order of the help page, and what becomes of their errors."""
+"""Program: the commands in the order of the help page, and errors in one sentence."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from causal_qwen.cli import engine, generation, regression, setup, training
 
@@ -16,7 +17,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": setup.doctor,
     "convert": setup.convert,
     "generate": generation.generate,
-    "chat": generation.converse,
+    "chat": generation.chat,
     "counterfactual": generation.counterfactual,
     "fit": regression.fit,
     "predict": regression.predict,
@@ -52,30 +53,31 @@ def _version(is_asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", is_eager=True, callback=_version),
+        bool, Option("--version", help="Show the version.", is_eager=True, callback=_version)
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show an error's traceback; may stand anywhere.")
-    ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show an error's traceback.")] = False,
 ) -> None:
-    """`main` has taken --debug out already: it is declared for the help page."""
+    """`main` removes --debug; it is declared here for the help page."""
 
 
 def main() -> None:
-    """The entry point: errors are one sentence on stderr, Ctrl-C ends quietly with 130."""
+    """The entry point. Exits with 1 on errors, 2 on wrong options, 130 on Ctrl-C."""
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
-        app(args=arguments, prog_name=NAME)
+        code = app(args=arguments or ["--help"], prog_name=NAME, standalone_mode=False)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
         typer.secho(f"{NAME}: {_sentence(error)}", fg="red", err=True)
-        sys.exit(1)
+        sys.exit(getattr(error, "exit_code", 1))
+    sys.exit(code)
 
 
-def _sentence(error: Exception) -> str:
-    """What went wrong, in one line."""
+def _sentence(error: Any) -> str:
+    if hasattr(error, "format_message"):  # of typer: an unknown or wrong option
+        where = "" if error.ctx is None else f" ({error.ctx.command_path} --help)"
+        message = error.format_message().replace("Value error, ", "")
+        return f"{' '.join(message.split())}{where}"
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         from causal_qwen.cli.doctor import cure
 
@@ -85,4 +87,4 @@ def _sentence(error: Exception) -> str:
     words = " ".join(str(error).split())
     if isinstance(error, ValueError | OSError | ImportError | ArithmeticError) and words:
         return words
-    return f"{type(error).__name__}: {words} (--debug shows where)"
+    return f"{type(error).__name__}: {words} (--debug shows the traceback)"

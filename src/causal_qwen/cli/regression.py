@@ -1,45 +1,46 @@
-"""Numbers: fit and predict, from tables."""
+"""Regression: fit and predict, on tables."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
-from causal_qwen.cli.checks import check_file, given
-from causal_qwen.cli.models import model_first, unless_embedded
-from causal_qwen.cli.options import Force, Json, Model, RowLength, Seed
+from causal_qwen.cli import options as opt
+from causal_qwen.cli.models import split_model, unless_embedded
 from causal_qwen.paths import check_output_directory
 from causal_qwen.terminal import print_json, print_table
 
 
 def fit(
-    data: Annotated[str, typer.Argument(help="A CSV file with a header.", callback=given)],
-    target: Annotated[
-        list[str], typer.Option("--target", "-y", help="The column to predict; may be repeated.")
+    data: Annotated[str, Argument(help="A CSV file with a header.", callback=opt.given)],
+    target: Annotated[list[str], Option("--target", "-y", help="A column to predict; repeatable.")],
+    output: Annotated[
+        str, Option("--output", "-o", help="The directory to create.", callback=opt.given)
     ],
-    output: Annotated[str, typer.Option("--output", "-o", help="A new directory.", callback=given)],
-    text: Annotated[
-        list[str] | None, typer.Option(help="A column of free text; may be repeated.")
-    ] = None,
+    text: Annotated[list[str] | None, Option(help="A free-text column; repeatable.")] = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="A column to learn from; all of them by default.")
+        list[str] | None, Option(help="A column to learn from; repeatable. Default: all.")
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option("--template", help='E.g. "A {carat} carat ring, {cut}, costs"; else made.'),
+        Option(help='Sentence of a row, e.g. "A {carat} carat ring costs". Default: made.'),
     ] = None,
-    weight: Annotated[str | None, typer.Option(help="A column of row weights.")] = None,
-    backbone: Annotated[str, typer.Option(help="frozen, finetune or scratch.")] = "frozen",
-    model: Model = "",
+    weight: Annotated[str | None, Option(help="The column of row weights.")] = None,
+    backbone: Annotated[
+        Literal["frozen", "finetune", "scratch"], Option(help="How to use the backbone.")
+    ] = "frozen",
+    model: opt.ModelName = "",
     calibration: Annotated[
-        float, typer.Option(help="The share of rows held out to calibrate on.", min=0.0, max=0.9)
+        float, Option(help="Share of rows held out for calibration.", min=0.0, max=0.9)
     ] = 0.2,
-    max_length: RowLength = 512,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: Json = False,
+    max_length: opt.RowLength = 512,
+    seed: opt.Seed = 0,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Learn to predict numbers from the rows of a table, with calibrated intervals.
 
@@ -79,36 +80,31 @@ def fit(
 def predict(
     first: Annotated[
         str,
-        typer.Argument(
-            metavar="FITTED",
-            show_default=False,
-            help="What `causal-qwen fit` has written; may be given as --model instead.",
+        Argument(
+            metavar="FITTED", show_default=False, help="The output of `fit`, unless --model is."
         ),
     ] = "",
     second: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", show_default=False, help="A CSV file with the same columns."
-        ),
+        str, Argument(metavar="DATA", show_default=False, help="A CSV file with the same columns.")
     ] = "",
-    model: Annotated[str, typer.Option("--model", "-m", help="As FITTED.")] = "",
+    model: Annotated[str, Option("--model", "-m", help="The same as FITTED.")] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A CSV file; else it is printed.")
+        Path | None,
+        Option("--output", "-o", help="A CSV file. Default: stdout.", callback=opt.writable),
     ] = None,
-    level: Annotated[float, typer.Option(help="Of the interval, 0 to 1.")] = 0.9,
-    raw: Annotated[bool, typer.Option("--raw", help="The Cauchy's own interval.")] = False,
-    as_json: Json = False,
+    level: Annotated[float, Option(help="Level of the interval, 0 to 1.")] = 0.9,
+    raw: Annotated[
+        bool, Option("--raw", help="Use the Cauchy's interval without calibration.")
+    ] = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Put a median and an interval beside every row of a table.
+    """Predict a median and an interval for every row of a table.
 
     Example: causal-qwen predict priced more-rings.csv --level 0.8 --output answers.csv
     """
-    import warnings
-
-    fitted, data = model_first(first, second, model)
+    fitted, data = split_model(first, second, model)
     if not (fitted and data):
-        raise ValueError("Predicting needs what `causal-qwen fit` has written, and a CSV file.")
-    check_file(output)
+        raise ValueError("`predict` needs the directory that `fit` wrote, and a CSV file.")
     from causal_qwen.regression.csv_io import predict_csv
 
     with warnings.catch_warnings(record=True) as notes:

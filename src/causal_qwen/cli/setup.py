@@ -1,74 +1,78 @@
-"""House: doctor, convert, app. The installation, its models, and its page in the browser."""
+"""Setup: doctor, convert, app."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
-from causal_qwen.cli.checks import check_model, check_optional_choice, given
-from causal_qwen.cli.models import unless_embedded
-from causal_qwen.cli.options import Force, Json, Model
-from causal_qwen.options import INITIALIZATIONS, check_choice
+from causal_qwen.cli import options as opt
+from causal_qwen.cli.models import check_model, unless_embedded
+from causal_qwen.options import Initialization
 from causal_qwen.paths import check_output_directory
 from causal_qwen.terminal import print_json, print_table, status
 
 
-def doctor(as_json: Json = False) -> None:
-    """What is installed, which model, which device, what is missing and how to get it.
+def doctor(as_json: opt.Json = False) -> None:
+    """Check the installation: packages, device, embedded model, and how to install what is missing.
 
     Example: causal-qwen doctor
     """
     from rich.console import Console
 
-    from causal_qwen.cli.doctor import examine
+    from causal_qwen.cli.doctor import examine, render
 
     with status(not as_json) as progress:
-        progress("looking around")
-        diagnosis = examine()
+        progress("examining the installation")
+        record = examine()
     if as_json:
-        print_json(diagnosis.to_dict())
+        print_json(record)
     else:
-        Console(highlight=False).print(diagnosis)
-    if not diagnosis.is_well:
+        Console(highlight=False).print(render(record))
+    if not record["is_well"]:
         raise typer.Exit(1)
 
 
 def convert(
     base: Annotated[
         str,
-        typer.Argument(
-            help="smollm2-135m, a hub name, a Qwen2 or Llama directory, a GGUF file.",
-            callback=given,
+        Argument(
+            help="smollm2-135m (dequantised from a Q4_1 file), a hub name, a Qwen2 or Llama "
+            "directory, or a GGUF file.",
+            callback=opt.given,
         ),
     ],
-    output: Annotated[Path, typer.Argument(help="The directory to create.")],
+    output: Annotated[Path, Argument(help="The directory to create.")],
     init: Annotated[
-        str, typer.Option(help="calibrated, or documents for the sources' literal numbers.")
+        Initialization,
+        Option(help="Calibrate the new parameters, or use the documents' literal values."),
     ] = "calibrated",
     causal_size: Annotated[
-        int | None, typer.Option(help="C, the individual's size; the hidden size by default.")
+        int | None, Option(help="C, the size of an individual. Default: the hidden size.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; the base model's by default.")
+        Literal["float32", "bfloat16", "float16"] | None,
+        Option(help="Type of the weights. Default: the base model's."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="A text file to calibrate on, one passage per line.")
+        Path | None,
+        Option(
+            help="UTF-8 text to calibrate on, one passage per line.", exists=True, dir_okay=False
+        ),
     ] = None,
-    force: Force = False,
-    as_json: Json = False,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Turn a Qwen2 checkpoint into a causal model that behaves exactly like it.
+    """Convert a Qwen2 or Llama checkpoint to a causal model that behaves exactly like it.
 
     Example: causal-qwen convert smollm2-135m my-model
     """
     check_model(base)
-    check_choice("--init", init, INITIALIZATIONS)
-    check_optional_choice("--dtype", dtype, ("float32", "bfloat16", "float16"))
     check_output_directory(output, force)
-    passages = None if text is None else _passages(text)
+    passages = None if text is None else _read_passages(text)
     from causal_qwen.conversion.convert import convert as run
 
     with status() as progress:
@@ -92,14 +96,14 @@ def convert(
 
 
 def playground(
-    model: Model = "",
-    host: Annotated[str, typer.Option("--host", help="The address to answer on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="The port.", min=0, max=65535)] = 7860,
+    model: opt.ModelName = "",
+    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="The port to listen on.", min=0, max=65535)] = 7860,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
+        bool, Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
 ) -> None:
-    """Open the playground in the browser; everything stays on this machine. Ctrl-C ends it.
+    """Open the playground in the browser; all data stays on this machine. Ctrl-C closes it.
 
     Example: causal-qwen app --port 7861
     """
@@ -108,12 +112,12 @@ def playground(
     launch(model=unless_embedded(model) or "", host=host, port=port, open_browser=browser)
 
 
-def _passages(path: Path) -> list[str]:
-    """The lines of a text file, without the empty ones."""
+def _read_passages(path: Path) -> list[str]:
+    """The non-empty lines of a text file."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason}.") from error
     if not (passages := [line for line in lines if line.strip()]):
-        raise ValueError(f"{path} is empty: there is nothing to calibrate on.")
+        raise ValueError(f"{path} is empty; calibration needs text.")
     return passages

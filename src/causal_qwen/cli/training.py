@@ -5,111 +5,114 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
-from causal_qwen.cli.checks import check_numbers, given
+from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import path_of
-from causal_qwen.cli.options import BatchSize, Json, Model, Numbers, RowLength, Seed, Template
-from causal_qwen.options import check_choice
 from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
 
+# Long because it names every option. Those that are named like fields of `CausalTrainingArguments`
+# are passed on to it.
 def train(
-    data: Annotated[
-        str, typer.Option("--data", "-d", help="JSONL, CSV, text, or a dataset's name.")
-    ] = "",
-    output: Annotated[str, typer.Option("--output", "-o", help="A new directory.")] = "",
-    model: Model = "",
+    context: typer.Context,
+    data: Annotated[str, Option("--data", "-d", help="JSONL, CSV, text, or a dataset.")] = "",
+    output: Annotated[str, Option("--output", "-o", help="The directory to create.")] = "",
+    model: opt.ModelName = "",
     from_scratch: Annotated[
-        str | None, typer.Option(help="No base model: tiny, small or medium, untrained.")
+        Literal["tiny", "small", "medium"] | None, Option(help="Train a new model of this size.")
     ] = None,
-    eval_data: Annotated[str | None, typer.Option(help="Held-out rows; else 5% of DATA.")] = None,
-    template: Template = None,
-    numbers: Numbers = None,
-    steps: Annotated[int, typer.Option(help="Instead of epochs.", min=-1)] = -1,
-    epochs: Annotated[float, typer.Option(help="Times that every row is seen.", min=0.0)] = 1.0,
+    eval_data: Annotated[str | None, Option(help="Held-out rows. Default: 5% of --data.")] = None,
+    template: opt.Template = None,
+    numbers: opt.Numbers = None,
+    max_steps: Annotated[
+        int, Option("--steps", help="Optimizer steps; overrides --epochs.", min=-1)
+    ] = -1,
+    num_train_epochs: Annotated[
+        float, Option("--epochs", help="Passes over the data.", min=0.0)
+    ] = 1.0,
     learning_rate: Annotated[
         float | None,
-        typer.Option("--learning-rate", "--lr", help="2e-5; from scratch 3e-3.", min=0.0),
+        Option("--learning-rate", "--lr", help="Default: 2e-5, or 3e-3 from scratch.", min=0.0),
     ] = None,
     head_learning_rate: Annotated[
-        float | None, typer.Option(help="Of the causal heads; as all else by default.", min=0.0)
+        float | None, Option(help="Learning rate of the causal heads. Default: the same.", min=0.0)
     ] = None,
-    batch_size: BatchSize = 8,
-    accumulate: Annotated[int, typer.Option(help="Batches to a step.", min=1)] = 1,
-    max_length: RowLength = 512,
-    pack: Annotated[bool, typer.Option("--pack", help="Several rows side by side.")] = False,
-    eval_steps: Annotated[int, typer.Option(help="Between evaluations.", min=1)] = 100,
-    save_steps: Annotated[int, typer.Option(help="Between checkpoints.", min=1)] = 100,
-    log_steps: Annotated[int, typer.Option(help="Between lines of the log.", min=1)] = 10,
+    batch_size: opt.BatchSize = 8,
+    gradient_accumulation_steps: Annotated[
+        int, Option("--accumulate", help="Batches per optimizer step.", min=1)
+    ] = 1,
+    max_length: opt.RowLength = 512,
+    pack: Annotated[bool, Option("--pack", help="Pack several rows into one.")] = False,
+    eval_steps: Annotated[int, Option(help="Steps between evaluations.", min=1)] = 100,
+    save_steps: Annotated[int, Option(help="Steps between checkpoints.", min=1)] = 100,
+    logging_steps: Annotated[
+        int, Option("--log-steps", help="Steps between log entries.", min=1)
+    ] = 10,
     early_stopping: Annotated[
-        int, typer.Option(help="Evaluations without a better loss; keeps the best.", min=0)
+        int, Option(help="Stop after n evaluations without a better loss; keep the best.", min=0)
     ] = 0,
-    scheduler: Annotated[str, typer.Option(help="Of the learning rate, as in HF.")] = "cosine",
-    clip: Annotated[float, typer.Option(help="The gradient's norm.", min=0.0)] = 1.0,
+    lr_scheduler_type: Annotated[
+        str, Option("--scheduler", help="Learning rate schedule, as in HF.")
+    ] = "cosine",
+    max_grad_norm: Annotated[
+        float, Option("--clip", help="Largest norm of the gradient.", min=0.0)
+    ] = 1.0,
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+        bool, Option("--gradient-checkpointing", help="Less memory, more time.")
     ] = False,
-    what: Annotated[str, typer.Option("--train", help="all, or heads only.")] = "all",
-    lora: Annotated[int, typer.Option(help="LoRA's rank; 0 is none.", min=0)] = 0,
+    train: Annotated[Literal["all", "heads"], Option(help="Parameters to train.")] = "all",
+    lora: Annotated[int, Option(help="Rank of LoRA; 0 switches it off.", min=0)] = 0,
     compat_weight: Annotated[
-        float | None, typer.Option(help="Of the softmax term; 0 is the documents' loss.", min=0.0)
+        float | None, Option(help="Weight of the softmax loss; 0 is the documents' loss.", min=0.0)
     ] = None,
-    report_to: Annotated[str, typer.Option(help="tensorboard, wandb, trackio or none.")] = "none",
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    seed: Seed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from a checkpoint.")] = False,
-    mock: Annotated[bool, typer.Option("--mock", help="A simulation with a known truth.")] = False,
-    as_json: Json = False,
+    report_to: Annotated[str, Option(help="tensorboard, wandb, trackio or none.")] = "none",
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"], Option(help="Number format of training.")
+    ] = "fp32",
+    seed: opt.Seed = 0,
+    resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
+    mock: Annotated[
+        bool, Option("--mock", help="Train on a simulation with a known truth.")
+    ] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Fine-tune a converted model on text and numbers.
 
     Example: causal-qwen train --data rows.jsonl --output tuned --steps 200
     """
     if mock:
-        _mock(seed, as_json)
+        _simulate(seed, as_json)
         return
     if not data or not output:
-        raise ValueError("Training needs --data and --output (or --mock, which needs neither).")
-    if steps == 0 or epochs == 0:
-        raise ValueError("Training takes at least one step: leave --steps 0 and --epochs 0 out.")
-    check_numbers(numbers)
-    check_choice("--precision", precision, ("fp32", "bf16", "fp16"))
-    if from_scratch is not None and (model or lora or what == "heads"):
+        raise ValueError("`train` needs --data and --output (or --mock, which needs neither).")
+    if max_steps == 0 or num_train_epochs == 0:
+        raise ValueError("--steps 0 and --epochs 0 train nothing; give at least one step.")
+    if from_scratch is not None and (model or lora or train == "heads"):
         raise ValueError(
-            "--from-scratch trains all of a new model; leave --model, --lora, --train."
+            "--from-scratch trains all of a new model; leave out --model, --lora and --train."
         )
     from causal_qwen.training.run import COMPAT_WEIGHT, Run
     from causal_qwen.training.run import train as run
+    from causal_qwen.training.trainer import CausalTrainingArguments
 
-    if learning_rate is None:
-        learning_rate = 2e-5 if from_scratch is None else 3e-3
-    arguments = {
-        "max_steps": steps,
-        "num_train_epochs": epochs,
-        "learning_rate": learning_rate,
-        "head_learning_rate": head_learning_rate,
+    fields = CausalTrainingArguments.__dataclass_fields__
+    arguments = {name: value for name, value in context.params.items() if name in fields}
+    default_rate = 2e-5 if from_scratch is None else 3e-3
+    arguments |= {
+        "learning_rate": default_rate if learning_rate is None else learning_rate,
         "per_device_train_batch_size": batch_size,
         "per_device_eval_batch_size": batch_size,
-        "gradient_accumulation_steps": accumulate,
         "eval_strategy": "steps",
-        "eval_steps": eval_steps,
-        "save_steps": save_steps,
         "save_total_limit": 2,
-        "logging_steps": log_steps,
-        "train": what,
-        "report_to": report_to,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        "lr_scheduler_type": scheduler,
         "warmup_steps": 0.05,
-        "max_grad_norm": clip,
-        "gradient_checkpointing": gradient_checkpointing,
-        "seed": seed,
     }
-    typer.echo("reading the model and the data ...", err=True)  # training has a bar of its own
+    typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
     metrics = run(
         Run(
             None if from_scratch is not None else path_of(model),
@@ -133,22 +136,20 @@ def train(
 
 def evaluate(
     data: Annotated[
-        str,
-        typer.Argument(help="Held-out rows: JSONL, CSV, text or a dataset.", callback=given),
+        str, Argument(help="Held-out rows: JSONL, CSV, text or a dataset.", callback=opt.given)
     ],
-    model: Model = "",
-    base: Annotated[str | None, typer.Option(help="A second model, e.g. before training.")] = None,
-    template: Template = None,
-    numbers: Numbers = None,
-    max_length: RowLength = 512,
-    batch_size: BatchSize = 8,
-    as_json: Json = False,
+    model: opt.ModelName = "",
+    base: Annotated[str | None, Option(help="A second model to compare with.")] = None,
+    template: opt.Template = None,
+    numbers: opt.Numbers = None,
+    max_length: opt.RowLength = 512,
+    batch_size: opt.BatchSize = 8,
+    as_json: opt.Json = False,
 ) -> None:
-    """Accuracy, perplexity, one-vs-rest likelihood and everything about numbers, on held-out rows.
+    """Measure accuracy, perplexity, one-vs-rest likelihood and errors of numbers on held-out rows.
 
     Example: causal-qwen evaluate rows.jsonl --model tuned
     """
-    check_numbers(numbers)
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
     from causal_qwen.training.run import evaluate as run
 
@@ -161,10 +162,10 @@ def evaluate(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The output directory of a training run.")],
-    as_json: Json = False,
+    run: Annotated[Path, Argument(help="The output directory of a training run.")],
+    as_json: opt.Json = False,
 ) -> None:
-    """Draw a training run's curves: PNG files and an HTML page.
+    """Draw the curves of a training run as PNG files and an HTML page.
 
     Example: causal-qwen report tuned
     """
@@ -180,11 +181,11 @@ def report(
         typer.echo(page)
 
 
-def _mock(seed: int, as_json: bool) -> None:
-    """Train on a simulation, and compare what was found with what is true."""
+def _simulate(seed: int, as_json: bool) -> None:
+    """Train on a simulation and compare the estimates with the truth; exit 1 if one is off."""
     from causal_qwen.training.simulation import STEPS, simulate
 
-    with progress_bar("learning a known world", not as_json) as count:
+    with progress_bar("training on a simulation", not as_json) as count:
         findings = simulate(seed=seed, progress=lambda step, _: count(step, STEPS))
     if as_json:
         print_json([{**asdict(one), "is_found": one.is_found} for one in findings])
@@ -193,13 +194,13 @@ def _mock(seed: int, as_json: bool) -> None:
             (one.name, f"{one.true:.3f}", f"{one.found:.3f}", "yes" if one.is_found else "NO")
             for one in findings
         ]
-        print_table("What is true, and what training found", ("", "true", "found", ""), rows)
+        print_table("Truth and estimate", ("", "true", "found", ""), rows)
     if not all(one.is_found for one in findings):
         raise typer.Exit(1)
 
 
 def _show_metrics(found: dict[str, dict[str, float]], title: str, as_json: bool) -> None:
-    """The first model's metrics, and others beside them."""
+    """The metrics of the first model, with those of others beside them."""
     first, *others = found
     if as_json:
         print_json({**found[first], **{name: found[name] for name in others}})
