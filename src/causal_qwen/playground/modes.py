@@ -1,68 +1,66 @@
-"""Voices: prompts -> texts that grow token by token.
-
-Hugging Face's `generate` is asked for one token at a time, with its own cache: the same text as
-one call says, at the same speed, and between two tokens others can have their turn.
-"""
+"""Modes: the four decoding modes as options of `generate`, and several streams side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache
 
 from causal_qwen.generation.streaming import end_ids
-from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 
+SAMPLING_TEMPERATURE, COMPATIBLE_TEMPERATURE = 20.0, 0.7  # varied and still fluent
+NOTES = {
+    "standard": "the most probable token, no noise",
+    "sampling": "new noise in U at every token",
+    "causal": "individual {seed}: the same noise in U at every token",
+    "compatible": "softmax sampling, as in plain Qwen2",
+}
 
-@dataclass(frozen=True)
-class Voice:
-    """One way to go on: a title, what it asks, and the options of `generate`."""
 
-    title: str
+class Mode(NamedTuple):
+    name: str
     note: str
-    options: dict[str, Any] = field(repr=False)
-    seed: int | None = None  # of plain softmax sampling
+    options: dict[str, Any]  # of `generate`
 
 
 def four_modes(
-    sampling: float, causal: float, compatible: float, truncation: float, seed: int
-) -> list[Voice]:
-    """The four modes, each with its own temperature; 0 makes `compatible` greedy."""
-    noise = {"individual": seed, "min_density": truncation}
-    softmax = {"do_sample": True, "temperature": compatible} if compatible else {}
+    sampling: float, causal: float, compatible: float, min_density: float, seed: int
+) -> list[Mode]:
+    """Every mode with its own temperature; 0 makes `compatible` greedy."""
+    noise = {"individual": seed, "min_density": min_density}
+    options: dict[str, dict[str, Any]] = {
+        "standard": {},
+        "sampling": {"temperature": sampling, **noise},
+        "causal": {"temperature": causal, **noise},
+        "compatible": {"do_sample": compatible > 0},
+    }
+    if compatible:
+        options["compatible"]["temperature"] = compatible
     return [
-        Voice("standard", "what people like this would say", {"causal_mode": "standard"}),
-        Voice(
-            "sampling",
-            "the same after a push, a new one at every word",
-            {"causal_mode": "sampling", "temperature": sampling, **noise},
-        ),
-        Voice(
-            "causal",
-            f"what individual {seed} says, the same one at every word",
-            {"causal_mode": "causal", "temperature": causal, **noise},
-        ),
-        Voice(
-            "compatible",
-            "what plain Qwen2 would say",
-            {"causal_mode": "compatible", "do_sample": False, **softmax},
-            seed,
-        ),
+        Mode(name, NOTES[name].format(seed=seed), {"causal_mode": name, **chosen})
+        for name, chosen in options.items()
     ]
 
 
-def one_speaker(people: Individual | Sequence[Individual]) -> dict[str, Any]:
-    """The options of `generate` with which these individuals speak."""
-    who = people if isinstance(people, Individual) else list(people)
-    return {"causal_mode": "causal", "individual": who}
+def interleave(streams: Sequence[Iterator[list[str]]]) -> Iterator[list[str]]:
+    """One token of every stream in turn -> the texts of all streams after each token"""
+    texts = [""] * len(streams)
+    running = dict(enumerate(streams))
+    while running:
+        for index, stream in list(running.items()):
+            if (grown := next(stream, None)) is None:
+                del running[index]
+            else:
+                texts[index] = grown[0]
+                yield list(texts)
 
 
-def speak(
+# TEMPORARY: until generation.streaming has it
+def stream_text(
     model: CausalModel,
     processor: Processor,
     prompts: Sequence[str],
@@ -105,20 +103,6 @@ def speak(
         ]
         if all(is_over):
             return
-
-
-def take_turns(voices: Sequence[Iterator[list[str]]]) -> Iterator[list[str]]:
-    """Several speakers, a token each in turn: all their texts after every token."""
-    texts = [""] * len(voices)
-    speaking = dict(enumerate(voices))
-    while speaking:
-        for place, voice in list(speaking.items()):
-            said = next(voice, None)
-            if said is None:
-                del speaking[place]
-            else:
-                texts[place] = said[0]
-                yield list(texts)
 
 
 class _Chance:

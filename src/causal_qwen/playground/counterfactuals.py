@@ -1,0 +1,95 @@
+"""Counterfactuals: the fields of the tab -> one edit -> the same individual's two texts.
+
+A word of the prompt, and a number that the model reads as digits, change the prompt. A generated
+word, and a number that the model reads as a value, change the text itself; what follows is
+generated again.
+"""
+
+from __future__ import annotations
+
+from causal_qwen.analysis.counterfactual import (
+    ChangedNumber,
+    ChangedPrompt,
+    ChangedToken,
+    Counterfactual,
+    Edit,
+    counterfactual,
+)
+from causal_qwen.analysis.token_sequence import TokenSequence, read_tokens, show_tokens
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.options import check_choice
+from causal_qwen.playground.text_edits import (
+    check_prompt,
+    parse_number,
+    replace_number,
+    replace_word,
+)
+
+KINDS = ("a word", "a number", "the prompt")
+
+
+def compare(
+    model: CausalModel,
+    processor: Processor,
+    individual: Individual,
+    prompt: str,
+    kind: str,
+    *,
+    word: str = "",
+    other_word: str = "",
+    index: int | None = None,
+    number: str = "",
+    other_prompt: str = "",
+    max_new_tokens: int,
+) -> Counterfactual:
+    """Both texts of one edit; `kind` selects the fields that describe it."""
+    prompt = check_prompt(prompt, processor)
+    edit: Edit
+    if check_choice("kind", kind, KINDS) == "the prompt":
+        edit = ChangedPrompt(check_prompt(other_prompt, processor))
+    elif kind == "a number":
+        value = parse_number(number)
+        changed = replace_number(prompt, index or 0, value)
+        is_value = processor.encode_numbers == "value"
+        edit = ChangedNumber(index or 0, value) if is_value else ChangedPrompt(changed)
+    else:
+        word, other = word.strip(), other_word.strip()
+        if not word or not other:
+            raise ValueError("A word or its replacement is missing; fill in both.")
+        if (text := replace_word(prompt, word, other)) is not None:
+            edit = ChangedPrompt(check_prompt(text, processor))
+        else:
+            edit = _replace_token(model, processor, individual, prompt, word, other, max_new_tokens)
+    return counterfactual(
+        model, prompt, individual, edit, processor=processor, max_new_tokens=max_new_tokens
+    )
+
+
+def _replace_token(
+    model: CausalModel,
+    processor: Processor,
+    individual: Individual,
+    prompt: str,
+    word: str,
+    other: str,
+    max_new_tokens: int,
+) -> ChangedToken:
+    """The first generated token that is `word`, replaced."""
+    inputs = read_tokens(model, prompt, processor)
+    result = model.generate(
+        **inputs.batch(model),
+        causal_mode="causal",
+        individual=individual,
+        max_new_tokens=max_new_tokens,
+        return_dict_in_generate=True,
+    )
+    start = len(inputs.ids)
+    generated = (x[0, start:].cpu() for x in (result.sequences, result.numeric_values))
+    tokens = show_tokens(model, TokenSequence(*generated), processor)
+    step = next((i for i, token in enumerate(tokens) if token.strip() == word), None)
+    if step is None:
+        raise ValueError(
+            f"{word!r} is not a word of the prompt, nor one token of {individual.name}'s text."
+        )
+    return ChangedToken(start + step, tokens[step].replace(word, other))
