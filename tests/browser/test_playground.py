@@ -12,6 +12,7 @@ import pytest
 
 MODES = ["standard", "sampling", "causal", "compatible"]
 TABS = ["Generate", "Individuals", "Counterfactual", "Numbers", "Tokens"]
+PROMPTS = "Prompts, one per line, up to 5"
 REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
 NUMBER_TEXT = "Text that ends before a number"
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -60,10 +61,11 @@ def test_two_visitors_draw_save_and_load_individuals_of_their_own(
     for seed, visitor in enumerate(visitors, start=7):
         visitor.open("Individuals")
         visitor.tokens(4)
+        visitor.fill(PROMPTS, "The old lighthouse keeper opened the door and")
         visitor.draw("Zoe", seed)
     one.draw("Dora", 42)
     for visitor in visitors:  # both at the same time
-        visitor.press("Generate for every individual")
+        visitor.press("Generate")
     generated = [visitor.texts() for visitor in visitors]
     shared = ["Ada", "Bo", "Chen"]
     assert [list(texts) for texts in generated] == [[*shared, "Zoe", "Dora"], [*shared, "Zoe"]]
@@ -84,14 +86,19 @@ def test_two_visitors_draw_save_and_load_individuals_of_their_own(
         other.press("Load from a file")
     chooser.value.set_files(kept)
     other.page.get_by_role("cell", name="Dora").wait_for()
+    for name in [*shared, "Zoe"]:
+        other.page.get_by_role("checkbox", name=name).uncheck()
     prompts = "The old lighthouse keeper opened the door and\nThe young mayor opened the letter and"
-    other.fill("Prompts, one per line, up to 5", prompts)
-    other.press("Generate for every prompt")
+    other.fill(PROMPTS, prompts)
+    other.press("Generate")
     other.page.locator(".card:visible .prompt").get_by_text("The young mayor").wait_for()
     other.texts()
     texts = other.page.locator(".card:visible .new").all_inner_texts()
     assert len(texts) == 2
     assert texts[0] == generated[0]["Dora"]
+    other.page.get_by_role("checkbox", name="Dora").uncheck()
+    other.press("Generate")
+    assert "0 individuals" in other.toast()
 
 
 def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
@@ -135,9 +142,9 @@ def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
 
 def test_numbers_tab_opens_with_an_example_and_its_prediction(visit: Visit) -> None:
     visitor = visit()
-    text = visitor.page.get_by_label(NUMBER_TEXT)
-    assert text.input_value().startswith("An iris versicolor")  # before anything is fitted
     visitor.open("Numbers")
+    text = visitor.page.get_by_label(NUMBER_TEXT)
+    assert text.input_value().startswith("An iris versicolor")
     assert visitor.page.locator(".drag").all_inner_texts() == ["6.1", "2.8", "1.3"]
     visitor.page.locator("svg circle:visible").wait_for()  # 90 rows are read, 60 fitted
     assert 3 < float(visitor.page.locator(".median").inner_text()) < 6
@@ -261,8 +268,7 @@ def test_invalid_prompt_is_answered_with_a_message_on_every_tab(visit: Visit) ->
     visitor = visit()
     for tab, label, button in (
         ("Generate", "Prompt", "Generate"),
-        ("Individuals", "Prompt", "Generate for every individual"),
-        ("Individuals", "Prompts, one per line, up to 5", "Generate for every prompt"),
+        ("Individuals", PROMPTS, "Generate"),
         ("Counterfactual", "Prompt", "Compare"),
         ("Numbers", NUMBER_TEXT, "Predict"),
         ("Tokens", "Text", "Show tokens"),
@@ -286,9 +292,7 @@ def test_invalid_prompt_is_answered_with_a_message_on_every_tab(visit: Visit) ->
             assert visitor.page.locator(".cq:visible").all_inner_texts() == before
     assert "Traceback" not in visitor.page.content()
 
-    typed = (
-        "<img src=x onerror=alert(1)> ${1+1} {{value}} </span>"  # shown, never run
-    )
+    typed = "<img src=x onerror=alert(1)> ${1+1} {{value}} </span>"  # shown, never run
     visitor.fill("Text", typed)
     visitor.press("Show tokens")
     visitor.page.locator(".tokens button").filter(has_text="alert").wait_for()
@@ -309,7 +313,7 @@ def test_generation_stops_others_wait_and_a_full_queue_refuses(visit: Visit) -> 
     third.page.get_by_text("Waiting: 1 ahead of you ...").wait_for()
     third.shoot("waiting")
     second.open("Individuals")  # and sends one request more
-    second.press("Generate for every individual")
+    second.press("Generate")
     assert "3 requests" in second.toast()
 
     first.press("Stop")

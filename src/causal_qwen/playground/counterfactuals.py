@@ -13,9 +13,9 @@ from causal_qwen.analysis.counterfactual import (
     ChangedToken,
     Counterfactual,
     Edit,
+    World,
     counterfactual,
 )
-from causal_qwen.analysis.token_sequence import TokenSequence, read_tokens, show_tokens
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.options import check_choice
@@ -45,6 +45,12 @@ def compare(
 ) -> Counterfactual:
     """Both texts of one edit; `kind` selects the fields that describe it."""
     prompt = check_prompt(prompt, processor)
+
+    def compare_with(edit: Edit) -> Counterfactual:
+        return counterfactual(
+            model, prompt, individual, edit, processor=processor, max_new_tokens=max_new_tokens
+        )
+
     edit: Edit
     if check_choice("kind", kind, KINDS) == "the prompt":
         edit = ChangedPrompt(check_prompt(other_prompt, processor))
@@ -57,39 +63,16 @@ def compare(
         word, other = word.strip(), other_word.strip()
         if not word or not other:
             raise ValueError("A word or its replacement is missing; fill in both.")
-        if (text := replace_word(prompt, word, other)) is not None:
+        text = replace_word(prompt, word, other)
+        if text is not None:
             edit = ChangedPrompt(check_prompt(text, processor))
         else:
-            edit = _replace_token(model, processor, individual, prompt, word, other, max_new_tokens)
-    return counterfactual(
-        model, prompt, individual, edit, processor=processor, max_new_tokens=max_new_tokens
-    )
+            edit = _replace_token(compare_with(ChangedPrompt(prompt)).factual, word, other)
+    return compare_with(edit)
 
 
-def _replace_token(
-    model: CausalModel,
-    processor: Processor,
-    individual: Individual,
-    prompt: str,
-    word: str,
-    other: str,
-    max_new_tokens: int,
-) -> ChangedToken:
-    """The first generated token that is `word`, replaced."""
-    inputs = read_tokens(model, prompt, processor)
-    result = model.generate(
-        **inputs.batch(model),
-        causal_mode="causal",
-        individual=individual,
-        max_new_tokens=max_new_tokens,
-        return_dict_in_generate=True,
-    )
-    start = len(inputs.ids)
-    generated = (x[0, start:].cpu() for x in (result.sequences, result.numeric_values))
-    tokens = show_tokens(model, TokenSequence(*generated), processor)
-    step = next((i for i, token in enumerate(tokens) if token.strip() == word), None)
+def _replace_token(generated: World, word: str, other: str) -> ChangedToken:
+    step = next((i for i, token in enumerate(generated.tokens) if token.strip() == word), None)
     if step is None:
-        raise ValueError(
-            f"{word!r} is not a word of the prompt, nor one token of {individual.name}'s text."
-        )
-    return ChangedToken(start + step, tokens[step].replace(word, other))
+        raise ValueError(f"{word!r} is not a word of the prompt, nor one generated token.")
+    return ChangedToken(generated.start + step, generated.tokens[step].replace(word, other))

@@ -33,8 +33,9 @@ Update = dict[Any, Any]  # component -> new value; other outputs stay
 
 TITLE = "CausalQwen playground"
 MAX_NEW_TOKENS = 80
+MAX_TEXTS = 12  # generated at once
 PROMPT = "The old lighthouse keeper opened the door and"
-PROMPTS = "The young mayor opened the letter and\nThe best way to learn is to"
+PROMPTS = f"{PROMPT}\nThe best way to learn is to"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
 TEXT_HINT = "Write a text that ends before a number, and press Predict."
@@ -112,7 +113,7 @@ CSS = (
 .min_value, .max_value, ::placeholder {
   color: color-mix(in srgb, var(--body-text-color) 68%, transparent) !important; }
 /* all five tabs on a phone, instead of some in a menu */
-@media (max-width: 30rem) { .tab-wrapper button { padding: 0 .2rem; font-size: .75rem; } }
+@media (max-width: 30rem) { .tab-wrapper button { padding: 0 .1rem; font-size: .7rem; } }
 """
 )
 
@@ -233,70 +234,54 @@ def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
             with gr.Row():
                 save = gr.DownloadButton("Save to a file", value=state.save(first[0]))
                 load = gr.UploadButton("Load from a file", file_types=[individuals.SUFFIX])
+    gr.Markdown("### Generate with every selected individual after every prompt")
+    names = individuals.names(first)
+    speakers = gr.CheckboxGroup(names, value=names, label="Individuals")
+    prompts = _text_box(f"Prompts, one per line, up to {text_edits.MAX_PROMPTS}", PROMPTS)
     tokens = _new_tokens(24)
     with gr.Row():
-        with gr.Column():
-            gr.Markdown("### One individual, many prompts")
-            one = _individual_box(first, "Individual")
-            label = f"Prompts, one per line, up to {text_edits.MAX_PROMPTS}"
-            prompts = _text_box(label, PROMPTS, lines=3)
-            for_prompts = gr.Button("Generate for every prompt", variant="primary")
-        with gr.Column():
-            gr.Markdown("### Many individuals, one prompt")
-            names = individuals.names(first)
-            many = gr.CheckboxGroup(names, value=names, label="Individuals")
-            prompt = _text_box("Prompt", PROMPT)
-            for_individuals = gr.Button("Generate for every individual", variant="primary")
-    stop = gr.Button("Stop")
+        start = gr.Button("Generate", variant="primary")
+        stop = gr.Button("Stop")
     output = gr.HTML(rendering.note("The texts appear here."), label="Texts")
 
     @report_errors
     def on_draw(them: list[Individual], *fields: Any) -> Iterator[tuple[Any, ...]]:
-        them = individuals.draw(them, state.model, *fields)
-        yield them, rendering.individuals_table(them), "", ""
+        yield individuals.draw(them, state.model, *fields), "", ""
 
     @report_errors
-    def on_load(them: list[Individual], path: str) -> Iterator[tuple[Any, ...]]:
-        them = individuals.load(them, path, state.model)
-        yield them, rendering.individuals_table(them)
+    def on_load(them: list[Individual], path: str) -> Iterator[list[Individual]]:
+        yield individuals.load(them, path, state.model)
 
-    @report_errors
-    def on_save(them: list[Individual], selected: str) -> Iterator[str]:
-        yield state.save(individuals.find(them, selected))
+    def on_save(them: list[Individual], selected: str) -> str:
+        return state.save(individuals.find(them, selected))
 
     @queued(state, output)
-    def run_prompts(them: list[Individual], selected: str, lines: str, n: int) -> Iterator[str]:
+    def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
         texts = state.worker.run(check_prompts, lines, state.processor)
-        yield from generate([individuals.find(them, selected)] * len(texts), texts, n)
-
-    @queued(state, output)
-    def run_individuals(
-        them: list[Individual], selected: list[str], text: str, n: int
-    ) -> Iterator[str]:
-        text = state.worker.run(check_prompt, text, state.processor)
-        if not selected:
-            raise ValueError("No individual is selected; select at least one.")
-        speakers = [individuals.find(them, name) for name in selected]
-        yield from generate(speakers, [text] * len(speakers), n)
-
-    def generate(speakers: list[Individual], texts: list[str], n: int) -> Iterator[str]:
-        seeds = ["from a file" if x.seed is None else f"seed {x.seed}" for x in speakers]
-        titles = list(zip(individuals.names(speakers), seeds, texts, strict=True))
+        rows = [(individuals.find(them, name), text) for text in texts for name in selected]
+        if not 0 < len(rows) <= MAX_TEXTS:
+            raise ValueError(
+                f"{len(selected)} individuals and {len(texts)} prompts make {len(rows)} texts; "
+                f"select 1 to {MAX_TEXTS}."
+            )
+        who, after = map(list, zip(*rows, strict=True))
         stream = stream_text(
-            state.model, state.processor, texts, n, causal_mode="causal", individual=speakers
+            state.model, state.processor, after, n, causal_mode="causal", individual=who
         )
+        titles = [
+            (str(x.name), "from a file" if x.seed is None else f"seed {x.seed}", text)
+            for x, text in rows
+        ]
         yield from _growing_cards(titles, state.worker.iterate(stream))
 
     for trigger in (draw.click, name.submit, seed.submit):
-        trigger(on_draw, [mine, name, seed, temperature, truncation], [mine, table, name, seed])
-    load.upload(on_load, [mine, load], [mine, table])
+        trigger(on_draw, [mine, name, seed, temperature, truncation], [mine, name, seed])
+    load.upload(on_load, [mine, load], mine)
     saved.change(on_save, [mine, saved], save, show_progress="hidden")
-    running = [
-        for_prompts.click(run_prompts, [mine, one, prompts, tokens], output),
-        for_individuals.click(run_individuals, [mine, many, prompt, tokens], output),
-    ]
-    _cancel(stop, running, output)
-    return [saved, one, many]
+    mine.change(rendering.individuals_table, mine, table)
+    running = start.click(run, [mine, speakers, prompts, tokens], output)
+    _cancel(stop, [running], output)
+    return [saved, speakers]
 
 
 def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:

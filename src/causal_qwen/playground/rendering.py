@@ -45,9 +45,10 @@ CSS = """
 .cq th { font-weight: 600; white-space: nowrap; }
 .cq .left { text-align: left; font-family: var(--font-mono); }
 .cq tr.chosen td { background: color-mix(in srgb, var(--accent) 16%, transparent); }
-.cq mark { background: color-mix(in srgb, var(--warm) 28%, transparent); color: inherit;
-  border-radius: 3px; outline: 1px solid var(--warm); padding: 0 .15em; }
-.cq .changed { color: var(--warm); font-weight: 600; }
+.cq .counterfactual table:first-of-type th { width: 1%; }
+.cq .counterfactual table:first-of-type td { white-space: pre-wrap; }
+.cq .counterfactual td:empty:last-child,
+.cq table:not(:has(td:last-child:not(:empty))) th:last-child { display: none; }
 .cq svg { display: block; width: 100%; max-width: 32rem; height: auto; margin: .5rem 0; }
 .cq svg text { font: 12px var(--font); fill: var(--body-text-color); }
 .cq svg .soft { fill: var(--soft); }
@@ -80,7 +81,7 @@ CSS = """
   .cq svg text { font-size: 14px; }
   .cq table { font-size: .7rem; }
   .cq th, .cq td { padding: .2rem .15rem; }
-  .cq th { white-space: normal; vertical-align: bottom; }
+  .cq th { white-space: normal; overflow-wrap: anywhere; vertical-align: bottom; }
 }
 """
 WIDTH, LEFT, RIGHT = 360, 14, 346  # of every picture, and between which it is drawn
@@ -162,28 +163,16 @@ def draggable_text(text: str, version: int) -> str:
     """
     if not text.strip():
         return note("")
-    found = encode(text)
-    parts = []
+    found, parts = encode(text), []
     for index, (piece, surface) in enumerate(zip(found.pieces, found.surfaces, strict=False)):
         low, high, step = map(repr, drag_range(text, index))
         value = repr(found.values[index])
-        aria = {"aria_valuemin": low, "aria_valuemax": high, "aria_valuenow": value}
-        data = {"data_low": low, "data_high": high, "data_step": step, "data_value": value}
-        name = f"number {index + 1}, drag to change"
-        parts += [
-            _escape(piece),
-            _tag(
-                "span",
-                _escape(surface),
-                class_="drag",
-                role="slider",
-                tabindex=0,
-                aria_label=name,
-                data_index=index,
-                **aria,
-                **data,
-            ),
-        ]
+        parts.append(
+            f"{_escape(piece)}<span class='drag' role='slider' tabindex='0' "
+            f"aria-label='number {index + 1}, drag to change' aria-valuemin='{low}' "
+            f"aria-valuemax='{high}' aria-valuenow='{value}' data-index='{index}' data-low='{low}' "
+            f"data-high='{high}' data-step='{step}' data-value='{value}'>{_escape(surface)}</span>"
+        )
     hint = "Drag a number left or right, or use the arrow keys."
     return _page(
         f"<p class='sentence' data-version='{version}'>{''.join(parts)}"
@@ -266,13 +255,8 @@ def sweep_picture(sweep: Sweep, index: int, value: float, median: float) -> str:
 def token_buttons(tokens: Sequence[str], pressed: int | None = None) -> str:
     """The tokens of a text as buttons, and one for the next token."""
     buttons = (
-        _tag(
-            "button",
-            _escape(name),
-            type="button",
-            data_index=index,
-            aria_pressed=str(index == pressed).lower(),
-        )
+        f"<button type='button' data-index='{index}' "
+        f"aria-pressed='{str(index == pressed).lower()}'>{_escape(name)}</button>"
         for index, name in enumerate([*map(_visible, tokens), "next?"])
     )
     return _page(f"<div class='tokens'>{''.join(buttons)}</div>")
@@ -282,26 +266,15 @@ def token_view(view: TokenView) -> str:
     """Scores, thresholds and probabilities of the best candidates; the most unusual parts of U."""
     actual = "the next token" if view.actual is None else f"“{_visible(view.actual)}”"
     scores = [
-        (
+        [
             _short(x.token, 10),
-            f"{x.loc:.2f}",
-            f"{x.scale:.1e}",
-            f"{x.threshold:.2f}",
-            f"{x.probability:.2g}",
-            f"{x.softmax:.1%}",
-        )
+            *_cells(x, loc=".2f", scale=".1e", threshold=".2f", probability=".2g", softmax=".1%"),
+        ]
         for x in view.candidates
     ]
+    formats = {"loc": ".2f", "typical": ".2f", "distance": "+.1f", "scale": ".1e"}
     coordinates = [
-        (
-            x.position,
-            f"{x.loc:.2f}",
-            f"{x.typical:.2f}",
-            f"{x.distance:+.1f}",
-            f"{x.scale:.1e}",
-            f"{x.contribution:+.2f}",
-        )
-        for x in view.coordinates
+        _cells(x, position="d", **formats, contribution="+.2f") for x in view.coordinates
     ]
     chosen = next((row for row, x in enumerate(view.candidates) if x.is_actual), None)
     score_heads = ("token", "loc S", "scale S", "C_k", "P_k", "softmax")
@@ -424,6 +397,10 @@ def _table(
     body = (row("td", cells, "chosen" if i == chosen else "") for i, cells in enumerate(rows))
     table = _tag("table", _tag("thead", row("th", heads)), _tag("tbody", *body))
     return f"<div class='scroll'>{table}</div>"
+
+
+def _cells(item: object, **formats: str) -> list[str]:
+    return [format(getattr(item, name), spec) for name, spec in formats.items()]
 
 
 def readable(text: str) -> str:
