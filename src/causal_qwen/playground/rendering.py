@@ -81,7 +81,8 @@ CSS = """
   .cq svg text { font-size: 14px; }
   .cq table { font-size: .7rem; }
   .cq th, .cq td { padding: .2rem .15rem; }
-  .cq th { white-space: normal; overflow-wrap: anywhere; vertical-align: bottom; }
+  .cq th { white-space: normal; vertical-align: bottom; }
+  .cq .counterfactual th:nth-child(4) { overflow-wrap: anywhere; }
 }
 """
 WIDTH, LEFT, RIGHT = 360, 14, 346  # of every picture, and between which it is drawn
