@@ -42,12 +42,12 @@ from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.analysis.token_sequence import TokenSequence
 from causal_qwen.conversion.calibration import LogProbRecorder, pad_left
 from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.engine import Engine
 from causal_qwen.generation.mixin import ModeProcessor
 from causal_qwen.generation.streaming import end_ids
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.modeling.action import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 

@@ -28,8 +28,8 @@ from causal_qwen.engine.random_checkpoint import QWEN_0_5B
 from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
-from causal_qwen.modeling.decision import Decision
 from causal_qwen.modeling.loss import causal_loss
+from causal_qwen.modeling.thresholds import Decision
 
 V, H, TOKENS = QWEN_0_5B["vocab_size"], QWEN_0_5B["hidden_size"], 1024
 PEERS = ("cross-entropy", "naive one-vs-rest", "ours", "ours, fast", "ours + cross-entropy")

@@ -16,7 +16,7 @@ from _report import Checks, ModelOption, SeedOption, load_subject, show_table
 from torch import Tensor
 
 from causal_qwen import Cauchy
-from causal_qwen.modeling.action import SCALE_FLOOR
+from causal_qwen.decoding.decision import SCALE_FLOOR
 
 TEXT = "Light from the sun needs about eight minutes to reach the earth, and when it arrives"
 TOKENS = 1024  # rows of W that are recomputed in float64

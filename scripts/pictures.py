@@ -19,10 +19,10 @@ import torch
 from matplotlib import pyplot as plt
 
 from causal_qwen.conversion.calibration import solve_gamma, sum_p
+from causal_qwen.decoding.decision import _may_win
 from causal_qwen.individuals.noise import draw_noise, noise_bound, to_cauchy
 from causal_qwen.modeling.abduction import activate
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.decision import _undominated
 from causal_qwen.modeling.value_space import ValueSpace, symlog
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
@@ -282,7 +282,7 @@ def bounds(figure: Any) -> None:
     margin = -3 - 6 * torch.rand(count, generator=generator)
     norms = 40 + 20 * torch.rand(count, generator=generator)
     low, high = 0.8 * norms, 1.25 * norms  # min(s) and max(s) times the row norm
-    keep = _undominated(margin, low, high)
+    keep = _may_win(margin, low, high)
     worst, best = margin / low, margin / high  # all below their thresholds: certain is worse
     for place, k in enumerate(best.argsort(descending=True).tolist()):
         colour = ORANGE if keep[k] else GREY

@@ -24,11 +24,18 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.generation.mixin import CausalGenerationMixin, adopt_generation_config
 from causal_qwen.modeling.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
-from causal_qwen.modeling.action import ActionHead, ActionNetwork, ValueHead, row_norms, score_pair
+from causal_qwen.modeling.action import (
+    ActionHead,
+    ActionNetwork,
+    UNoise,
+    ValueHead,
+    row_norms,
+    score_pair,
+)
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import AUTO_CODE, AUTO_MODULE, CausalQwen2Config
-from causal_qwen.modeling.decision import Decision
-from causal_qwen.modeling.loss import IGNORE, causal_loss, shift_fields, shift_left
+from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_fields, shift_left
+from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.modeling.value_embedding import check_values, embed_values
 from causal_qwen.modeling.value_space import fit_field
 
@@ -239,9 +246,7 @@ class CausalQwenForCausalLM(
         numeric_fields: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         num_numbers_in_batch: Tensor | int | None = None,
-        u_noise: Tensor | None = None,
-        u_noise_regime: str = "individual",
-        exogenous_noise: Tensor | None = None,
+        u_noise: UNoise | None = None,
         output_scale_S: bool = True,
         skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
@@ -252,16 +257,12 @@ class CausalQwenForCausalLM(
         numeric_targets (`(B, T)`, optional): values beside `labels`; `numeric_values` by default.
         numeric_fields (`(B,)` or `(B, T)`, optional): the targets' fields, beside `labels`: places
             among the sorted names of `config.value_fields`, -1 for the default field.
-        u_noise (`(B, C)`, optional): T kappa times standard Cauchy noise; moves the individual at
-            the last position, and the scores it adds are returned as `shift_S`.
-        u_noise_regime: noise scales with the individual's uncertainty (`"individual"`) or with
-            the exogenous noise b (`"location"`).
-        exogenous_noise (`(B, C)`, optional): T kappa times standard Cauchy noise that comes on
-            top of `u_noise`, in units of b.
+        u_noise (optional): noise that moves the individual at the last position, in generation;
+            what it adds to the scores is returned as `shift_S`.
         output_scale_S: False skips scale_S, the second half of the head's work.
         skip_logits: True skips loc_S too; the loss needs neither.
         """
-        # not an argument of its own: Trainer would wait for a batch's `shift_labels` in vain
+        # not a named argument: Trainer would look for `shift_labels` in every batch
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids=input_ids,
@@ -282,38 +283,10 @@ class CausalQwenForCausalLM(
         elif u_noise is None:
             loc_scores = self.lm_head(u.loc)  # (B, T, V)
         else:
-            loc_scores, shift, value_shift = self.score_moved(
-                u, u_noise, u_noise_regime, exogenous_noise
-            )
+            loc_scores, shift, value_shift = self.score_moved(u, u_noise)
         widened = self.action.widen(u)
         y = self.action.number(widened)
-
-        terms = None
-        if shift_labels is not None and numeric_values is not None and numeric_targets is None:
-            raise ValueError("shift_labels with numeric_values need numeric_targets, shifted too.")
-        if labels is not None and shift_labels is None:
-            shift_labels = shift_left(labels, IGNORE)
-            if numeric_targets is None and numeric_values is not None and input_ids is not None:
-                self._check_labels(input_ids, labels)
-            values = numeric_values if numeric_targets is None else numeric_targets
-            numeric_targets = None if values is None else shift_left(values, 0.0)
-            numeric_fields = shift_fields(numeric_fields)
-        if shift_labels is not None:
-            terms = causal_loss(
-                u,
-                shift_labels,
-                action=self.action,
-                head=self.lm_head,
-                decision=self.decision,
-                config=self.config,
-                targets=numeric_targets,
-                fields=numeric_fields,
-                num_items=num_items_in_batch,
-                num_numbers=num_numbers_in_batch,
-            )
-
-        return CausalQwenOutput(
-            loss=None if terms is None else terms.total,
+        output = CausalQwenOutput(
             logits=loc_scores,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
@@ -327,9 +300,58 @@ class CausalQwenForCausalLM(
             scale_Y=y.scale,
             shift_S=shift,
             shift_Y=value_shift,
-            classification_loss=None if terms is None else terms.classification,
-            regression_loss=None if terms is None else terms.regression.detach(),
-            compatibility_loss=None if terms is None else terms.compatibility,
+        )
+        if labels is not None or shift_labels is not None:
+            terms = self._loss(
+                u,
+                labels,
+                shift_labels,
+                input_ids=input_ids,
+                values=numeric_values,
+                targets=numeric_targets,
+                fields=numeric_fields,
+                num_items=num_items_in_batch,
+                num_numbers=num_numbers_in_batch,
+            )
+            output.loss = terms.total
+            output.classification_loss = terms.classification
+            output.regression_loss = terms.regression.detach()
+            output.compatibility_loss = terms.compatibility
+        return output
+
+    def _loss(
+        self,
+        u: Cauchy,
+        labels: Tensor | None,
+        shift_labels: Tensor | None,
+        *,
+        input_ids: Tensor | None,
+        values: Tensor | None,
+        targets: Tensor | None,
+        fields: Tensor | None,
+        **counts: Any,
+    ) -> LossTerms:
+        """The loss of U, against labels that are shifted here unless they already are."""
+        if shift_labels is not None and values is not None and targets is None:
+            raise ValueError("shift_labels with numeric_values need numeric_targets, shifted too.")
+        if labels is not None and shift_labels is None:
+            shift_labels = shift_left(labels, IGNORE)
+            if targets is None and values is not None and input_ids is not None:
+                self._check_labels(input_ids, labels)
+            targets = values if targets is None else targets
+            targets = None if targets is None else shift_left(targets, 0.0)
+            fields = shift_fields(fields)
+        assert shift_labels is not None
+        return causal_loss(
+            u,
+            shift_labels,
+            action=self.action,
+            head=self.lm_head,
+            decision=self.decision,
+            config=self.config,
+            targets=targets,
+            fields=fields,
+            **counts,
         )
 
     def _check_labels(self, input_ids: Tensor, labels: Tensor) -> None:
@@ -353,15 +375,13 @@ class CausalQwenForCausalLM(
         s, y = self.action(u, self.lm_head)
         return s, y
 
-    def score_moved(
-        self, u: Cauchy, noise: Tensor, regime: str, exogenous: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def score_moved(self, u: Cauchy, noise: UNoise) -> tuple[Tensor, Tensor, Tensor]:
         """loc_S, and what the noise adds to S and Y at the last position.
 
         -> (B, T, V), (B, 1, V), (B, 1)
         """
         last = Cauchy(u.loc[:, -1], u.scale[:, -1])
-        displacement = self.action.displacement(last, noise, regime, exogenous)
+        displacement = self.action.displacement(last, noise)
         loc_scores, shift = score_pair(last.loc, displacement, self.lm_head)
         loc_scores = loc_scores.unsqueeze(1)
         if u.loc.shape[1] > 1:

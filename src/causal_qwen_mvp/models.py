@@ -16,7 +16,7 @@ from causal_qwen.modeling.abduction import AbductionNetwork as Abduction
 from causal_qwen.modeling.action import ActionHead
 from causal_qwen.modeling.action import ActionNetwork as Law
 from causal_qwen.modeling.configuration import CausalQwen2Config
-from causal_qwen.modeling.decision import Decision
+from causal_qwen.modeling.thresholds import Decision
 
 __all__ = [
     "AbductionNetwork",

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.abduction import (
     ABS_FLOOR,
@@ -22,7 +23,7 @@ from causal_qwen.modeling.abduction import (
     activate,
     inverse_activation,
 )
-from causal_qwen.modeling.action import SCALE_FLOOR, score_pair
+from causal_qwen.modeling.action import UNoise, score_pair
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_embedding import embed_values
 from causal_qwen.modeling.value_space import symexp, symlog
@@ -258,7 +259,7 @@ def test_noise_moves_the_individual_at_the_last_position(
     noise = torch.randn(B, C, generator=torch.Generator().manual_seed(2)) * 50
     with torch.no_grad():
         still = model(ids())
-        moved = model(ids(), u_noise=noise, u_noise_regime=regime)
+        moved = model(ids(), u_noise=UNoise(noise, regime))
     size = still.scale_U[:, -1] if regime == "individual" else model.action.b_noise.abs()
     expected = (array(noise) * array(size)) @ array(model.lm_head.weight).T
     assert moved.shift_S.shape == (B, 1, V)
@@ -272,8 +273,8 @@ def test_one_position_alone_is_scored_like_the_last_of_many(make_model: Make) ->
     model = make_model(causal_size=C, head_bias=True)
     noise = torch.randn(B, C, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        many = model(ids(), u_noise=noise)
-        last = model(ids(), u_noise=noise, logits_to_keep=1)
+        many = model(ids(), u_noise=UNoise(noise))
+        last = model(ids(), u_noise=UNoise(noise), logits_to_keep=1)
     assert last.logits.shape == (B, 1, V)
     close(last.logits[:, 0], many.logits[:, -1])
     close(last.shift_S, many.shift_S)

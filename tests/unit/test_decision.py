@@ -15,17 +15,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from causal_qwen.modeling.action import SCALE_FLOOR
+from causal_qwen.decoding.decision import EXACT_CANDIDATES, SCALE_FLOOR, choose, choose_pruned
+from causal_qwen.engine.matrix import Matrix
+from causal_qwen.generation.logits import BLOCKS, HeadNorms, TorchHead, block_edges
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.decision import (
-    BLOCKS,
-    FEW,
-    Decision,
-    HeadBounds,
-    block_edges,
-    choose,
-    choose_pruned,
-)
+from causal_qwen.modeling.thresholds import Decision
 
 # --- P and its argmax
 
@@ -130,7 +124,7 @@ class Case(NamedTuple):
     threshold: Tensor
     noise: Tensor
     weight: Tensor
-    bounds: HeadBounds
+    norms: HeadNorms
 
 
 def full_choice(case: Case) -> int:
@@ -140,8 +134,32 @@ def full_choice(case: Case) -> int:
     return int(choose(case.loc, scale.clamp_min(SCALE_FLOOR), case.threshold))
 
 
+def torch_head(case: Case) -> TorchHead:
+    no_b = torch.zeros(case.weight.shape[1])
+    return TorchHead(case.weight, case.threshold, no_b, case.noise, case.norms)
+
+
+class NumpyHead:
+    """The NumPy engine's head, around a `Matrix`."""
+
+    def __init__(self, case: Case) -> None:
+        self.matrix = Matrix(case.weight.float().numpy())
+        self.threshold = case.threshold.float().numpy()
+        self.decision_noise = np.abs(case.noise.float().numpy())
+        self.row_norms = self.matrix.row_norms
+        self.absolute, self.rows = self.matrix.absolute, self.matrix.rows
+
+    def bound_by_blocks(self, scale: Any, rows: Any) -> None:
+        return None
+
+
 def pruned_choice(case: Case) -> int:
-    return choose_pruned(case.loc, case.scale, case.threshold, case.noise, case.weight, case.bounds)
+    """The choice of both engines, which must be the same."""
+    chosen = choose_pruned(case.loc, case.scale, torch_head(case))
+    if case.weight.dtype == torch.float32:
+        in_numpy = choose_pruned(case.loc.numpy(), case.scale.float().numpy(), NumpyHead(case))
+        assert in_numpy == chosen
+    return chosen
 
 
 SHAPES = ((1, 3), (2, 1), (5, 70), (60, 7), (97, 128), (300, 500), (700, 100), (2000, 128))
@@ -171,7 +189,7 @@ def random_cases(count: int) -> Iterator[tuple[str, Case]]:
         weight = weight.to(dtype)
         norms = weight.double().abs().sum(-1)
         noise = ((norms.max() - norms) if equalised else torch.zeros(tokens)).float()
-        bounds = HeadBounds(weight)
+        bounds = HeadNorms(weight)
         for context in range(min(50, count - made)):
             spread = (0.0, 0.3, 1.0)[context % 3]  # constant, 30%, a factor e
             scale = 10 ** rng.uniform(-6, 1) * (normal(size) * spread).exp()
@@ -207,14 +225,14 @@ def test_the_pruned_choice_is_the_base_models_argmax_when_scales_are_equalised()
         assert pruned_choice(case) == int(case.loc.argmax())
 
 
-@pytest.mark.parametrize("tokens", [FEW - 1, FEW + 1, 500])
+@pytest.mark.parametrize("tokens", [EXACT_CANDIDATES - 1, EXACT_CANDIDATES + 1, 500])
 @pytest.mark.parametrize("gap", [0.0, 1e-7, 1e-6, 2e-5, 1e-4, 1e-3])
 @pytest.mark.parametrize("noise", [0.0, 20.0])
 def test_near_ties_survive_pruning(tokens: int, gap: float, noise: float) -> None:
     """Tokens whose ratios differ by less than float32 can bound, on both sides of C."""
     generator = torch.Generator().manual_seed(tokens)
     weight = torch.rand(tokens, 40, generator=generator) + 0.1
-    bounds = HeadBounds(weight)
+    bounds = HeadNorms(weight)
     scale = torch.rand(40, generator=generator) + 0.5
     decision_noise = noise * torch.randn(tokens, generator=generator)
     exact = weight.double() @ scale.double()
@@ -254,7 +272,7 @@ def test_a_bound_by_blocks_holds_for_the_rows_that_strain_it(sign: float, winner
         torch.zeros(tokens),
         torch.zeros(tokens),
         weight,
-        HeadBounds(weight),
+        HeadNorms(weight),
     )
     chosen = pruned_choice(case)
     assert chosen == full_choice(case)
@@ -264,45 +282,39 @@ def test_a_bound_by_blocks_holds_for_the_rows_that_strain_it(sign: float, winner
 def test_pruning_reads_few_rows_of_the_head_when_the_scale_is_constant() -> None:
     """What makes it nearly free: the head's rows are read for the candidates alone."""
 
-    class Watched:
-        def __init__(self, weight: Tensor) -> None:
-            self.weight = weight
-            self.rows = 0
+    class Watched(TorchHead):
+        rows_read = 0
 
-        def __getitem__(self, index: Tensor) -> Tensor:
-            self.rows += len(index)
-            return self.weight[index]
+        def rows(self, ids: Tensor) -> Tensor:
+            self.rows_read += len(ids)
+            return super().rows(ids)
+
+        def absolute(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
+            raise AssertionError("products with |W| are not needed here")
 
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(2000, 64, generator=generator)
     loc = weight @ torch.randn(64, generator=generator)
     norms = weight.abs().sum(-1)
-    watched: Any = Watched(weight)
-    chosen = choose_pruned(
-        loc,
-        torch.full((64,), 0.01),
-        torch.full((2000,), float(loc.max())),
-        norms.max() - norms,
-        watched,
-        HeadBounds(weight),
-    )
+    threshold = torch.full((2000,), float(loc.max()))
+    watched = Watched(weight, threshold, torch.zeros(64), norms.max() - norms)
+    chosen = choose_pruned(loc, torch.full((64,), 0.01), watched)
     assert chosen == int(loc.argmax())
-    assert watched.rows <= FEW
+    assert 1 <= watched.rows_read <= EXACT_CANDIDATES
 
 
 def test_scores_of_nan_are_refused_with_the_cure() -> None:
     weight = torch.ones(5, 3)
     nan = torch.full((5,), math.nan)
-    with pytest.raises(ValueError, match=r"loc_S holds NaN.*check the model's weights"):
-        choose_pruned(
-            nan, torch.ones(3), torch.zeros(5), torch.zeros(5), weight, HeadBounds(weight)
-        )
+    head = TorchHead(weight, torch.zeros(5), torch.zeros(3), torch.zeros(5))
+    with pytest.raises(ValueError, match="loc_S holds NaN"):
+        choose_pruned(nan, torch.ones(3), head)
 
 
 @pytest.mark.parametrize("size", [1, 3, 95, 96, 97, 130, 576])
 def test_bounds_hold_the_norms_of_every_row_whole_and_in_blocks(size: int) -> None:
     weight = torch.randn(7, size, generator=torch.Generator().manual_seed(size))
-    bounds = HeadBounds(weight.bfloat16())
+    bounds = HeadNorms(weight.bfloat16())
     blocks = bounds.blocks(weight.bfloat16())
     exact = weight.bfloat16().double().abs()
     np.testing.assert_allclose(bounds.rows, exact.sum(-1), rtol=1e-5)

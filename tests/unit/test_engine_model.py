@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from causal_qwen.decoding.decision import choose, choose_pruned
 from causal_qwen.engine import Engine, KeyValueCache, greedy_decode, qwen2, threads
-from causal_qwen.engine.heads import choose
 from causal_qwen.engine.weights import read_json, read_tensors, widen
 from causal_qwen.individuals.individual import Individual
 
@@ -269,7 +269,7 @@ def test_the_choice_is_that_of_every_scale_computed(saved: Callable[..., Any]) -
             loc = (3 * rng.standard_normal(97)).astype(np.float32)
             scale = np.exp(spread * rng.standard_normal(32)).astype(np.float32)
             whole = choose(loc, heads.score_scale(scale), heads.threshold)
-            assert heads.choose(loc, scale) == whole
+            assert choose_pruned(loc, scale, heads) == whole
 
 
 def test_a_stream_tells_each_token_with_its_probability(saved: Callable[..., Any]) -> None:

@@ -27,9 +27,9 @@ from transformers.generation import (
 )
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
-from causal_qwen.engine import heads, qwen2, threads
+from causal_qwen.decoding.decision import choose
 from causal_qwen.engine import matrix as matrix_module
-from causal_qwen.engine.heads import choose
+from causal_qwen.engine import qwen2, threads
 from causal_qwen.engine.matrix import FEW, SUMS, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
@@ -44,7 +44,6 @@ from causal_qwen.engine.qwen2 import (
 )
 from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
 from causal_qwen.engine.weights import read_safetensors, widen
-from causal_qwen.modeling import action, decision
 from causal_qwen.text.numerals import render
 from causal_qwen.text.segmentation import interleave, stable_prefix
 
@@ -438,18 +437,13 @@ def test_swiglu_is_torchs_and_survives_extreme_gates() -> None:
 # ---------------------------------------------------------------- choices
 
 
-def test_the_two_sides_agree_on_their_constants() -> None:
-    assert (heads.TIE, heads.SLACK) == (decision.TIE, decision.SLACK)
-    assert heads.SCALE_FLOOR == action.SCALE_FLOOR
-
-
 @given(st.integers(0, 10_000))
-def test_ties_are_broken_as_on_the_torch_side(seed: int) -> None:
+def test_ties_are_broken_alike_in_numpy_and_torch(seed: int) -> None:
     rng = np.random.default_rng(seed)
     loc = rng.integers(0, 4, 30).astype(np.float32)
     scale = (1 + rng.choice([0, 2e-6, 1e-3], 30)).astype(np.float32)
     threshold = np.full(30, 5, np.float32)
-    expected = decision.choose(*map(torch.from_numpy, (loc, scale, threshold)))
+    expected = choose(*map(torch.from_numpy, (loc, scale, threshold)))
     assert choose(loc, scale, threshold) == int(expected)
 
 

@@ -95,7 +95,7 @@ def test_the_baseline_answers_the_same_questions(model: Any) -> None:
     one = GumbelIndividual.draw(model, seed=3)
     same = counterfactual(model, PROMPT, one, ChangedPrompt(PROMPT), max_new_tokens=8)
     assert same.divergence is None
-    assert same.factual.said == say(model, [one], 8)[0].tolist()
+    assert same.factual.new_ids == say(model, [one], 8)[0].tolist()
     longer = torch.cat([torch.tensor([1]), PROMPT])
     other = counterfactual(model, PROMPT, one, ChangedPrompt(longer), max_new_tokens=8)
     assert other.stability().violations == 0  # Gumbel noise never depends on the context

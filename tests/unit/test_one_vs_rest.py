@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling import one_vs_rest as module
-from causal_qwen.modeling.action import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings, one_vs_rest
 

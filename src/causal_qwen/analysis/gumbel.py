@@ -104,7 +104,7 @@ def generate(
 
 def infer_gumbel(
     model: CausalModel,
-    passage: TokenSequence,
+    sequence: TokenSequence,
     start: int,
     n: int,
     seed: int = 0,
@@ -115,9 +115,9 @@ def infer_gumbel(
     Top down: the maximum of loc_k + g_k is Gumbel(logsumexp loc) whichever token has it; the
     others are Gumbels below it, -log(exp(-max) + exp(-loc_k - g)).
     """
-    output = observe(model, passage, start)
+    output = observe(model, sequence, start)
     logits = output.logits[0].double().cpu().numpy() / temperature  # (N, V)
-    said = passage.ids[start:].numpy()
+    said = sequence.ids[start:].numpy()
     people = []
     for draw in range(n):
         rng = np.random.default_rng([seed, draw])

@@ -39,6 +39,7 @@ from causal_qwen.analysis.token_sequence import (
     read_tokens,
     show_tokens,
 )
+from causal_qwen.decoding.decision import margin
 from causal_qwen.individuals.individual import Individual, latent_size
 from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noise_bound
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -137,21 +138,21 @@ def infer_individual(
         raise ValueError(f"n={n}, burn_in={burn_in} and sweeps={sweeps} must be at least 1, 0, 1.")
     if processor is None and (isinstance(text, str) or isinstance(prompt, str)):
         processor = load_processor(model)
-    passage = read_tokens(model, text, processor, special=prompt is None)
+    sequence = read_tokens(model, text, processor, special=prompt is None)
     start = 1
     if prompt is not None:
         given = read_tokens(model, prompt, processor)
-        start, passage = len(given.ids), given.then(passage)
-    if start >= len(passage.ids):
+        start, sequence = len(given.ids), given.then(sequence)
+    if start >= len(sequence.ids):
         raise ValueError("A text of one token has nothing to observe; give a prompt before it.")
     if mode == "gumbel":
-        speakers = infer_gumbel(model, passage, start, n, seed, temperature)
-        rate = _success(model, passage, start, speakers, options)
+        speakers = infer_gumbel(model, sequence, start, n, seed, temperature)
+        rate = _success(model, sequence, start, speakers, options)
         return Posterior(list(speakers), n, rate, float(n), float(n), 0.0)
 
     is_fresh = mode == "fresh"
     heat = _heat(model, is_fresh, temperature, min_density, options)
-    observations = _observations(model, passage, start, heat)
+    observations = _observations(model, sequence, start, heat)
     groups = [[one] for one in observations] if is_fresh else [observations]
     rng = np.random.default_rng(seed)
     bound = noise_bound(min_density)
@@ -162,7 +163,7 @@ def infer_individual(
             t = polytope.find()
         except UnreachableError as error:
             places = [place] if is_fresh else error.places
-            reason = _reason(model, passage, start, places, bound, heat, processor)
+            reason = _reason(model, sequence, start, places, bound, heat, processor)
             return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason)
         trace, rejection = polytope.sample(t, n, burn_in, sweeps, rng)
         traces.append(from_cauchy(trace, min_density))  # (n, C)
@@ -182,7 +183,7 @@ def infer_individual(
     return Posterior(
         people,
         n,
-        _success(model, passage, start, people, options),
+        _success(model, sequence, start, people, options),
         float(np.median(sizes)),
         float(sizes.min()),
         float(np.mean(rejected)),
@@ -198,27 +199,22 @@ def _heat(
     options: dict[str, Any],
 ) -> float:
     """T kappa of such an individual, as `generate` would resolve it."""
-    somebody = Individual.draw(
+    individual = Individual.draw(
         model, seed=0, fresh=is_fresh, temperature=temperature, min_density=min_density
     )
-    own = {name: options[name] for name in ("noise_gain", "fresh_noise_gain") if name in options}
-    _, sent = model._prepare_generation_config(
-        None, causal_mode="causal", individual=somebody, **own
-    )
-    sent["speaker"].meet(1, 1, latent_size(model))
-    heat: float = sent["speaker"].gains.heat(somebody)
-    return heat
+    gains = {name: options[name] for name in ("noise_gain", "fresh_noise_gain") if name in options}
+    settings = model.resolve_settings(causal_mode="causal", individual=individual, **gains)
+    return model.decoding_noise(settings).gains.amplitude(individual)
 
 
 def _observations(
-    model: CausalModel, passage: TokenSequence, start: int, heat: float
+    model: CausalModel, sequence: TokenSequence, start: int, heat: float
 ) -> list[Observation]:
-    output = observe(model, passage, start)
-    threshold = model.decision.threshold.double()
-    loc = (output.logits[0].double() - threshold).detach().cpu().numpy()  # (N, V)
+    output = observe(model, sequence, start)
+    loc = margin(output.logits[0], model.decision.threshold).detach().cpu().numpy()  # (N, V)
     law = heat * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
     space = field_space(model.config)
-    wanted = space.encode(passage.values[start:]) - output.loc_Y[0].double().detach().cpu()
+    wanted = space.encode(sequence.values[start:]) - output.loc_Y[0].double().detach().cpu()
     return [
         Observation(
             token,
@@ -226,13 +222,13 @@ def _observations(
             law[i],
             float(wanted[i]) if token == model.config.num_token_id else None,
         )
-        for i, token in enumerate(passage.ids[start:].tolist())
+        for i, token in enumerate(sequence.ids[start:].tolist())
     ]
 
 
 def _success(
     model: CausalModel,
-    passage: TokenSequence,
+    sequence: TokenSequence,
     start: int,
     people: Sequence[Any],
     options: dict[str, Any],
@@ -240,11 +236,11 @@ def _success(
     """The share of `people` whose replay is the text, numbers up to rounding."""
     batch = {
         name: column.repeat(len(people), 1)
-        for name, column in passage.cut(start).batch(model).items()
+        for name, column in sequence.cut(start).batch(model).items()
     }
     settings = {
         **batch,
-        "max_new_tokens": len(passage.ids) - start,
+        "max_new_tokens": len(sequence.ids) - start,
         "return_dict_in_generate": True,
         **options,
     }
@@ -253,26 +249,26 @@ def _success(
     else:
         result = model.generate(causal_mode="causal", individual=people, **settings)
     ids = result.sequences.cpu()
-    if ids.shape[1] != len(passage.ids):
+    if ids.shape[1] != len(sequence.ids):
         return 0.0
-    is_same = (ids == passage.ids).all(-1)
+    is_same = (ids == sequence.ids).all(-1)
     if not isinstance(people[0], GumbelIndividual) and result.get("numeric_values") is not None:
         values = result.numeric_values.cpu().double()
-        error = (values - passage.values).abs()
-        is_same &= (error <= NUMBER_TOLERANCE * passage.values.abs().clamp_min(1.0)).all(-1)
+        error = (values - sequence.values).abs()
+        is_same &= (error <= NUMBER_TOLERANCE * sequence.values.abs().clamp_min(1.0)).all(-1)
     return float(is_same.double().mean())
 
 
 def _reason(
     model: CausalModel,
-    passage: TokenSequence,
+    sequence: TokenSequence,
     start: int,
     places: list[int],
     bound: float,
     heat: float,
     processor: Processor | None,
 ) -> str:
-    tokens = show_tokens(model, passage, processor)
+    tokens = show_tokens(model, sequence, processor)
     said = ", ".join(f"{tokens[start + place]!r} (position {start + place})" for place in places)
     if heat == 0:
         return f"without noise (temperature or noise_gain 0) the model does not say {said}"

@@ -1,7 +1,7 @@
 """TokenSequence: the ids and values of one text, and the model output before each token.
 
-What asks about texts (Gumbel noise, posteriors, counterfactuals) takes a string, ids, or what a
-processor returns; all of them become a `TokenSequence` here.
+Counterfactuals, posteriors and Gumbel noise accept a string, ids, or what a processor returns;
+`read_tokens` turns each into a `TokenSequence`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from causal_qwen.text.segmentation import INCOMPLETE
 
 
 class TokenSequence(NamedTuple):
-    """Ids (T,) and values (T,), 0 beside what is no number."""
+    """Ids (T,) and values (T,), 0 beside tokens that are not numbers."""
 
     ids: Tensor
     values: Tensor
 
     def batch(self, model: CausalModel) -> dict[str, Tensor]:
-        """The passage as the only row of a batch for `model.generate`."""
+        """The sequence as the only row of a batch for `model.generate`."""
         ids = self.ids[None].to(model.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if model.config.num_token_id is not None:
@@ -46,15 +46,15 @@ class TokenSequence(NamedTuple):
 
 
 def load_processor(model: CausalModel) -> Any:
-    """The processor that lies beside the model's weights."""
+    """The processor saved beside the model's weights."""
     from causal_qwen.modeling.processor import CausalQwenProcessor
 
     try:
         return CausalQwenProcessor.from_pretrained(model.name_or_path)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"No processor lies beside the model ({model.name_or_path!r}); give processor=, or ids "
-            "instead of text."
+            f"There is no processor beside the model ({model.name_or_path!r}); pass processor=, or "
+            "ids instead of text."
         ) from error
 
 
@@ -63,7 +63,7 @@ def read_tokens(
 ) -> TokenSequence:
     """A string, ids (T,) or (1, T), or what a processor returned for one text.
 
-    `special=False` leaves out what a tokenizer puts around a text: for what continues one.
+    `special=False` adds no special tokens: for a text that continues another.
     """
     if isinstance(text, TokenSequence):
         return text
@@ -93,57 +93,57 @@ def read_tokens(
 
 
 def is_number(model: CausalModel, ids: Tensor) -> Tensor:
-    """Where `<NUM>` stands; nowhere for a model without numbers."""
+    """Which ids are `<NUM>`; none in a model without numbers."""
     number = model.config.num_token_id
     return ids == (-1 if number is None else number)
 
 
 @torch.no_grad()
-def observe(model: CausalModel, passage: TokenSequence, start: int) -> Any:
+def observe(model: CausalModel, sequence: TokenSequence, start: int) -> Any:
     """The model's output before each token from `start` on: T - start positions of one row."""
-    if not 1 <= start < len(passage.ids):
+    if not 1 <= start < len(sequence.ids):
         raise ValueError(
-            f"Nothing is said from position {start} on in a text of {len(passage.ids)} tokens, or "
-            "nothing before it."
+            f"start={start} needs a token before and after it; the text has {len(sequence.ids)}."
         )
-    before = passage.cut(len(passage.ids) - 1)
+    before = sequence.cut(len(sequence.ids) - 1)
     inputs = before.batch(model)
     if not is_number(model, before.ids).any():
         inputs.pop("numeric_values", None)
-    return model(**inputs, logits_to_keep=len(passage.ids) - start, use_cache=False)
+    return model(**inputs, logits_to_keep=len(sequence.ids) - start, use_cache=False)
 
 
 def show_tokens(
-    model: CausalModel, passage: TokenSequence, processor: Processor | None = None
+    model: CausalModel, sequence: TokenSequence, processor: Processor | None = None
 ) -> list[str]:
-    """Every token as a reader would see it; numbers by their value."""
-    numbers = is_number(model, passage.ids).tolist()
-    rows = zip(passage.ids.tolist(), passage.values.tolist(), numbers, strict=True)
+    """Every token as text; numbers as their value."""
+    numbers = is_number(model, sequence.ids).tolist()
+    rows = zip(sequence.ids.tolist(), sequence.values.tolist(), numbers, strict=True)
     name = str if processor is None else lambda token: processor.tokenizer.decode([token])
     return [render(value) if is_value else name(token) for token, value, is_value in rows]
 
 
 def decode_tokens(
-    model: CausalModel, passage: TokenSequence, processor: Processor | None = None
+    model: CausalModel, sequence: TokenSequence, processor: Processor | None = None
 ) -> list[str]:
-    """Every token as `show_tokens` says, but together they are the text: a character whose bytes
-    are several tokens stands at the last of them, and the others are empty."""
-    tokens = show_tokens(model, passage, processor)
+    """As `show_tokens`, but joined they are the text: a character whose bytes are several tokens
+    is put at the last of them, and the others are empty."""
+    tokens = show_tokens(model, sequence, processor)
     start: int | None = None  # of a character that is not whole yet
     for place, token in enumerate(tokens):
         if INCOMPLETE not in token:
             start = None
             continue
         start = place if start is None else start
-        text = processor.tokenizer.decode(passage.ids[start : place + 1])
+        assert processor is not None  # ids hold no half characters
+        text = processor.tokenizer.decode(sequence.ids[start : place + 1])
         tokens[start : place + 1] = [*[""] * (place - start), text]
         start = start if text.endswith(INCOMPLETE) else None
     return tokens
 
 
-def decode_sequence(passage: TokenSequence, processor: Processor | None = None) -> str:
-    """The passage as text; as ids where there is no processor."""
+def decode_sequence(sequence: TokenSequence, processor: Processor | None = None) -> str:
+    """The sequence as text, or as ids without a processor."""
     if processor is None:
-        return " ".join(map(str, passage.ids.tolist()))
-    text: str = processor.decode(passage.ids, passage.values, skip_special_tokens=True)
+        return " ".join(map(str, sequence.ids.tolist()))
+    text: str = processor.decode(sequence.ids, sequence.values, skip_special_tokens=True)
     return text

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.engine.generation import Generator, Moment, Options
+from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, DecodingSettings, resolve_settings
+from causal_qwen.engine.generation import DecodeStep, Generator, Limits
 from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
 from causal_qwen.engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2, Qwen2Config
 from causal_qwen.engine.sampling import softmax
@@ -29,10 +30,12 @@ from causal_qwen.engine.weights import (
     read_tensors,
     widen,
 )
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.individual import Individual, first_given
 from causal_qwen.text.segmentation import stable_prefix
 
 DTYPES = (None, "float32")
+OPTIONS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name != "causal_mode")
+TORCH_ONLY = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 Prompt = str | Sequence[int]
 
 
@@ -58,7 +61,8 @@ class Generation:
     new: slice  # where the new tokens stand
     texts: list[str]  # of the new tokens; empty without a tokenizer
     mode: str
-    individual: list[Individual] | None  # who spoke, one per row, in the modes with noise
+    individual: list[Individual] | None  # one per row, in the modes with noise
+    settings: DecodingSettings | None = None
 
     @property
     def text(self) -> str:
@@ -86,7 +90,7 @@ class Engine:
     @property
     def own_mode(self) -> str:
         """The mode of a call that names none."""
-        return self._options({}).mode
+        return self.resolve().mode
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str], dtype: str | None = None) -> Engine:
@@ -131,21 +135,29 @@ class Engine:
 
         `chat` puts texts into the model's chat template, as a user's message.
 
-        Options: mode, individual, exogenous, max_new_tokens, min_new_tokens, temperature, top_k,
-        top_p, do_sample, seed, repetition_penalty, noise_gain, fresh_noise, min_density,
-        normalization, value_field, eos_token_id; those left out come from generation_config.json.
+        Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling), and
+        those of `DecodingSettings`: individual, exogenous, temperature, min_density, noise_gain,
+        fresh_noise_gain, fresh_noise, top_k, top_p, min_p, do_sample, repetition_penalty,
+        normalization, value_field. Those left out come from generation_config.json.
         """
         call = self._call(prompts, numeric_values, encode_numbers, chat, options, None)
         start = call.ids.shape[1]
-        for _ in self._moments(call):
+        for _ in self._steps(call):
             pass
         texts = []
         if self.reader is not None:
             decode = self.reader.decode
             rows = zip(call.ids[:, start:], call.values[:, start:], strict=True)
             texts = [decode(ids, values) for ids, values in rows]
-        new, people = slice(start, call.ids.shape[1]), call.speaker.people
-        return Generation(call.ids, call.values, new, texts, call.options.mode, people or None)
+        return Generation(
+            call.ids,
+            call.values,
+            slice(start, call.ids.shape[1]),
+            texts,
+            call.settings.mode,
+            call.noise.individuals or None,
+            call.settings,
+        )
 
     def stream(
         self,
@@ -167,12 +179,12 @@ class Engine:
         beside = None if numeric_values is None else [numeric_values]
         call = self._call([prompt], beside, encode_numbers, chat, options, observe)
         start, said = call.ids.shape[1], ""
-        for moment in self._moments(call):
+        for step in self._steps(call):
             text = ""
             if self.reader is not None:
                 text = self.reader.decode(call.ids[0, start:], call.values[0, start:])
-                text = text if moment.is_last else stable_prefix(text)
-            yield self._step(moment, text[len(said) :], runners_up, summarize)
+                text = text if step.is_last else stable_prefix(text)
+            yield self._step(step, text[len(said) :], runners_up, summarize)
             said = text
 
     def _call(
@@ -199,36 +211,69 @@ class Engine:
             self._encode(row, told, encode_numbers, chat)
             for row, told in zip(rows, beside, strict=True)
         ]
-        stops = given.pop("eos_token_id", None)
-        if stops is None:
-            stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
-        stops = () if stops is None else tuple(np.atleast_1d(stops).tolist())
-        pad = self.saved.get("pad_token_id")
-        pad = pad if pad is not None else self.fields.get("pad_token_id")
-        pad = pad if pad is not None else (stops[0] if stops else 0)
-        options = self._options(given | {"stops": stops, "pad": pad})
+        limits = self._limits(given)
+        seed = given.pop("seed", None)
+        settings = self.resolve(**given)
         if not all(ids for ids, _ in read):
             raise ValueError("A prompt has no token: write a few words.")
         width = max(len(ids) for ids, _ in read)
-        ids = np.full((len(read), width), pad, np.int64)
+        ids = np.full((len(read), width), limits.pad, np.int64)
         values, padding = np.zeros((len(read), width)), np.ones((len(read), width), bool)
         for row, (own, told) in enumerate(read):  # on the left: the last column is every row's
             first = width - len(own)
             ids[row, first:], values[row, first:], padding[row, first:] = own, told, False
         return Generator(
-            self.model, self.heads, self.fields, options, ids, values, padding, observe
+            self.model,
+            self.heads,
+            self.fields,
+            settings,
+            limits,
+            ids,
+            values,
+            padding=padding,
+            seed=seed,
+            observe=observe,
         )
 
-    def _options(self, given: dict[str, Any]) -> Options:
-        default = self.fields.get("inference_mode", "standard")
-        return Options.resolve(self.saved, default, self.heads is not None, **given)
+    def resolve(self, mode: str | None = None, **options: Any) -> DecodingSettings:
+        """The settings that a call with these options decides by."""
+        unknown = [name for name in options if name not in (*DEFAULTS, *SOFTMAX)]
+        if unknown:
+            raise TypeError(
+                f"Unknown option {', '.join(unknown)}; there are mode, {', '.join(OPTIONS)}."
+            )
+        unsupported = [name for name in TORCH_ONLY if self.saved.get(name) is not None]
+        if unsupported:
+            raise ValueError(
+                f"generation_config.json has {unsupported[0]}={self.saved[unsupported[0]]}, which "
+                "the NumPy engine does not support; remove it, or use torch."
+            )
+        return resolve_settings(
+            {"causal_mode": mode, **options},
+            self.saved,
+            default_mode=self.fields.get("inference_mode", "standard"),
+            has_heads=self.heads is not None,
+        )
 
-    def _moments(self, call: Generator) -> Iterator[Moment]:
-        """The call, step by step; numbers that cannot be are said in a sentence."""
+    def _limits(self, given: dict[str, Any]) -> Limits:
+        """Take out of the options when a text ends."""
+        stops = given.pop("eos_token_id", None)
+        if stops is None:
+            stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
+        stops = () if stops is None else tuple(np.atleast_1d(stops).tolist())
+        pad = first_given(
+            self.saved.get("pad_token_id"), self.fields.get("pad_token_id"), *stops[:1], 0
+        )
+        names = ("max_new_tokens", "min_new_tokens")
+        lengths = {name: given.pop(name) for name in names if given.get(name) is not None}
+        return Limits(**lengths, stops=stops, pad=pad)
+
+    def _steps(self, call: Generator) -> Iterator[DecodeStep]:
+        """The call, step by step; overflow becomes an error that names the damaged weight."""
         try:
-            for moment in call:
-                warn_if_clamped(moment.values)
-                yield moment
+            for step in call:
+                warn_if_clamped(step.values)
+                yield step
         except FloatingPointError:
             name = find_not_finite(self.parameters)
             raise ValueError(
@@ -269,14 +314,14 @@ class Engine:
             )
         return ids, beside
 
-    def _step(self, moment: Moment, text: str, runners_up: int, summarize: bool) -> Step:
-        token, value = int(moment.tokens[0]), float(moment.values[0])
-        likely = softmax(moment.loc_scores[0])  # (V,)
+    def _step(self, step: DecodeStep, text: str, runners_up: int, summarize: bool) -> Step:
+        token, value = int(step.tokens[0]), float(step.values[0])
+        likely = softmax(step.loc_scores[0])  # (V,)
         count = min(runners_up + 1, len(likely))
         best = np.argpartition(-likely, count - 1)[:count] if count else np.zeros(0, int)
         others = [int(k) for k in best[np.argsort(-likely[best])] if k != token][:runners_up]
         is_number = self.heads is not None and token == self.fields.get("num_token_id")
-        said = float(moment.y[0]) if moment.y is not None else 0.0
+        said = float(step.y[0]) if step.y is not None else 0.0
         return Step(
             id=token,
             text=text,
@@ -284,25 +329,25 @@ class Engine:
             probability=float(likely[token]),
             runners_up=[(self._shown(k, said), float(likely[k])) for k in others],
             token=self._shown(token, value),
-            summary=self._summary(moment, token) if summarize else None,
+            summary=self._summary(step, token) if summarize else None,
         )
 
     def _shown(self, token: int, value: float) -> str:
         return str(token) if self.reader is None else self.reader.show(token, value)
 
-    def _summary(self, moment: Moment, token: int) -> dict[str, float]:
+    def _summary(self, step: DecodeStep, token: int) -> dict[str, float]:
         """Figures of the chain at one step, in the scale-noise regime."""
-        if self.heads is None or moment.u is None:
+        if self.heads is None or step.u is None:
             raise ValueError("Only a causal checkpoint has U, S and P to summarise.")
-        u = self.heads.widen(Cauchy(moment.u.loc[0], moment.u.scale[0]))
+        u = self.heads.widen(Cauchy(step.u.loc[0], step.u.scale[0]))
         scale = self.heads.score_scale(u.scale)
-        chance = Cauchy(moment.loc_scores[0], scale).sf(self.heads.threshold)
+        chance = Cauchy(step.loc_scores[0], scale).sf(self.heads.threshold)
         y = self.heads.number(u)
         return {
-            "U_loc_median": float(np.median(moment.u.loc[0])),
-            "U_loc_iqr": float(np.subtract(*np.percentile(moment.u.loc[0], [75, 25]))),
-            "U_scale_median": float(np.median(moment.u.scale[0])),
-            "S_loc_chosen": float(moment.loc_scores[0, token]),
+            "U_loc_median": float(np.median(step.u.loc[0])),
+            "U_loc_iqr": float(np.subtract(*np.percentile(step.u.loc[0], [75, 25]))),
+            "U_scale_median": float(np.median(step.u.scale[0])),
+            "S_loc_chosen": float(step.loc_scores[0, token]),
             "S_scale_chosen": float(scale[token]),
             "P_chosen": float(chance[token]),
             "P_sum": float(chance.sum()),

@@ -20,16 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.engine.matrix import Matrix
 from causal_qwen.engine.weights import Float32, Stored, check_tensors, find_not_finite, widen
 from causal_qwen.options import NUMERIC_ENCODINGS, SCALE_ACTIVATIONS, VALUE_SPACES, check_choice
 
 Float64 = NDArray[np.float64]
 
-TIE = 1e-5  # relative difference below which two scales count as equal
-SLACK = 1e-4  # rounding allowance of a float32 bound
-FEW = 64  # candidates that are decided exactly without further pruning
-SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
 ABS_FLOOR = 1e-6  # of the scale activation "abs"
 LARGEST = np.finfo(np.float64).max
 
@@ -218,48 +215,18 @@ class CausalHeads:
         scale = np.maximum(u.scale @ np.abs(self.value_weight), np.float32(SCALE_FLOOR))
         return Cauchy(u.loc @ self.value_weight + self.value_bias, scale)
 
-    def choose(self, loc: Float32, scale: Float32) -> int:
-        """argmax_k P_k for loc_S (V,) and the individual's scale (C,), computing few scale_S.
+    # ------------------------------------------------------------ as `decoding.decision` needs it
 
-        A token whose best case (its scale between min and max of `scale` times its row's norm) is
-        worse than another's worst case cannot win; |W| scale is computed only for the others.
-        """
+    def row_norms(self) -> Float32:
         if self._norms is None:
             self._norms = self.head.row_norms()
-        scale64 = scale.astype(np.float64)
-        mean = float(scale64.mean())
-        margin = loc - self.threshold
-        noise = self.decision_noise * np.float32(mean)
-        low, high = scale.min() * self._norms + noise, scale.max() * self._norms + noise
-        keep = np.flatnonzero(_undominated(margin, low, high))
-        if len(keep) > FEW:
-            rows = None if len(keep) == len(loc) else keep
-            product = self.head.absolute(scale, rows) + noise[keep]
-            keep = keep[_undominated(margin[keep], product, product)]
-        if len(keep) == 0:
-            raise ValueError("loc_S holds NaN: no token can be chosen; check the model's weights.")
-        exact = np.abs(self.head.rows(keep).astype(np.float64)) @ scale64
-        exact += self.decision_noise[keep].astype(np.float64) * mean
-        winner = choose(loc[keep], np.maximum(exact, SCALE_FLOOR), self.threshold[keep])
-        return int(keep[winner])
+        return self._norms
 
+    def bound_by_blocks(self, scale: Float32, rows: NDArray[np.integer]) -> None:
+        return None  # the product itself is as fast here
 
-def choose(loc: NDArray[Any], scale: NDArray[Any], threshold: NDArray[Any]) -> int:
-    """argmax_k (loc_k - C_k) / scale_k in float64; among equal scales, the largest margin's
-    lowest id. (V,) three times -> an index"""
-    margin = loc.astype(np.float64) - threshold.astype(np.float64)
-    scale = scale.astype(np.float64)
-    best = int((margin / scale).argmax())
-    is_equal = np.abs(scale / scale[best] - 1) <= TIE
-    return int(np.where(is_equal, margin, -np.inf).argmax())
+    def absolute(self, scale: Float32, rows: NDArray[np.integer] | None = None) -> Float32:
+        return self.head.absolute(scale, rows)
 
-
-def _undominated(margin: Float32, low: Float32, high: Float32) -> NDArray[np.bool_]:
-    """Which tokens may still win, given low <= scale <= high up to rounding."""
-    low = np.maximum(low * np.float32(1 - SLACK), np.float32(SCALE_FLOOR))
-    high = np.maximum(high * np.float32(1 + SLACK), np.float32(SCALE_FLOOR))
-    is_positive = margin >= 0
-    worst = margin / np.where(is_positive, high, low)
-    best = margin / np.where(is_positive, low, high)
-    bar = float(worst.max())
-    return np.asarray(best >= (bar - SLACK * abs(bar) if math.isfinite(bar) else bar))
+    def rows(self, ids: NDArray[np.integer]) -> Float32:
+        return self.head.rows(ids)

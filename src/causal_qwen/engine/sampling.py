@@ -40,6 +40,12 @@ def keep_top_p(scores: Float32, p: float) -> Float32:
     return np.where(out, NEVER, scores)
 
 
+def keep_min_p(scores: Float32, p: float) -> Float32:
+    """Tokens with at least p times the largest probability. (..., V)"""
+    bar = scores.max(-1, keepdims=True) + np.float32(np.log(p))
+    return np.where(scores < bar, NEVER, scores)
+
+
 def penalize_repetition(scores: Float32, ids: NDArray[np.int64], penalty: float) -> Float32:
     """Scores of tokens already in the text, divided by the penalty (or times, if negative)."""
     seen = np.take_along_axis(scores, ids, -1)

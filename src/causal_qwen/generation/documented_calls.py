@@ -11,18 +11,20 @@ Nothing is computed twice: every decision is the one that `generate` would take.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.generation import GenerationConfig
 
-from causal_qwen.generation.mixin import WARPERS, ModeProcessor, Speaker
+from causal_qwen.decoding.noise import DecodingNoise
+from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.generation.logits import DecisionProcessor
+from causal_qwen.generation.mixin import noise_at
 from causal_qwen.modeling.abduction import AbductionNetwork
-from causal_qwen.modeling.action import ActionNetwork
+from causal_qwen.modeling.action import ActionNetwork, UNoise
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.decision import Decision
+from causal_qwen.modeling.thresholds import Decision
 
 WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # a softmax from which nothing is cut
 NOISE = ("individual", "noise_gain", "min_density", "fresh_noise", "normalization")
@@ -83,7 +85,7 @@ class ActionView(nn.Module):
         if do_sample:
             standard = torch.zeros_like(loc_U, dtype=torch.float32)
             eps = Cauchy(standard, torch.ones_like(standard)).sample(generator)
-            moved = loc_U + self.law.displacement(u, temperature * eps, "location")
+            moved = loc_U + self.law.displacement(u, UNoise(temperature * eps, "location"))
             u = Cauchy(moved.to(loc_U.dtype), scale_U)
         else:
             u = self.law.widen(u)
@@ -119,9 +121,10 @@ class DocumentedCalls:
     model: Any
     generate: Any
     score_moved: Any
-    _prepare_generation_config: Any
-    _prepare_position_ids_for_generation: Any
-    _get_logits_processor: Any
+    resolve_settings: Any
+    decoding_noise: Any
+    positions_of: Any
+    warpers: Any
 
     @property
     def abduction_network(self) -> AbductionView:
@@ -146,23 +149,18 @@ class DocumentedCalls:
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> Tensor:
-        """What the model would say next, at every position. (B, T) -> (B, T) or (B, T, V)
+        """The next token, or its probabilities, at every position. (B, T) -> (B, T) or (B, T, V)
 
         `standard`, `sampling` and `causal` give token ids, decided as `generate` decides;
         `compatible` gives probabilities, the softmax of loc_S (P_k / sum P with
-        `normalization="ovr"`), of which `temperature`, `top_k` and `top_p` cut or sharpen what
-        is asked here. Who speaks is `individual=`, else drawn from `generator`.
+        `normalization="ovr"`), cut or sharpened by `temperature`, `top_k` and `top_p` if given
+        here. The individual is `individual=`, or drawn from `generator`.
         """
         check_ids(input_ids)
         check_options(options)
         is_compatible = mode == "compatible"
-        settings, extra = self._prepare_generation_config(
-            None, causal_mode=mode, do_sample=is_compatible, **options
-        )
-        speaker: Speaker | None = extra.get("speaker")
-        positions = self._prepare_position_ids_for_generation(
-            input_ids, {"attention_mask": attention_mask}
-        ).expand_as(input_ids)
+        settings = self.resolve_settings(causal_mode=mode, do_sample=is_compatible, **options)
+        positions = self.positions_of(input_ids, attention_mask)
         output = self(  # type: ignore[operator]
             input_ids,
             attention_mask=attention_mask,
@@ -173,24 +171,23 @@ class DocumentedCalls:
         )
         u = Cauchy(output.loc_U.flatten(0, 1), output.scale_U.flatten(0, 1))  # (BT, C)
         scores = output.loc_S.flatten(0, 1).float()  # (BT, V)
+        with drawing_from(generator, self.device):
+            noise = self.decoding_noise(settings, len(input_ids))
+        last = DecisionProcessor(self, noise, want_scores=False)  # type: ignore[arg-type]
+        last.u = u
 
         if is_compatible:
-            if speaker is not None:
-                scores = self._judge(speaker, u)(input_ids, scores)
+            if settings.normalization == "ovr":
+                scores = last(input_ids, scores)
             asked = {name: options[name] for name in WHOLE if options.get(name) is not None}
-            return self._cut(scores, asked).softmax(-1).unflatten(0, input_ids.shape)
+            return self.warpers(**asked)(None, scores).softmax(-1).unflatten(0, input_ids.shape)
 
-        assert speaker is not None
-        with drawing_from(generator, self.device):
-            speaker.meet(len(input_ids), 1, self.config.causal_size)
-        scores = self._cut(scores, {name: getattr(settings, name) for name in WARPERS})
-        judge = self._judge(speaker, u)
-        if speaker.has_noise:
-            noise = noise_everywhere(speaker, positions).flatten(0, 1)
-            regime = "location" if speaker.mode == "sampling" else "individual"
+        cuts = ("top_k", "top_p", "min_p")
+        scores = self.warpers(**{"top_k": 0, **_given(settings, cuts)})(None, scores)
+        if noise:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
-            judge.shift = self.score_moved(alone, noise, regime)[1].squeeze(1)
-        return judge(input_ids, scores).argmax(-1).unflatten(0, input_ids.shape)
+            last.shift = self.score_moved(alone, noise_everywhere(noise, positions))[1].squeeze(1)
+        return last(input_ids, scores).argmax(-1).unflatten(0, input_ids.shape)
 
     def generate_step_by_step(
         self,
@@ -254,17 +251,6 @@ class DocumentedCalls:
         loss: Tensor = self(**batch).loss  # type: ignore[operator]
         return loss
 
-    def _judge(self, speaker: Speaker, u: Cauchy) -> ModeProcessor:
-        judge = ModeProcessor(speaker, self, want_scores=False)
-        judge.u = u
-        return judge
-
-    def _cut(self, scores: Tensor, warpers: dict[str, Any]) -> Tensor:
-        """Temperature, top-k, top-p and their kin, as Hugging Face applies them. (N, V)"""
-        processors = self._get_logits_processor(GenerationConfig(do_sample=True, **warpers))
-        cut: Tensor = processors(None, scores)
-        return cut
-
 
 def check_ids(input_ids: Tensor) -> None:
     if input_ids.ndim != 2:
@@ -280,12 +266,15 @@ def check_options(options: dict[str, Any]) -> None:
         raise TypeError(f"Unknown option {', '.join(unknown)}; there are {', '.join(OPTIONS)}.")
 
 
-def noise_everywhere(speaker: Speaker, positions: Tensor) -> Tensor:
-    """T kappa t of every position, each as if it were the last. (B, T) -> (B, T, C)"""
-    length = positions.shape[1]
-    if not speaker.fresh_noise:
-        return speaker.noise(positions).unsqueeze(1).expand(-1, length, -1)
-    return torch.stack([speaker.noise(positions[:, : i + 1]) for i in range(length)], dim=1)
+def noise_everywhere(noise: DecodingNoise, positions: Tensor) -> UNoise:
+    """The noise of every position, each as if it were the last. (B, T) -> (BT, C)"""
+    steps = [noise_at(noise, positions[:, : i + 1]).values for i in range(positions.shape[1])]
+    return UNoise(torch.stack(steps, dim=1).flatten(0, 1), noise.regime)
+
+
+def _given(settings: DecodingSettings, names: Sequence[str]) -> dict[str, Any]:
+    found = {name: getattr(settings, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @contextlib.contextmanager

@@ -1,186 +1,183 @@
-"""Speech: one answer, as the command line asks for it, until it ends or is stopped."""
+"""Streaming: text that grows token by token, and can be stopped between two tokens.
+
+`generate` is called for one token at a time with one cache: the text is the same as that of one
+call, at the same speed, and other work can be done between two tokens.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
+from torch import Tensor
+from transformers import DynamicCache
 
 from causal_qwen.decoding.context import context_length
-from causal_qwen.generation.mixin import Ledger
+from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.options import NOISY_MODES
 from causal_qwen.text.segmentation import stable_prefix
 
 
+@dataclass
+class TokenStream:
+    """The rows of one call as they grow; iterate over it to generate the next token."""
+
+    model: CausalModel
+    processor: Processor
+    inputs: Mapping[str, Tensor]
+    max_new_tokens: int
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int | None = None  # of softmax sampling
+    settings: DecodingSettings | None = None  # known after the first token
+    individuals: list[Individual] | None = None  # one per row, in the modes with noise
+
+    def __post_init__(self) -> None:
+        self.ids, self.mask, self.values = (
+            self.inputs[name].to(self.model.device)
+            for name in ("input_ids", "attention_mask", "numeric_values")
+        )
+        self.start = self.ids.shape[1]
+        self.lengths = [0] * len(self.ids)  # of the rows' new tokens, without the end-of-text token
+        self._state = None
+        if self.seed is not None:
+            self._state = torch.Generator().manual_seed(self.seed).get_state()
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """The new text of every row after each token, until all rows have ended."""
+        cache = DynamicCache(config=self.model.config)
+        ends, is_over = end_ids(self.model), [False] * len(self.ids)
+        options = {name: value for name, value in self.options.items() if value is not None}
+        for _ in range(self.max_new_tokens):
+            with self._random_state():
+                result = self.model.generate(
+                    input_ids=self.ids,
+                    attention_mask=self.mask,
+                    numeric_values=self.values,
+                    past_key_values=cache,
+                    max_new_tokens=1,
+                    return_dict_in_generate=True,
+                    **options,
+                )
+            self.ids, self.values = result.sequences, result.numeric_values
+            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+            self.settings = self.settings or result.settings
+            if (individuals := result.get("individual")) is not None:
+                options["individual"] = self.individuals = individuals  # drawn once, then kept
+                for name in ("temperature", "min_density", "fresh_noise"):
+                    options.pop(name, None)  # they are the individual's now
+            for row, token in enumerate(self.ids[:, -1].tolist()):
+                is_over[row] |= token in ends
+                self.lengths[row] += not is_over[row]
+            yield self.texts()
+            if all(is_over):
+                return
+
+    def texts(self) -> list[str]:
+        """The new text of every row, without its end-of-text token."""
+        return [
+            self.processor.decode(
+                self.ids[row, self.start : self.start + length],
+                self.values[row, self.start : self.start + length],
+                skip_special_tokens=True,
+            )
+            for row, length in enumerate(self.lengths)
+        ]
+
+    @contextlib.contextmanager
+    def _random_state(self) -> Iterator[None]:
+        """Softmax sampling draws from torch's global state: set it, and restore it afterwards, so
+        that the tokens are those of one call after `manual_seed(seed)`."""
+        if self._state is None:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._state)
+            yield
+            self._state = torch.get_rng_state()
+
+
+def stream_text(
+    model: CausalModel,
+    processor: Processor,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    seed: int | None = None,
+    **options: Any,
+) -> Iterator[list[str]]:
+    """The continuation of every prompt, one token longer each time."""
+    inputs = processor(list(prompts), return_tensors="pt", padding=True, padding_side="left")
+    return iter(TokenStream(model, processor, inputs, max_new_tokens, options, seed))
+
+
 @dataclass(frozen=True)
-class Said:
-    """What was said, the numbers in it, and by whom in the modes with noise."""
+class GeneratedText:
+    """A generated text with its numbers, its individual (in modes with noise) and its settings."""
 
     text: str
     numbers: list[float]
     individual: Individual | None
+    settings: DecodingSettings
+    seed: int | None = None
     is_stopped: bool = False
 
-    def to_dict(self, prompt: str, mode: str) -> dict[str, Any]:
-        """For JSON."""
+    def to_dict(self, prompt: str) -> dict[str, Any]:
+        """For JSON: the text, and every setting that is needed to generate it again."""
         return {
             "prompt": prompt,
             "text": self.text,
             "numbers": self.numbers,
-            "mode": mode,
-            "individual": None if self.individual is None else self.individual.seed,
+            "individual": None,
+            **self.settings.to_dict(self.individual),
+            "seed": self.seed,
             "is_stopped": self.is_stopped,
         }
 
 
-class Live(BaseStreamer):
-    """Writes a text to the standard output as it grows, its numbers as their values."""
-
-    def __init__(self, processor: Processor, inputs: Any, is_prompt_shown: bool) -> None:
-        self.processor = processor
-        self.ids: list[int] = inputs["input_ids"][0].tolist() if is_prompt_shown else []
-        self.values: list[float] = inputs["numeric_values"][0].tolist() if is_prompt_shown else []
-        self.ledger: Ledger | None = None
-        self.is_begun = False
-        self.written = ""
-
-    def follow(self, ledger: Ledger | None) -> None:
-        """Where the value beside the newest token stands."""
-        self.ledger = ledger
-
-    def put(self, value: Any) -> None:
-        """The prompt, which is known already; then every token."""
-        if not self.is_begun:
-            self.is_begun = True
-            return
-        self.ids += value.flatten().tolist()
-        self.values.append(0.0 if self.ledger is None else float(self.ledger.values[0, -1]))
-        self._write(stable_prefix(self._text()))
-
-    def end(self) -> None:
-        self._write(self._text() + "\n")
-
-    def _text(self) -> str:
-        text: str = self.processor.decode(self.ids, self.values, skip_special_tokens=True)
-        return text
-
-    def _write(self, text: str) -> None:
-        print(text[len(self.written) :], end="", flush=True)
-        self.written = text
-
-
-class Stop(StoppingCriteria):
-    """Ends an answer after the next word once it `is_asked` to."""
-
-    is_asked = False
-
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        return torch.full((len(input_ids),), self.is_asked, device=input_ids.device)
-
-
-@contextlib.contextmanager
-def stopped_by_interrupt() -> Iterator[Stop]:
-    """Ctrl-C stops the answer and not the program; a second one ends the program."""
-    stop = Stop()
-
-    def ask(*_: Any) -> None:
-        stop.is_asked = True
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def say(
-    processor: Processor,
+def generate_text(
     model: CausalModel,
-    inputs: Any,
+    processor: Processor,
+    inputs: Mapping[str, Tensor],
     *,
-    mode: str = "standard",
-    who: int | Individual | None = None,
-    temperature: float | None = None,
-    min_density: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
     max_new_tokens: int = 60,
-    is_live: bool = False,
-    is_prompt_shown: bool = False,
-    stop: Stop | None = None,
-) -> Said:
-    """Continue what a processor has read; `is_live` writes it to the standard output as it comes.
+    seed: int | None = None,
+    on_text: Callable[[str], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    **options: Any,
+) -> GeneratedText:
+    """Continue one row that a processor has encoded. `options` are those of `generate`.
 
-    In `compatible` mode a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
+    `on_text` receives every addition to the text that later tokens cannot change; `should_stop` is
+    asked after every token. `seed` is that of softmax sampling.
     """
-    start, room = inputs["input_ids"].shape[1], room_after(model, inputs)
-    options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_density": min_density}
-    if mode in NOISY_MODES:
-        usual = None if isinstance(who, Individual) else 1.0  # an Individual brings its own
-        options |= {"individual": who, "temperature": usual if temperature is None else temperature}
-    elif mode == "compatible" and temperature != 0:
-        asked = (temperature, top_k, top_p, seed)
-        if any(value is not None for value in asked):
-            options |= {"temperature": temperature, "do_sample": True}
-    with torch.random.fork_rng() if seed is not None else contextlib.nullcontext():
-        if seed is not None:
-            torch.manual_seed(seed)
-        result = model.generate(
-            **inputs,
-            causal_mode=mode,
-            max_new_tokens=min(max_new_tokens, room),
-            streamer=Live(processor, inputs, is_prompt_shown) if is_live else None,
-            stopping_criteria=None if stop is None else [stop],
-            return_dict_in_generate=True,
-            **{name: value for name, value in options.items() if value is not None},
-        )
-    ids, values = result.sequences[0, start:], result.numeric_values[0, start:]
-    people = result.get("individual")
-    return Said(
-        text=processor.decode(ids, values, skip_special_tokens=True),
+    length = min(max_new_tokens, remaining_context(model, inputs))
+    stream = TokenStream(model, processor, inputs, length, options, seed)
+    text, shown, is_stopped = "", "", False
+    for (text,) in stream:
+        if on_text is not None:
+            stable = stable_prefix(text)
+            on_text(stable[len(shown) :])
+            shown = stable
+        if should_stop is not None and should_stop():
+            is_stopped = True
+            break
+    if on_text is not None:
+        on_text(text[len(shown) :])
+    ids, values = stream.ids[0, stream.start :], stream.values[0, stream.start :]
+    settings = stream.settings
+    if settings is None:  # no token was asked for
+        given = {name: value for name, value in options.items() if value is not None}
+        settings = model.resolve_settings(**given)
+    return GeneratedText(
+        text=text,
         numbers=values[ids == processor.num_token_id].tolist(),
-        individual=people[0] if people else None,
-        is_stopped=stop is not None and stop.is_asked,
-    )
-
-
-def context_of(model: CausalModel) -> int:
-    """How many tokens it reads and says together, stretched positions included."""
-    config = model.config
-    return context_length(config.max_position_embeddings, config.rope_parameters)
-
-
-def room_after(model: CausalModel, inputs: Any) -> int:
-    """How many tokens the model can say after what was read, which must leave it one."""
-    context, length = context_of(model), inputs["input_ids"].shape[1]
-    if length >= context:
-        raise ValueError(
-            f"The prompt has {length} tokens; this model reads 1 to {context - 1} and says one "
-            "more: shorten it."
-        )
-    return context - length
-
-
-def read_chat(processor: Processor, messages: list[dict[str, str]]) -> Any:
-    """Messages in the model's own chat template, up to where it answers."""
-    if processor.chat_template is None:
-        raise ValueError("This model has no chat template: it continues texts, with generate.")
-    return processor.apply_chat_template(
-        messages,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
+        individual=stream.individuals[0] if stream.individuals else None,
+        settings=settings,
+        seed=seed,
+        is_stopped=is_stopped,
     )
 
 
@@ -190,3 +187,33 @@ def end_ids(model: CausalModel) -> set[int]:
     if eos is None:
         return set()
     return {eos} if isinstance(eos, int) else set(eos)
+
+
+def context_of(model: CausalModel) -> int:
+    """How many tokens a model reads and generates together."""
+    config = model.config
+    return context_length(config.max_position_embeddings, config.rope_parameters)
+
+
+def remaining_context(model: CausalModel, inputs: Mapping[str, Tensor]) -> int:
+    """How many tokens the model can generate after `inputs`: at least one."""
+    context, length = context_of(model), inputs["input_ids"].shape[1]
+    if length >= context:
+        raise ValueError(
+            f"The prompt has {length} tokens and the model's context is {context}; shorten it to "
+            f"at most {context - 1}."
+        )
+    return context - length
+
+
+def chat_inputs(processor: Processor, messages: list[dict[str, str]]) -> Any:
+    """Messages in the model's chat template, up to where the answer begins."""
+    if processor.chat_template is None:
+        raise ValueError("This model has no chat template; continue texts with `generate`.")
+    return processor.apply_chat_template(
+        messages,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )

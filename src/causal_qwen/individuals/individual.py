@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -273,37 +273,6 @@ def parse_individual(name: str) -> int | Individual:
             f"{name} is neither a seed (a whole number of at least 0) nor a saved individual."
         )
     return Individual.load(name)
-
-
-class NoiseGains(NamedTuple):
-    """kappa, the unit of temperature: a number or one per row; fresh noise may have its own."""
-
-    shared: Any = 1.0
-    fresh: Any = None
-
-    def heat(self, person: Individual, row: int = 0) -> float:
-        """T kappa of a person on a row."""
-        gain = self.fresh if person.is_fresh and self.fresh is not None else self.shared
-        gains = np.asarray(gain, dtype=np.float64).reshape(-1)
-        return float(person.temperature * gains[row % len(gains)])
-
-    def noise(self, people: Sequence[Individual], places: Sequence[int]) -> Noise:
-        """T kappa t of every row at its place. -> (B, C)"""
-        rows = enumerate(zip(people, places, strict=True))
-        return np.stack([self.heat(one, row) * one.cauchy(place) for row, (one, place) in rows])
-
-    def exogenous(
-        self, people: Sequence[Individual], chance: Sequence[Individual], places: Sequence[int]
-    ) -> Noise:
-        """T kappa eps of every row: T and truncation are the individual's, kappa is that of fresh
-        noise, as in `sampling`. -> (B, C)"""
-        rows = enumerate(zip(people, chance, places, strict=True))
-        return np.stack(
-            [
-                one.temperature * self.heat(by, row) * to_cauchy(by.at(place), one.min_density)
-                for row, (one, by, place) in rows
-            ]
-        )
 
 
 def latent_size(model: Any) -> int:

@@ -10,18 +10,26 @@ decision noise, is independent noise per token in proportion to the individual's
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling.abduction import Float32Module, float32_linear
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 
 EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that rounding can explain
-SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
+
+
+class UNoise(NamedTuple):
+    """Noise that moves the individual at one position of every row."""
+
+    values: Tensor  # T kappa times standard Cauchy noise, (B, C)
+    regime: str = "individual"  # scaled by scale_U ("individual") or by b ("location")
+    exogenous: Tensor | None = None  # the same, on top, always scaled by b, (B, C)
 
 
 class ActionHead(nn.Linear):
@@ -73,16 +81,12 @@ class ActionNetwork(Float32Module):
         """Scale noise: it widens the decision, whose centre stays."""
         return Cauchy(u.loc, u.scale + self.b_noise.abs())
 
-    def displacement(
-        self, u: Cauchy, noise: Tensor, regime: str, exogenous: Tensor | None = None
-    ) -> Tensor:
-        """How far noise moves the individual: T kappa b eps ("location") or T kappa scale_U t.
-
-        `exogenous` noise comes on top, always in units of b: T kappa (scale_U t + b eps).
-        """
+    def displacement(self, u: Cauchy, noise: UNoise) -> Tensor:
+        """How far noise moves the individual: T kappa b eps ("location") or T kappa scale_U t,
+        plus T kappa b eps if there is exogenous noise. (..., C)"""
         b = self.b_noise.abs()
-        moved = noise * (b if regime == "location" else u.scale)
-        return moved if exogenous is None else moved + exogenous * b
+        moved = noise.values * (b if noise.regime == "location" else u.scale)
+        return moved if noise.exogenous is None else moved + noise.exogenous * b
 
     def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
         """scale_S of every token. (..., C) -> (..., V)"""

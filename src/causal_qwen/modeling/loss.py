@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from causal_qwen.modeling.action import ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
-from causal_qwen.modeling.decision import Decision
 from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings, one_vs_rest
+from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.modeling.value_space import position_space
 
 IGNORE = -100

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from causal_qwen.modeling.action import SCALE_FLOOR
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
 
 BLOCK = 8192  # tokens whose |W| exists at once

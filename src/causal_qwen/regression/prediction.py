@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from transformers.utils import logging
 
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import check_noise, draw_noise, to_cauchy
-from causal_qwen.modeling.action import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space

@@ -24,8 +24,8 @@ from causal_qwen.modeling.abduction import AbductionNetwork
 from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
-from causal_qwen.modeling.decision import Decision
 from causal_qwen.modeling.loss import causal_loss
+from causal_qwen.modeling.thresholds import Decision
 
 SIZE, TOKENS, NUMBER = 12, 16, 0
 GAMMA, CENTER = 0.05, 3.0

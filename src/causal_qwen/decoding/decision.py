@@ -1,0 +1,141 @@
+"""Decision: scores -> the next token. All four rules, for NumPy and torch arrays alike.
+
+    standard    argmax_k P(S_k > C_k),  U' = Cauchy(loc_U, scale_U + b)        choose_pruned
+    sampling    the same,               U' = Cauchy(loc_U + T kappa b eps, scale_U)
+    causal      argmax_k (W u - C)_k,   u = loc_U + T kappa scale_U t          choose_individual
+    compatible  softmax(loc_S), or P_k / sum P with normalization="ovr"        one_vs_rest_log_probs
+
+`decide` applies the rule of a mode to the last position of every row.
+
+P(S_k > C_k) grows with (loc_k - C_k) / scale_k, so the first two rules maximise that ratio. They do
+it in float64 and count scales that are equal to 1e-5 relative as equal: rounding must not decide
+between tokens that the base model's argmax tells apart, or ties that it breaks by the lowest id.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from array_api_compat import array_namespace
+
+Array = Any  # a NumPy array or a torch tensor
+
+TIE = 1e-5  # relative difference below which two scales count as equal
+SLACK = 1e-4  # rounding allowance of every float32 bound: positive sums of <= 1000s of terms
+SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
+EXACT_CANDIDATES = 64  # so few are decided in float64 without further pruning
+
+
+class Head(Protocol):
+    """The law's parameters, as a rule needs them. `weight` itself may be stored in 16 bits."""
+
+    threshold: Array  # C (V,)
+    b_noise: Array  # |b| (C,)
+    decision_noise: Array  # |a| (V,)
+
+    def row_norms(self) -> Array:
+        """||W_k||_1 of every token. -> (V,)"""
+
+    def bound_by_blocks(self, scale: Array, rows: Array) -> tuple[Array, Array] | None:
+        """Bounds of (|W| scale)_k for some tokens, tighter than by row norms; None if there are
+        none. (C,), (n,) -> (n,), (n,)"""
+
+    def absolute(self, scale: Array, rows: Array | None = None) -> Array:
+        """(|W| scale)_k in float32, for all or some tokens. (C,) -> (V,) or (n,)"""
+
+    def rows(self, ids: Array) -> Array:
+        """Rows of W. (n,) -> (n, C)"""
+
+
+def decide(mode: str, loc: Array, shift: Array | None, scale: Array, head: Head) -> Array:
+    """The token of every row. loc_S (B, V), shift (B, V), scale_U (B, C) -> (B,)
+
+    `loc` may hold -inf where a token is no candidate; `shift` is what noise adds to it.
+    """
+    loc = loc if shift is None else loc + shift
+    xp = array_namespace(loc)
+    if mode == "compatible":
+        return xp.argmax(loc, axis=-1)
+    if mode == "causal":
+        return choose_individual(loc, head.threshold)
+    if mode == "standard":
+        scale = scale + head.b_noise
+    chosen = [choose_pruned(row, of_u, head) for row, of_u in zip(loc, scale, strict=True)]
+    return xp.asarray(chosen, device=loc.device)
+
+
+def margin(loc: Array, threshold: Array) -> Array:
+    """loc_k - C_k in float64: float32 would round different scores together. (..., V)"""
+    xp = array_namespace(loc)
+    return xp.astype(loc, xp.float64) - xp.astype(threshold, xp.float64)
+
+
+def choose_individual(scores: Array, threshold: Array) -> Array:
+    """argmax_k (W u - C)_k: the choice of one individual u. W u (..., V) -> (...)"""
+    return array_namespace(scores).argmax(margin(scores, threshold), axis=-1)
+
+
+def choose(loc: Array, scale: Array, threshold: Array) -> Array:
+    """argmax_k P(S_k > C_k): the largest (loc_k - C_k) / scale_k; among equal scales, the lowest
+    id of the largest margin. (..., V) -> (...)"""
+    xp = array_namespace(loc)
+    over, scale = margin(loc, threshold), xp.astype(scale, xp.float64)
+    best = xp.argmax(over / scale, axis=-1, keepdims=True)
+    is_equal = xp.abs(scale / xp.take_along_axis(scale, best, axis=-1) - 1) <= TIE
+    return xp.argmax(xp.where(is_equal, over, -math.inf), axis=-1)
+
+
+def one_vs_rest_log_probs(loc: Array, scale: Array, threshold: Array) -> Array:
+    """log(P_k / sum P) in float64; -inf where loc is. (..., V) -> (..., V)"""
+    xp = array_namespace(loc)
+    log_p = xp.log(xp.atan2(xp.astype(scale, xp.float64), -margin(loc, threshold)))
+    top = xp.max(log_p, axis=-1, keepdims=True)
+    return log_p - top - xp.log(xp.sum(xp.exp(log_p - top), axis=-1, keepdims=True))
+
+
+def choose_pruned(loc: Array, scale: Array, head: Head) -> int:
+    """`choose` for scale_S = |W| scale + |a| mean(scale), computing few scale_S.
+
+    loc (V,) and U's scale (C,) -> a token id. A token whose best case is worse than another's
+    worst case cannot win. Three bounds, each tighter and dearer, then float64 for the rest:
+
+        1. min/max of the scale x the row's L1 norm            O(V)
+        2. the same by column blocks, where the head has them  O(candidates x blocks)
+        3. the product itself in float32                       O(candidates x C)
+    """
+    xp = array_namespace(loc)
+    over = xp.astype(loc, xp.float32) - head.threshold
+    noise = head.decision_noise * xp.mean(scale)
+    norms = head.row_norms()
+    low, high = xp.min(scale) * norms + noise, xp.max(scale) * norms + noise
+    keep = xp.nonzero(_may_win(over, low, high))[0]
+    if len(keep) > EXACT_CANDIDATES:
+        bounds = head.bound_by_blocks(scale, keep)
+        if bounds is not None:
+            low, high = (bound + noise[keep] for bound in bounds)
+            keep = keep[_may_win(over[keep], low, high)]
+    if len(keep) > EXACT_CANDIDATES:
+        rows = None if len(keep) == len(loc) else keep
+        product = head.absolute(scale, rows) + noise[keep]
+        keep = keep[_may_win(over[keep], product, product)]
+    if len(keep) == 0:
+        raise ValueError("loc_S holds NaN: no token can be chosen; check the model's weights.")
+    wide = xp.astype(scale, xp.float64)
+    exact = xp.abs(xp.astype(head.rows(keep), xp.float64)) @ wide
+    exact = exact + xp.astype(head.decision_noise[keep], xp.float64) * xp.mean(wide)
+    exact = xp.where(exact > SCALE_FLOOR, exact, SCALE_FLOOR)
+    return int(keep[choose(loc[keep], exact, head.threshold[keep])])
+
+
+def _may_win(over: Array, low: Array, high: Array) -> Array:
+    """Tokens that may still win, given margins and low <= scale <= high up to rounding."""
+    xp = array_namespace(over)
+    low, high = low * (1 - SLACK), high * (1 + SLACK)
+    low = xp.where(low > SCALE_FLOOR, low, SCALE_FLOOR)
+    high = xp.where(high > SCALE_FLOOR, high, SCALE_FLOOR)
+    is_positive = over >= 0
+    worst = over / xp.where(is_positive, high, low)
+    best = over / xp.where(is_positive, low, high)
+    bar = float(xp.max(worst))
+    return best >= (bar - SLACK * abs(bar) if math.isfinite(bar) else bar)

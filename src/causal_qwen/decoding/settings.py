@@ -1,0 +1,215 @@
+"""Settings of a call of `generate`, resolved once for both engines: call > saved > default.
+
+    call    what the call itself names; None counts as not named
+    saved   generation_config.json, or a model's `generation_config`
+    config  `inference_mode` of config.json
+
+A saved `do_sample: true` turns the default mode `standard` into `sampling`; an explicit mode is
+kept as it is, and contradicts only a `do_sample=True` of the same call.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from causal_qwen.individuals.individual import Individual, first_given
+from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
+
+# Our own fields of a generation config, and their defaults.
+DEFAULTS: dict[str, Any] = {
+    "causal_mode": None,
+    "noise_gain": 1.0,
+    "fresh_noise_gain": None,
+    "min_density": 0.0,
+    "individual": None,
+    "fresh_noise": None,
+    "exogenous": None,
+    "normalization": "softmax",
+    "value_field": None,
+}
+# Hugging Face's fields that the modes share; temperature acts on noise outside `compatible`.
+SOFTMAX = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+INDIVIDUAL_FIELDS = ("temperature", "min_density", "fresh_noise")  # an Individual has its own
+HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """How a call decides, everything resolved."""
+
+    mode: str = "standard"
+    do_sample: bool = False  # softmax draws, in `compatible` only
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    noise_gain: Any = 1.0  # kappa of shared noise: a number, or one per row
+    fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
+    min_density: float = 0.0
+    fresh_noise: bool = False
+    normalization: str = "softmax"
+    value_field: str | None = None
+    individual: Any = None  # seeds, noise e, or Individuals, as given
+    exogenous: Any = None  # the same, of the exogenous noise of `causal`
+    named: Mapping[str, Any] = field(default_factory=dict, repr=False)  # by the call itself
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.mode in NOISY_MODES
+
+    def to_dict(self, individual: Individual | None = None) -> dict[str, Any]:
+        """For JSON: what replays a text of `individual`, who has temperature and truncation of
+        its own."""
+        record = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in ("named", "individual", "exogenous")
+        }
+        if individual is not None:
+            record |= {
+                "individual": individual.seed,
+                "temperature": individual.temperature,
+                "min_density": individual.min_density,
+                "fresh_noise": individual.is_fresh,
+            }
+        return record
+
+
+def resolve_settings(
+    call: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    default_mode: str = "standard",
+    has_heads: bool = True,
+    only_compatible: str = "",
+) -> DecodingSettings:
+    """Settings of a call.
+
+    `config` is a generation config given to the call: it ranks before `saved`, but unlike `call` it
+    does not contradict an `Individual`. Without heads (plain Qwen2) only `compatible` runs;
+    `only_compatible` names a way of decoding that allows no other mode, such as beams.
+    """
+    config = config or {}
+    explicit = {
+        name: first_given(call.get(name), config.get(name)) for name in (*DEFAULTS, *SOFTMAX)
+    }
+    mode = resolve_mode(
+        explicit["causal_mode"],
+        first_given(saved.get("causal_mode"), default_mode),
+        do_sample=explicit["do_sample"],
+        saved_do_sample=saved.get("do_sample"),
+        has_heads=has_heads,
+        only_compatible=only_compatible,
+    )
+    found = {
+        name: first_given(value, saved.get(name), DEFAULTS.get(name))
+        for name, value in explicit.items()
+    }
+    if explicit["noise_gain"] is not None and explicit["fresh_noise_gain"] is None:
+        found["fresh_noise_gain"] = explicit["noise_gain"]
+    do_sample = mode == "compatible" and bool(found["do_sample"])
+    if do_sample and found["top_k"] is None:
+        found["top_k"] = HF_TOP_K
+    settings = DecodingSettings(
+        mode=mode,
+        do_sample=do_sample,
+        temperature=_number("temperature", first_given(found["temperature"], 1.0), 0),
+        top_k=found["top_k"]
+        if found["top_k"] is None
+        else int(_number("top_k", found["top_k"], 0)),
+        top_p=_optional_number("top_p", found["top_p"], 0, 1),
+        min_p=_optional_number("min_p", found["min_p"], 0, 1),
+        repetition_penalty=_number(
+            "repetition_penalty", first_given(found["repetition_penalty"], 1.0), 0
+        ),
+        noise_gain=_gain("noise_gain", found["noise_gain"]),
+        fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
+        min_density=_number("min_density", found["min_density"], 0, 1),
+        fresh_noise=_flag("fresh_noise", first_given(found["fresh_noise"], mode == "sampling")),
+        normalization=check_choice("normalization", found["normalization"], NORMALIZATIONS),
+        value_field=found["value_field"],
+        individual=found["individual"],
+        exogenous=found["exogenous"],
+        named={name: call[name] for name in INDIVIDUAL_FIELDS if call.get(name) is not None},
+    )
+    _check_part(mode, explicit)
+    return settings
+
+
+def resolve_mode(
+    explicit: str | None,
+    default: str,
+    *,
+    do_sample: bool | None = None,
+    saved_do_sample: bool | None = None,
+    has_heads: bool = True,
+    only_compatible: str = "",
+) -> str:
+    """The mode of a call, from what it names and what is configured."""
+    mode = check_choice("causal_mode", first_given(explicit, default), MODES)
+    if not has_heads:
+        if explicit not in (None, "compatible"):
+            raise ValueError(
+                f"mode {explicit!r} needs causal heads, and this checkpoint is plain Qwen2; "
+                "convert it with `causal-qwen convert`, or use 'compatible'."
+            )
+        return "compatible"
+    if only_compatible:
+        if explicit not in (None, "compatible"):
+            raise ValueError(
+                f"mode {explicit!r} follows one individual and cannot run with {only_compatible}; "
+                "use causal_mode='compatible'."
+            )
+        return "compatible"
+    if mode == "standard":
+        if explicit is None and first_given(do_sample, saved_do_sample):
+            return "sampling"
+        if explicit is not None and do_sample:
+            raise ValueError(
+                "mode 'standard' is deterministic and contradicts do_sample=True; use 'sampling', "
+                "or do_sample=False."
+            )
+    return mode
+
+
+def _check_part(mode: str, explicit: Mapping[str, Any]) -> None:
+    """Refuse options that have no effect in the mode."""
+    if explicit["individual"] is not None and mode not in NOISY_MODES:
+        raise ValueError(f"individual= has no effect in mode {mode!r}; use 'causal' or 'sampling'.")
+    if explicit["exogenous"] is not None and mode != "causal":
+        raise ValueError(f"exogenous= has no effect in mode {mode!r}; use 'causal'.")
+    if explicit["normalization"] == "ovr" and mode != "compatible":
+        raise ValueError(f"normalization='ovr' has no effect in mode {mode!r}; use 'compatible'.")
+
+
+def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
+    is_real = isinstance(value, numbers.Real) and math.isfinite(value)
+    if not is_real or not least <= value <= most:
+        wanted = f"in [{least}, {most}]" if most < math.inf else f"of at least {least}"
+        raise ValueError(f"{name}={value!r} must be a number {wanted}.")
+    return float(value)
+
+
+def _optional_number(name: str, value: Any, least: float, most: float) -> float | None:
+    return None if value is None else _number(name, value, least, most)
+
+
+def _gain(name: str, value: Any) -> Any:
+    gains = np.asarray(0.0 if value is None else value)
+    if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
+        raise ValueError(f"{name}={value!r} must be a number of at least 0, or one per row.")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+    return value

@@ -1,0 +1,167 @@
+"""Logits: the mode as the last logits processor.
+
+`forward(...).logits` is loc_S in every mode, and every other logits processor acts on it. The last
+processor receives U of the last position and turns the processed loc_S into the choice, so
+streamers, stopping criteria, caches and compiled forwards work unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.generation import LogitsProcessor
+from transformers.utils import ModelOutput
+
+from causal_qwen.decoding.decision import choose, choose_individual, decide, margin
+from causal_qwen.decoding.noise import DecodingNoise
+from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.protocols import CausalModel
+
+BLOCKS = 96  # column blocks of the second bound
+ROWS_AT_ONCE = 4096
+
+
+class HeadNorms:
+    """L1 norms of the rows of W, whole and by column blocks."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.rows = torch.cat([part.sum(-1) for part in _absolute_parts(weight)])  # (V,)
+        self._blocks: Tensor | None = None
+
+    def blocks(self, weight: Tensor) -> Tensor:
+        """(V, BLOCKS), computed when scales first vary enough to need it.
+
+        `weight` is an argument, not an attribute: the norms must not keep an old head alive.
+        """
+        if self._blocks is None:
+            edges = torch.tensor(block_edges(weight.shape[1]), device=weight.device)
+            columns = torch.arange(weight.shape[1], device=weight.device)
+            block = torch.bucketize(columns, edges, right=True)
+            membership = nn.functional.one_hot(block).float()  # (C, BLOCKS)
+            self._blocks = torch.cat([part @ membership for part in _absolute_parts(weight)])
+        return self._blocks
+
+
+class TorchHead:
+    """The law's parameters as `decoding.decision` needs them."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        threshold: Tensor,
+        b_noise: Tensor,
+        decision_noise: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> None:
+        self.weight, self.threshold = weight.detach(), threshold.detach()
+        self.b_noise, self.decision_noise = b_noise.detach().abs(), decision_noise.detach().abs()
+        self.norms = HeadNorms(weight) if norms is None else norms
+
+    def row_norms(self) -> Tensor:
+        return self.norms.rows
+
+    def bound_by_blocks(self, scale: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        parts = scale.tensor_split(block_edges(len(scale)))
+        low_high = torch.stack([torch.stack([part.min(), part.max()]) for part in parts])
+        table = self.norms.blocks(self.weight)
+        table = table if len(rows) == len(table) else table[rows]
+        low, high = (table @ low_high.float()).unbind(-1)
+        return low, high
+
+    def absolute(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
+        weight = self.weight if rows is None else self.weight[rows]
+        return weight.float().abs() @ scale.float()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+
+class DecisionProcessor(LogitsProcessor):
+    """The last processor: processed loc_S -> scores whose argmax is the mode's choice."""
+
+    def __init__(self, model: CausalModel, noise: DecodingNoise, want_scores: bool) -> None:
+        self.model = model
+        self.noise = noise
+        self.want_scores = want_scores
+        self.u: Any = None  # U of the last position, (B, C)
+        self.shift: Tensor | None = None  # what noise adds to loc_S there, (B, V)
+        self._head: TorchHead | None = None
+
+    @property
+    def settings(self) -> DecodingSettings:
+        return self.noise.settings
+
+    def observe(self, outputs: ModelOutput) -> None:
+        """Take U, and what noise adds to the scores, from the model's outputs."""
+        self.u = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])
+        self.shift = None if outputs.shift_S is None else outputs.shift_S[:, -1]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        mode, loc = self.settings.mode, scores
+        if self.shift is not None:
+            loc = loc + self.shift.to(loc.device)
+        threshold = self.model.decision.threshold.to(loc.device)
+        if mode == "causal":
+            over: Tensor = margin(loc, threshold)
+            if not self.want_scores:
+                return over
+            return force_argmax(over.float(), choose_individual(loc, threshold))
+        if mode != "compatible" and not self.want_scores and is_plain(self.model.lm_head.weight):
+            chosen = decide(mode, loc, None, self.u.scale.to(loc.device), self._head_on(loc.device))
+            return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
+        u = self.u if mode == "sampling" else self.model.action.widen(self.u)
+        scale = self.model.action.score_scale(u.scale, self.model.lm_head).to(loc.device)
+        s = Cauchy(loc, scale)
+        if mode == "compatible":
+            return self.model.decision.log_normalized(s)
+        return force_argmax(s.log_sf(threshold), choose(loc, scale, threshold))
+
+    def _head_on(self, device: torch.device) -> TorchHead:
+        """The head with its norms, which stay on the model for as long as W stays as it is.
+
+        Edits through `.data` (a merged LoRA) leave no trace in the version counter, so one
+        element of every row is compared, too, once per call of `generate`.
+        """
+        if self._head is None:
+            weight = self.model.lm_head.weight
+            version = None if weight.is_inference() else weight._version
+            sample = float(weight.flatten()[:: max(weight.shape[1] - 1, 1)].double().sum())
+            key = (weight.data_ptr(), version, weight.shape, weight.dtype, sample)
+            cached = getattr(self.model, "_head_norms", None)
+            if cached is None or cached[0] != key:
+                cached = (key, HeadNorms(weight.to(device)))
+                self.model._head_norms = cached  # type: ignore[attr-defined]
+            parameters = (
+                weight,
+                self.model.decision.threshold,
+                self.model.action.b_noise,
+                self.model.action.decision_noise,
+            )
+            self._head = TorchHead(*(one.to(device) for one in parameters), norms=cached[1])
+        return self._head
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Neither sharded nor offloaded: rows can be read here."""
+    return type(weight) in (Tensor, nn.Parameter) and weight.device.type != "meta"
+
+
+def force_argmax(scores: Tensor, chosen: Tensor) -> Tensor:
+    """Make `chosen` the argmax: no other score stays above it, and none before it ties."""
+    index = chosen.unsqueeze(-1)
+    best = scores.gather(-1, index)
+    below = torch.nextafter(best, best.new_tensor(-torch.inf))
+    return torch.where(scores >= best, below, scores).scatter(-1, index, best)
+
+
+def block_edges(size: int) -> list[int]:
+    """Where the column blocks of a head of `size` columns end."""
+    count = min(BLOCKS, size)
+    return [size * i // count for i in range(1, count)]
+
+
+def _absolute_parts(weight: Tensor) -> Any:
+    return (part.float().abs() for part in weight.detach().split(ROWS_AT_ONCE))
