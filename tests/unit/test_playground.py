@@ -20,6 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from causal_qwen.generation.streaming import stream_text
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
@@ -34,7 +35,6 @@ from causal_qwen.playground import (
     token_view,
 )
 from causal_qwen.playground import state as app_state
-from causal_qwen.playground.modes import stream_text
 from causal_qwen.playground.predictors import Forecast, Sweep, from_model
 from causal_qwen.playground.server import OFFLINE, check_port, launch
 from causal_qwen.playground.state import AppState
@@ -638,7 +638,7 @@ def test_comparison_shows_both_texts_and_every_step(loaded: Any) -> None:
     texts, steps = root.findall(".//table")
     for world in (result.factual, result.counterfactual):
         shown = "".join("".join(cell.itertext()) for cell in texts.iter("td"))
-        assert rendering.readable(world.prompt + "".join(world.spoken)) in shown
+        assert rendering.readable(world.prompt + "".join(world.tokens)) in shown
     assert len(steps.findall(".//tbody/tr")) == TOKENS
     bars = root.findall(".//rect")
     assert len(bars) == TOKENS

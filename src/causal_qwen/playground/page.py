@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 
+from causal_qwen.generation.streaming import stream_text
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.playground import (
     counterfactuals,
@@ -22,7 +23,6 @@ from causal_qwen.playground import (
     text_edits,
     token_view,
 )
-from causal_qwen.playground.modes import stream_text
 from causal_qwen.playground.predictors import Predictor, Sweep
 from causal_qwen.playground.state import IRISES, OWN_HEAD, AppState
 from causal_qwen.playground.text_edits import DragRange, check_prompt, check_prompts
@@ -202,10 +202,7 @@ def _generate_tab(state: AppState) -> None:
         text = state.worker.run(check_prompt, text, state.processor)
         number = individuals.parse_seed(who)
         four = modes.four_modes(hot, t, soft, cut, number)
-        streams = [
-            stream_text(state.model, state.processor, [text], n, number, **mode.options)
-            for mode in four
-        ]
+        streams = [state.run(stream_text, [text], n, number, **mode.options) for mode in four]
         titles = [(mode.name, mode.note, text) for mode in four]
         yield from _growing_cards(titles, state.worker.iterate(modes.interleave(streams)))
 
@@ -265,9 +262,7 @@ def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
                 f"select 1 to {MAX_TEXTS}."
             )
         who, after = map(list, zip(*rows, strict=True))
-        stream = stream_text(
-            state.model, state.processor, after, n, causal_mode="causal", individual=who
-        )
+        stream = state.run(stream_text, after, n, causal_mode="causal", individual=who)
         titles = [
             (str(x.name), "from a file" if x.seed is None else f"seed {x.seed}", text)
             for x, text in rows

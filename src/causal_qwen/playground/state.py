@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.generation.streaming import stream_text
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.playground import individuals, predictors
-from causal_qwen.playground.modes import stream_text
 from causal_qwen.playground.predictors import Predictor
 from causal_qwen.playground.token_view import TypicalU, measure_typical
 from causal_qwen.playground.worker import AdmissionQueue, Worker
@@ -46,7 +46,7 @@ class AppState:
         processor, causal = open_model(path)
         state = cls(Path(path).name, processor, causal, files)
         state.typical = state.run(measure_typical)
-        state.worker.run(list, stream_text(causal, processor, ["Hello"], 1))
+        list(state.worker.iterate(state.run(stream_text, ["Hello"], 1)))
         return state
 
     def run(self, function: Any, *arguments: Any, **options: Any) -> Any:
