@@ -8,7 +8,9 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -126,6 +128,38 @@ def test_error_in_the_worker_is_raised_in_the_calling_thread(worker: Worker) -> 
     assert worker.run(int, "7") == 7  # and it works on
 
 
+def test_closed_worker_cancels_new_and_waiting_calls(worker: Worker) -> None:
+    is_running, may_end = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        is_running.set()
+        may_end.wait(30)
+
+    def call_second() -> None:
+        try:
+            worker.run(int)
+        except CancelledError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=worker.run, args=(wait,))
+    first.start()
+    assert is_running.wait(30)
+    second = threading.Thread(target=call_second)
+    second.start()
+    while not worker._pool._work_queue.qsize():
+        time.sleep(0.001)
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    second.join(30)
+    may_end.set()
+    first.join(30)
+    closing.join(30)
+    assert len(errors) == 1
+    with pytest.raises(CancelledError):
+        worker.run(int)
+
+
 # ---------------------------------------------------------------- text edits
 
 
@@ -211,7 +245,10 @@ def test_error_of_a_handler_becomes_a_message_and_the_page_stays(
     assert capsys.readouterr().err == ""
     assert list(stream(KeyError("x"))) == unchanged
     assert "KeyError" in capsys.readouterr().err
+    assert list(stream(CancelledError())) == ["a word"]  # the server is closing
+    assert capsys.readouterr().err == ""
     assert messages[:2] == ["The text &lt;b&gt; is empty.", "no file"]
+    assert len(messages) == 3
     assert "KeyError" in messages[2]
 
 

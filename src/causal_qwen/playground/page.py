@@ -7,6 +7,7 @@ import itertools
 import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from html import escape
 from typing import Any
 
@@ -149,6 +150,8 @@ def report_errors(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterat
     def stream(*arguments: Any) -> Iterator[Any]:
         try:
             yield from handler(*arguments)
+        except CancelledError:
+            return  # the server is closing
         except Exception as error:
             message = str(error)
             if not isinstance(error, ValueError | OSError):  # not the visitor's mistake

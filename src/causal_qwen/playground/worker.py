@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -22,8 +22,12 @@ class Worker:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call `function` in the worker's thread; return its result or raise its error."""
-        return self._pool.submit(function, *arguments, **options).result()
+        """Call `function` in the worker's thread; CancelledError if the worker is closed."""
+        try:
+            future = self._pool.submit(function, *arguments, **options)
+        except RuntimeError as error:
+            raise CancelledError from error
+        return future.result()
 
     def iterate(self, items: Iterator[T]) -> Iterator[T]:
         """The items of an iterator, each computed in the worker's thread."""
