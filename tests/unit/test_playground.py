@@ -378,13 +378,25 @@ def test_individuals_are_drawn_saved_and_loaded(loaded: Any, tmp_path: Path) -> 
     assert individuals.names(drawn) == ["Ada", "Bo", "Chen"]  # the first list is unchanged
     dora = individuals.find(more, "Dora the 1st")
     assert dora == Individual.draw(model, seed=42, temperature=3.0, min_density=0.1)
-    path = individuals.save(dora, tmp_path)
+    path = Path(individuals.save(dora, tmp_path))
     assert path.name == "Dora-the-1st.safetensors"
     back = individuals.load(drawn, path, model)
     assert back[-1] == dora
     assert back[-1].name == dora.name
     again = individuals.load(individuals.load(back, path, model), path, model)
     assert individuals.names(again)[-3:] == [dora.name, f"{dora.name} 2", f"{dora.name} 3"]
+
+
+@pytest.mark.parametrize(("saved", "expected"), [(0.05, 0.05), (None, 0.0)])
+def test_first_individuals_have_temperature_one_and_the_saved_truncation(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, saved: float | None, expected: float
+) -> None:
+    generation_config = loaded[1].generation_config
+    monkeypatch.setattr(generation_config, "min_density", saved, raising=False)
+    monkeypatch.setattr(generation_config, "temperature", 0.7)  # of softmax sampling
+    drawn = individuals.draw_first(loaded[1])
+    more = individuals.draw(drawn, loaded[1], "Dora", "4")
+    assert {(one.temperature, one.min_density) for one in more} == {(1.0, expected)}
 
 
 def test_bad_name_seed_selection_or_count_is_refused(loaded: Any) -> None:
@@ -565,7 +577,7 @@ def test_abandoned_iris_fit_is_completed_by_the_next_visitor(
     watched.close()
     *_, predictor = state.fit_irises()
     assert list(state.fit_irises()) == [predictor] == [state.predictor(app_state.IRISES)]
-    state.close()
+    state.worker.close()
 
 
 def test_saved_regressor_predicts_from_whole_sentences(loaded: Any, tmp_path: Path) -> None:
@@ -632,7 +644,7 @@ def test_regressor_is_loaded_once_unless_reloaded(
     assert list(state.regressors) == list("bcde")
     with pytest.raises(ValueError, match="iris regressor"):
         state.predictor(app_state.IRISES)
-    state.close()
+    state.worker.close()
 
 
 def test_untrained_number_head_is_refused(loaded: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,11 +95,12 @@ def add(individuals: Sequence[Individual], new: Individual) -> list[Individual]:
     return [*individuals, replace(new, name=name)]
 
 
-def save(individual: Individual, directory: Path) -> Path:
-    """-> the file, named after the individual"""
-    path = directory / (re.sub(r"[^\w-]+", "-", individual.name or "individual") + SUFFIX)
+def save(individual: Individual, directory: Path) -> str:
+    """-> a file named after the individual, in a new directory below `directory`"""
+    name = re.sub(r"[^\w-]+", "-", individual.name or "individual") + SUFFIX
+    path = Path(tempfile.mkdtemp(dir=directory)) / name
     individual.save(path)
-    return path
+    return str(path)
 
 
 def names(individuals: Sequence[Individual]) -> list[str]:

@@ -182,6 +182,7 @@ def queued(state: AppState, status: gr.HTML | None = None) -> Callable[..., Call
 
 
 # ---------------------------------------------------------------- the five tabs
+# A tab is one function, of more than 60 lines where needed: its handlers share its components.
 
 
 def _generate_tab(state: AppState) -> None:
@@ -232,7 +233,9 @@ def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
             gr.Markdown("### Save and load")
             saved = _individual_box(first, "Individual to save")
             with gr.Row():
-                save = gr.DownloadButton("Save to a file", value=state.save(first[0]))
+                save = gr.DownloadButton(
+                    "Save to a file", value=individuals.save(first[0], state.files)
+                )
                 load = gr.UploadButton("Load from a file", file_types=[individuals.SUFFIX])
     gr.Markdown("### Generate with every selected individual after every prompt")
     names = individuals.names(first)
@@ -253,7 +256,7 @@ def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
         yield individuals.load(them, path, state.model)
 
     def on_save(them: list[Individual], selected: str) -> str:
-        return state.save(individuals.find(them, selected))
+        return individuals.save(individuals.find(them, selected), state.files)
 
     @queued(state, output)
     def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
@@ -331,7 +334,6 @@ def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:
 
 
 def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
-    # Longer than 60 lines: the handlers share the components, which are all defined first.
     versions = itertools.count()
 
     def draw_text(words: str) -> str:

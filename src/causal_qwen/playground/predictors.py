@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.paths import cache_directory
@@ -120,7 +121,10 @@ def from_directory(path: str, opened: OpenModel) -> Predictor:
     target = next(iter(regressor.targets_))
     is_calibrated = regressor.targets_[target].conformal is not None
     kind = "calibrated" if is_calibrated else "uncalibrated Cauchy"
-    return from_regressor(regressor, target, f"{path}: {kind} intervals.", make_example(regressor))
+    example = ""  # of a table: the sentence of a row whose cells are all unknown
+    if regressor.columns_ is not None:
+        example = regressor.sentences(DataFrame([dict.fromkeys(regressor.columns_)]))[0]
+    return from_regressor(regressor, target, f"{path}: {kind} intervals.", example)
 
 
 def from_regressor(regressor: CausalTextRegressor, name: str, note: str, example: str) -> Predictor:
@@ -137,15 +141,6 @@ def from_regressor(regressor: CausalTextRegressor, name: str, note: str, example
         return (low, high) if low.ndim == 1 else (low[:, 0], high[:, 0])
 
     return Predictor(name, note, example, distribution, interval)
-
-
-def make_example(regressor: CausalTextRegressor) -> str:
-    """The sentence of a row whose cells are all unknown; "" for a regressor of texts."""
-    from pandas import DataFrame
-
-    if regressor.columns_ is None:
-        return ""
-    return regressor.sentences(DataFrame([dict.fromkeys(regressor.columns_)]))[0]
 
 
 def from_model(model: CausalModel, processor: Processor) -> Predictor:

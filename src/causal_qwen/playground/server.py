@@ -43,7 +43,7 @@ def launch(
             _serve(gradio, page, CSS, host, port, open_browser)
         finally:
             page.close(verbose=False)
-            state.close()
+            state.worker.close()
 
 
 def check_port(host: str, port: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.generation.streaming import stream_text
-from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.playground import individuals, predictors
+from causal_qwen.playground import predictors
 from causal_qwen.playground.predictors import Predictor
 from causal_qwen.playground.token_view import TypicalU, measure_typical
 from causal_qwen.playground.worker import AdmissionQueue, Worker
@@ -82,10 +80,3 @@ class AppState:
                 raise ValueError("The iris regressor is still being fitted; wait a moment.")
             return self.irises
         return self.regressors.get(key) or self.load_regressor(key)
-
-    def save(self, individual: Individual) -> str:
-        """-> the file of an individual, in a directory of its own"""
-        return str(individuals.save(individual, Path(tempfile.mkdtemp(dir=self.files))))
-
-    def close(self) -> None:
-        self.worker.close()
