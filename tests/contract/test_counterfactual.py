@@ -15,7 +15,7 @@ from causal_qwen import Individual, infer_individual
 from causal_qwen.analysis.counterfactual import ChangedToken, OtherModel, counterfactual
 from causal_qwen.conversion.calibration import pad_left
 from causal_qwen.conversion.convert import default_model, open_model
-from causal_qwen.generation.mixin import ModeProcessor
+from causal_qwen.generation.logits import DecisionProcessor
 
 TEXT = "The king's daughter"
 NEW = 8
@@ -73,7 +73,7 @@ def test_replay_is_exact_alone_in_company_and_without_a_cache(
         Individual.draw(model, seed=5, temperature=4.0, min_density=0.05),
     ]
     margins: list[torch.Tensor] = []
-    choose = ModeProcessor.__call__
+    choose = DecisionProcessor.__call__
 
     def watch(self: Any, input_ids: Any, scores: Any) -> Any:
         result = choose(self, input_ids, scores)
@@ -82,7 +82,7 @@ def test_replay_is_exact_alone_in_company_and_without_a_cache(
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModeProcessor, "__call__", watch)
+        patch.setattr(DecisionProcessor, "__call__", watch)
         together = said(model, prompts, people)
     is_sure = (torch.stack(margins, dim=-1) > SURE).cumprod(-1).sum(-1).tolist()
     assert sum(is_sure) >= 0.9 * 3 * NEW
