@@ -200,6 +200,22 @@ class Visitor:
         assert width <= self.page.viewport_size["width"], name
 
 
+def find_chromium() -> str | None:
+    return next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a missing Chromium: here, so that the summary has one line for all."""
+    is_needed = "chromium" in getattr(item, "fixturenames", ())
+    if is_needed and not find_chromium() and os.environ.get(REQUIRE) != "1":
+        pytest.skip(MISSING)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    return find_chromium() or pytest.fail(MISSING)
+
+
 @pytest.fixture(scope="session")
 def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = os.environ.get("CAUSAL_QWEN_SCREENSHOTS")
@@ -250,24 +266,6 @@ def prices(started: tuple[Any, int, Path], url: str) -> Prices:
     log = started[2]
     answer = float(re.findall(r"^answer (.*)$", log.read_text(), re.MULTILINE)[0])
     return Prices(log.parent / PRICED, QUESTION, answer)
-
-
-@pytest.fixture(scope="session")
-def find_chromium() -> Callable[..., str]:
-    """`find_chromium(path=None)`: the executable; without one, the test is skipped or fails."""
-
-    def find(path: str | None = None) -> str:
-        for name in CHROMIUM:
-            if found := shutil.which(name, path=path):
-                return found
-        return pytest.fail(MISSING) if os.environ.get(REQUIRE) == "1" else pytest.skip(MISSING)
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def chromium(find_chromium: Callable[..., str]) -> str:
-    return find_chromium()
 
 
 @pytest.fixture(scope="session")

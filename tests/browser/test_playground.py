@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +23,19 @@ SETTLE_MS = 500  # after which no late update arrives
 Visit = Callable[..., Any]
 
 
-def test_missing_chromium_skips_the_tests_unless_a_browser_is_required(
-    find_chromium: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(REQUIRE, raising=False)
-    with pytest.raises(pytest.skip.Exception, match="make chromium"):
-        find_chromium(str(tmp_path))
-    monkeypatch.setenv(REQUIRE, "1")
-    with pytest.raises(pytest.fail.Exception, match="make chromium"):
-        find_chromium(str(tmp_path))
-    (tmp_path / "chromium").touch(mode=0o755)
-    assert find_chromium(str(tmp_path)) == str(tmp_path / "chromium")
+def test_missing_chromium_skips_the_tests_unless_a_browser_is_required(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "four_modes or phone"]
+    environment = {**os.environ, "PATH": str(tmp_path), REQUIRE: ""}
+    skipped = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert skipped.returncode == 0, skipped.stdout
+    assert "2 skipped" in skipped.stdout
+    assert skipped.stdout.count("make chromium") == 1
+    environment[REQUIRE] = "1"
+    failed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "make chromium" in failed.stdout
+    assert "skipped" not in failed.stdout
 
 
 def test_four_modes_generate_side_by_side(visit: Visit) -> None:
