@@ -82,7 +82,7 @@ CSS = """
   .cq table { font-size: .7rem; }
   .cq th, .cq td { padding: .2rem .15rem; }
   .cq th { white-space: normal; vertical-align: bottom; }
-  .cq .counterfactual th:nth-child(4) { overflow-wrap: anywhere; min-width: 3.2rem; }
+  .cq .counterfactual th:nth-child(4) { overflow-wrap: anywhere; }
 }
 """
 WIDTH, LEFT, RIGHT = 360, 14, 346  # of every picture, and between which it is drawn
