@@ -1,7 +1,8 @@
 """A real server and a real browser: Debian's Chromium, headless, driven by Playwright.
 
-One server process serves every test, two requests at a time. Screenshots go to
-$CAUSAL_QWEN_SCREENSHOTS, or to pytest's temporary directory.
+One server process serves every test, two requests at a time. Screenshots are written to
+$CAUSAL_QWEN_SCREENSHOTS, or to pytest's temporary directory. Without a Chromium the tests are
+skipped; with CAUSAL_QWEN_REQUIRE_BROWSER=1 (CI) they fail.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
+MISSING = "No Chromium on the PATH; install it with: make chromium"
 START_SECONDS = 240  # a fresh machine converts the embedded model first
 WAIT_MILLISECONDS = 60_000
-PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitors fill it
+PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitors fill the queue
 PRICED = "priced"
 QUESTION = "weight is 5, kind is b. The price is"
-# Port, and directory for a visitor's regressor: fitted here, where torch is imported anyway.
-SWEEP_SECONDS = 0.5  # more than it takes here: of a larger model, whose visitors write meanwhile
+SWEEP_SECONDS = 0.5  # as slow as a larger model, so that a visitor can type meanwhile
+# Arguments: a port, and a directory for a regressor, fitted here, where torch is imported anyway.
 SERVE = f"""
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,10 +42,10 @@ frame["price"] = 3 * frame["weight"] + 1
 regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
 regressor.fit(frame, "price").save(sys.argv[2])
 print("answer", *regressor.of_sentences().predict(["{QUESTION}"]), flush=True)
-from causal_qwen.playground import launch, limits, oracles
-sweep = oracles.Oracle.sweep
-oracles.Oracle.sweep = lambda *asked: time.sleep({SWEEP_SECONDS}) or sweep(*asked)
-limits.PARALLEL, limits.WAITING = {PARALLEL}, {WAITING}
+from causal_qwen.playground import launch, state
+sweep = state.Predictor.sweep
+state.Predictor.sweep = lambda *inputs: time.sleep({SWEEP_SECONDS}) or sweep(*inputs)
+state.PARALLEL, state.WAITING = {PARALLEL}, {WAITING}
 launch(port=int(sys.argv[1]), open_browser=False)
 """
 FRAMES = """
@@ -57,9 +60,9 @@ FULLY_SHOWN = """
   return true;
 })
 """
-LETTERS = 4.5  # the least contrast between letters and their ground: WCAG 2, level AA
-# Every visible letter whose contrast is less, with what it is.
-HARD_TO_READ = """
+MIN_CONTRAST = 4.5  # between text and background: WCAG 2, level AA
+# Every visible text with less contrast, and its contrast.
+LOW_CONTRAST = """
 least => {
   const parse = colour => {
     const numbers = colour.match(/[\\d.]+(e-?\\d+)?/g).map(Number);
@@ -95,7 +98,7 @@ least => {
 
 
 class Prices(NamedTuple):
-    """A saved regressor, a text to ask it, and its answer."""
+    """A saved regressor, a text, and its prediction."""
 
     directory: Path
     text: str
@@ -103,28 +106,28 @@ class Prices(NamedTuple):
 
 
 class Visitor:
-    """Somebody who opens the page and uses it with mouse and keyboard."""
+    """A browser page, used with mouse and keyboard."""
 
     def __init__(self, page: Page, url: str, shots: Path) -> None:
         self.page, self.url, self.shots = page, url, shots
         self.requests: list[str] = []
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         page.set_default_timeout(WAIT_MILLISECONDS)
         page.on("request", lambda request: self.requests.append(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", self._listen)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._log)
 
-    def _listen(self, message: ConsoleMessage) -> None:
+    def _log(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
+            self.errors.append(message.text)
 
-    def come(self, query: str = "") -> Visitor:
+    def load(self, query: str = "") -> Visitor:
         self.page.goto(self.url + query)
-        self.page.get_by_role("tab", name="Speak").wait_for()
+        self.page.get_by_role("tab", name="Generate").wait_for()
         return self
 
     def open(self, tab: str) -> None:
-        """A tab whose fields are ready: in its first frames a field undoes what is written."""
+        """Open a tab and wait: in its first frames a field discards what is typed."""
         self.page.get_by_role("tab", name=tab).click()
         self.page.evaluate(FRAMES, 8)
 
@@ -133,10 +136,10 @@ class Visitor:
 
     def unfold(self) -> None:
         """Show the settings of the first tab."""
-        self.page.get_by_text("Temperature, truncation, seed").click()
+        self.page.get_by_text("Temperature, truncation, seed, length").click()
 
     def fill(self, label: str, value: str) -> None:
-        """What is written in the one visible field with this label."""
+        """Write into the visible field with this label."""
         self.page.get_by_label(label, exact=True).locator("visible=true").first.fill(value)
 
     def choose(self, label: str, option: str) -> None:
@@ -144,7 +147,7 @@ class Visitor:
         self.page.get_by_role("option", name=option).click()
 
     def wait_for_value(self, field: Any, part: str) -> None:
-        """Until a field holds this part of a text."""
+        """Wait until the field contains `part`."""
         field.evaluate(
             """(field, part) => new Promise(done => {
                  const look = () => field.value.includes(part) ? done() : setTimeout(look, 20);
@@ -154,20 +157,20 @@ class Visitor:
         )
 
     def tokens(self, count: float) -> None:
-        """How many new tokens the open tab may say."""
+        """Set the number of new tokens in the open tab."""
         self.page.get_by_label("number input for New tokens").locator("visible=true").fill(
             str(count)
         )
 
     def draw(self, name: str, seed: int) -> None:
-        """One more individual."""
+        """Draw an individual."""
         self.fill("Name", name)
         self.fill("Seed", str(seed))
         self.press("Draw")
         self.page.get_by_role("cell", name=name).wait_for()
 
-    def said(self) -> dict[str, str]:
-        """What stands in the visible cards, by their titles, once nobody speaks any more."""
+    def texts(self) -> dict[str, str]:
+        """The texts of the visible cards by title, once generation has ended."""
         cards = self.page.locator(".card:visible:has(.new)")
         cards.first.wait_for()
         self.page.wait_for_function(
@@ -179,7 +182,7 @@ class Visitor:
         }
 
     def toast(self) -> str:
-        """The sentence that the page answers, closed after reading."""
+        """The message of the page; it is closed after reading."""
         box = self.page.get_by_test_id("toast-body").last
         box.wait_for()
         text = box.inner_text()
@@ -188,13 +191,29 @@ class Visitor:
         return text
 
     def shoot(self, name: str) -> None:
-        """Keep a picture of a page that can be read: no pale letters, nothing beside the screen."""
+        """Take a screenshot; check that all text has contrast and nothing overflows the screen."""
         self.page.mouse.move(0, 0)
         self.page.wait_for_function(FULLY_SHOWN)
         self.page.screenshot(path=self.shots / f"{name}.png", full_page=True)
-        assert self.page.evaluate(HARD_TO_READ, LETTERS) == [], name
+        assert self.page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], name
         width = self.page.evaluate("document.documentElement.scrollWidth")
         assert width <= self.page.viewport_size["width"], name
+
+
+def find_chromium() -> str | None:
+    return next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a missing Chromium: here, so that the summary has one line for all."""
+    is_needed = "chromium" in getattr(item, "fixturenames", ())
+    if is_needed and not find_chromium() and os.environ.get(REQUIRE) != "1":
+        pytest.skip(MISSING)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    return find_chromium() or pytest.fail(MISSING)
 
 
 @pytest.fixture(scope="session")
@@ -206,8 +225,8 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, int, Path]]:
-    """A server that is about to open: its process, its port, and what it says."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, int, Path]]:
+    """A starting server: its process, its port and its log."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -227,9 +246,9 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, int, 
 
 
 @pytest.fixture(scope="session")
-def url(begun: tuple[Any, int, Path]) -> Iterator[str]:
-    """The address of a running playground; at the end, Ctrl-C must close it cleanly."""
-    server, port, log = begun
+def url(started: tuple[Any, int, Path]) -> Iterator[str]:
+    """The address of the running playground; at the end, Ctrl-C must close it cleanly."""
+    server, port, log = started
     deadline = time.monotonic() + START_SECONDS
     while "is open at" not in log.read_text():
         if server.poll() is not None or time.monotonic() > deadline:
@@ -242,31 +261,27 @@ def url(begun: tuple[Any, int, Path]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def prices(begun: tuple[Any, int, Path], url: str) -> Prices:
-    """A regressor of a visitor's own."""
-    log = begun[2]
+def prices(started: tuple[Any, int, Path], url: str) -> Prices:
+    """A visitor's own regressor."""
+    log = started[2]
     answer = float(re.findall(r"^answer (.*)$", log.read_text(), re.MULTILINE)[0])
     return Prices(log.parent / PRICED, QUESTION, answer)
 
 
 @pytest.fixture(scope="session")
-def browser(begun: tuple[Any, int, Path]) -> Iterator[Browser]:
+def browser(chromium: str, started: tuple[Any, int, Path]) -> Iterator[Browser]:
     """Chromium, opened while the server still loads its model."""
-    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.fail("There is no Chromium on the PATH: say make chromium, or install one.")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture
 def visit(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Visitor]]:
-    """`visit(**options)`: somebody with a browser of their own.
+    """`visit(**options)`: a page in a browser context of its own.
 
-    When a test ends, nobody may have asked any other machine for anything, and no browser may
-    have complained.
+    When a test ends, no page may have sent a request to another host, or logged an error.
     """
     visitors: list[Visitor] = []
 
@@ -274,13 +289,13 @@ def visit(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Vis
         options = {"viewport": {"width": 1280, "height": 900}, **options}
         page = browser.new_context(**options).new_page()
         visitors.append(Visitor(page, url, shots))
-        return visitors[-1].come(query)
+        return visitors[-1].load(query)
 
     yield make
     for visitor in visitors:
         visitor.page.context.close()
         elsewhere = [one for one in visitor.requests if not one.startswith((url, "data:", "blob:"))]
         assert not elsewhere, f"fetched from elsewhere: {elsewhere}"
-        # which would hold one of a browser's six connections for every tab
+        # a heartbeat would hold one of a browser's six connections for every tab
         assert not any("heartbeat" in one for one in visitor.requests)
-        assert not visitor.complaints, visitor.complaints
+        assert not visitor.errors, visitor.errors

@@ -8,7 +8,9 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,23 +22,31 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from causal_qwen.generation.streaming import stream_text
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.value_space import ValueSpace
-from causal_qwen.playground import inside, limits, oracles, people, pictures, voices, worlds
-from causal_qwen.playground.oracles import Forecast, Sweep, of_model
-from causal_qwen.playground.server import OFFLINE, check_port, launch
-from causal_qwen.playground.studio import Studio
-from causal_qwen.playground.wording import (
-    change_number,
-    change_word,
-    dial_of,
-    dials_of,
-    numbers_of,
-    on_dial,
+from causal_qwen.playground import (
+    counterfactuals,
+    individuals,
+    modes,
+    predictors,
+    rendering,
+    text_edits,
+    token_view,
 )
-from causal_qwen.playground.worker import Door, Worker
+from causal_qwen.playground import state as app_state
+from causal_qwen.playground.predictors import Forecast, Sweep, from_model
+from causal_qwen.playground.server import OFFLINE, check_port, launch
+from causal_qwen.playground.state import AppState
+from causal_qwen.playground.text_edits import (
+    drag_range,
+    find_numbers,
+    replace_number,
+    replace_word,
+)
+from causal_qwen.playground.worker import AdmissionQueue, Worker
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
 from causal_qwen.text.numerals import encode
@@ -46,7 +56,7 @@ TEXT = "a king has 7 horses"
 
 
 @pytest.fixture(scope="module")
-def speaker(make_model: Callable[..., Any], byte_tokenizer: Callable[..., Any]) -> tuple[Any, Any]:
+def loaded(make_model: Callable[..., Any], byte_tokenizer: Callable[..., Any]) -> tuple[Any, Any]:
     """A processor of bytes and a tiny model."""
     processor = CausalQwenProcessor(byte_tokenizer())
     model = make_model(vocab_size=300, num_token_id=processor.num_token_id)
@@ -60,33 +70,33 @@ def worker() -> Iterator[Worker]:
     one.close()
 
 
-# ---------------------------------------------------------------- limits, worker
+# ---------------------------------------------------------------- prompts, worker
 
 
 @pytest.mark.parametrize("text", ["", "  \n ", None])
-def test_an_empty_prompt_is_refused(speaker: Any, text: Any) -> None:
+def test_empty_prompt_is_refused(loaded: Any, text: Any) -> None:
     with pytest.raises(ValueError, match="empty"):
-        limits.check_prompt(text, speaker[0])
+        text_edits.check_prompt(text, loaded[0])
 
 
-def test_a_prompt_is_limited_in_letters_and_in_tokens(speaker: Any) -> None:
-    longest = "a" * limits.PROMPT_TOKENS
-    assert limits.check_prompt(f" {longest} ", speaker[0]) == longest
-    with pytest.raises(ValueError, match="201 tokens; the playground takes 200"):
-        limits.check_prompt(longest + "a", speaker[0])
-    with pytest.raises(ValueError, match="1,001 characters; the playground takes 1,000"):
-        limits.check_prompt("a" * 1001, speaker[0])
+def test_prompt_length_is_limited_in_characters_and_in_tokens(loaded: Any) -> None:
+    longest = "a" * text_edits.MAX_TOKENS
+    assert text_edits.check_prompt(f" {longest} ", loaded[0]) == longest
+    with pytest.raises(ValueError, match="201 tokens"):
+        text_edits.check_prompt(longest + "a", loaded[0])
+    with pytest.raises(ValueError, match="1,001 characters"):
+        text_edits.check_prompt("a" * 1001, loaded[0])
 
 
-def test_prompts_are_one_on_each_line(speaker: Any) -> None:
-    assert limits.check_prompts("one\n\n two \n", speaker[0]) == ["one", "two"]
-    with pytest.raises(ValueError, match="6 prompts are too many"):
-        limits.check_prompts("a\n" * 6, speaker[0])
-    with pytest.raises(ValueError, match="no prompt"):
-        limits.check_prompts("\n\n", speaker[0])
+def test_every_line_is_one_prompt(loaded: Any) -> None:
+    assert text_edits.check_prompts("one\n\n two \n", loaded[0]) == ["one", "two"]
+    with pytest.raises(ValueError, match="6 prompts"):
+        text_edits.check_prompts("a\n" * 6, loaded[0])
+    with pytest.raises(ValueError, match="0 prompts"):
+        text_edits.check_prompts("\n\n", loaded[0])
 
 
-def test_the_worker_does_everything_in_one_thread_and_visitors_take_turns(worker: Worker) -> None:
+def test_worker_runs_everything_in_one_thread_and_iterators_take_turns(worker: Worker) -> None:
     order: list[tuple[str, int]] = []
     threads: set[int] = set()
     both_begin = threading.Barrier(2)
@@ -99,8 +109,8 @@ def test_the_worker_does_everything_in_one_thread_and_visitors_take_turns(worker
 
     def visitor(name: str) -> None:
         both_begin.wait()
-        for _ in worker.each(count(name)):
-            both_begin.wait()  # in step: nobody can run ahead
+        for _ in worker.iterate(count(name)):
+            both_begin.wait()  # in step: neither thread can run ahead
 
     visitors = [threading.Thread(target=visitor, args=(name,)) for name in "ab"]
     for one in visitors:
@@ -112,115 +122,144 @@ def test_the_worker_does_everything_in_one_thread_and_visitors_take_turns(worker
     assert [number for _, number in order] == [n for n in range(20) for _ in "ab"]
 
 
-def test_what_goes_wrong_in_the_worker_is_raised_where_it_was_asked(worker: Worker) -> None:
+def test_error_in_the_worker_is_raised_in_the_calling_thread(worker: Worker) -> None:
     with pytest.raises(ZeroDivisionError):
-        worker.do(lambda: 1 / 0)
-    assert worker.do(int, "7") == 7  # and it works on
+        worker.run(lambda: 1 / 0)
+    assert worker.run(int, "7") == 7  # and it works on
 
 
-# ---------------------------------------------------------------- wording
+def test_closed_worker_cancels_new_and_waiting_calls(worker: Worker) -> None:
+    is_running, may_end = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        is_running.set()
+        may_end.wait(30)
+
+    def call_second() -> None:
+        try:
+            worker.run(int)
+        except CancelledError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=worker.run, args=(wait,))
+    first.start()
+    assert is_running.wait(30)
+    second = threading.Thread(target=call_second)
+    second.start()
+    while not worker._pool._work_queue.qsize():
+        time.sleep(0.001)
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    second.join(30)
+    may_end.set()
+    first.join(30)
+    closing.join(30)
+    assert len(errors) == 1
+    with pytest.raises(CancelledError):
+        worker.run(int)
+
+
+# ---------------------------------------------------------------- text edits
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 2))
-def test_a_changed_number_reads_as_its_value_and_nothing_else_changes(
-    value: float, place: int
+def test_replaced_number_has_the_new_value_and_nothing_else_changes(
+    value: float, index: int
 ) -> None:
     text = "From 3 apples, 4.5 pears and 12 plums."
-    changed = numbers_of(change_number(text, place, value))
+    changed = find_numbers(replace_number(text, index, value))
     expected = [3.0, 4.5, 12.0]
-    expected[place] = value
+    expected[index] = value
     assert [found for _, found in changed] == pytest.approx(expected, rel=1e-14, abs=1e-300)
-    assert encode(change_number(text, place, value)).pieces == encode(text).pieces
+    assert encode(replace_number(text, index, value)).pieces == encode(text).pieces
 
 
-def test_a_number_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match="Number 3 is asked to change, but the text holds 2"):
-        change_number("1 and 2", 2, 5.0)
+def test_replacing_a_missing_number_names_its_index() -> None:
+    with pytest.raises(ValueError, match=r"Number 3 .* 2 numbers"):
+        replace_number("1 and 2", 2, 5.0)
 
 
 @given(st.decimals("0.1", "5000", places=1), st.floats(0, 1))
-def test_a_dial_goes_from_zero_to_twice_the_number_in_its_own_decimals(
+def test_drag_range_is_zero_to_twice_the_number_in_its_own_decimals(
     number: Any, share: float
 ) -> None:
-    dial = dial_of(f"It weighs {number} kg.", 0)
-    assert (dial.low, dial.high) == (0, 2 * float(number))
-    value = on_dial(dial, share)
-    assert dial.low <= value <= dial.high + dial.step
-    assert value == pytest.approx(dial.low + share * (dial.high - dial.low), abs=dial.step)
+    drag = drag_range(f"It weighs {number} kg.", 0)
+    assert (drag.low, drag.high) == (0, 2 * float(number))
+    value = drag.at(share)
+    assert drag.low <= value <= drag.high + drag.step
+    assert value == pytest.approx(drag.low + share * (drag.high - drag.low), abs=drag.step)
     assert round(value, 1) == pytest.approx(value, abs=1e-9)
-    assert on_dial(dial, 0) == 0
+    assert drag.at(0) == 0
 
 
-def test_dials_of_negative_numbers_and_of_zero() -> None:
-    assert dial_of("It is -4 degrees.", 0)[:2] == (-8, 0)
-    assert dial_of("It is 0 degrees.", 0)[:2] == (-10, 10)
+def test_drag_ranges_of_negative_numbers_and_of_zero() -> None:
+    assert drag_range("It is -4 degrees.", 0)[:2] == (-8, 0)
+    assert drag_range("It is 0 degrees.", 0)[:2] == (-10, 10)
 
 
 @given(st.floats(5e-324, 1.7e308) | st.floats(-1.7e308, -5e-324))
-def test_every_number_has_a_dial_that_can_be_turned(number: float) -> None:
+def test_every_number_has_a_drag_range_with_at_least_one_step(number: float) -> None:
     text = f"It is {number!r} now"
-    dial = dial_of(text, 0)
-    assert 0 < dial.step <= dial.high - dial.low < math.inf
+    drag = drag_range(text, 0)
+    assert 0 < drag.step <= drag.high - drag.low < math.inf
     for share in (0.0, 0.4, 1.0):
-        assert numbers_of(change_number(text, 0, on_dial(dial, share)))
-    assert dial_of("It is 2e-5 now", 0).step == pytest.approx(4e-8)
+        assert find_numbers(replace_number(text, 0, drag.at(share)))
+    assert drag_range("It is 2e-5 now", 0).step == pytest.approx(4e-8)
 
 
-def test_a_word_is_changed_whole_and_once() -> None:
-    assert change_word("Kingdoms: the king, the king.", "king", "queen") == (
+def test_first_whole_word_is_replaced() -> None:
+    assert replace_word("Kingdoms: the king, the king.", "king", "queen") == (
         "Kingdoms: the queen, the king."
     )
-    assert change_word("the king's horse", "king's", "queen's") == "the queen's horse"
-    assert change_word("the kings", "king", "queen") is None
-    assert change_word("a (b) c", "(b)", r"\1") == r"a \1 c"
+    assert replace_word("the king's horse", "king's", "queen's") == "the queen's horse"
+    assert replace_word("the kings", "king", "queen") is None
+    assert replace_word("a (b) c", "(b)", r"\1") == r"a \1 c"
 
 
-def test_a_word_is_found_where_no_blanks_stand_around_it() -> None:
-    assert change_word("国王有一个女儿", "女儿", "儿子") == "国王有一个儿子"
-    assert change_word("我有iPhone手机", "iPhone", "Nokia") == "我有Nokia手机"
-    assert change_word("我有iPhones", "iPhone", "Nokia") is None
+def test_chinese_word_is_replaced_without_spaces_around_it() -> None:
+    assert replace_word("国王有一个女儿", "女儿", "儿子") == "国王有一个儿子"
+    assert replace_word("我有iPhone手机", "iPhone", "Nokia") == "我有Nokia手机"
+    assert replace_word("我有iPhones", "iPhone", "Nokia") is None
 
 
 # ---------------------------------------------------------------- page
 
 
-def test_whatever_goes_wrong_is_told_and_the_page_stays(
+def test_error_of_a_handler_becomes_a_message_and_the_page_stays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from causal_qwen.playground import page  # and Gradio
 
-    told: list[str] = []
-    monkeypatch.setattr(page.gr, "Warning", told.append)
+    messages: list[str] = []
+    monkeypatch.setattr(page.gr, "Warning", messages.append)
 
-    @page.polite
-    def answer(error: Exception) -> None:
-        raise error
-
-    @page.polite
+    @page.report_errors
     def stream(error: Exception) -> Iterator[str]:
         yield "a word"
         raise error
 
-    stays = page.gr.skip()
-    assert answer(ValueError("The text <b> is empty.")) == stays
-    assert list(stream(OSError("It is gone."))) == ["a word", stays]
+    unchanged = ["a word", page.gr.skip()]
+    assert list(stream(ValueError("The text <b> is empty."))) == unchanged
+    assert list(stream(OSError("no file"))) == unchanged
     assert capsys.readouterr().err == ""
-    assert answer(KeyError("x")) == stays
+    assert list(stream(KeyError("x"))) == unchanged
     assert "KeyError" in capsys.readouterr().err
-    assert told[:2] == ["The text &lt;b&gt; is empty.", "It is gone."]
-    assert told[2].startswith("That went wrong (KeyError)")
+    assert list(stream(CancelledError())) == ["a word"]  # the server is closing
+    assert capsys.readouterr().err == ""
+    assert messages[:2] == ["The text &lt;b&gt; is empty.", "no file"]
+    assert len(messages) == 3
+    assert "KeyError" in messages[2]
 
 
-# ---------------------------------------------------------------- voices
+# ---------------------------------------------------------------- modes
 
 
-@pytest.mark.parametrize("place", range(4), ids=["standard", "sampling", "causal", "compatible"])
-def test_a_text_grown_token_by_token_is_the_one_that_generate_says(
-    speaker: Any, place: int
-) -> None:
-    processor, model = speaker
-    mode = voices.four_modes(2.0, 2.0, 1.0, 0.05, seed=3)[place]
-    grown = list(voices.speak(model, processor, [TEXT], TOKENS, mode.seed, **mode.options))
+@pytest.mark.parametrize("index", range(4), ids=["standard", "sampling", "causal", "compatible"])
+def test_streamed_text_equals_the_text_of_one_generate_call(loaded: Any, index: int) -> None:
+    processor, model = loaded
+    mode = modes.four_modes(2.0, 2.0, 1.0, 0.05, seed=3)[index]
+    grown = list(stream_text(model, processor, [TEXT], TOKENS, 3, **mode.options))
     inputs = processor(TEXT, return_tensors="pt")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -239,43 +278,43 @@ def test_a_text_grown_token_by_token_is_the_one_that_generate_says(
     assert [texts[0] for texts in grown] == expected
 
 
-def test_softmax_sampling_leaves_torchs_randomness_as_it_was(speaker: Any) -> None:
-    processor, model = speaker
-    mode = voices.four_modes(1.0, 1.0, 1.0, 0.0, seed=3)[3]
+def test_softmax_sampling_restores_the_random_state_of_torch(loaded: Any) -> None:
+    processor, model = loaded
+    mode = modes.four_modes(1.0, 1.0, 1.0, 0.0, seed=3)[3]
     before = torch.get_rng_state()
-    list(voices.speak(model, processor, [TEXT], 3, mode.seed, **mode.options))
+    list(stream_text(model, processor, [TEXT], 3, 3, **mode.options))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_many_speak_together_as_each_would_alone(speaker: Any) -> None:
-    processor, model = speaker
-    them = people.meet(model)
+def test_batch_of_individuals_generates_what_each_generates_alone(loaded: Any) -> None:
+    processor, model = loaded
+    drawn = individuals.draw_first(model)
     texts = ["a king", "the old keeper of a light", TEXT]
-    together = list(voices.speak(model, processor, texts, TOKENS, **voices.one_speaker(them)))[-1]
+    together = list(stream_text(model, processor, texts, TOKENS, **causal(drawn)))[-1]
     alone = [
-        list(voices.speak(model, processor, [text], TOKENS, **voices.one_speaker(one)))[-1][0]
-        for text, one in zip(texts, them, strict=True)
+        list(stream_text(model, processor, [text], TOKENS, **causal(one)))[-1][0]
+        for text, one in zip(texts, drawn, strict=True)
     ]
     assert together == alone
 
 
-def test_a_text_ends_at_its_end_while_others_go_on(speaker: Any) -> None:
-    processor, model = speaker
-    options = voices.one_speaker(people.meet(model)[:2])
-    whole = list(voices.speak(model, processor, [TEXT] * 2, TOKENS, **options))
+def test_row_that_ended_stays_while_other_rows_grow(loaded: Any) -> None:
+    processor, model = loaded
+    options = causal(individuals.draw_first(model)[:2])
+    whole = list(stream_text(model, processor, [TEXT] * 2, TOKENS, **options))
     ids = processor.tokenizer(whole[-1][0])["input_ids"]
     try:
         model.generation_config.eos_token_id = ids[0]
-        cut = list(voices.speak(model, processor, [TEXT] * 2, TOKENS, **options))
+        cut = list(stream_text(model, processor, [TEXT] * 2, TOKENS, **options))
     finally:
         model.generation_config.eos_token_id = None
     assert cut[-1][0] == ""
     assert cut[-1][1] != ""
 
 
-def test_speakers_take_turns() -> None:
+def test_interleaved_streams_grow_one_token_at_a_time() -> None:
     streams = [iter([["a"], ["ab"], ["abc"]]), iter([["x"]])]
-    assert list(voices.take_turns(streams)) == [
+    assert list(modes.interleave(streams)) == [
         ["a", ""],
         ["a", "x"],
         ["ab", "x"],
@@ -283,42 +322,42 @@ def test_speakers_take_turns() -> None:
     ]
 
 
-# ---------------------------------------------------------------- door
+# ---------------------------------------------------------------- queue
 
 
-def test_the_door_lets_in_some_lets_some_wait_and_refuses_the_rest(
+def test_queue_admits_some_requests_lets_some_wait_and_refuses_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("causal_qwen.playground.worker.MOMENT", 0.01)
-    door = Door(inside=2, waiting=2)
-    with door.enter() as first, door.enter() as second:
+    monkeypatch.setattr("causal_qwen.playground.worker.POLL_SECONDS", 0.01)
+    queue = AdmissionQueue(parallel=2, waiting=2)
+    with queue.enter() as first, queue.enter() as second:
         assert (first(), second()) == (0, 0)
-        with door.enter() as third:
+        with queue.enter() as third:
             assert third() == 1
-            with door.enter() as fourth:
+            with queue.enter() as fourth:
                 assert (third(), fourth()) == (1, 2)
-                with pytest.raises(ValueError, match="4 requests are being answered already"):
-                    door.enter().__enter__()
+                with pytest.raises(ValueError, match="4 requests"):
+                    queue.enter().__enter__()
                 assert fourth() == 2  # the refused one is not in line
         assert first() == 0
-    with door.enter() as again:
+    with queue.enter() as again:
         assert again() == 0
 
 
-def test_whoever_waits_goes_in_when_somebody_leaves_first_come_first_served() -> None:
-    door = Door(inside=1, waiting=3)
+def test_waiting_requests_are_admitted_in_order_of_arrival() -> None:
+    queue = AdmissionQueue(parallel=1, waiting=3)
     came: list[int] = []
     waiting = [threading.Event() for _ in range(3)]
 
     def visitor(number: int) -> None:
-        with door.enter() as ask:
+        with queue.enter() as ask:
             waiting[number].set()
             while ask():
                 pass
             came.append(number)
 
     visitors = [threading.Thread(target=visitor, args=(number,)) for number in range(3)]
-    with door.enter() as ask:
+    with queue.enter() as ask:
         assert ask() == 0
         for number, one in enumerate(visitors):
             one.start()
@@ -329,214 +368,237 @@ def test_whoever_waits_goes_in_when_somebody_leaves_first_come_first_served() ->
     assert came == [0, 1, 2]
 
 
-# ---------------------------------------------------------------- people
+# ---------------------------------------------------------------- individuals
 
 
-def test_people_are_drawn_kept_and_brought_back(speaker: Any, tmp_path: Path) -> None:
-    _, model = speaker
-    them = people.meet(model)
-    more = people.draw(them, model, "  Dora  the 1st ", " 42 ", 3.0, 0.1)
-    assert people.names(them) == ["Ada", "Bo", "Chen"]  # nobody's list changed
-    dora = people.find(more, "Dora the 1st")
+def test_individuals_are_drawn_saved_and_loaded(loaded: Any, tmp_path: Path) -> None:
+    _, model = loaded
+    drawn = individuals.draw_first(model)
+    more = individuals.draw(drawn, model, "  Dora  the 1st ", " 42 ", 3.0, 0.1)
+    assert individuals.names(drawn) == ["Ada", "Bo", "Chen"]  # the first list is unchanged
+    dora = individuals.find(more, "Dora the 1st")
     assert dora == Individual.draw(model, seed=42, temperature=3.0, min_density=0.1)
-    path = people.keep(dora, tmp_path)
+    path = Path(individuals.save(dora, tmp_path))
     assert path.name == "Dora-the-1st.safetensors"
-    back = people.bring(them, path, model)
+    back = individuals.load(drawn, path, model)
     assert back[-1] == dora
     assert back[-1].name == dora.name
-    again = people.bring(people.bring(back, path, model), path, model)
-    assert people.names(again)[-3:] == [dora.name, f"{dora.name} 2", f"{dora.name} 3"]
+    again = individuals.load(individuals.load(back, path, model), path, model)
+    assert individuals.names(again)[-3:] == [dora.name, f"{dora.name} 2", f"{dora.name} 3"]
 
 
-def test_people_have_names_of_their_own(speaker: Any) -> None:
-    them = people.meet(speaker[1])
-    with pytest.raises(ValueError, match="somebody called Ada already"):
-        people.draw(them, speaker[1], "Ada")
-    with pytest.raises(ValueError, match="1 to 24 letters"):
-        people.draw(them, speaker[1], "A" * 25)
-    with pytest.raises(ValueError, match="The seed 'x1' is no whole number"):
-        people.draw(them, speaker[1], "Eve", "x1")
-    with pytest.raises(ValueError, match=r"The seed '9{18}' is no whole number of up to 18 digits"):
-        people.seed_of("9" * 200)
-    with pytest.raises(ValueError, match="Nobody is chosen"):
-        people.find(them, None)
-    for number in range(limits.PEOPLE - len(them)):
-        them = people.draw(them, speaker[1], f"No {number}")
-    with pytest.raises(ValueError, match="12 people are enough"):
-        people.draw(them, speaker[1], "one too many")
+@pytest.mark.parametrize(("saved", "expected"), [(0.05, 0.05), (None, 0.0)])
+def test_first_individuals_have_temperature_one_and_the_saved_truncation(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, saved: float | None, expected: float
+) -> None:
+    generation_config = loaded[1].generation_config
+    monkeypatch.setattr(generation_config, "min_density", saved, raising=False)
+    monkeypatch.setattr(generation_config, "temperature", 0.7)  # of softmax sampling
+    drawn = individuals.draw_first(loaded[1])
+    more = individuals.draw(drawn, loaded[1], "Dora", "4")
+    assert {(one.temperature, one.min_density) for one in more} == {(1.0, expected)}
 
 
-def test_strangers_are_turned_away(speaker: Any, tmp_path: Path) -> None:
-    other = Individual.draw(speaker[1].config.causal_size + 1, seed=1, name="Other")
+def test_bad_name_seed_selection_or_count_is_refused(loaded: Any) -> None:
+    drawn = individuals.draw_first(loaded[1])
+    with pytest.raises(ValueError, match="name Ada"):
+        individuals.draw(drawn, loaded[1], "Ada")
+    with pytest.raises(ValueError, match="25 characters"):
+        individuals.draw(drawn, loaded[1], "A" * 25)
+    with pytest.raises(ValueError, match="seed 'x1'"):
+        individuals.draw(drawn, loaded[1], "Eve", "x1")
+    with pytest.raises(ValueError, match=r"seed '9{18}'"):
+        individuals.parse_seed("9" * 200)
+    with pytest.raises(ValueError, match="No individual"):
+        individuals.find(drawn, None)
+    for number in range(individuals.MAX_INDIVIDUALS - len(drawn)):
+        drawn = individuals.draw(drawn, loaded[1], f"No {number}")
+    with pytest.raises(ValueError, match="12 individuals"):
+        individuals.draw(drawn, loaded[1], "one too many")
+
+
+def test_file_of_another_model_or_of_another_kind_is_refused(loaded: Any, tmp_path: Path) -> None:
+    other = Individual.draw(loaded[1].config.causal_size + 1, seed=1, name="Other")
     other.save(tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"other.safetensors has 33 coordinates .* another model"):
-        people.bring([], tmp_path / "other.safetensors", speaker[1])
+    with pytest.raises(ValueError, match=r"other.safetensors has 33 coordinates"):
+        individuals.load([], tmp_path / "other.safetensors", loaded[1])
     (tmp_path / "noise.safetensors").write_bytes(b"nothing of this kind")
-    with pytest.raises(ValueError, match=r"^noise.safetensors holds no individual\.$"):
-        people.bring([], tmp_path / "noise.safetensors", speaker[1])
+    with pytest.raises(ValueError, match=r"^noise.safetensors"):
+        individuals.load([], tmp_path / "noise.safetensors", loaded[1])
 
 
-# ---------------------------------------------------------------- worlds
+# ---------------------------------------------------------------- counterfactuals
 
 
-def test_every_kind_of_edit_makes_its_world(speaker: Any) -> None:
-    processor, model = speaker
-    ada = people.meet(model)[0]
+def test_every_kind_of_edit_changes_the_text(loaded: Any) -> None:
+    processor, model = loaded
+    ada = individuals.draw([], model, "Ada", "1", 4.0, 0.05)[0]  # whose first tokens all differ
 
-    def imagine(kind: str, **fields: Any) -> Any:
-        return worlds.imagine(model, processor, ada, TEXT, kind, max_new_tokens=TOKENS, **fields)
+    def compare(kind: str, **fields: Any) -> Any:
+        return counterfactuals.compare(
+            model, processor, ada, TEXT, kind, max_new_tokens=TOKENS, **fields
+        )
 
-    changed = imagine("a word", word="king", other_word="cat")
+    changed = compare("a word", word="king", other_word="cat")
     assert changed.counterfactual.prompt == "a cat has 7 horses"
     assert changed.factual.prompt == TEXT
-    assert imagine("a number", number="2.5").counterfactual.prompt == "a king has 2.5 horses"
-    assert imagine("the prompt", other_prompt=" hello ").counterfactual.prompt == "hello"
-    said = imagine("a word", word=changed.factual.tokens[2], other_word="~")
-    assert said.counterfactual.tokens[:3] == [*changed.factual.tokens[:2], "~"]
-    assert said.divergence == 2
+    assert compare("a number", number="2.5").counterfactual.prompt == "a king has 2.5 horses"
+    assert compare("the prompt", other_prompt=" hello ").counterfactual.prompt == "hello"
+    token = compare("a word", word=changed.factual.tokens[2], other_word="~")
+    assert token.counterfactual.tokens[:3] == [*changed.factual.tokens[:2], "~"]
+    assert token.divergence == 2
 
 
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        ("a word", {"word": "", "other_word": "x"}, "needs both"),
-        ("a word", {"word": "absent", "other_word": "x"}, "'absent' is neither a word"),
-        ("a number", {"number": ""}, "'' is no number; write one such as 12"),
-        ("a number", {"number": "1/2"}, "'1/2' is no number"),
-        ("a number", {"number": "7 or 8"}, "'7 or 8' is no number"),
-        ("a number", {"number": "1", "place": 4}, "Number 5 is asked to change"),
-        ("the prompt", {"other_prompt": " "}, "The text is empty"),
-        ("a colour", {}, "no edit; choose a word, a number, the prompt"),
+        ("a word", {"word": "", "other_word": "x"}, "missing"),
+        ("a word", {"word": "absent", "other_word": "x"}, "'absent'"),
+        ("a number", {"number": ""}, "'' is not a number"),
+        ("a number", {"number": "1/2"}, "'1/2'"),
+        ("a number", {"number": "7 or 8"}, "'7 or 8'"),
+        ("a number", {"number": "1", "index": 4}, "Number 5"),
+        ("the prompt", {"other_prompt": " "}, "empty"),
+        ("a colour", {}, "a word, a number, the prompt"),
     ],
 )
-def test_an_edit_that_cannot_be_is_named(
-    speaker: Any, kind: str, fields: dict[str, Any], message: str
+def test_invalid_edit_is_refused(
+    loaded: Any, kind: str, fields: dict[str, Any], message: str
 ) -> None:
-    processor, model = speaker
+    processor, model = loaded
     with pytest.raises(ValueError, match=message):
-        worlds.imagine(
-            model, processor, people.meet(model)[0], TEXT, kind, max_new_tokens=2, **fields
+        counterfactuals.compare(
+            model,
+            processor,
+            individuals.draw_first(model)[0],
+            TEXT,
+            kind,
+            max_new_tokens=2,
+            **fields,
         )
 
 
-# ---------------------------------------------------------------- inside
+# ---------------------------------------------------------------- token view
 
 
-def test_the_anatomy_of_a_token_is_what_the_model_says(speaker: Any) -> None:
-    processor, model = speaker
-    usual = inside.get_used_to(model, processor)
-    place = 5
-    found = inside.look(model, processor, TEXT, place, usual)
+def test_token_view_equals_the_output_of_the_model(loaded: Any) -> None:
+    processor, model = loaded
+    typical = token_view.measure_typical(model, processor)
+    index = 5
+    found = token_view.explain_token(model, processor, TEXT, index, typical)
     inputs = processor(TEXT, return_tensors="pt")
     with torch.no_grad():
         output = model(**inputs)
-    s = Cauchy(output.logits[0, place - 1], output.scale_S[0, place - 1])
+    s = Cauchy(output.logits[0, index - 1], output.scale_S[0, index - 1])
     p = model.decision(s).detach()
     assert found.total == pytest.approx(float(p.sum()), rel=1e-4)
     assert found.vocabulary == model.config.vocab_size
-    assert (found.before, found.said) == (TEXT[place - 1], TEXT[place])
-    said = [one for one in found.candidates if one.is_said]
-    k = int(inputs["input_ids"][0, place])
-    assert len(said) == 1
-    assert said[0].token == TEXT[place]
-    assert said[0].probability == pytest.approx(float(p[k]), rel=1e-3)
-    assert said[0].threshold == pytest.approx(float(model.decision.threshold.detach()[k]))
+    assert (found.before, found.actual) == (TEXT[index - 1], TEXT[index])
+    actual = [one for one in found.candidates if one.is_actual]
+    k = int(inputs["input_ids"][0, index])
+    assert len(actual) == 1
+    assert actual[0].token == TEXT[index]
+    assert actual[0].probability == pytest.approx(float(p[k]), rel=1e-3)
+    assert actual[0].threshold == pytest.approx(float(model.decision.threshold.detach()[k]))
     assert found.candidates[0].probability == pytest.approx(float(p.max()), rel=1e-3)
-    loc = output.loc_U[0, place - 1]
+    loc = output.loc_U[0, index - 1]
     for one in found.coordinates:
-        assert one.loc == pytest.approx(float(loc[one.place]), rel=1e-3, abs=1e-4)
+        assert one.loc == pytest.approx(float(loc[one.position]), rel=1e-3, abs=1e-4)
     distances = [abs(one.distance) for one in found.coordinates]
     assert distances == sorted(distances, reverse=True)
-    every = ((loc - usual.median) / usual.spread).abs()
+    every = ((loc - typical.median) / typical.spread).abs()
     assert distances[0] == pytest.approx(float(every.max()), rel=1e-3)
 
 
-def test_the_pushes_of_all_coordinates_make_the_whole_difference(
-    speaker: Any, monkeypatch: pytest.MonkeyPatch
+def test_contributions_of_all_coordinates_sum_to_the_score_difference(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The law is linear: W_k (loc - usual) is the sum of what the coordinates add."""
-    processor, model = speaker
-    monkeypatch.setattr(inside, "COORDINATES", model.config.causal_size)
-    usual = inside.get_used_to(model, processor)
-    found = inside.look(model, processor, TEXT, 5, usual)
+    """The law is linear: W_k (loc - typical) is the sum of what the coordinates add."""
+    processor, model = loaded
+    monkeypatch.setattr(token_view, "COORDINATES", model.config.causal_size)
+    typical = token_view.measure_typical(model, processor)
+    found = token_view.explain_token(model, processor, TEXT, 5, typical)
     best = found.candidates[0]
     loc = torch.empty(model.config.causal_size)
     for one in found.coordinates:
-        loc[one.place] = one.loc
+        loc[one.position] = one.loc
     with torch.no_grad():
-        scores, ordinary = model.lm_head(loc), model.lm_head(usual.median)
+        scores, ordinary = model.lm_head(loc), model.lm_head(typical.median)
     k = int((scores - best.loc).abs().argmin())  # the best candidate, found by its score
-    pushes = sum(one.push for one in found.coordinates)
+    pushes = sum(one.contribution for one in found.coordinates)
     assert pushes == pytest.approx(float(scores[k] - ordinary[k]), rel=1e-3, abs=1e-3)
 
 
-def test_the_next_token_has_an_anatomy_and_the_first_has_none(speaker: Any) -> None:
-    processor, model = speaker
-    usual = inside.get_used_to(model, processor)
-    count = len(inside.tokens_of(model, processor, TEXT))
-    assert inside.look(model, processor, TEXT, count, usual).said is None
-    with pytest.raises(ValueError, match="Nothing stands before the first token"):
-        inside.look(model, processor, TEXT, 0, usual)
+def test_next_token_has_a_view_and_the_first_token_has_none(loaded: Any) -> None:
+    processor, model = loaded
+    typical = token_view.measure_typical(model, processor)
+    count = len(token_view.split_tokens(model, processor, TEXT))
+    assert token_view.explain_token(model, processor, TEXT, count, typical).actual is None
+    with pytest.raises(ValueError, match="first token"):
+        token_view.explain_token(model, processor, TEXT, 0, typical)
     with pytest.raises(ValueError, match="outside a text"):
-        inside.look(model, processor, TEXT, count + 1, usual)
+        token_view.explain_token(model, processor, TEXT, count + 1, typical)
 
 
-# ---------------------------------------------------------------- oracles, pictures
+# ---------------------------------------------------------------- predictors, rendering
 
 
-def test_flowers_are_learned_while_one_watches(
-    speaker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_iris_predictor_is_fitted_step_by_step(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
-    processor, model = speaker
-    *watched, oracle = oracles.learn_flowers(model, processor)
-    assert watched[-1] == (oracles.LEARN + oracles.HOLD_OUT,) * 2
-    assert isinstance(oracle, oracles.Oracle)
-    assert oracle.example in oracles.flowers()[0]
-    found = oracle.forecast(oracle.example)
+    processor, model = loaded
+    *watched, predictor = predictors.fit_irises(model, processor)
+    assert watched[-1] == (predictors.FIT_ROWS + predictors.CALIBRATION_ROWS,) * 2
+    assert isinstance(predictor, predictors.Predictor)
+    assert predictor.example in predictors.read_irises()[0]
+    found = predictor.forecast(predictor.example)
     (low, high), (lower, higher) = found.intervals[0.5], found.intervals[0.9]
     assert lower < low < found.median < high < higher
-    assert found.median == pytest.approx(oracle.density([oracle.example]).median[0])
-    dial = dial_of(oracle.example, 2)
-    sweep = oracle.sweep(oracle.example, 2, dial)
-    number = numbers_of(oracle.example)[2][1]
+    assert found.median == pytest.approx(predictor.distribution([predictor.example]).median[0])
+    drag = drag_range(predictor.example, 2)
+    sweep = predictor.sweep(predictor.example, 2, drag)
+    number = find_numbers(predictor.example)[2][1]
     assert (sweep.values[0], sweep.values[-1]) == (0, 2 * number)
     assert (sweep.low < sweep.median).all()
     assert (sweep.median < sweep.high).all()
 
 
-def test_whoever_leaves_while_flowers_are_learned_leaves_them_to_the_next(
-    speaker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_abandoned_iris_fit_is_completed_by_the_next_visitor(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
-    studio = Studio("name", *speaker, tmp_path)
-    watched = studio.learn_flowers()
-    assert next(watched) == (oracles.AT_ONCE, oracles.LEARN + oracles.HOLD_OUT)
+    state = AppState("name", *loaded, tmp_path)
+    watched = state.fit_irises()
+    assert next(watched) == (
+        predictors.ROWS_PER_STEP,
+        predictors.FIT_ROWS + predictors.CALIBRATION_ROWS,
+    )
     watched.close()
-    *_, oracle = studio.learn_flowers()
-    assert list(studio.learn_flowers()) == [oracle] == [studio.oracle(oracles.IRISES)]
-    studio.close()
+    *_, predictor = state.fit_irises()
+    assert list(state.fit_irises()) == [predictor] == [state.predictor(app_state.IRISES)]
+    state.worker.close()
 
 
-def test_a_saved_regressor_is_asked_with_whole_sentences(speaker: Any, tmp_path: Path) -> None:
+def test_saved_regressor_predicts_from_whole_sentences(loaded: Any, tmp_path: Path) -> None:
     frame = pd.DataFrame({"weight": np.arange(12.0), "kind": ["a", "b"] * 6})
     frame["price"] = 3 * frame["weight"] + 1
     regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
     regressor.fit(frame, "price").save(tmp_path / "priced")
-    opened = OpenModel(*speaker)
-    oracle = oracles.of_directory(str(tmp_path / "priced"), opened)
-    assert oracle.example == "weight is unknown, kind is unknown. The price is"
+    opened = OpenModel(*loaded)
+    predictor = predictors.from_directory(str(tmp_path / "priced"), opened)
+    assert predictor.example == "weight is unknown, kind is unknown. The price is"
     text = "weight is 5, kind is b. The price is"
-    assert oracle.forecast(text).median == pytest.approx(regressor.predict(frame.iloc[[5]])[0])
+    assert predictor.forecast(text).median == pytest.approx(regressor.predict(frame.iloc[[5]])[0])
     with pytest.raises(FileNotFoundError, match="is it a saved regressor"):
-        oracles.of_directory(str(tmp_path), opened)
+        predictors.from_directory(str(tmp_path), opened)
 
 
-def test_a_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
-    speaker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
-    processor, model = speaker
+    processor, model = loaded
     for one in (model, processor):
         one.save_pretrained(tmp_path / "model")
     texts = [f"grade {grade}" for grade in "ABCDEFGHIJKL"]
@@ -546,7 +608,7 @@ def test_a_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
     expected = regressor.of_sentences().predict([texts[3]])[0]
 
     def ask(opened: OpenModel) -> Any:
-        return oracles.of_directory(str(tmp_path / "kept"), opened).forecast(texts[3]).median
+        return predictors.from_directory(str(tmp_path / "kept"), opened).forecast(texts[3]).median
 
     assert ask(OpenModel(processor, make_other(model))) == pytest.approx(expected)
 
@@ -563,32 +625,36 @@ def make_other(model: Any) -> Any:
     return other
 
 
-def test_a_regressor_is_opened_once_unless_it_is_asked_for_anew(
-    speaker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_regressor_is_loaded_once_unless_reloaded(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
 
     def open_one(path: str, model: OpenModel) -> str:
-        assert model.model is speaker[1]
+        assert model.model is loaded[1]
         opened.append(path)
         return f"regressor {len(opened)}"
 
-    monkeypatch.setattr(oracles, "of_directory", open_one)
-    studio = Studio("name", *speaker, tmp_path)
-    assert [studio.oracle("a"), studio.oracle("a")] == ["regressor 1"] * 2
-    assert studio.open_regressor("a") == studio.oracle("a") == "regressor 2"
+    monkeypatch.setattr(predictors, "from_directory", open_one)
+    state = AppState("name", *loaded, tmp_path)
+    assert [state.predictor("a"), state.predictor("a")] == ["regressor 1"] * 2
+    assert state.load_regressor("a") == state.predictor("a") == "regressor 2"
     for name in "bcde":
-        studio.oracle(name)
-    assert list(studio.regressors) == list("bcde")
-    with pytest.raises(ValueError, match="still being learned"):
-        studio.oracle(oracles.IRISES)
-    studio.close()
+        state.predictor(name)
+    assert list(state.regressors) == list("bcde")
+    with pytest.raises(ValueError, match="iris regressor"):
+        state.predictor(app_state.IRISES)
+    state.worker.close()
 
 
-def test_an_untrained_number_head_is_not_asked(speaker: Any) -> None:
-    processor, model = speaker
-    with pytest.raises(ValueError, match="not trained on values"):
-        of_model(model, processor)
+def test_untrained_number_head_is_refused(loaded: Any) -> None:
+    processor, model = loaded
+    with pytest.raises(ValueError, match="values"):
+        from_model(model, processor)
+
+
+def causal(individual: Any) -> dict[str, Any]:
+    return {"causal_mode": "causal", "individual": individual}
 
 
 def parsed(page: str) -> ElementTree.Element:
@@ -597,17 +663,17 @@ def parsed(page: str) -> ElementTree.Element:
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=40))
-def test_whatever_is_said_stands_in_the_card_as_text(said: str) -> None:
-    root = parsed(pictures.cards([("title", "note", "prompt ", said)], is_done=True))
-    assert [one.text or "" for one in root.iter("span") if one.get("class") == "new"] == [said]
-    buttons = parsed(pictures.token_buttons([said, "b"], pressed=1)).findall(".//button")
+def test_card_holds_the_generated_text_unchanged(text: str) -> None:
+    root = parsed(rendering.cards([("title", "note", "prompt ", text)], is_done=True))
+    assert [one.text or "" for one in root.iter("span") if one.get("class") == "new"] == [text]
+    buttons = parsed(rendering.token_buttons([text, "b"], pressed=1)).findall(".//button")
     assert [one.get("aria-pressed") for one in buttons] == ["false", "true", "false"]
 
 
-def test_both_worlds_are_marked_where_they_part(speaker: Any) -> None:
-    processor, model = speaker
-    ada = people.meet(model)[0]
-    result = worlds.imagine(
+def test_comparison_shows_both_texts_and_every_step(loaded: Any) -> None:
+    processor, model = loaded
+    ada = individuals.draw_first(model)[0]
+    result = counterfactuals.compare(
         model,
         processor,
         ada,
@@ -617,49 +683,52 @@ def test_both_worlds_are_marked_where_they_part(speaker: Any) -> None:
         max_new_tokens=TOKENS,
     )
     assert result.divergence is not None
-    root = parsed(pictures.two_worlds(result))
-    marks = ["".join(one.itertext()) for one in root.iter("mark")]
-    step = result.divergence
-    said = (result.factual.tokens[step], result.counterfactual.tokens[step])
-    shown = [token.lstrip() or token.replace(" ", "·").replace("\n", "↵") for token in said]
-    assert marks == [pictures.readable(token) for token in shown]
-    assert len(root.findall(".//tbody/tr")) == TOKENS
-    assert len(root.findall(".//rect")) == TOKENS
+    root = parsed(rendering.comparison(result))
+    texts, steps = root.findall(".//table")
+    for world in (result.factual, result.counterfactual):
+        shown = "".join("".join(cell.itertext()) for cell in texts.iter("td"))
+        assert rendering.readable(world.prompt + "".join(world.tokens)) in shown
+    assert len(steps.findall(".//tbody/tr")) == TOKENS
+    bars = root.findall(".//rect")
+    assert len(bars) == TOKENS
+    assert [bar.get("class") for bar in bars].index("minus") == result.divergence
 
 
 @given(st.floats(-50, 50), st.floats(0.01, 10), st.booleans())
-def test_a_forecast_is_drawn_where_it_is(loc: float, scale: float, is_infinite: bool) -> None:
+def test_forecast_is_drawn_inside_the_picture(loc: float, scale: float, is_infinite: bool) -> None:
     y = Cauchy(torch.tensor(loc).double(), torch.tensor(scale).double())
     one = NumberPrediction(y, ValueSpace("linear"), 1.0, y, torch.ones(1).double())
     wide = (-math.inf, math.inf) if is_infinite else one.interval(0.9)
     found = Forecast(one, one.median, {0.5: one.interval(0.5), 0.9: wide})
-    root = parsed(pictures.forecast_picture("a <name>", found))
+    root = parsed(rendering.forecast_picture("a <name>", found))
     assert "nan" not in ElementTree.tostring(root, encoding="unicode")
     places = [
-        float(x) for x in re.findall(r"x1?='([-\d.]+)'", pictures.forecast_picture("", found))
+        float(x) for x in re.findall(r"x1?='([-\d.]+)'", rendering.forecast_picture("", found))
     ]
     assert min(places) >= 0
-    assert max(places) <= pictures.WIDTH
+    assert max(places) <= rendering.WIDTH
 
 
 @pytest.mark.filterwarnings("ignore:a value beyond")
 @pytest.mark.parametrize("scale", [50.0, 1e3])  # in symlog space: far out, and beyond all numbers
-def test_a_forecast_without_bounds_is_drawn_all_the_same(scale: float) -> None:
+def test_unbounded_forecast_is_drawn_without_nan(scale: float) -> None:
     y = Cauchy(torch.tensor(1.0).double(), torch.tensor(scale).double())
     one = NumberPrediction(y, ValueSpace("symlog"), 1.0, y, torch.ones(1).double())
-    found = Forecast(one, one.median, {level: one.interval(level) for level in oracles.LEVELS})
-    shown = pictures.forecast_picture("", found)
+    found = Forecast(one, one.median, {level: one.interval(level) for level in predictors.LEVELS})
+    shown = rendering.forecast_picture("", found)
     assert "nan" not in shown
     assert max(len(label) for label in parsed(shown).itertext()) < 60
     low, high = (np.full(3, end) for end in found.intervals[0.9])
     values = np.arange(3.0)
-    assert "nan" not in pictures.sweep_picture(Sweep(values, values, low, high), 0, 1.0, 1.0)
+    assert "nan" not in rendering.sweep_picture(Sweep(values, values, low, high), 0, 1.0, 1.0)
 
 
-def test_one_wide_interval_does_not_dwarf_the_others() -> None:
+def test_one_wide_interval_does_not_flatten_the_sweep() -> None:
     values = np.arange(5.0)
     wide = np.array([1, 1, 1e12, 1, 1])
-    shown = pictures.sweep_picture(Sweep(values, values, values - wide, values + wide), 0, 1.0, 1.0)
+    shown = rendering.sweep_picture(
+        Sweep(values, values, values - wide, values + wide), 0, 1.0, 1.0
+    )
     line = parsed(shown).find(".//polyline")
     assert line is not None
     heights = [float(point.split(",")[1]) for point in str(line.get("points")).split()]
@@ -670,23 +739,23 @@ def test_one_wide_interval_does_not_dwarf_the_others() -> None:
     ("value", "shown"),
     [(0.12345, "0.123"), (-999.9, "-1,000"), (123456.7, "123,457"), (1.7e308, "1.7e+308")],
 )
-def test_a_number_is_written_out_unless_it_is_far(value: float, shown: str) -> None:
-    assert pictures._number(value) == shown
+def test_number_is_written_out_below_ten_million(value: float, shown: str) -> None:
+    assert rendering._number(value) == shown
 
 
 @given(
     st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12),
     st.lists(st.decimals(-1000, 1000, places=2), max_size=4),
 )
-def test_every_number_of_a_sentence_can_be_dragged(word: str, numbers: list[Any]) -> None:
+def test_every_number_of_a_text_can_be_dragged(word: str, numbers: list[Any]) -> None:
     text = "a " + " x ".join([word, *map(str, numbers)])
-    root = parsed(pictures.sentence(text, dials_of(text), 1))
+    root = parsed(rendering.draggable_text(text, 1))
     read = root.find("p")
     assert read is not None
     assert "".join(read.itertext()) == f"{text} …"
     dragged = [one for one in root.iter("span") if one.get("class") == "drag"]
     found = [(one.text, float(str(one.get("data-value")))) for one in dragged]
-    assert found == numbers_of(text)
+    assert found == find_numbers(text)
     for one in dragged:
         low, value, high = (
             float(str(one.get(f"data-{name}"))) for name in ("low", "value", "high")
@@ -694,17 +763,17 @@ def test_every_number_of_a_sentence_can_be_dragged(word: str, numbers: list[Any]
         assert low <= value <= high
 
 
-def test_one_sentence_drawn_twice_is_drawn_anew() -> None:
+def test_two_drawings_of_one_text_differ() -> None:
     text = "It has 7 doors"
-    drawn = [pictures.sentence(text, dials_of(text), turn) for turn in (1, 2)]
+    drawn = [rendering.draggable_text(text, turn) for turn in (1, 2)]
     assert drawn[0] != drawn[1]
-    assert "No number stands" in pictures.sentence("no digit", [], 1)
+    assert "no number" in rendering.draggable_text("no digit", 1)
 
 
-def test_the_dot_of_a_sweep_stands_on_the_value(speaker: Any) -> None:
+def test_dot_of_a_sweep_is_at_the_present_value(loaded: Any) -> None:
     values = np.linspace(0, 10, 5)
     sweep = Sweep(values, values * 2, values * 2 - 1, values * 2 + 1)
-    root = parsed(pictures.sweep_picture(sweep, 1, 5.0, 10.0))
+    root = parsed(rendering.sweep_picture(sweep, 1, 5.0, 10.0))
     assert "number 2, now 5" in "".join(root.itertext())
     dot = root.find(".//circle")
     line = root.find(".//polyline")
@@ -714,27 +783,29 @@ def test_the_dot_of_a_sweep_stands_on_the_value(speaker: Any) -> None:
     assert (dot.get("cx"), dot.get("cy")) == tuple(middle.split(","))
 
 
-def test_the_bytes_of_a_character_are_not_shown_apart(speaker: Any) -> None:
-    processor, model = speaker
+def test_bytes_of_a_character_are_shown_together(loaded: Any) -> None:
+    processor, model = loaded
     text = "a 国王 has 🙂"
-    tokens = inside.tokens_of(model, processor, text)
+    tokens = token_view.split_tokens(model, processor, text)
     assert len(tokens) == len(processor(text)["input_ids"])
     assert "".join(tokens) == text
 
 
-def test_an_anatomy_is_drawn_with_every_candidate(speaker: Any) -> None:
-    processor, model = speaker
-    found = inside.look(model, processor, TEXT, 5, inside.get_used_to(model, processor))
-    root = parsed(pictures.anatomy(found))
+def test_token_view_shows_every_candidate(loaded: Any) -> None:
+    processor, model = loaded
+    found = token_view.explain_token(
+        model, processor, TEXT, 5, token_view.measure_typical(model, processor)
+    )
+    root = parsed(rendering.token_view(found))
     assert len(root.findall(".//table")) == 2
-    assert len(root.findall(".//circle")) == inside.CANDIDATES
-    assert len(root.findall(".//tr[@class='here']")) == 1
+    assert len(root.findall(".//circle")) == token_view.CANDIDATES
+    assert len(root.findall(".//tr[@class='chosen']")) == 1
 
 
 # ---------------------------------------------------------------- server
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -745,7 +816,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
     assert check_port("127.0.0.1", 0) > 0
 
 
-def test_a_missing_gradio_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gradio_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)  # and back again
     monkeypatch.setitem(sys.modules, "gradio", None)

@@ -1,21 +1,23 @@
-"""Playground: one page in the browser, offline, on which everything can be tried.
+"""Playground: one page in the browser, offline, to try every feature.
 
     launch()                # what `causal-qwen app` does
 
-The file names are the data flow here, too; only `page` and `server` know Gradio:
+In:   a model directory, and what a visitor types, clicks and drags.
+Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, Numbers, Tokens.
 
-    limits     what a visitor may ask for
-    worker     one thread that does the model's work, one step at a time
-    wording    a word or a number of a text, changed
-    voices     prompts -> texts that grow word by word
-    people     the individuals of one visitor
-    worlds     the same individual, with and without an edit
-    oracles    a text -> a number with its uncertainty
-    inside     one token -> the scores and the U behind it
-    studio     the open model, and what its visitors share
-    pictures   all of these -> HTML and SVG
-    page       five tabs
-    server     a model -> the page on 127.0.0.1
+    page             the tabs, their components and handlers
+    server           a model -> the page on 127.0.0.1
+    state            what all visitors share: the model, its worker, the predictors
+    worker           the thread that runs the model, and the queue in front of it
+    modes            the four decoding modes, side by side
+    individuals      the individuals of one visitor
+    counterfactuals  the fields of an edit -> the two texts of one individual
+    predictors       a text -> a number with its uncertainty
+    token_view       one token -> the scores and the U that chose it
+    text_edits       prompts are checked; a word or a number is replaced
+    rendering        all of these -> HTML and SVG
+
+Open `page` first. Only `page` and `server` import Gradio.
 """
 
 from causal_qwen.playground.server import launch

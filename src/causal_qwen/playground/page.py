@@ -1,78 +1,78 @@
-"""Page: five tabs. What is shown and which function answers; nothing is computed here."""
+"""Page: five tabs, their components and event handlers. Nothing is computed here."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from html import escape
 from typing import Any
 
 import gradio as gr
 
+from causal_qwen.generation.streaming import stream_text
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground import inside, oracles, people, pictures, voices, wording, worlds
-from causal_qwen.playground.limits import (
-    NEW_TOKENS,
-    PROMPT_LETTERS,
-    PROMPTS,
-    check_prompt,
-    check_prompts,
+from causal_qwen.playground import (
+    counterfactuals,
+    individuals,
+    modes,
+    predictors,
+    rendering,
+    text_edits,
+    token_view,
 )
-from causal_qwen.playground.oracles import Oracle, Sweep
-from causal_qwen.playground.studio import Studio
-from causal_qwen.playground.wording import Dial
+from causal_qwen.playground.predictors import Predictor, Sweep
+from causal_qwen.playground.state import IRISES, OWN_HEAD, AppState
+from causal_qwen.playground.text_edits import DragRange, check_prompt, check_prompts
 from causal_qwen.text.segmentation import INCOMPLETE
 
-Curve = tuple[tuple[str, int], Sweep]  # of a text but for one number, and which
+Curve = tuple[tuple[str, int], Sweep]  # the text without one number, its index, and the sweep
+Update = dict[Any, Any]  # component -> new value; other outputs stay
 
 TITLE = "CausalQwen playground"
+MAX_NEW_TOKENS = 80
+MAX_TEXTS = 12  # generated at once
 PROMPT = "The old lighthouse keeper opened the door and"
-OTHER_PROMPTS = "The young mayor opened the letter and\nThe best way to learn is to"
-LAST_WORD_MS = 500  # what was under way when somebody pressed Stop has arrived
-KING = "The king's daughter had 7 horses and"
-SAMPLING, COMPATIBLE = 20.0, 0.7  # temperatures at which these two are lively and fluent
-EMPTY_SPEAK = "What the four modes say of the prompt stands here, word by word."
-EMPTY_PEOPLE = "What they say stands here, word by word."
-EMPTY_WORLDS = "Both worlds stand here: what is said of the text as it is, and after the change."
-EMPTY_INSIDE = "Click a token to see how it was chosen."
-EMPTY_NUMBERS = "Write a text that ends where a number would stand, and press Predict."
-CLICKED = """
-// a click on a token says which one
+PROMPTS = f"{PROMPT}\nThe best way to learn is to"
+EDITED_PROMPT = "The king's daughter had 7 horses and"
+CLICK_HINT = "Click a token to see how it was chosen."
+TEXT_HINT = "Write a text that ends before a number, and press Predict."
+STOP_MS = 500  # after which no more updates of a stopped stream arrive
+TEXT_ID, PREDICTION_CLASS = "number-text", "prediction"
+TOKEN_JS = """
 element.addEventListener('click', event => {
-  const button = event.target.closest('button[data-place]');
+  const button = event.target.closest('button[data-index]');
   if (!button) return;
-  window.clicked = Number(button.dataset.place);
+  window.clicked = Number(button.dataset.index);
   trigger('select');
 });
 """
-ASKED, ANSWER = "asked", "answer"
-WRITTEN = f"""
-// a text is changed by hand: typed, pasted, deleted or composed; Gradio tells of typed keys only
+# The browser's own input event also reports pasted, deleted and composed text; Gradio's does not.
+TEXT_JS = f"""
 document.addEventListener('input', event => {{
-  if (!event.target.closest('#{ASKED}')) return;
-  for (const old of document.querySelectorAll('.{ANSWER} .cq')) old.classList.add('stale');
+  if (!event.target.closest('#{TEXT_ID}')) return;
+  for (const old of document.querySelectorAll('.{PREDICTION_CLASS} .cq'))
+    old.classList.add('stale');
   setTimeout(() => trigger('edit'));
 }});
 """
-DRAGGED = """
-// a number that is dragged, or moved by keys, says which one it is and what it is now
-const PIXELS = 320;  // from one end to the other
+DRAG_JS = """
+const PIXELS = 320;  // from one end of the range to the other
 let held = null;
-const numberAt = event => event.target.closest('[data-place]');
+const numberAt = event => event.target.closest('[data-index]');
 const read = number => Object.fromEntries(
-  ['low', 'high', 'step', 'value'].map(name => [name, Number(number.dataset[name])]));
+  ['index', 'low', 'high', 'step', 'value'].map(name => [name, Number(number.dataset[name])]));
 const move = (number, wanted) => {
-  const {low, high, step, value} = read(number);
+  const {index, low, high, step, value} = read(number);
   const near = low + Math.round((wanted - low) / step) * step;
   const now = Number(Math.min(Math.max(near, low), high).toPrecision(12));
   if (now === value) return;
   number.dataset.value = number.textContent = now;
   number.setAttribute('aria-valuenow', now);
-  window.dragged = [Number(number.dataset.place), now];
+  window.dragged = [index, now, low, high, step];
   trigger('input');
 };
 element.addEventListener('pointerdown', event => {
@@ -103,10 +103,10 @@ element.addEventListener('keydown', event => {
   move(number, wanted);
 });
 """
-# An event that waits loses its data, but is asked for its inputs when its turn has come.
-LAST_INPUT = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
-LOOK = {
-    "css": pictures.CSS
+# Gradio drops the data of a deferred event, but reads its inputs when the event runs.
+LAST_INPUT_JS = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
+CSS = (
+    rendering.CSS
     + """
 .gradio-container { width: 100%; max-width: 72rem !important; margin: 0 auto; }
 .tab-wrapper button.selected { color: var(--primary-700); }
@@ -114,81 +114,66 @@ LOOK = {
 .min_value, .max_value, ::placeholder {
   color: color-mix(in srgb, var(--body-text-color) 68%, transparent) !important; }
 /* all five tabs on a phone, instead of some in a menu */
-@media (max-width: 30rem) { .tab-wrapper button { padding: 0 .2rem; font-size: .75rem; } }
+@media (max-width: 30rem) { .tab-wrapper button { padding: 0 .1rem; font-size: .7rem; } }
 """
-}
+)
 
 
-def build(studio: Studio) -> gr.Blocks:
-    """The whole page for one model; every visitor has a list of people of their own."""
+def build(state: AppState) -> gr.Blocks:
+    """The whole page for one model; every visitor has a list of individuals of their own."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown(
-            "# CausalQwen\nA language model that decides like an individual: it first infers *who "
-            f"is speaking*, U, then what this individual says. Model: `{studio.name}`."
+            "# CausalQwen\nA language model that infers an individual, U, from the context and "
+            f"then decides what this individual writes. Model: `{state.name}`."
         )
-        mine = gr.State(people.meet(studio.model))
+        mine = gr.State(individuals.draw_first(state.model))
         with gr.Tabs():
-            with gr.Tab("Speak", id="speak"):
-                _speak(studio)
-            with gr.Tab("Individuals", id="individuals"):
-                choices = _individuals(studio, mine)
-            with gr.Tab("Counterfactual", id="counterfactual"):
-                choices.append(_counterfactual(studio, mine))
-            with gr.Tab("Numbers", id="numbers") as numbers:
-                _numbers(studio, numbers)
-            with gr.Tab("Inside", id="inside"):
-                _inside(studio)
+            with gr.Tab("Generate"):
+                _generate_tab(state)
+            with gr.Tab("Individuals"):
+                choices = _individuals_tab(state, mine)
+            with gr.Tab("Counterfactual"):
+                choices.append(_counterfactual_tab(state, mine))
+            with gr.Tab("Numbers") as numbers:
+                _numbers_tab(state, numbers)
+            with gr.Tab("Tokens"):
+                _tokens_tab(state)
         mine.change(_choices, [mine, *choices], choices)
-    page.queue(default_concurrency_limit=None)  # the studio has a door of its own
+    page.queue(default_concurrency_limit=None)  # the state has an admission queue of its own
     return page
 
 
-def polite(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """What a visitor got wrong is told in a sentence; the page stays as it was."""
-    if inspect.isgeneratorfunction(handler):
-
-        @functools.wraps(handler)
-        def stream(*arguments: Any) -> Iterator[Any]:
-            try:
-                yield from handler(*arguments)
-            except Exception as error:
-                _tell(error)
-            yield gr.skip()  # the last one is sent twice: it must not undo what was typed meanwhile
-
-        return stream
+def report_errors(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """An error of a handler becomes a message; the page stays as it was."""
 
     @functools.wraps(handler)
-    def answer(*arguments: Any) -> Any:
+    def stream(*arguments: Any) -> Iterator[Any]:
         try:
-            return handler(*arguments)
+            yield from handler(*arguments)
+        except CancelledError:
+            return  # the server is closing
         except Exception as error:
-            _tell(error)
-            return gr.skip()
+            message = str(error)
+            if not isinstance(error, ValueError | OSError):  # not the visitor's mistake
+                traceback.print_exception(error)
+                message = f"Internal error ({type(error).__name__}); see the server's terminal."
+            gr.Warning(escape(message, quote=False))
+        yield gr.skip()  # Gradio sends the last update twice: it must not undo what was typed since
 
-    return answer
-
-
-def _tell(error: Exception) -> None:
-    if isinstance(error, ValueError | OSError):
-        sentence = str(error)
-    else:  # nobody's fault but ours
-        traceback.print_exception(error)
-        sentence = f"That went wrong ({type(error).__name__}); the terminal of the page says where."
-    gr.Warning(escape(sentence, quote=False))
+    return stream
 
 
-def served(studio: Studio, outputs: int = 0) -> Callable[..., Callable[..., Any]]:
-    """A generator that waits for its turn with the model; with `outputs`, the first says so."""
+def queued(state: AppState, status: gr.HTML | None = None) -> Callable[..., Callable[..., Any]]:
+    """A handler that waits for its turn with the model; `status` shows the place in the queue."""
 
     def decorate(handler: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
-        @polite
+        @report_errors
         @functools.wraps(handler)
         def stream(*arguments: Any) -> Iterator[Any]:
-            with studio.door.enter() as ask:
-                while before := ask():
-                    if outputs:
-                        waiting = pictures.note(f"Waiting: {before} before you ...")
-                        yield waiting if outputs == 1 else (waiting, *[gr.skip()] * (outputs - 1))
+            with state.queue.enter() as wait:
+                while ahead := wait():
+                    if status is not None:
+                        yield {status: rendering.note(f"Waiting: {ahead} ahead of you ...")}
                 yield from handler(*arguments)
 
         return stream
@@ -197,408 +182,384 @@ def served(studio: Studio, outputs: int = 0) -> Callable[..., Callable[..., Any]
 
 
 # ---------------------------------------------------------------- the five tabs
+# A tab is one function, of more than 60 lines where needed: its handlers share its components.
 
 
-def _speak(studio: Studio) -> None:
-    prompt = _text("Prompt", PROMPT)
+def _generate_tab(state: AppState) -> None:
+    prompt = _text_box("Prompt", PROMPT)
     with gr.Row():
-        start = gr.Button("Speak", variant="primary")
+        start = gr.Button("Generate", variant="primary")
         stop = gr.Button("Stop")
-    with gr.Accordion("Temperature, truncation, seed", open=False):
+    with gr.Accordion("Temperature, truncation, seed, length", open=False):
         with gr.Row():
-            sampling = gr.Slider(0, 50, SAMPLING, step=0.5, label="Temperature of sampling")
-            causal = gr.Slider(0, 12, people.TEMPERATURE, step=0.1, label="Temperature of causal")
-            compatible = gr.Slider(0, 2, COMPATIBLE, step=0.05, label="Temperature of compatible")
+            sampling = _temperature("Temperature of sampling", modes.SAMPLING_TEMPERATURE, 50)
+            causal = _temperature("Temperature of causal")
+            compatible = _temperature("Temperature of compatible", modes.COMPATIBLE_TEMPERATURE, 2)
         with gr.Row():
-            truncation = _truncation()
-            seed = gr.Textbox("1", label="Seed: who speaks", min_width=120)
-            tokens = _tokens(30)
-    said = gr.HTML(pictures.note(EMPTY_SPEAK), label="Four modes")
+            truncation = _truncation(state)
+            seed = gr.Textbox("1", label="Individual (seed)", min_width=120)
+            tokens = _new_tokens(30)
+    output = gr.HTML(rendering.note("The texts of the four modes appear here."), label="Texts")
 
-    @served(studio, outputs=1)
-    def run(
-        text: str, hot: float, warm: float, soft: float, cut: float, who: str, n: int
-    ) -> Iterator[str]:
-        text = studio.worker.do(check_prompt, text, studio.processor)
-        modes = voices.four_modes(hot, warm, soft, cut, people.seed_of(who))
-        streams = [
-            voices.speak(studio.model, studio.processor, [text], n, mode.seed, **mode.options)
-            for mode in modes
-        ]
-        titles = [(mode.title, mode.note, text) for mode in modes]
-        yield from _growing(titles, studio.worker.each(voices.take_turns(streams)))
+    @queued(state, output)
+    def run(text: str, hot: float, t: float, soft: float, cut: float, who: str, n: int) -> Any:
+        text = state.worker.run(check_prompt, text, state.processor)
+        number = individuals.parse_seed(who)
+        four = modes.four_modes(hot, t, soft, cut, number)
+        streams = [state.run(stream_text, [text], n, number, **mode.options) for mode in four]
+        titles = [(mode.name, mode.note, text) for mode in four]
+        yield from _growing_cards(titles, state.worker.iterate(modes.interleave(streams)))
 
-    settings = [prompt, sampling, causal, compatible, truncation, seed, tokens]
-    _stops(stop, [trigger(run, settings, said) for trigger in (start.click, prompt.submit)], said)
+    inputs = [prompt, sampling, causal, compatible, truncation, seed, tokens]
+    running = [trigger(run, inputs, output) for trigger in (start.click, prompt.submit)]
+    _cancel(stop, running, output)
 
 
-def _individuals(studio: Studio, mine: gr.State) -> list[Any]:
-    """-> the boxes in which an individual is chosen"""
-    first = people.meet(studio.model)
-    table = gr.HTML(pictures.people_table(first))
+def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
+    """-> the components in which an individual is selected"""
+    first = mine.value
+    table = gr.HTML(rendering.individuals_table(first))
     with gr.Row():
         with gr.Column():
-            gr.Markdown("### Draw somebody")
+            gr.Markdown("### Draw an individual")
             with gr.Row():
                 name = gr.Textbox(label="Name", placeholder="Dora", min_width=120)
-                seed = gr.Textbox(label="Seed", placeholder="anybody", min_width=120)
+                seed = gr.Textbox(label="Seed", placeholder="random", min_width=120)
             with gr.Row():
-                heat = gr.Slider(0, 12, people.TEMPERATURE, step=0.1, label="Temperature")
-                cut = _truncation()
+                temperature = _temperature("Temperature")
+                truncation = _truncation(state)
             draw = gr.Button("Draw", variant="primary")
         with gr.Column():
-            gr.Markdown("### Save and reload")
-            saved = _who(first, "Whom to save")
+            gr.Markdown("### Save and load")
+            saved = _individual_box(first, "Individual to save")
             with gr.Row():
-                save = gr.DownloadButton("Save to a file", value=studio.keep(first[0]))
-                load = gr.UploadButton("Reload from a file", file_types=[people.SUFFIX])
-    tokens = _tokens(24)
+                save = gr.DownloadButton(
+                    "Save to a file", value=individuals.save(first[0], state.files)
+                )
+                load = gr.UploadButton("Load from a file", file_types=[individuals.SUFFIX])
+    gr.Markdown("### Generate with every selected individual after every prompt")
+    names = individuals.names(first)
+    speakers = gr.CheckboxGroup(names, value=names, label="Individuals")
+    prompts = _text_box(f"Prompts, one per line, up to {text_edits.MAX_PROMPTS}", PROMPTS)
+    tokens = _new_tokens(24)
     with gr.Row():
-        with gr.Column():
-            gr.Markdown("### One individual, many prompts")
-            one = _who(first, "Individual")
-            prompts = _text(f"Prompts, one on each line, up to {PROMPTS}", OTHER_PROMPTS, lines=3)
-            ask_one = gr.Button("Let one speak", variant="primary")
-        with gr.Column():
-            gr.Markdown("### Many individuals, one prompt")
-            many = gr.CheckboxGroup(
-                people.names(first), value=people.names(first), label="Individuals"
+        start = gr.Button("Generate", variant="primary")
+        stop = gr.Button("Stop")
+    output = gr.HTML(rendering.note("The texts appear here."), label="Texts")
+
+    @report_errors
+    def on_draw(them: list[Individual], *fields: Any) -> Iterator[tuple[Any, ...]]:
+        yield individuals.draw(them, state.model, *fields), "", ""
+
+    @report_errors
+    def on_load(them: list[Individual], path: str) -> Iterator[list[Individual]]:
+        yield individuals.load(them, path, state.model)
+
+    def on_save(them: list[Individual], selected: str) -> str:
+        return individuals.save(individuals.find(them, selected), state.files)
+
+    @queued(state, output)
+    def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
+        texts = state.worker.run(check_prompts, lines, state.processor)
+        rows = [(individuals.find(them, name), text) for text in texts for name in selected]
+        if not 0 < len(rows) <= MAX_TEXTS:
+            raise ValueError(
+                f"{len(selected)} individuals and {len(texts)} prompts make {len(rows)} texts; "
+                f"select 1 to {MAX_TEXTS}."
             )
-            prompt = _text("Prompt", PROMPT)
-            ask_many = gr.Button("Let many speak", variant="primary")
-    stop = gr.Button("Stop them")
-    said = gr.HTML(pictures.note(EMPTY_PEOPLE), label="What they say")
-
-    @polite
-    def on_draw(
-        them: list[Individual], called: str, number: str, warm: float, truncation: float
-    ) -> tuple[Any, ...]:
-        them = people.draw(them, studio.model, called.strip(), number, warm, truncation)
-        return them, pictures.people_table(them), "", ""
-
-    @polite
-    def on_load(them: list[Individual], path: str) -> tuple[Any, ...]:
-        them = people.bring(them, path, studio.model)
-        return them, pictures.people_table(them)
-
-    @polite
-    def on_save(them: list[Individual], who: str) -> str:
-        return studio.keep(people.find(them, who))
-
-    @served(studio, outputs=1)
-    def run_one(them: list[Individual], who: str, lines: str, n: int) -> Iterator[str]:
-        texts = studio.worker.do(check_prompts, lines, studio.processor)
-        someone = people.find(them, who)
-        yield from run([someone] * len(texts), texts, n)
-
-    @served(studio, outputs=1)
-    def run_many(them: list[Individual], chosen: list[str], text: str, n: int) -> Iterator[str]:
-        text = studio.worker.do(check_prompt, text, studio.processor)
-        if not chosen:
-            raise ValueError("Nobody is chosen; tick at least one individual.")
-        everybody = [people.find(them, who) for who in chosen]
-        yield from run(everybody, [text] * len(everybody), n)
-
-    def run(speakers: list[Individual], texts: list[str], n: int) -> Iterator[str]:
+        who, after = map(list, zip(*rows, strict=True))
+        stream = state.run(stream_text, after, n, causal_mode="causal", individual=who)
         titles = [
-            (str(one.name), _seed_of(one), text) for one, text in zip(speakers, texts, strict=True)
+            (str(x.name), "from a file" if x.seed is None else f"seed {x.seed}", text)
+            for x, text in rows
         ]
-        options = voices.one_speaker(speakers)
-        stream = voices.speak(studio.model, studio.processor, texts, n, **options)
-        yield from _growing(titles, studio.worker.each(stream))
+        yield from _growing_cards(titles, state.worker.iterate(stream))
 
     for trigger in (draw.click, name.submit, seed.submit):
-        trigger(on_draw, [mine, name, seed, heat, cut], [mine, table, name, seed])
-    load.upload(on_load, [mine, load], [mine, table])
+        trigger(on_draw, [mine, name, seed, temperature, truncation], [mine, name, seed])
+    load.upload(on_load, [mine, load], mine)
     saved.change(on_save, [mine, saved], save, show_progress="hidden")
-    running = [
-        ask_one.click(run_one, [mine, one, prompts, tokens], said),
-        ask_many.click(run_many, [mine, many, prompt, tokens], said),
-    ]
-    _stops(stop, running, said)
-    return [saved, one, many]
+    mine.change(rendering.individuals_table, mine, table)
+    running = start.click(run, [mine, speakers, prompts, tokens], output)
+    _cancel(stop, [running], output)
+    return [saved, speakers]
 
 
-def _counterfactual(studio: Studio, mine: gr.State) -> Any:
-    """-> the box in which an individual is chosen"""
-    prompt = _text("What was said first", KING)
+def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:
+    """-> the component in which an individual is selected"""
+    prompt = _text_box("Prompt", EDITED_PROMPT)
     with gr.Row():
-        who = _who(people.meet(studio.model), "Who goes on")
-        kind = gr.Radio(list(worlds.KINDS), value=worlds.KINDS[0], label="Change")
+        speaker = _individual_box(mine.value, "Speaker")
+        kinds = counterfactuals.KINDS
+        kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
     with gr.Row() as words:
-        word = gr.Textbox("daughter", label="This word, of the prompt or of what is said")
-        other_word = gr.Textbox("son", label="into")
+        word = gr.Textbox("daughter", label="Word to replace, in the prompt or the generated text")
+        other_word = gr.Textbox("son", label="Replacement")
     with gr.Row(visible=False) as numbers:
-        place = _number_box(KING)
-        value = gr.Textbox("12", label="into")
-    with gr.Row(visible=False) as beginnings:
-        other_prompt = _text("into", "The queen's dog had 7 puppies and")
-    tokens = _tokens(16)
-    imagine = gr.Button("Imagine", variant="primary")
-    shown = gr.HTML(pictures.note(EMPTY_WORLDS), label="Two worlds")
+        index = _number_box(EDITED_PROMPT)
+        number = gr.Textbox("12", label="Replacement")
+    with gr.Row(visible=False) as prompts:
+        other_prompt = _text_box("Replacement", "The queen's dog had 7 puppies and")
+    tokens = _new_tokens(16)
+    compare = gr.Button("Compare", variant="primary")
+    hint = "The text of the speaker appears here, before and after the change."
+    output = gr.HTML(rendering.note(hint), label="Comparison")
+    edit = {
+        "word": word,
+        "other_word": other_word,
+        "index": index,
+        "number": number,
+        "other_prompt": other_prompt,
+        "max_new_tokens": tokens,
+    }
 
-    @served(studio, outputs=1)
+    @queued(state, output)
     def run(
-        them: list[Individual],
-        text: str,
-        called: str,
-        change: str,
-        old: str,
-        new: str,
-        at: int | None,
-        number: str,
-        instead: str,
-        n: int,
+        them: list[Individual], name: str, text: str, change: str, *fields: Any
     ) -> Iterator[str]:
-        yield pictures.two_worlds(
-            studio.worker.do(
-                worlds.imagine,
-                studio.model,
-                studio.processor,
-                people.find(them, called),
-                text,
-                change,
-                word=old,
-                other_word=new,
-                place=int(at or 0),
-                number=number,
-                other_prompt=instead,
-                max_new_tokens=n,
-            )
-        )
+        named = dict(zip(edit, fields, strict=True))
+        who = individuals.find(them, name)
+        yield rendering.comparison(state.run(counterfactuals.compare, who, text, change, **named))
 
     kind.change(
-        lambda change: [gr.update(visible=change == one) for one in worlds.KINDS],
+        lambda change: [gr.update(visible=change == one) for one in kinds],
         kind,
-        [words, numbers, beginnings],
+        [words, numbers, prompts],
         show_progress="hidden",
     )
-    prompt.change(_number_box, [prompt, place], place, show_progress="hidden")
-    fields = [mine, prompt, who, kind, word, other_word, place, value, other_prompt, tokens]
-    for trigger in (imagine.click, prompt.submit, word.submit, other_word.submit, value.submit):
-        trigger(run, fields, shown)
-    return who
+    prompt.change(_number_box, [prompt, index], index, show_progress="hidden")
+    for trigger in (compare.click, prompt.submit, word.submit, other_word.submit, number.submit):
+        trigger(run, [mine, speaker, prompt, kind, *edit.values()], output)
+    return speaker
 
 
-def _numbers(studio: Studio, tab: gr.Tab) -> None:
-    note = gr.HTML()
-    text = _text("A text that asks for a number", "", lines=3, name=ASKED)
-    ask = gr.Button("Predict", variant="primary")
-    sentence = gr.HTML(js_on_load=WRITTEN + DRAGGED)
+def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
+    versions = itertools.count()
+
+    def draw_text(words: str) -> str:
+        return rendering.draggable_text(words[: text_edits.MAX_CHARACTERS], next(versions))
+
+    example = predictors.read_irises()[0][0]
+    note = gr.HTML(rendering.note("The iris regressor is fitted when this tab is first opened."))
+    text = _text_box("Text that ends before a number", example, lines=3, name=TEXT_ID)
+    predict = gr.Button("Predict", variant="primary")
+    sentence = gr.HTML(draw_text(example), js_on_load=TEXT_JS + DRAG_JS)
     with gr.Row():
         with gr.Column(min_width=300):
-            picture = gr.HTML(label="Prediction", elem_classes=ANSWER)
+            picture = gr.HTML(label="Prediction", elem_classes=PREDICTION_CLASS)
         with gr.Column(min_width=300):
-            moved = gr.HTML(label="While it is dragged", elem_classes=ANSWER)
-    with gr.Accordion("Ask somebody else", open=False):
+            sweep = gr.HTML(label="Prediction for other numbers", elem_classes=PREDICTION_CLASS)
+    with gr.Accordion("Use another regressor", open=False):
         path = gr.Textbox(
-            label="A regressor of yours",
-            placeholder="the directory that causal-qwen fit has written, on this machine",
+            label="Directory of a saved regressor",
+            placeholder="written by causal-qwen fit on this machine",
         )
         with gr.Row():
-            load = gr.Button("Ask this regressor")
-            own = gr.Button("Ask the model itself")
-            irises = gr.Button("Ask about irises")
-    key = gr.State(oracles.IRISES)  # whom this visitor asks
-    dials = gr.State([])  # how far every number of the sentence can be dragged
-    curve: gr.State = gr.State(None)  # of which text and number, and their sweep
-    dragged = gr.JSON(visible=False)  # a place and its value now, told by the browser
-    turns = itertools.count()
+            load = gr.Button("Load this regressor")
+            own_head = gr.Button("Use the model's own number head")
+            irises = gr.Button("Use the iris regressor")
+    key = gr.State(IRISES)  # of the visitor's predictor
+    curve: gr.State = gr.State(None)  # the last sweep
+    dragged = gr.JSON(visible=False)  # index, value and range, set by the browser
 
-    def lay_out(words: str) -> tuple[str, list[Dial]]:
-        """The sentence whose numbers can be dragged, drawn anew even if it was the same before."""
-        words = words[:PROMPT_LETTERS]  # as much as can be asked
-        rulers = wording.dials_of(words)
-        return pictures.sentence(words, rulers, next(turns)), rulers
-
-    def show(oracle: Oracle, words: str) -> Iterator[tuple[Any, ...]]:
-        """Everything below a text that somebody wrote; its last number is tried out."""
-        words = studio.worker.do(check_prompt, words, studio.processor)
-        found = studio.worker.do(oracle.forecast, words)
-        drawn, rulers = lay_out(words)
-        shown = pictures.forecast_picture(oracle.name, found)
-        if not rulers:
-            yield drawn, rulers, shown, "", None
+    def show(predictor: Predictor, words: str) -> Iterator[Update]:
+        """Everything below the text; then the sweep of its last number."""
+        words = state.worker.run(check_prompt, words, state.processor)
+        found = state.worker.run(predictor.forecast, words)
+        drawn = rendering.forecast_picture(predictor.name, found)
+        update: Update = {sentence: draw_text(words), picture: drawn, curve: None}
+        numbers = text_edits.find_numbers(words)
+        if not numbers:
+            yield update | {sweep: ""}
             return
-        yield drawn, rulers, shown, gr.skip(), None
-        place, (_, now) = len(rulers) - 1, wording.numbers_of(words)[-1]
-        tried = try_out(oracle, words, place, rulers[place])
-        swept = pictures.sweep_picture(tried[1], place, now, found.median)
-        yield *[gr.skip()] * 3, swept, tried  # another sentence may have been typed meanwhile
+        yield update
+        last, drag = len(numbers) - 1, text_edits.drag_range(words, len(numbers) - 1)
+        yield show_sweep(predictor, words, last, numbers[-1][1], drag, found.median)
 
-    def try_out(oracle: Oracle, words: str, place: int, ruler: Dial) -> Curve:
-        return rest_of(words, place), studio.worker.do(oracle.sweep, words, place, ruler)
+    def show_sweep(
+        predictor: Predictor,
+        words: str,
+        index: int,
+        value: float,
+        drag: DragRange,
+        median: float,
+        known: Curve | None = None,
+    ) -> Update:
+        if known is None:
+            swept = state.worker.run(predictor.sweep, words, index, drag)
+            known = (fixed_part(words, index), swept)
+        return {sweep: rendering.sweep_picture(known[1], index, value, median), curve: known}
 
-    def rest_of(words: str, place: int) -> tuple[str, int]:
-        """What stays while a number is dragged."""
-        return wording.change_number(words, place, 0.0), place
+    def fixed_part(words: str, index: int) -> tuple[str, int]:
+        """What stays the same while a number is dragged."""
+        return text_edits.replace_number(words, index, 0.0), index
 
-    @served(studio, outputs=7)
-    def on_open(asked: str, words: str) -> Iterator[Any]:
-        if words or asked != oracles.IRISES:
+    @queued(state, note)
+    def on_open(asked: str) -> Iterator[Update]:
+        if asked != IRISES:
             return
-        for news in studio.learn_flowers():
-            if isinstance(news, Oracle):
-                yield from introduce(news)
+        for step in state.fit_irises():
+            if isinstance(step, Predictor):
+                yield {note: rendering.note(step.note)}
             else:
-                done = f"Learning from real flowers: {news[0]} of {news[1]} read ..."
-                yield pictures.note(done), *[gr.skip()] * 6
+                progress = f"Fitting the iris regressor: {step[0]} of {step[1]} rows read ..."
+                yield {note: rendering.note(progress)}
 
-    def introduce(oracle: Oracle) -> Iterator[tuple[Any, ...]]:
-        """Who is asked now, with a text to begin with if there is one."""
-        about = pictures.note(oracle.note)
-        if not oracle.example:
-            yield about, "", *lay_out(""), pictures.note(EMPTY_NUMBERS), "", None
-            return
-        example: Any = oracle.example
-        for rest in show(oracle, oracle.example):
-            yield about, example, *rest
-            example = gr.skip()  # it is the visitor's to write in
+    @queued(state)
+    def on_predict(asked: str, words: str) -> Iterator[Update]:
+        yield from show(state.predictor(asked), words)
 
-    @served(studio)
-    def on_ask(asked: str, words: str) -> Iterator[tuple[Any, ...]]:
-        yield from show(studio.oracle(asked), words)
+    @queued(state)
+    def on_first(asked: str, words: str, known: Curve | None) -> Iterator[Update]:
+        if known is None and words.strip():
+            yield from show(state.predictor(asked), words)
 
-    @served(studio)
+    @queued(state)
     def on_drag(
-        asked: str, words: str, rulers: list[Dial], tried: Curve | None, now: tuple[int, float]
-    ) -> Iterator[tuple[Any, ...]]:
-        oracle, (place, value) = studio.oracle(asked), now
-        words = wording.change_number(words, place, value)
-        found = studio.worker.do(oracle.forecast, words)
-        news = [words, pictures.forecast_picture(oracle.name, found)]
-        if tried is None or tried[0] != rest_of(words, place):
-            yield *news, gr.skip(), tried
-            tried = try_out(oracle, words, place, rulers[place])
-            news = [gr.skip()] * 2  # the text may have been typed in meanwhile
-        yield *news, pictures.sweep_picture(tried[1], place, value, found.median), tried
+        asked: str, words: str, known: Curve | None, now: tuple[int, float, float, float, float]
+    ) -> Iterator[Update]:
+        predictor, (index, value, *ends) = state.predictor(asked), now
+        words = text_edits.replace_number(words, index, value)
+        found = state.worker.run(predictor.forecast, words)
+        yield {text: words, picture: rendering.forecast_picture(predictor.name, found)}
+        if known is not None and known[0] != fixed_part(words, index):
+            known = None
+        yield show_sweep(predictor, words, index, value, DragRange(*ends), found.median, known)
 
-    @served(studio)
-    def on_load(directory: str) -> Iterator[tuple[Any, ...]]:
-        for shown in introduce(studio.open_regressor(directory.strip())):
-            yield directory.strip(), *shown
+    @queued(state)
+    def on_use(asked: str) -> Iterator[Update]:
+        """Another predictor, with its example; a directory is read anew."""
+        asked = asked.strip()
+        is_listed = asked in (IRISES, OWN_HEAD)
+        predictor = state.predictor(asked) if is_listed else state.load_regressor(asked)
+        yield {key: asked, note: rendering.note(predictor.note), text: predictor.example}
+        if predictor.example:
+            yield from show(predictor, predictor.example)
+        else:
+            hint = rendering.note(TEXT_HINT)
+            yield {sentence: draw_text(""), picture: hint, sweep: "", curve: None}
 
-    @served(studio)
-    def on_turn(to: str) -> Iterator[tuple[Any, ...]]:
-        for shown in introduce(studio.oracle(to)):
-            yield to, *shown
-
-    below = [sentence, dials, picture, moved, curve]
-    tab.select(on_open, [key, text], [note, text, *below], show_progress="hidden")
-    sentence.edit(
-        lay_out, text, [sentence, dials], show_progress="hidden", trigger_mode="always_last"
-    )
-    for trigger in (ask.click, text.submit):
-        trigger(on_ask, [key, text], below)
+    answer = [sentence, picture, sweep, curve]
+    opened = tab.select(on_open, key, note, show_progress="hidden")
+    opened.then(on_first, [key, text, curve], answer, show_progress="hidden")
+    sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
+    for trigger in (predict.click, text.submit):
+        trigger(on_predict, [key, text], answer)
     sentence.input(
         on_drag,
-        [key, text, dials, curve, dragged],
-        [text, picture, moved, curve],
-        js=LAST_INPUT.format("dragged"),
+        [key, text, curve, dragged],
+        [text, picture, sweep, curve],
+        js=LAST_INPUT_JS.format("dragged"),
         show_progress="hidden",
         trigger_mode="always_last",
     )
-    everything = [key, note, text, *below]
-    for trigger in (load.click, path.submit):
-        trigger(on_load, path, everything)
-    own.click(on_turn, gr.State(oracles.OWN), everything)
-    irises.click(on_turn, gr.State(oracles.IRISES), everything)
+    for trigger, chosen in (
+        (load.click, path),
+        (path.submit, path),
+        (own_head.click, gr.State(OWN_HEAD)),
+        (irises.click, gr.State(IRISES)),
+    ):
+        trigger(on_use, chosen, [key, note, text, *answer])
 
 
-def _inside(studio: Studio) -> None:
-    text = _text("Text", PROMPT)
-    cut = gr.Button("Show its tokens", variant="primary")
-    tokens = gr.HTML(
-        pictures.token_buttons(inside.tokens_of(studio.model, studio.processor, PROMPT)),
-        js_on_load=CLICKED,
-    )
-    shown = gr.HTML(pictures.note(EMPTY_INSIDE))
-    cut_text = gr.State(PROMPT)  # whose tokens are shown
-    clicked = gr.JSON(visible=False)  # the place of a token, told by the browser
+def _tokens_tab(state: AppState) -> None:
+    def buttons(words: str, pressed: int | None = None) -> str:
+        return rendering.token_buttons(state.run(token_view.split_tokens, words), pressed)
 
-    @polite
-    def on_cut(sentence: str) -> tuple[str, str, str]:
-        sentence = studio.worker.do(check_prompt, sentence, studio.processor)
-        return buttons(sentence), sentence, pictures.note(EMPTY_INSIDE)
+    text = _text_box("Text", PROMPT)
+    show = gr.Button("Show tokens", variant="primary")
+    tokens = gr.HTML(buttons(PROMPT), js_on_load=TOKEN_JS)
+    output = gr.HTML(rendering.note(CLICK_HINT))
+    shown = gr.State(PROMPT)  # the text whose tokens are on the page
+    clicked = gr.JSON(visible=False)  # the index of a token, set by the browser
 
-    @served(studio)
-    def on_click(sentence: str, place: int) -> Iterator[tuple[str, str]]:
-        found = studio.worker.do(
-            inside.look, studio.model, studio.processor, sentence, place, studio.usual
-        )
-        yield buttons(sentence, place), pictures.anatomy(found)
+    @report_errors
+    def on_show(words: str) -> Iterator[tuple[str, str, str]]:
+        words = state.worker.run(check_prompt, words, state.processor)
+        yield buttons(words), words, rendering.note(CLICK_HINT)
 
-    def buttons(sentence: str, pressed: int | None = None) -> str:
-        found = studio.worker.do(inside.tokens_of, studio.model, studio.processor, sentence)
-        return pictures.token_buttons(found, pressed)
+    @queued(state)
+    def on_click(words: str, index: int) -> Iterator[tuple[str, str]]:
+        view = state.run(token_view.explain_token, words, index, state.typical)
+        yield buttons(words, index), rendering.token_view(view)
 
-    for trigger in (cut.click, text.submit):
-        trigger(on_cut, text, [tokens, cut_text, shown])
+    for trigger in (show.click, text.submit):
+        trigger(on_show, text, [tokens, shown, output])
     tokens.select(
         on_click,
-        [cut_text, clicked],
-        [tokens, shown],
-        js=LAST_INPUT.format("clicked"),
+        [shown, clicked],
+        [tokens, output],
+        js=LAST_INPUT_JS.format("clicked"),
         show_progress="minimal",
         trigger_mode="always_last",
     )
 
 
-# ---------------------------------------------------------------- pieces
+# ---------------------------------------------------------------- components
 
 
-def _text(label: str, value: str, lines: int = 2, name: str | None = None) -> gr.Textbox:
+def _text_box(label: str, value: str, lines: int = 2, name: str | None = None) -> gr.Textbox:
     return gr.Textbox(value, label=label, lines=lines, max_lines=8, min_width=240, elem_id=name)
 
 
-def _stops(button: gr.Button, running: Sequence[Any], said: gr.HTML) -> None:
-    """Nobody says more; what was said stays, without the sign that more comes."""
-    wait = f"await new Promise(done => setTimeout(done, {LAST_WORD_MS}));"
-    end = f"async html => {{ {wait} return html.replaceAll({json.dumps(pictures.CURSOR)}, ''); }}"
-    button.click(None, cancels=list(running)).then(None, said, said, js=end)
+def _temperature(
+    label: str, value: float = individuals.TEMPERATURE, maximum: float = 3
+) -> gr.Slider:
+    return gr.Slider(0, maximum, value, step=0.05, label=label)
 
 
-def _tokens(value: int) -> gr.Slider:
-    return gr.Slider(1, NEW_TOKENS, value, step=1, precision=0, label="New tokens")
+def _truncation(state: AppState) -> gr.Slider:
+    saved = getattr(state.model.generation_config, "min_density", None) or 0.0
+    return gr.Slider(0, 1, saved, step=0.01, label="Truncation (min_density)")
 
 
-def _truncation() -> gr.Slider:
-    return gr.Slider(0, 1, people.TRUNCATION, step=0.01, label="Truncation: least likelihood")
+def _new_tokens(value: int) -> gr.Slider:
+    return gr.Slider(1, MAX_NEW_TOKENS, value, step=1, precision=0, label="New tokens")
 
 
-def _who(them: Sequence[Individual], label: str) -> gr.Dropdown:
-    return gr.Dropdown(people.names(them), value=people.names(them)[0], label=label)
+def _individual_box(them: Sequence[Individual], label: str) -> gr.Dropdown:
+    names = individuals.names(them)
+    return gr.Dropdown(names, value=names[0], label=label)
 
 
-def _choices(them: Sequence[Individual], *chosen: Any) -> list[Any]:
-    """Boxes with everybody who is there: the newest is chosen, beside others where many can be."""
-    names = people.names(them)
+def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
+    """The new individual is offered and selected, in addition to others where many can be."""
+    names = individuals.names(them)
     return [
         gr.update(choices=names, value=[*one, names[-1]] if isinstance(one, list) else names[-1])
-        for one in chosen
+        for one in selected
     ]
 
 
-def _number_box(text: str, chosen: int | None = None) -> gr.Dropdown:
-    """The numbers of a text, to choose one; the chosen one stays if it is still there."""
+def _number_box(text: str, selected: int | None = None) -> gr.Dropdown:
+    """The numbers of a text; the selected one stays selected if it still exists."""
     found = [
-        (f"{surface} (number {place + 1})", place)
-        for place, (surface, _) in enumerate(wording.numbers_of(text))
+        (f"{surface} (number {index + 1})", index)
+        for index, (surface, _) in enumerate(text_edits.find_numbers(text))
     ]
-    value = min(chosen or 0, len(found) - 1) if found else None
-    return gr.Dropdown(found, value=value, label="This number of the text", min_width=240)
+    value = min(selected or 0, len(found) - 1) if found else None
+    return gr.Dropdown(found, value=value, label="Number to replace", min_width=240)
 
 
-def _seed_of(someone: Individual) -> str:
-    return "from a file" if someone.seed is None else f"individual {someone.seed}"
+def _cancel(button: gr.Button, running: Sequence[Any], output: gr.HTML) -> None:
+    """Stop generation; the text stays, without its cursor."""
+    wait = f"await new Promise(done => setTimeout(done, {STOP_MS}));"
+    end = f"async html => {{ {wait} return html.replaceAll({json.dumps(rendering.CURSOR)}, ''); }}"
+    button.click(None, cancels=list(running)).then(None, output, output, js=end)
 
 
-def _growing(titles: Sequence[tuple[str, str, str]], streams: Iterator[list[str]]) -> Iterator[str]:
+def _growing_cards(
+    titles: Sequence[tuple[str, str, str]], stream: Iterator[list[str]]
+) -> Iterator[str]:
     """Cards with titles, notes and prompts, while their texts grow."""
-    said = [(*title, "") for title in titles]
-    yield pictures.cards(said, is_done=False)
-    for texts in streams:
-        wholes = [text.rstrip(INCOMPLETE) for text in texts]
-        said = [(*title, whole) for title, whole in zip(titles, wholes, strict=True)]
-        yield pictures.cards(said, is_done=False)
-    yield pictures.cards(said, is_done=True)
+    texts = [""] * len(titles)
+
+    def draw(is_done: bool) -> str:
+        shown = ((*title, text) for title, text in zip(titles, texts, strict=True))
+        return rendering.cards(shown, is_done)
+
+    yield draw(is_done=False)
+    for grown in stream:
+        texts = [text.rstrip(INCOMPLETE) for text in grown]
+        yield draw(is_done=False)
+    yield draw(is_done=True)

@@ -1,6 +1,6 @@
-"""Server: a model -> the page, on this machine only.
+"""Server: a model -> the page, served on this machine only.
 
-Nothing is fetched from elsewhere and nothing is reported: fonts are the system's, scripts come
+The page loads nothing from other hosts and reports nothing: fonts are the system's, scripts come
 with Gradio, and its analytics are off.
 """
 
@@ -13,15 +13,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.playground.limits import FILE_BYTES, SESSIONS
-
+MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
+MAX_SESSIONS = 1000  # whose individuals are kept, the latest
 OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def launch(
     model: str = "", host: str = "127.0.0.1", port: int = 7860, open_browser: bool = True
 ) -> None:
-    """Open a model (the embedded one by default) and show the page until Ctrl-C."""
+    """Serve the page for a model (the embedded one by default) until Ctrl-C."""
     port = check_port(host, port)
     os.environ.update(OFFLINE)  # read when gradio is imported
     try:
@@ -32,25 +32,22 @@ def launch(
         raise ImportError(
             "The playground needs gradio, which is not installed: pip install 'causal-qwen[app]'"
         ) from None
-    from causal_qwen.playground.page import LOOK, build
-    from causal_qwen.playground.studio import Studio
+    from causal_qwen.playground.page import CSS, build
+    from causal_qwen.playground.state import AppState
 
     print("Opening the model ...", flush=True)
     with tempfile.TemporaryDirectory(prefix="causal-qwen-") as files:
-        studio = Studio.open(model, Path(files))
-        page = build(studio)
+        state = AppState.open(model, Path(files))
+        page = build(state)
         try:
-            _serve(gradio, page, host, port, open_browser, LOOK)
+            _serve(gradio, page, CSS, host, port, open_browser)
         finally:
             page.close(verbose=False)
-            studio.close()
+            state.worker.close()
 
 
 def check_port(host: str, port: int) -> int:
-    """Refuse a port that something else listens on, before a model is loaded for nothing.
-
-    -> the port; for 0, one that is free
-    """
+    """Check that a port is free, before a model is loaded. -> the port; a free one for 0"""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -62,9 +59,7 @@ def check_port(host: str, port: int) -> int:
             ) from None
 
 
-def _serve(
-    gradio: Any, page: Any, host: str, port: int, open_browser: bool, look: dict[str, Any]
-) -> None:
+def _serve(gradio: Any, page: Any, css: str, host: str, port: int, open_browser: bool) -> None:
     page.launch(
         server_name=host,
         server_port=port,
@@ -76,22 +71,22 @@ def _serve(
         pwa=False,
         run_history=False,
         footer_links=[],
-        max_file_size=FILE_BYTES,
-        state_session_capacity=SESSIONS,
+        max_file_size=MAX_FILE_BYTES,
+        state_session_capacity=MAX_SESSIONS,
         theme=gradio.themes.Base(
             primary_hue="teal",
             font=["system-ui", "sans-serif"],
             font_mono=["ui-monospace", "monospace"],
-        ).set(  # white letters need a darker ground than the theme's
+        ).set(  # white text needs a darker background than the theme's
             button_primary_background_fill="*primary_700",
             button_primary_background_fill_hover="*primary_800",
             button_primary_background_fill_dark="*primary_700",
             button_primary_background_fill_hover_dark="*primary_800",
         ),
-        **look,
+        css=css,
     )
     # A browser opens six connections to one server: with a heartbeat beside every tab, three that
-    # speak would leave none for Stop. Gradio keeps the states of the latest sessions without it.
+    # generate would leave none for Stop. Gradio keeps the latest sessions without it.
     page.config["connect_heartbeat"] = False
     print(f"The playground is open at http://{host}:{port} (Ctrl-C closes it).", flush=True)
     try:

@@ -1,70 +1,74 @@
-"""Worker: one thread that does the model's work, whoever asks, one step at a time.
+"""Worker: one thread that runs the model, one step at a time, and the queue in front of it.
 
-Steps wait in line. A text that grows asks for every token anew, so visitors take turns token by
-token: nobody waits for a whole text of somebody else, and the processor is never shared by two.
-How many may take turns, and how many may wait for that, is decided at the door.
+A growing text submits every token as a step of its own, so visitors take turns token by token: a
+request never waits for a whole text of another, and two never share the processor.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MOMENT = 0.5  # seconds between two looks at the line
+POLL_SECONDS = 0.5  # between two reports of the place in the queue
 
 
 class Worker:
     def __init__(self) -> None:
-        self._line = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="model")
 
-    def do(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """What `work` returns (or raises), done in the worker's thread."""
-        return self._line.submit(work, *arguments, **options).result()
+    def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call `function` in the worker's thread; CancelledError if the worker is closed."""
+        try:
+            future = self._pool.submit(function, *arguments, **options)
+        except RuntimeError as error:
+            raise CancelledError from error
+        return future.result()
 
-    def each(self, items: Iterator[T]) -> Iterator[T]:
-        """The items of an iterator, each made in the worker's thread when it is asked for."""
+    def iterate(self, items: Iterator[T]) -> Iterator[T]:
+        """The items of an iterator, each computed in the worker's thread."""
         end = object()
-        while (item := self.do(next, items, end)) is not end:
+        while (item := self.run(next, items, end)) is not end:
             yield item
 
     def close(self) -> None:
-        self._line.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
 
-class Door:
-    """First come, first served: `inside` requests at a time, `waiting` others, and no more."""
+class AdmissionQueue:
+    """First come, first served: `parallel` requests run, `waiting` others queue, more are refused.
 
-    def __init__(self, inside: int, waiting: int) -> None:
-        self.inside, self.waiting = inside, waiting
-        self._line: list[object] = []  # those inside, then those who wait
-        self._moved = threading.Condition()
+    Gradio counts its own limit per function; this one counts requests across all tabs.
+    """
+
+    def __init__(self, parallel: int, waiting: int) -> None:
+        self.parallel, self.waiting = parallel, waiting
+        self._requests: list[object] = []  # the running ones, then the waiting ones
+        self._changed = threading.Condition()
 
     @contextmanager
     def enter(self) -> Iterator[Callable[[], int]]:
-        """-> what to ask for the number of those before: it waits a moment, and 0 means go in."""
-        me = object()
-        with self._moved:
-            if len(self._line) >= self.inside + self.waiting:
-                raise ValueError(
-                    f"{len(self._line)} requests are being answered already; try again in a moment."
-                )
-            self._line.append(me)
+        """-> a function that waits briefly and returns the requests ahead; 0: run now"""
+        request = object()
+        with self._changed:
+            if (count := len(self._requests)) >= self.parallel + self.waiting:
+                raise ValueError(f"The queue is full ({count} requests); try again in a moment.")
+            self._requests.append(request)
         try:
-            yield lambda: self._before(me)
+            yield lambda: self._wait(request)
         finally:
-            with self._moved:
-                self._line.remove(me)
-                self._moved.notify_all()
+            with self._changed:
+                self._requests.remove(request)
+                self._changed.notify_all()
 
-    def _before(self, me: object) -> int:
-        def count() -> int:
-            return max(self._line.index(me) + 1 - self.inside, 0)
+    def _wait(self, request: object) -> int:
+        def ahead() -> int:
+            return max(self._requests.index(request) + 1 - self.parallel, 0)
 
-        with self._moved:
-            self._moved.wait_for(lambda: count() == 0, timeout=MOMENT)
-            return count()
+        with self._changed:
+            self._changed.wait_for(lambda: ahead() == 0, timeout=POLL_SECONDS)
+            return ahead()

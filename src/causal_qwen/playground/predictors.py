@@ -1,0 +1,164 @@
+"""Predictors: a text -> a number with its uncertainty.
+
+The number head of a freshly converted model is random, so a `CausalTextRegressor` is fitted on a
+real table first: the petal length of an iris, given its other measurements. Regressors saved by
+`causal-qwen fit`, and models trained on values, are predictors too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.paths import cache_directory
+from causal_qwen.playground.text_edits import DragRange, replace_number
+from causal_qwen.regression.features import CACHE_FILE, features
+from causal_qwen.regression.iris import iris_table
+from causal_qwen.regression.prediction import NumberPrediction
+from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenModel
+from causal_qwen.regression.sentences import to_sentences
+
+Array = NDArray[np.float64]
+
+IRIS_COLUMNS = ["species", "sepal length", "sepal width", "petal width"]
+IRIS_TEMPLATE = (
+    "An iris {species} has sepals {sepal length} cm long and {sepal width} cm wide, and petals "
+    "{petal width} cm wide. The petal length in cm is"
+)
+FIT_ROWS, CALIBRATION_ROWS = 60, 30
+ROWS_PER_STEP = 6  # read before other requests have their turn
+LEVELS = (0.5, 0.9)
+SWEEP_POINTS = 9
+
+
+class Forecast(NamedTuple):
+    """The number that a text asks for: its distribution, median and intervals by level."""
+
+    distribution: NumberPrediction
+    median: float
+    intervals: dict[float, tuple[float, float]]
+
+
+class Sweep(NamedTuple):
+    """Median and interval for several values of one number of the text, (N,) each."""
+
+    values: Array
+    median: Array
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class Predictor:
+    name: str
+    note: str
+    example: str  # "" if there is none
+    distribution: Callable[[list[str]], NumberPrediction] = field(repr=False)
+    interval: Callable[[list[str], float], tuple[Array, Array]] = field(repr=False)
+
+    def forecast(self, text: str) -> Forecast:
+        ends = {level: self.interval([text], level) for level in LEVELS}
+        intervals = {level: (float(low[0]), float(high[0])) for level, (low, high) in ends.items()}
+        distribution = self.distribution([text])[0]
+        return Forecast(distribution, float(distribution.median), intervals)
+
+    def sweep(self, text: str, index: int, drag: DragRange) -> Sweep:
+        """`text` with its `index`-th number moved from one end of its range to the other."""
+        values = np.unique([drag.at(share) for share in np.linspace(0, 1, SWEEP_POINTS)])
+        texts = [replace_number(text, index, float(value)) for value in values]
+        return Sweep(values, self.distribution(texts).median, *self.interval(texts, LEVELS[-1]))
+
+
+def read_irises() -> tuple[list[str], Array]:
+    """Fisher's irises as sentences, shuffled, and their petal lengths."""
+    frame = iris_table()[: FIT_ROWS + CALIBRATION_ROWS]
+    texts = to_sentences(frame, IRIS_COLUMNS, template=IRIS_TEMPLATE)
+    return texts, frame["petal length"].to_numpy()
+
+
+def fit_irises(model: CausalModel, processor: Processor) -> Iterator[tuple[int, int] | Predictor]:
+    """(rows read, rows in all), step by step; at last the fitted predictor.
+
+    Features are cached on disk: the second fit takes a second.
+    """
+    texts, lengths = read_irises()
+    longest = min(LENGTH, model.config.max_position_embeddings)
+    for start in range(0, len(texts), ROWS_PER_STEP):
+        some = texts[start : start + ROWS_PER_STEP]
+        features(some, model, processor, max_length=longest, cache=cache_directory() / CACHE_FILE)
+        yield start + len(some), len(texts)
+    regressor = CausalTextRegressor(
+        model=OpenModel(processor, model), verbose=False, question="", value_space="symlog"
+    )
+    regressor.fit(texts[:FIT_ROWS], lengths[:FIT_ROWS])
+    held_out, truth = texts[FIT_ROWS:], lengths[FIT_ROWS:]
+    regressor.calibrate(held_out, truth)
+    error = float(np.median(np.abs(regressor.predict(held_out) - truth)))
+    note = (
+        f"Fitted on {FIT_ROWS} irises; intervals calibrated on {CALIBRATION_ROWS} others, where "
+        f"the median error is {error:.2f} cm."
+    )
+    yield from_regressor(regressor, "petal length of an iris, in cm", note, texts[0])
+
+
+def from_directory(path: str, opened: OpenModel) -> Predictor:
+    """A regressor saved by `causal-qwen fit`; the first target if it has several."""
+    if not path:
+        raise ValueError("The directory is missing; give one that causal-qwen fit has written.")
+    directory = Path(path).expanduser()
+    try:
+        regressor = CausalTextRegressor.load(directory, model=opened)
+    except ValueError:  # fitted on another backbone
+        regressor = CausalTextRegressor.load(directory)
+    regressor.set_params(verbose=False)
+    target = next(iter(regressor.targets_))
+    is_calibrated = regressor.targets_[target].conformal is not None
+    kind = "calibrated" if is_calibrated else "uncalibrated Cauchy"
+    example = ""  # of a table: the sentence of a row whose cells are all unknown
+    if regressor.columns_ is not None:
+        example = regressor.sentences(DataFrame([dict.fromkeys(regressor.columns_)]))[0]
+    return from_regressor(regressor, target, f"{path}: {kind} intervals.", example)
+
+
+def from_regressor(regressor: CausalTextRegressor, name: str, note: str, example: str) -> Predictor:
+    """Any fitted regressor, asked with whole sentences."""
+    reader = regressor.of_sentences()
+    target = next(iter(reader.targets_))
+
+    def distribution(texts: list[str]) -> NumberPrediction:
+        found = reader.predict_distribution(texts)
+        return found[target] if isinstance(found, dict) else found
+
+    def interval(texts: list[str], level: float) -> tuple[Array, Array]:
+        low, high = reader.predict_interval(texts, level)
+        return (low, high) if low.ndim == 1 else (low[:, 0], high[:, 0])
+
+    return Predictor(name, note, example, distribution, interval)
+
+
+def from_model(model: CausalModel, processor: Processor) -> Predictor:
+    """The number head of a model that was trained on values."""
+    if model.config.encode_numbers != "value":
+        raise ValueError(
+            "This model was not trained on values, so its number head is random; train one with "
+            "causal-qwen train --numbers value."
+        )
+
+    def distribution(texts: list[str]) -> NumberPrediction:
+        found: NumberPrediction = model.predict(texts, processor)
+        return found
+
+    return Predictor(
+        "the next number, by the model's own head",
+        "The model's own number head: uncalibrated Cauchy intervals.",
+        "",
+        distribution,
+        lambda texts, level: distribution(texts).interval(level),
+    )

@@ -1,0 +1,434 @@
+"""Rendering: texts, counterfactuals, forecasts and token views -> HTML and SVG.
+
+Plain strings in the theme's colours, readable in light and dark mode, as wide as the screen. Every
+text of a visitor or a model is escaped here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from causal_qwen.analysis.counterfactual import Counterfactual
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.playground.predictors import LEVELS, Forecast, Sweep
+from causal_qwen.playground.text_edits import MAX_MAGNITUDE, drag_range
+from causal_qwen.playground.token_view import LEVEL, TokenView
+from causal_qwen.text.numerals import encode, render
+
+CSS = """
+.cq { --accent: #0f766e; --warm: #b3541e; color: var(--body-text-color); line-height: 1.5;
+  --soft: color-mix(in srgb, var(--body-text-color) 68%, transparent); }
+.dark .cq { --accent: #4fd1c0; --warm: #f2a66b; }
+.cq.stale { opacity: .4; }
+.cq p { margin: .35em 0; }
+.cq .grid { display: grid; gap: .75rem;
+  grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); }
+.cq .card { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: .7rem .9rem;
+  background: var(--background-fill-primary); overflow-wrap: anywhere; min-height: 7.5rem; }
+.cq .card h4 { margin: 0; font-size: 1rem; color: var(--body-text-color); }
+.cq .note, .cq .prompt { color: var(--soft); }
+.cq .note { font-size: .875rem; }
+.cq .text { white-space: pre-wrap; margin-top: .5rem; }
+.cq .cursor { color: var(--accent); }
+.cq .scroll { overflow-x: auto; }
+.cq table, .cq thead, .cq tbody, .cq tr { border: 0 !important; }
+.cq table { border-collapse: collapse; font-size: .875rem; width: 100%; margin: .5rem 0; }
+.cq th, .cq td { text-align: right; padding: .25rem .5rem; white-space: pre;
+  border: 0 !important; border-bottom: 1px solid var(--border-color-primary) !important;
+  color: var(--body-text-color); }
+.cq th { font-weight: 600; white-space: nowrap; }
+.cq .left { text-align: left; font-family: var(--font-mono); }
+.cq tr.chosen td { background: color-mix(in srgb, var(--accent) 16%, transparent); }
+.cq .counterfactual table:first-of-type th { width: 1%; }
+.cq .counterfactual table:first-of-type td { white-space: pre-wrap; }
+.cq .counterfactual td:empty:last-child,
+.cq table:not(:has(td:last-child:not(:empty))) th:last-child { display: none; }
+.cq svg { display: block; width: 100%; max-width: 32rem; height: auto; margin: .5rem 0; }
+.cq svg text { font: 12px var(--font); fill: var(--body-text-color); }
+.cq svg .soft { fill: var(--soft); }
+.cq svg .axis { stroke: var(--soft); stroke-opacity: .45; }
+.cq svg .line { stroke: var(--accent); fill: none; stroke-width: 2; }
+.cq svg .area { fill: var(--accent); opacity: .16; }
+.cq svg .bar { fill: var(--accent); opacity: .75; }
+.cq svg .minus { fill: var(--warm); opacity: .75; }
+.cq svg .mark { stroke: var(--warm); stroke-width: 2; }
+.cq svg .dot { fill: var(--warm); }
+.cq .tokens { display: flex; flex-wrap: wrap; gap: .3rem; }
+.cq .tokens button { margin: 0; padding: .3rem .45rem; min-height: 2.1rem;
+  font: .95rem var(--font-mono); border: 1px solid var(--border-color-primary); border-radius: 6px;
+  white-space: pre; cursor: pointer; background: var(--background-fill-primary);
+  color: var(--body-text-color); }
+.cq .tokens button:hover, .cq .tokens button:focus-visible { border-color: var(--accent); }
+.cq .tokens button[aria-pressed="true"] { border-color: var(--accent);
+  box-shadow: 0 0 0 1px var(--accent);
+  background: color-mix(in srgb, var(--accent) 18%, transparent); }
+.cq .sentence { font-size: 1.05rem; line-height: 2.2; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
+.cq .drag { cursor: ew-resize; touch-action: none; user-select: none; color: var(--accent);
+  font-weight: 600; padding: .25rem .4rem; border-radius: 6px; border-bottom: 2px dotted;
+  background: color-mix(in srgb, var(--accent) 12%, transparent); }
+.cq .drag:hover, .cq .drag:focus { outline: 2px solid var(--accent); }
+.cq .median { font-size: 1.35rem; font-weight: 600; }
+.cq .pair { display: grid; gap: .25rem 2rem; align-items: start; }
+@media (min-width: 60rem) { .cq .pair { grid-template-columns: 2fr 3fr; } }
+@media (max-width: 30rem) {
+  .cq svg text { font-size: 14px; }
+  .cq table { font-size: .7rem; }
+  .cq th, .cq td { padding: .2rem .15rem; }
+  .cq th { white-space: normal; vertical-align: bottom; }
+  .cq .counterfactual th:nth-child(4) { overflow-wrap: anywhere; }
+}
+"""
+WIDTH, LEFT, RIGHT = 360, 14, 346  # of every picture, and between which it is drawn
+LABEL_WIDTH = 140  # of the text below an interval
+DENSITY_TAILS = (0.03, 0.97)
+MAX_REACH = 8  # times the middle half, to each side: farther tails would dwarf it
+POINTS = 120
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+CURSOR = "<span class='cursor'>▍</span>"  # the text is still growing
+Card = tuple[str, str, str, str]  # title, note, prompt, generated text
+
+
+def cards(shown: Iterable[Card], is_done: bool) -> str:
+    """Texts side by side, or stacked on a narrow screen."""
+    cursor = "" if is_done else CURSOR
+    articles = (
+        f"<article class='card'><h4>{_escape(title)}</h4><div class='note'>{_escape(note)}</div>"
+        f"<div class='text'><span class='prompt'>{_escape(prompt)}</span>"
+        f"<span class='new'>{_escape(text)}</span>{cursor}</div></article>"
+        for title, note, prompt, text in shown
+    )
+    return _page(f"<div class='grid'>{''.join(articles)}</div>")
+
+
+def note(text: str) -> str:
+    return _page(f"<p class='note'>{_escape(text)}</p>")
+
+
+def individuals_table(individuals: Sequence[Individual]) -> str:
+    rows = [
+        (str(x.name), "-" if x.seed is None else x.seed, f"{x.temperature:g}", f"{x.min_density:g}")
+        for x in individuals
+    ]
+    return _page(_table(("name", "seed", "temperature", "truncation"), rows))
+
+
+def comparison(result: Counterfactual) -> str:
+    """Both texts and their steps, and ΔU of every step as bars."""
+    return _page(f"<div class='scroll'>{readable(result.to_html())}</div>" + _shift_picture(result))
+
+
+def _shift_picture(result: Counterfactual) -> str:
+    if not len(result.shift_U):
+        return ""
+    base, most = 82, float(result.shift_U.max()) or 1.0
+    width = (RIGHT - LEFT) / len(result.shift_U)
+    height = _scale(0, most, 0, base - 22)
+    bars = [
+        _tag(
+            "rect",
+            f"<title>step {step}: {size:.3g}</title>",
+            class_="minus" if step == result.divergence else "bar",
+            x=LEFT + step * width,
+            y=base - height(size),
+            width=max(width - 2, 1.0),
+            height=height(size),
+        )
+        for step, size in enumerate(result.shift_U.tolist())
+    ]
+    return _svg(
+        104,
+        "How far U moved at every step",
+        *bars,
+        _line("axis", LEFT, base, RIGHT, base),
+        _label(LEFT, 11, f"ΔU at every step, up to {most:.3g}", class_=""),
+        _label(LEFT, base + 16, "first token"),
+        _label(RIGHT, base + 16, "last", "end"),
+    )
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def draggable_text(text: str, version: int) -> str:
+    """A text whose numbers can be dragged.
+
+    `version` makes two drawings of one text differ: the browser keeps what is equal, but the first
+    drawing's numbers may have been dragged since.
+    """
+    if not text.strip():
+        return note("")
+    found, parts = encode(text), []
+    for index, (piece, surface) in enumerate(zip(found.pieces, found.surfaces, strict=False)):
+        low, high, step = map(repr, drag_range(text, index))
+        value = repr(found.values[index])
+        parts.append(
+            f"{_escape(piece)}<span class='drag' role='slider' tabindex='0' "
+            f"aria-label='number {index + 1}, drag to change' aria-valuemin='{low}' "
+            f"aria-valuemax='{high}' aria-valuenow='{value}' data-index='{index}' data-low='{low}' "
+            f"data-high='{high}' data-step='{step}' data-value='{value}'>{_escape(surface)}</span>"
+        )
+    hint = "Drag a number left or right, or use the arrow keys."
+    return _page(
+        f"<p class='sentence' data-version='{version}'>{''.join(parts)}"
+        f"{_escape(found.pieces[-1])} …</p>"
+        f"<p class='note'>{hint if parts else 'This text has no number to drag.'}</p>"
+    )
+
+
+def forecast_picture(name: str, forecast: Forecast) -> str:
+    """Density, median and intervals."""
+    y, median, wide = forecast.distribution, forecast.median, forecast.intervals[LEVELS[-1]]
+    ends = [float(y.quantile(p)) for p in DENSITY_TAILS] + [x for x in wide if math.isfinite(x)]
+    reach = min(MAX_REACH * (float(y.quantile(0.75)) - float(y.quantile(0.25))), MAX_MAGNITUDE)
+    low, high = max(min(ends), median - reach), min(max(ends), median + reach)
+    values = np.linspace(low, high, POINTS)
+    log_density = y.log_prob(values)
+    base, top = 112, 12
+    x = _scale(low, high, LEFT, RIGHT)
+    height = _scale(0, 1, base, top)  # the highest point of the density is 1
+    curve = _points(map(x, values), map(height, np.exp(log_density - log_density.max())))
+    parts = [
+        _tag("polygon", class_="area", points=f"{x(low):.1f},{base} {curve} {x(high):.1f},{base}"),
+        _tag("polyline", class_="line", points=curve),
+        _line("axis", LEFT, base, RIGHT, base),
+        _line("mark", x(median), top, x(median), base),
+    ]
+    for row, (level, (start, end)) in enumerate(sorted(forecast.intervals.items())):
+        middle = min(max((x(start) + x(end)) / 2, LABEL_WIDTH / 2), WIDTH - LABEL_WIDTH / 2)
+        bar = {"x": x(start), "width": max(x(end) - x(start), 2.0)}
+        top = base + 14 + 30 * row
+        parts += [
+            _tag("rect", class_="bar", y=top, height=7, rx=3, **bar),
+            _label(middle, top + 20, f"{level:.0%}: {_range(start, end)}", "middle"),
+        ]
+    return _page(
+        f"<p class='note'>{_escape(name)}</p>"
+        f"<p><span class='median'>{_number(median)}</span> <span class='note'>median · "
+        f"{LEVELS[-1]:.0%} interval {_range(*wide)}</span></p>"
+        + _svg(190, "Density, median and intervals", *parts)
+    )
+
+
+def sweep_picture(sweep: Sweep, index: int, value: float, median: float) -> str:
+    """The prediction against the text's `index`-th number; the dot is its present value."""
+    base, top, left = 138, 12, 48
+    first, last = float(sweep.values[0]), float(sweep.values[-1])
+    is_finite = np.isfinite(sweep.low) & np.isfinite(sweep.high)
+    least, most = float(sweep.median.min()), float(sweep.median.max())
+    ends = [np.clip(end, -MAX_MAGNITUDE, MAX_MAGNITUDE) for end in (sweep.low, sweep.high)]
+    reach = min(MAX_REACH * max(most - least, float(np.min(ends[1] - ends[0]))), MAX_MAGNITUDE)
+    low = max(float(np.min(sweep.low[is_finite], initial=least)), least - reach)
+    high = min(float(np.max(sweep.high[is_finite], initial=most)), most + reach)
+    x = _scale(first, last, left, RIGHT)
+    y = _scale(min(low, median), max(high, median), base, top)
+    there = _points(map(x, sweep.values), map(y, sweep.high))
+    back = _points(map(x, sweep.values[::-1]), map(y, sweep.low[::-1]))
+    line = _points(map(x, sweep.values), map(y, sweep.median))
+    return _page(
+        f"<p class='note'>Prediction for other values of number {index + 1}: the line is the "
+        f"median, the band the {LEVELS[-1]:.0%} interval.</p>"
+        + _svg(
+            170,
+            "Prediction against a number of the text",
+            _tag("polygon", class_="area", points=f"{there} {back}"),
+            _tag("polyline", class_="line", points=line),
+            _line("axis", left, base, RIGHT, base),
+            _tag("circle", class_="dot", cx=x(value), cy=y(median), r=5),
+            _label(left - 6, top + 6, _number(max(high, median)), "end", ""),
+            _label(left - 6, base, _number(min(low, median)), "end", ""),
+            _label(left, base + 16, _number(first)),
+            _label(RIGHT, base + 16, _number(last), "end"),
+            _label(WIDTH / 2, base + 16, f"number {index + 1}, now {render(value)}", "middle"),
+        )
+    )
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def token_buttons(tokens: Sequence[str], pressed: int | None = None) -> str:
+    """The tokens of a text as buttons, and one for the next token."""
+    buttons = (
+        f"<button type='button' data-index='{index}' "
+        f"aria-pressed='{str(index == pressed).lower()}'>{_escape(name)}</button>"
+        for index, name in enumerate([*map(_visible, tokens), "next?"])
+    )
+    return _page(f"<div class='tokens'>{''.join(buttons)}</div>")
+
+
+def token_view(view: TokenView) -> str:
+    """Scores, thresholds and probabilities of the best candidates; the most unusual parts of U."""
+    actual = "the next token" if view.actual is None else f"“{_visible(view.actual)}”"
+    scores = [
+        [
+            _short(x.token, 10),
+            *_cells(x, loc=".2f", scale=".1e", threshold=".2f", probability=".2g", softmax=".1%"),
+        ]
+        for x in view.candidates
+    ]
+    formats = {"loc": ".2f", "typical": ".2f", "distance": "+.1f", "scale": ".1e"}
+    coordinates = [
+        _cells(x, position="d", **formats, contribution="+.2f") for x in view.coordinates
+    ]
+    chosen = next((row for row, x in enumerate(view.candidates) if x.is_actual), None)
+    score_heads = ("token", "loc S", "scale S", "C_k", "P_k", "softmax")
+    heads = ("c", "loc U", "typical", "distance", "scale U", "adds")
+    return _page(
+        f"<p>How <b>{_escape(actual)}</b> was chosen after "
+        f"<b>“{_escape(_visible(view.before))}”</b>: token k has the score S<sub>k</sub> ~ "
+        "Cauchy(loc, scale) and the probability P<sub>k</sub> = P(S<sub>k</sub> &gt; "
+        "C<sub>k</sub>).</p>"
+        + _pair(_scores_picture(view), _table(score_heads, scores, chosen=chosen))
+        + f"<p class='sum'>ΣP = <b>{view.total:.3f}</b> over {view.vocabulary:,} tokens.</p>"
+        "<p><b>The most unusual coordinates of U</b></p>"
+        + _pair(_unusual_picture(view), _table(heads, coordinates, left=()))
+        + "<p class='note'>c: the coordinate. distance: from the median over ordinary text, in "
+        "interquartile ranges. adds: its contribution to the score of "
+        f"“{_escape(_visible(view.candidates[0].token))}”.</p>"
+    )
+
+
+def _scores_picture(view: TokenView) -> str:
+    """loc S with its interval, and the threshold, of every candidate."""
+    rows, left, line = view.candidates, 104, 22
+    low = min(min(one.low, one.threshold) for one in rows)
+    high = max(max(one.high, one.threshold) for one in rows)
+    x = _scale(low, high, left + 8, RIGHT - 8)
+    height = line * len(rows) + 26
+    legend = f"● loc S, with its {LEVEL:.0%} · | threshold C_k"
+    parts = [_label(RIGHT, height - 6, legend, "end")]
+    for row, one in enumerate(rows):
+        y = line * row + 12
+        kind, threshold = "dot" if one.is_actual else "bar", x(one.threshold)
+        parts += [
+            _label(left - 8, y + 4, _short(one.token), "end", ""),
+            _line("axis", left, y, RIGHT, y),
+            _line("line", x(one.low), y, x(one.high), y),
+            _tag("circle", class_=kind, cx=x(one.loc), cy=y, r=5),
+            _line("mark", threshold, y - 7, threshold, y + 7),
+        ]
+    return _svg(height, "Scores and thresholds", *parts)
+
+
+def _unusual_picture(view: TokenView) -> str:
+    """Signed distances from typical, as bars to the left and to the right."""
+    rows, left, line = view.coordinates, 60, 18
+    most = max((abs(one.distance) for one in rows), default=1.0) or 1.0
+    x = _scale(-most, most, left, RIGHT)
+    bottom = line * len(rows) + 4
+    parts = [_line("axis", x(0), 0, x(0), bottom)]
+    for row, one in enumerate(rows):
+        y = line * row + 4
+        start, end = sorted((x(0), x(one.distance)))
+        kind = "bar" if one.distance > 0 else "minus"
+        parts += [
+            _label(left - 8, y + 10, str(one.position), "end", ""),
+            _tag("rect", class_=kind, x=start, y=y, width=end - start, height=12),
+        ]
+    return _svg(bottom, "The most unusual coordinates of U", *parts)
+
+
+# ---------------------------------------------------------------- elements
+
+
+def _tag(name: str, *content: str, **attributes: Any) -> str:
+    """An element; `class_` is written class, `data_x` data-x, and floats have one decimal."""
+    written = "".join(
+        f" {key.strip('_').replace('_', '-')}='"
+        f"{f'{value:.1f}' if isinstance(value, float) else _escape(str(value))}'"
+        for key, value in attributes.items()
+    )
+    return f"<{name}{written}>{''.join(content)}</{name}>"
+
+
+def _svg(height: float, title: str, *content: str) -> str:
+    box = f"0 0 {WIDTH} {height}"
+    return _tag("svg", *content, viewBox=box, role="img", aria_label=title)
+
+
+def _line(class_: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return _tag("line", class_=class_, x1=x1, y1=y1, x2=x2, y2=y2)
+
+
+def _label(x: float, y: float, text: str, anchor: str = "start", class_: str = "soft") -> str:
+    return _tag("text", _escape(text), class_=class_, x=x, y=y, text_anchor=anchor)
+
+
+def _points(x: Iterable[float], y: Iterable[float]) -> str:
+    return " ".join(f"{across:.1f},{down:.1f}" for across, down in zip(x, y, strict=True))
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """[low, high] -> [start, end]; values outside are clamped."""
+    unit = (end - start) / ((high - low) or 1.0)
+    return lambda value: start + (min(max(float(value), low), high) - low) * unit
+
+
+def _page(content: str) -> str:
+    return f"<div class='cq'>{content}</div>"
+
+
+def _pair(picture: str, table: str) -> str:
+    """Side by side where there is room."""
+    return f"<div class='pair'><div>{picture}</div>{table}</div>"
+
+
+def _table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    left: Sequence[int] = (0,),
+    chosen: int | None = None,
+) -> str:
+    """`left` are the columns of text, `chosen` is the highlighted row."""
+
+    def row(tag: str, cells: Sequence[object], class_: str = "") -> str:
+        written = (
+            _tag(tag, _escape(str(cell)), class_="left" if column in left else "")
+            for column, cell in enumerate(cells)
+        )
+        return _tag("tr", *written, class_=class_)
+
+    body = (row("td", cells, "chosen" if i == chosen else "") for i, cells in enumerate(rows))
+    table = _tag("table", _tag("thead", row("th", heads)), _tag("tbody", *body))
+    return f"<div class='scroll'>{table}</div>"
+
+
+def _cells(item: object, **formats: str) -> list[str]:
+    return [format(getattr(item, name), spec) for name, spec in formats.items()]
+
+
+def readable(text: str) -> str:
+    """Control characters, which HTML cannot hold, become a replacement character."""
+    return CONTROL.sub("\ufffd", text)
+
+
+def _escape(text: str) -> str:
+    return escape(readable(text))
+
+
+def _visible(token: str) -> str:
+    """A token with visible spaces; ⋯ for a character that continues in the next token."""
+    return token.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·") or "⋯"
+
+
+def _short(token: str, letters: int = 13) -> str:
+    shown = _visible(token)
+    return shown if len(shown) <= letters else shown[: letters - 1] + "…"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{_number(low)} to {_number(high)}"
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point below ten million."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e7 else f"{value:.3g}"

@@ -1,0 +1,98 @@
+"""Text edits: check a visitor's prompts; replace a word or a number of a text."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from causal_qwen.modeling.protocols import Processor
+from causal_qwen.text.numerals import CJK, encode, render
+
+MAX_CHARACTERS = 1000  # of a prompt
+MAX_TOKENS = 200
+MAX_PROMPTS = 5  # at once
+MAX_MAGNITUDE = 1e300  # of a dragged number
+WORD_CHARACTER = rf"[^\W{CJK}]"  # of a script that separates words by spaces
+DIGITS = 15  # enough for every value that a drag can reach
+
+
+class DragRange(NamedTuple):
+    """The values that a dragged number can take."""
+
+    low: float
+    high: float
+    step: float
+
+    def at(self, share: float) -> float:
+        """The value at a share of the range, 0 to 1, rounded to a step."""
+        steps = round(share * (self.high - self.low) / self.step)
+        return float(render(self.low + steps * self.step, DIGITS - 3))
+
+
+def check_prompt(text: str, processor: Processor) -> str:
+    """The prompt without surrounding spaces; an empty or too long one is refused."""
+    text = (text or "").strip()
+    if not text:
+        raise ValueError("The text is empty; write a few words.")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(
+            f"The text has {len(text):,} characters; the playground takes {MAX_CHARACTERS:,}."
+        )
+    if (tokens := len(processor(text)["input_ids"])) > MAX_TOKENS:
+        raise ValueError(f"The text has {tokens} tokens; the playground takes {MAX_TOKENS}.")
+    return text
+
+
+def check_prompts(lines: str, processor: Processor) -> list[str]:
+    """One prompt per line."""
+    prompts = [line for line in (lines or "").splitlines() if line.strip()]
+    if not 0 < len(prompts) <= MAX_PROMPTS:
+        raise ValueError(f"There are {len(prompts)} prompts; write 1 to {MAX_PROMPTS}, one a line.")
+    return [check_prompt(prompt, processor) for prompt in prompts]
+
+
+def find_numbers(text: str) -> list[tuple[str, float]]:
+    """Every number of a text: its characters and its value."""
+    found = encode(text)
+    return list(zip(found.surfaces, found.values, strict=True))
+
+
+def replace_number(text: str, index: int, value: float) -> str:
+    """The text with another value for its `index`-th number, counted from 0."""
+    start, end = _span(text, index)
+    return text[:start] + render(value, DIGITS) + text[end:]
+
+
+def parse_number(text: str) -> float:
+    """The value of a field that holds one number and nothing else."""
+    found = find_numbers(text.strip())
+    if len(found) != 1 or found[0][0] != text.strip():
+        raise ValueError(f"{text.strip()!r} is not a number; write one such as 12 or -0.5.")
+    return found[0][1]
+
+
+def replace_word(text: str, word: str, other: str) -> str | None:
+    """The text with the first whole `word` replaced, case-sensitive; None if it has none."""
+    before = rf"(?<!{WORD_CHARACTER})" if re.match(WORD_CHARACTER, word) else ""
+    after = rf"(?!{WORD_CHARACTER})" if re.search(rf"{WORD_CHARACTER}\Z", word) else ""
+    found = re.search(before + re.escape(word) + after, text)
+    return None if found is None else text[: found.start()] + other + text[found.end() :]
+
+
+def drag_range(text: str, index: int) -> DragRange:
+    """0 to twice the number, in steps of its last written decimal; -10 to 10 for 0."""
+    start, end = _span(text, index)
+    value = encode(text).values[index]
+    decimals = len(re.sub(r"[^\d].*", "", text[start:end].partition(".")[2]))
+    far = max(min(2 * value, MAX_MAGNITUDE), -MAX_MAGNITUDE)
+    low, high = (-10.0, 10.0) if value == 0 else sorted((0.0, far))
+    written, fine = 10.0**-decimals, float(render((high - low) / 1000, 1))
+    is_small = written > (high - low) / 2  # written with an exponent
+    return DragRange(low, high, (fine or high - low) if is_small else max(written, fine))
+
+
+def _span(text: str, index: int) -> tuple[int, int]:
+    spans = encode(text).spans
+    if not 0 <= index < len(spans):
+        raise ValueError(f"Number {index + 1} cannot change: the text has {len(spans)} numbers.")
+    return spans[index]
