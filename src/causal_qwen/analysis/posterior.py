@@ -129,8 +129,8 @@ def infer_individual(
     Without a prompt the first token of the text is given and the others are observed. `mode` is
     "shared" (one individual for all positions), "fresh" (its own noise at every position) or
     "gumbel" (the baseline: the noise of softmax sampling in hindsight). Draws are `sweeps` sweeps
-    apart, after `burn_in` sweeps. `temperature` and `min_density` default to the model's saved ones,
-    as in `Individual.draw` (1 for Gumbel noise). Further options are those of `generate`, e.g.
+    apart, after `burn_in` sweeps. `temperature` and `min_density` default to the model's saved
+    ones, as in `Individual.draw` (1 for Gumbel noise). Further options are those of `generate`, e.g.
     `noise_gain`; pass the same ones when the individuals generate again.
 
     If no individual can write the text, the result is empty and has a `reason`.
@@ -412,7 +412,7 @@ class Polytope:
         return start, full[np.linalg.matrix_rank(self.equal) :].T
 
     def _violated(self, t: Array, margin: float) -> list[tuple[int, int]]:
-        """(observation, token) of the tokens that exceed the observed one most, for each observation."""
+        """(observation, token) pairs: the tokens that exceed each observed token most."""
         moved = torch.from_numpy(np.stack([one.law * t for one in self.observations]))
         loc = torch.from_numpy(np.stack([one.loc for one in self.observations]))
         observed = torch.tensor([[one.token] for one in self.observations])
@@ -510,7 +510,7 @@ class CauchyProduct:
     """prod_i 1 / ((x - m_i)^2 + s_i^2): a density with a closed CDF, by partial fractions.
 
     With poles z_i = m_i + i s_i it is sum_i 2 Re(R_i / (x - z_i)), R_i the residues, and its
-    integral sum_i 2 Re(R_i log(x - z_i)): x - z_i is always below the real axis, where log is smooth.
+    integral sum_i 2 Re(R_i log(x - z_i)): x - z_i is below the real axis, where log is smooth.
     """
 
     def __init__(self, centre: Array, scale: Array) -> None:
@@ -536,7 +536,7 @@ class CauchyProduct:
     def inverse(self, wanted: float, low: float, high: float) -> float:
         """The x in [low, high] with cdf(x) = wanted, on an angular grid around the sharpest kernel.
 
-        x = m + s tan(angle) maps infinite ends to finite angles; every zoom divides the bracket by 32.
+        x = m + s tan(angle) makes infinite ends finite; every zoom divides the bracket by 32.
         """
         sharp = int(self.scale.argmin())
         m, s = float(self.centre[sharp]), float(self.scale[sharp])
