@@ -58,7 +58,7 @@ def run_without_torch(code: str, *arguments: str) -> str:
 
 
 @torch.no_grad()
-def test_it_speaks_where_torch_cannot_be_imported(directory: Path) -> None:
+def test_engine_generates_where_torch_cannot_be_imported(directory: Path) -> None:
     """The same text as the torch side's, numbers read and said included."""
     from causal_qwen.conversion.convert import open_model
 
@@ -88,7 +88,7 @@ def test_it_speaks_where_torch_cannot_be_imported(directory: Path) -> None:
     assert text == processor.decode(ids[0][start:], values[0][start:])
 
 
-def test_the_command_speaks_where_torch_cannot_be_imported(directory: Path) -> None:
+def test_np_generate_runs_where_torch_cannot_be_imported(directory: Path) -> None:
     code = (
         "from causal_qwen.cli import main\n"
         "sys.argv = ['causal-qwen', 'np-generate', sys.argv[1], 'It costs 12.5 or', '-n', '5']\n"
@@ -98,7 +98,7 @@ def test_the_command_speaks_where_torch_cannot_be_imported(directory: Path) -> N
     assert out.startswith("It costs 12.5 or")
 
 
-def test_nothing_under_the_engine_imports_torch() -> None:
+def test_no_module_of_the_engine_imports_torch() -> None:
     files = list((ROOT / "src/causal_qwen/engine").glob("*.py"))
     assert len(files) > 8
     for file in files:
@@ -109,7 +109,7 @@ def test_nothing_under_the_engine_imports_torch() -> None:
 
 
 @torch.no_grad()
-def test_the_embedded_model_says_the_same_on_both_sides() -> None:
+def test_embedded_model_generates_the_same_text_in_numpy_and_torch() -> None:
     from causal_qwen.conversion.convert import default_model, open_model
 
     engine = Engine.from_pretrained(default_model())
@@ -132,7 +132,7 @@ def test_the_embedded_model_says_the_same_on_both_sides() -> None:
     assert ours.ids[0, : ours.new.start].tolist() == chat["input_ids"][0].tolist()
 
 
-def test_the_reader_reads_as_the_processor_does(directory: Path) -> None:
+def test_text_reader_encodes_and_decodes_as_the_processor(directory: Path) -> None:
     from causal_qwen.modeling.processor import CausalQwenProcessor
 
     processor = CausalQwenProcessor.from_pretrained(directory)
@@ -141,9 +141,9 @@ def test_the_reader_reads_as_the_processor_does(directory: Path) -> None:
     )
     assert reader is not None
     for text in ("", "价格是99.9元", "a typed <NUM> stays text, 5 does not", "1e300 and -7.25%"):
-        for way in ("text", "value"):
-            expected = processor(text, encode_numbers=way)
-            ids, values = reader.encode(text, way)
+        for encoding in ("text", "value"):
+            expected = processor(text, encode_numbers=encoding)
+            ids, values = reader.encode(text, encoding)
             assert (ids, values) == (expected["input_ids"], expected["numeric_values"])
             assert reader.decode(np.array(ids, np.int64), np.array(values)) == processor.decode(
                 ids, values
@@ -247,7 +247,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "tokenizer": (
         lambda d: edit(d / "config.json", num_token_id=5),
-        "tokenizer.json has .* it is another model's",
+        "tokenizer.json has .* tokens",
     ),
     "NaN": (
         lambda d: with_nan(d, "model.layers.0.self_attn.q_proj.weight"),
@@ -257,7 +257,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", list(BAD))
-def test_a_bad_checkpoint_is_said_in_one_sentence(what: str, directory: Path) -> None:
+def test_damaged_checkpoint_raises_one_sentence(what: str, directory: Path) -> None:
     break_it, message = BAD[what]
     break_it(directory)
     with pytest.raises((ValueError, OSError), match=message) as caught:
@@ -273,9 +273,9 @@ def test_a_bad_checkpoint_is_said_in_one_sentence(what: str, directory: Path) ->
         *("action.value.weight", "decision.threshold", "model.value_direction"),
     ],
 )
-def test_no_mode_speaks_from_broken_heads(name: str, mode: str, directory: Path) -> None:
+def test_heads_with_nan_raise_in_every_mode(name: str, mode: str, directory: Path) -> None:
     with_nan(directory, name)
-    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+    with pytest.raises(ValueError, match=name):
         Engine.from_pretrained(directory).generate("Hello", max_new_tokens=2, mode=mode)
 
 
@@ -285,29 +285,27 @@ def test_no_mode_speaks_from_broken_heads(name: str, mode: str, directory: Path)
         ({"prompts": ["Hello", ""]}, "A prompt has no token"),
         ({"prompts": [[5, 6], []]}, "A prompt has no token"),
         ({"prompts": [[5, -3, 6]]}, "Token id -3 is outside the vocabulary"),
-        ({"numeric_values": [0.0] * 5}, "numeric_values stand beside token ids"),
-        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "has 1 rows and there are 2 prompts"),
-        ({"prompts": [5], "numeric_values": []}, "has 0 rows and there are 1 prompts"),
-        ({"prompts": "x" * 200}, "200 tokens; this model reads 1 to 128: shorten it"),
-        ({"prompts": ""}, "A prompt has no token: write a few words"),
+        ({"numeric_values": [0.0] * 5}, "numeric_values"),
+        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "numeric_values has 1 rows for 2"),
+        ({"prompts": [5], "numeric_values": []}, "numeric_values has 0 rows for 1"),
+        ({"prompts": "x" * 200}, "200 tokens"),
+        ({"prompts": ""}, "no token"),
         ({"prompts": []}, "There is no prompt"),
         ({"prompts": [[5, 9999]]}, "Token id 9999 is outside the vocabulary"),
-        ({"mode": "bold"}, "mode='bold' is unknown; choose one of standard"),
+        ({"mode": "bold"}, "mode='bold'"),
         ({"mode": "standard", "do_sample": True}, "contradicts do_sample=True"),
         ({"mode": "standard", "individual": 3}, "individual=.*'standard'"),
         ({"mode": "causal", "individual": "me"}, "individual='me' is neither a seed"),
         ({"mode": "causal", "individual": [0.5, 0.5]}, r"of this model is \(32,\) numbers"),
-        ({"temperature": -1}, "temperature=-1 must be a number of at least 0"),
-        ({"top_p": 2}, r"top_p=2 must be a number in \[0, 1\]"),
-        ({"normalization": "l2"}, "normalization='l2' is unknown"),
-        ({"value_field": "price"}, "field='price' is unknown"),
-        ({"encode_numbers": "roman"}, "encode_numbers='roman' is unknown"),
-        ({"prompts": [[5, 6]], "numeric_values": [[1.0, 0.0]]}, "0 wherever the token is not"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"top_p": 2}, "top_p=2"),
+        ({"normalization": "l2"}, "normalization='l2'"),
+        ({"value_field": "price"}, "field='price'"),
+        ({"encode_numbers": "roman"}, "encode_numbers='roman'"),
+        ({"prompts": [[5, 6]], "numeric_values": [[1.0, 0.0]]}, "numeric_values"),
     ],
 )
-def test_a_bad_call_is_said_in_one_sentence(
-    arguments: dict[str, Any], message: str, directory: Path
-) -> None:
+def test_invalid_arguments_raise(arguments: dict[str, Any], message: str, directory: Path) -> None:
     engine = Engine.from_pretrained(directory)
     with pytest.raises(ValueError, match=message):
         engine.generate(**{"prompts": "Hello", "max_new_tokens": 2, **arguments})
@@ -318,12 +316,12 @@ def test_unknown_options_raise(directory: Path) -> None:
         Engine.from_pretrained(directory).generate("Hello", temprature=1.0)
 
 
-def test_a_plain_checkpoint_speaks_as_qwen_only(tmp_path: Path) -> None:
+def test_plain_qwen2_checkpoint_runs_in_compatible_mode_only(tmp_path: Path) -> None:
     engine = Engine.from_pretrained(random_checkpoint(tmp_path, TINY))
     assert engine.generate([5, 6, 7], max_new_tokens=3).mode == "compatible"
-    with pytest.raises(ValueError, match="this checkpoint is plain Qwen2"):
+    with pytest.raises(ValueError, match="plain Qwen2"):
         engine.generate([5, 6, 7], mode="causal")
-    with pytest.raises(ValueError, match=r"no tokenizer\.json: give token ids"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
         engine.generate("Hello")
 
 
@@ -341,7 +339,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_says_the_text_and_more_when_asked(directory: Path) -> None:
+def test_np_generate_prints_the_text_and_optional_details(directory: Path) -> None:
     plain = command("np-generate", str(directory), "It costs", "-n", "6", "--quiet")
     assert plain.returncode == 0, plain.stderr
     told = command("np-generate", str(directory), "It costs", "-n", "6", "--json", "--summary")
@@ -355,7 +353,7 @@ def test_the_command_says_the_text_and_more_when_asked(directory: Path) -> None:
     assert shown.stdout.count("attention") == 2
 
 
-def test_the_command_fails_in_one_sentence(directory: Path) -> None:
+def test_np_generate_fails_with_one_sentence(directory: Path) -> None:
     truncate(directory)
     done = command("np-generate", str(directory), "Hello")
     assert done.returncode == 1
@@ -420,7 +418,7 @@ def test_verify_takes_short_prompts(prompt: list[int], tmp_path: Path) -> None:
     assert result.is_passed, result.checks
 
 
-def test_verify_reads_numbers_that_the_model_says(tmp_path: Path) -> None:
+def test_verify_handles_generated_number_tokens(tmp_path: Path) -> None:
     from causal_qwen.analysis.verify import verify
 
     model = random_checkpoint(tmp_path, {**TINY, "num_token_id": 3}, std=0.1, is_causal=True)
@@ -428,18 +426,18 @@ def test_verify_reads_numbers_that_the_model_says(tmp_path: Path) -> None:
     assert result.is_passed, result.checks
 
 
-def test_verify_names_broken_weights_and_refuses_no_tokens(tmp_path: Path) -> None:
+def test_verify_names_damaged_weights_and_rejects_zero_tokens(tmp_path: Path) -> None:
     from causal_qwen.analysis.verify import verify
 
     model = random_checkpoint(tmp_path, TINY)
-    with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
+    with pytest.raises(ValueError, match="max_new_tokens=0"):
         verify(model, max_new_tokens=0)
     with_nan(model, "model.norm.weight")
-    with pytest.raises(ValueError, match=r"model\.norm\.weight holds NaN or infinity"):
+    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
         verify(model, max_new_tokens=2)
 
 
-def test_the_table_shows_the_worst_token() -> None:
+def test_verify_table_contains_the_worst_token() -> None:
     from rich.console import Console
 
     from causal_qwen.analysis.verify import Difference, Row, Verification, table
@@ -454,7 +452,7 @@ def test_the_table_shows_the_worst_token() -> None:
     assert "token 1032" not in shown.get()
 
 
-def test_verify_proves_it_and_writes_its_evidence(tmp_path: Path) -> None:
+def test_verify_passes_and_writes_report_files(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from causal_qwen.cli import app

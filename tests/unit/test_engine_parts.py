@@ -30,7 +30,7 @@ from transformers.models.qwen2 import modeling_qwen2 as hf
 from causal_qwen.decoding.decision import choose
 from causal_qwen.engine import matrix as matrix_module
 from causal_qwen.engine import qwen2, threads
-from causal_qwen.engine.matrix import FEW, SUMS, Matrix, project
+from causal_qwen.engine.matrix import MAX_VECTORS, ROWS_PER_SUM, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
     RotaryEmbedding,
@@ -106,18 +106,18 @@ def test_a_damaged_header_is_said_in_one_sentence(header: bytes, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, bfloat16])
 @pytest.mark.parametrize("columns", [32, 33, 1900])  # an odd number; a sum taken in parts
-@pytest.mark.parametrize("count", [1, 3, FEW + 1])
+@pytest.mark.parametrize("count", [1, 3, MAX_VECTORS + 1])
 def test_products_of_stored_weights_are_right(kind: Any, columns: int, count: int) -> None:
-    weight, x = random(SUMS + 37, columns), random(count, columns, seed=1)
+    weight, x = random(ROWS_PER_SUM + 37, columns), random(count, columns, seed=1)
     stored = weight.astype(kind)
     matrix = Matrix(stored)
     wide = stored.astype(np.float64)
     expected = x.astype(np.float64) @ wide.T
     bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(wide).T)
-    assert matrix(x).shape == (count, SUMS + 37)
+    assert matrix(x).shape == (count, ROWS_PER_SUM + 37)
     assert (np.abs(matrix(x) - expected) <= bound).all()
     assert np.allclose(matrix.row_norms(), np.abs(wide).sum(1), rtol=1e-6)
-    rows = np.array([5, 0, SUMS + 1])
+    rows = np.array([5, 0, ROWS_PER_SUM + 1])
     assert np.allclose(matrix.absolute(x[0] ** 2, rows), np.abs(wide[rows]) @ x[0] ** 2, rtol=1e-5)
     assert np.array_equal(matrix.rows(rows), wide[rows])
 
@@ -129,13 +129,13 @@ def test_products_of_stored_weights_are_right(kind: Any, columns: int, count: in
 def test_products_do_not_depend_on_the_number_of_threads(
     late: int, workers: int, count: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = [random(size, 16, seed=size) for size in (1, 7, SUMS + 5)]
+    weights = [random(size, 16, seed=size) for size in (1, 7, ROWS_PER_SUM + 5)]
     matrices = [Matrix(w.astype(kind)) for w in weights]
     x = random(count, 16)
     expected = project(x, *matrices)
     monkeypatch.setattr(threads, "COUNT", workers)
-    monkeypatch.setattr(matrix_module, "MANY", 0)  # so few weights would not wake anybody
-    monkeypatch.setattr(matrix_module, "LATE", late)
+    monkeypatch.setattr(matrix_module, "MIN_PARALLEL", 0)  # use threads for small products too
+    monkeypatch.setattr(matrix_module, "WAKE_UP", late)
     for ours, theirs in zip(project(x, *matrices), expected, strict=True):
         assert np.allclose(ours, theirs, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Who could have written this? Posterior draws against brute force, and honest refusals."""
+"""Posterior draws against brute force, and reasons for empty results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Make = Callable[..., Any]
 C, V, T = 4, 12, 3
 NUM = 11
 GAIN = 8.0
-SPEAKER = 0  # who says two numbers and one word
+INDIVIDUAL = 0  # generates two numbers and one other token
 PROMPT = torch.tensor([3, 5, 2])
 LEVEL = 1e-3  # of every goodness-of-fit test
 
@@ -50,7 +50,7 @@ def reader(make_model: Make) -> Any:
     return model
 
 
-def what_somebody_says(model: Any, seed: int, length: int, **options: Any) -> Tensor:
+def generated_ids(model: Any, seed: int, length: int, **options: Any) -> Tensor:
     out = model.generate(
         PROMPT[None],
         attention_mask=torch.ones(1, T, dtype=torch.long),
@@ -63,33 +63,31 @@ def what_somebody_says(model: Any, seed: int, length: int, **options: Any) -> Te
     return out[0, T:]
 
 
-def who_says(
+def rejection_draws(
     model: Any, text: Tensor, position: int | None, min_density: float = 0.0, n: int = 200_000
 ) -> np.ndarray:
-    """By rejection: e of those who say the whole text, or only its token at a position. (n', C)"""
-    passage = TokenSequence(torch.cat([PROMPT, text]), torch.zeros(T + len(text)).double())
-    seen = observe(model, passage, T)
+    """Rejection sampling: e of draws that generate the text, or its token at a position. (n', C)"""
+    sequence = TokenSequence(torch.cat([PROMPT, text]), torch.zeros(T + len(text)).double())
+    seen = observe(model, sequence, T)
     e = np.random.default_rng(0).random((n, C))
     t = to_cauchy(e, min_density)
     weight = model.lm_head.weight.detach().double().numpy()
     threshold = model.decision.threshold.detach().double().numpy()
-    is_said = np.ones(n, dtype=bool)
+    is_same = np.ones(n, dtype=bool)
     for place in range(len(text)) if position is None else [position]:
         loc, scale = (x[0, place].double().numpy() for x in (seen.loc_U, seen.scale_U))
         scores = (loc + GAIN * scale * t) @ weight.T - threshold
-        is_said &= scores.argmax(-1) == int(text[place])
-    return e[is_said]
+        is_same &= scores.argmax(-1) == int(text[place])
+    return e[is_same]
 
 
-# --- the posterior is the law of those who say the text
+# --- posterior draws against rejection sampling
 
 
 @pytest.mark.parametrize("min_density", [0.0, 0.05])
-def test_shared_draws_follow_the_law_of_all_who_say_the_text(
-    model: Any, min_density: float
-) -> None:
-    text = what_somebody_says(model, 11, 2, min_density=min_density)
-    truth = who_says(model, text, None, min_density)
+def test_shared_draws_match_rejection_sampling(model: Any, min_density: float) -> None:
+    text = generated_ids(model, 11, 2, min_density=min_density)
+    truth = rejection_draws(model, text, None, min_density)
     assert 500 < len(truth) < 150_000
     found = infer_individual(
         model,
@@ -110,23 +108,23 @@ def test_shared_draws_follow_the_law_of_all_who_say_the_text(
     assert stats.ks_2samp(*products).pvalue > LEVEL  # jointly, not only one by one
 
 
-def test_fresh_draws_follow_the_law_of_each_position(model: Any) -> None:
-    text = what_somebody_says(model, 11, 2, fresh_noise=True)
+def test_fresh_draws_match_rejection_sampling_at_each_position(model: Any) -> None:
+    text = generated_ids(model, 11, 2, fresh_noise=True)
     found = infer_individual(
         model, text, prompt=PROMPT, n=500, mode="fresh", noise_gain=GAIN, sweeps=1, seed=2
     )
     assert found.success_rate == 1.0
     for place in range(2):
-        truth = who_says(model, text, place)
+        truth = rejection_draws(model, text, place)
         e = np.stack([one.at(T - 1 + place) for one in found.individuals])
         for column in range(C):
             assert stats.ks_2samp(e[:, column], truth[:, column]).pvalue > LEVEL
 
 
-def test_an_unlikely_text_is_found_too(model: Any) -> None:
+def test_fresh_noise_explains_a_text_that_no_random_draw_generates(model: Any) -> None:
     """Nobody among 200,000 says it; its posterior individuals all do."""
     text = torch.tensor([9, 1, 10, 6])
-    assert len(who_says(model, text, None)) == 0
+    assert len(rejection_draws(model, text, None)) == 0
     found = infer_individual(
         model, text, prompt=PROMPT, n=5, mode="fresh", noise_gain=GAIN, burn_in=5, sweeps=1
     )
@@ -145,17 +143,17 @@ def test_an_unlikely_text_is_found_too(model: Any) -> None:
 # --- numbers
 
 
-def test_an_observed_number_is_said_again(reader: Any) -> None:
-    said = reader.generate(
+def test_inferred_individuals_replay_observed_numbers(reader: Any) -> None:
+    output = reader.generate(
         PROMPT[None],
         attention_mask=torch.ones(1, T, dtype=torch.long),
         causal_mode="causal",
-        individual=SPEAKER,
+        individual=INDIVIDUAL,
         noise_gain=GAIN,
         max_new_tokens=3,
         return_dict_in_generate=True,
     )
-    text = TokenSequence(said.sequences[0, T:], said.numeric_values[0, T:])
+    text = TokenSequence(output.sequences[0, T:], output.numeric_values[0, T:])
     assert text.ids.tolist().count(NUM) == 2  # two equalities on one individual
     for mode in ("shared", "fresh"):
         found = infer_individual(
@@ -165,8 +163,8 @@ def test_an_observed_number_is_said_again(reader: Any) -> None:
         assert len({tuple(one.noise.flatten()) for one in found.individuals}) > 5
 
 
-def test_an_observed_number_conditions_the_noise(reader: Any) -> None:
-    """Against rejection: of those who say a number, those whose number is almost the one."""
+def test_draws_given_a_number_follow_the_conditional_distribution(reader: Any) -> None:
+    """Against rejection: draws that generate a number close to the observed one."""
     value, width = 2.5, 0.05
     text = TokenSequence(torch.tensor([NUM]), torch.tensor([value]).double())
     seen = observe(
@@ -189,16 +187,30 @@ def test_an_observed_number_conditions_the_noise(reader: Any) -> None:
         assert stats.ks_2samp(drawn[::thin, column], truth[:, column]).pvalue > LEVEL
 
 
-# --- honest refusals
+def test_inferred_individuals_have_the_models_saved_truncation_and_temperature(
+    make_model: Make,
+) -> None:
+    model = make_model(causal_size=C, vocab_size=V)
+    model.generation_config.min_density = 0.05
+    model.generation_config.temperature = 0.5
+    text = generated_ids(model, 11, 2)
+    for mode in ("shared", "fresh"):
+        found = infer_individual(model, text, prompt=PROMPT, n=2, mode=mode, noise_gain=GAIN)
+        assert [one.min_density for one in found.individuals] == [0.05, 0.05]
+        assert [one.temperature for one in found.individuals] == [0.5, 0.5]
+        assert found.success_rate == 1.0
 
 
-def test_a_text_that_nobody_says_has_a_reason(model: Any) -> None:
-    text = what_somebody_says(model, 11, 3)
+# --- unreachable texts and invalid arguments
+
+
+def test_unreachable_text_returns_empty_result_with_reason(model: Any) -> None:
+    text = generated_ids(model, 11, 3)
     silent = infer_individual(model, (text + 1) % V, prompt=PROMPT, n=3, temperature=0.0)
     assert not silent
     assert silent.individuals == []
     assert "without noise" in silent.reason
-    assert "nobody" in repr(silent)
+    assert "empty" in repr(silent)
     hemmed = infer_individual(
         model, torch.tensor([9, 1, 10, 6]), prompt=PROMPT, n=3, noise_gain=0.01, min_density=0.9
     )
@@ -206,7 +218,7 @@ def test_a_text_that_nobody_says_has_a_reason(model: Any) -> None:
     assert "with noise up to 0.333" in hemmed.reason
 
 
-def test_one_individual_cannot_say_what_its_scales_forbid(make_model: Make) -> None:
+def test_equal_scales_make_some_texts_unreachable_for_one_individual(make_model: Make) -> None:
     """With equal scales an individual keeps its order of two tokens wherever their odds agree."""
     even = make_model(causal_size=C, vocab_size=V)
     with torch.no_grad():
@@ -214,43 +226,43 @@ def test_one_individual_cannot_say_what_its_scales_forbid(make_model: Make) -> N
     for first in range(V):
         for second in range(V):
             text = torch.tensor([first, second])
-            passage = TokenSequence(torch.cat([PROMPT, text]), torch.zeros(T + 2).double())
-            loc = observe(even, passage, T).logits[0].double()
+            sequence = TokenSequence(torch.cat([PROMPT, text]), torch.zeros(T + 2).double())
+            loc = observe(even, sequence, T).logits[0].double()
             odds = loc[:, first] - loc[:, second]
             if first == second or odds[0] > odds[1] - 0.1:
                 continue
             found = infer_individual(even, text, prompt=PROMPT, n=1, noise_gain=GAIN, burn_in=0)
             assert not found
-            assert "no one individual says all of" in found.reason
+            assert "no single individual" in found.reason
             assert f"'{first}' (position 3)" in found.reason
             return
     pytest.fail("no such pair of tokens")
 
 
-def test_a_dominated_token_is_unreachable_at_its_place(make_model: Make) -> None:
+def test_dominated_token_is_unreachable_and_named_with_its_position(make_model: Make) -> None:
     model = make_model(causal_size=C, vocab_size=V)
     with torch.no_grad():
         model.lm_head.weight[7] = model.lm_head.weight[8]
         model.decision.threshold[7] = model.decision.threshold[8] + 1
     found = infer_individual(model, torch.tensor([7]), prompt=PROMPT, n=2, noise_gain=GAIN)
     assert not found
-    assert "no individual says '7' (position 3) here" in found.reason
+    assert "'7' (position 3)" in found.reason
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "sentence"),
+    ("text", "options", "message"),
     [
-        ([4, 4], {"mode": "both"}, "mode='both' is unknown; choose one of shared, fresh, gumbel"),
+        ([4, 4], {"mode": "both"}, "mode='both'"),
         ([4, 4], {"n": 0}, "n=0"),
-        ([4], {}, "A text of one token has nothing to observe"),
-        ([4, V], {}, "do not fit a vocabulary of 12"),
-        ("a text", {}, "no processor beside"),
+        ([4], {}, "prompt="),
+        ([4, V], {}, "vocabulary of 12"),
+        ("a text", {}, "processor"),
     ],
 )
-def test_bad_questions_are_refused(
-    model: Any, text: Any, options: dict[str, Any], sentence: str
+def test_invalid_arguments_raise(
+    model: Any, text: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         infer_individual(model, text, **options)
 
 

@@ -1,11 +1,10 @@
-"""Gumbel: the baseline. The same questions asked of softmax sampling by the Gumbel-max trick.
+"""Gumbel: the baseline, softmax sampling by the Gumbel-max trick.
 
     token = argmax_k (loc_S,k / T + g_k),     g_k = -log(-log e_k),  e uniform in (0, 1)
 
-is a draw from softmax(loc_S / T), and the noise g, one number per (position, token), can be kept
-and used again in another world. Given an observed token, its noise is drawn in hindsight, from
-the top down: first the maximum, then everything else below it. Here a speaker has V numbers per
-position and no law; an `Individual` has C numbers and one.
+is a draw from softmax(loc_S / T); the noise g, one number per (position, token), can be kept and
+reused after an edit. The noise behind an observed token is drawn top down: first the maximum, then
+all others below it. A Gumbel individual has V numbers per position, an `Individual` C numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from causal_qwen.modeling.protocols import CausalModel
 
 @dataclass(frozen=True, eq=False)
 class GumbelIndividual:
-    """The Gumbel noise of a speaker: at every position its own, or (`fresh=False`) one for all.
+    """Gumbel noise of its own at every position, or (`fresh=False`) the same at all positions.
 
-    `known` (N, V) is noise that was found in hindsight, for the first N positions from `offset`
-    on (NaN where nothing was observed); the rest is drawn from the seed.
+    `known` (N, V) is noise inferred from observed tokens, for the first N positions from `offset`
+    on (NaN where no token was observed); the rest is drawn from the seed.
     """
 
     seed: int
@@ -50,12 +49,12 @@ class GumbelIndividual:
 
     def at(self, position: int) -> Noise:
         """g at a position. -> (V,)"""
-        place = position - self.offset if self.fresh else 0
-        if self.known is not None and place < len(self.known):
-            known: Noise = self.known[place]
-            if not np.isnan(known[0]):
-                return known
-        return -np.log(-np.log(draw_noise(self.seed, self.size, place)))
+        index = position - self.offset if self.fresh else 0
+        if self.known is not None and index < len(self.known):
+            inferred: Noise = self.known[index]
+            if not np.isnan(inferred[0]):
+                return inferred
+        return -np.log(-np.log(draw_noise(self.seed, self.size, index)))
 
     def shift(self, by: int) -> GumbelIndividual:
         """The same noise, `by` positions later."""
@@ -63,33 +62,37 @@ class GumbelIndividual:
 
 
 class GumbelProcessor(LogitsProcessor):
-    """Adds every row's noise to its logits, so that the largest is the speaker's choice.
+    """Adds every row's noise to its logits, so that their argmax is the individual's choice.
 
     `padding` is the number of padding tokens on the left of every row.
     """
 
-    def __init__(self, people: Sequence[GumbelIndividual], padding: Sequence[int]) -> None:
-        self.people = people
-        self.padding = padding
+    def __init__(self, individuals: Sequence[GumbelIndividual], padding: Sequence[int]) -> None:
+        self.individuals, self.padding = individuals, padding
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         last = input_ids.shape[1] - 1
-        noise = np.stack(
-            [one.at(last - pad) for one, pad in zip(self.people, self.padding, strict=True)]
+        rows = zip(self.individuals, self.padding, strict=True)
+        noise = torch.from_numpy(np.stack([one.at(last - pad) for one, pad in rows]))
+        temperature = torch.tensor(
+            [[one.temperature] for one in self.individuals], dtype=torch.float64
         )
-        heat = torch.tensor([[one.temperature] for one in self.people], dtype=torch.float64)
-        return scores.double() / heat.to(scores.device) + torch.from_numpy(noise).to(scores.device)
+        return scores.double() / temperature.to(scores.device) + noise.to(scores.device)
 
 
 def generate(
-    model: CausalModel, people: Sequence[GumbelIndividual], attention_mask: Tensor, **options: Any
+    model: CausalModel,
+    individuals: Sequence[GumbelIndividual],
+    attention_mask: Tensor,
+    **options: Any,
 ) -> Any:
-    """`model.generate` with one Gumbel speaker per row; options, and processors, as there."""
-    for one in people:
-        if one.size != model.config.vocab_size:
+    """`model.generate` with one Gumbel individual per row; the options are the same."""
+    size = model.config.vocab_size
+    for one in individuals:
+        if one.size != size:
             raise ValueError(
-                f"A Gumbel speaker of {one.size} tokens cannot speak for a vocabulary of "
-                f"{model.config.vocab_size}."
+                f"The Gumbel individual has noise for {one.size} tokens and the model's vocabulary "
+                f"is {size}; draw it with GumbelIndividual.draw(model, seed={one.seed})."
             )
     padding = (attention_mask == 0).sum(-1).tolist()
     others = options.pop("logits_processor", None) or []
@@ -97,7 +100,7 @@ def generate(
         attention_mask=attention_mask,
         causal_mode="compatible",
         do_sample=False,
-        logits_processor=LogitsProcessorList([*others, GumbelProcessor(people, padding)]),
+        logits_processor=LogitsProcessorList([*others, GumbelProcessor(individuals, padding)]),
         **options,
     )
 
@@ -110,22 +113,24 @@ def infer_gumbel(
     seed: int = 0,
     temperature: float = 1.0,
 ) -> list[GumbelIndividual]:
-    """`n` speakers, drawn from all that would have said the tokens from `start` on.
+    """`n` posterior draws of the noise, given the tokens from `start` on.
 
     Top down: the maximum of loc_k + g_k is Gumbel(logsumexp loc) whichever token has it; the
-    others are Gumbels below it, -log(exp(-max) + exp(-loc_k - g)).
+    others are Gumbel truncated at it, -log(exp(-max) + exp(-loc_k - g)).
     """
     output = observe(model, sequence, start)
     logits = output.logits[0].double().cpu().numpy() / temperature  # (N, V)
-    said = sequence.ids[start:].numpy()
-    people = []
+    observed = sequence.ids[start:].numpy()
+    individuals = []
     for draw in range(n):
         rng = np.random.default_rng([seed, draw])
         free = rng.gumbel(size=logits.shape)
-        top = rng.gumbel(size=len(said)) + np.logaddexp.reduce(logits, axis=-1)
+        top = rng.gumbel(size=len(observed)) + np.logaddexp.reduce(logits, axis=-1)
         below = -np.logaddexp(-top[:, None], -(logits + free))
-        below[np.arange(len(said)), said] = top
-        known = np.full((start - 1 + len(said), logits.shape[1]), np.nan)
-        known[start - 1 :] = below - logits
-        people.append(GumbelIndividual(seed + draw, logits.shape[1], True, temperature, 0, known))
-    return people
+        below[np.arange(len(observed)), observed] = top
+        inferred = np.full((start - 1 + len(observed), logits.shape[1]), np.nan)
+        inferred[start - 1 :] = below - logits
+        individuals.append(
+            GumbelIndividual(seed + draw, logits.shape[1], True, temperature, 0, inferred)
+        )
+    return individuals

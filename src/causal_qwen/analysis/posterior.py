@@ -1,28 +1,28 @@
-"""Posterior: which individuals could have written a text that was observed?
+"""Posterior: the individuals that could have written an observed text.
 
-In `causal` mode an observed token y puts linear inequalities on the noise t of its speaker,
+In `causal` mode an observed token y puts linear inequalities on the noise t of the individual,
 
     (W_y - W_k) (loc_U + T kappa scale_U t) >= C_y - C_k     for every other token k,
 
 and an observed number v one equality, w.(loc_U + T kappa scale_U t) + c = y(v). Under them t is
-independent standard Cauchy. One individual who speaks the whole text (`"shared"`) has to satisfy
-the inequalities of every position at once; fresh noise satisfies each position's with its own t.
+independent standard Cauchy. In mode `"shared"` one t satisfies the inequalities of all positions;
+in mode `"fresh"` each position has a t of its own.
 
-Of the V - 1 inequalities of a position few ever matter, so they are found when they are violated:
+Few of the V - 1 inequalities of a position are ever active, so they are added when violated:
 
-1. a start: the t of least norm under the inequalities found so far (least-distance programming
-   by non-negative least squares, which also proves that there is none), until none is violated;
+1. start: the t of least norm under the inequalities found so far (least-distance programming by
+   non-negative least squares, which also proves infeasibility), until none is violated;
 2. draws: Gibbs steps along lines. Along a coordinate, t is Cauchy on an interval; along a line
    through several coordinates its density is a product of Cauchy kernels, whose CDF is closed;
-3. after every sweep all V tokens are checked; a sweep that broke an unknown inequality is taken
-   back, and the inequality is kept (the sweep is reversible, so this leaves the law as it is).
+3. check: after every sweep all V tokens are compared; a sweep that violates a new inequality is
+   rejected and the inequality added (sweeps are reversible, so the distribution stays the same).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,13 +34,14 @@ from causal_qwen.analysis import gumbel
 from causal_qwen.analysis.gumbel import GumbelIndividual, infer_gumbel
 from causal_qwen.analysis.token_sequence import (
     TokenSequence,
+    is_number,
     load_processor,
     observe,
     read_tokens,
     show_tokens,
 )
 from causal_qwen.decoding.decision import margin
-from causal_qwen.individuals.individual import Individual, latent_size
+from causal_qwen.individuals.individual import Individual, first_given
 from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noise_bound
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
@@ -49,26 +50,26 @@ from causal_qwen.options import check_choice
 Array = NDArray[np.float64]
 
 MODES = ("shared", "fresh", "gumbel")
-MARGIN = 1e-3  # by how much the observed token must win: float32 replays agree well below it
-WORST = 8  # inequalities learnt from one position at once
-ROUNDS = 400  # of learning, before a start is given up
+MARGIN = 1e-3  # lead that the observed token must have; rounding of a float32 replay is far smaller
+VIOLATIONS_PER_POSITION = 8  # inequalities added at once
+MAX_ROUNDS = 400  # of adding inequalities, before the search for a start gives up
 NUMBER_TOLERANCE = 1e-4  # relative, between an observed number and its replay
-LINES = 64  # through several coordinates, in a sweep over single ones
-MIN_MASS = 1e-9  # of a line's density on its interval: less cannot be told from rounding
-POINTS, ZOOMS = 33, 8  # the numeric inverse: a grid, zoomed in
+LINES_PER_SWEEP = 64  # through several coordinates, besides the lines along single ones
+MIN_MASS = 1e-9  # of a line's density on its interval: less is lost in rounding
+GRID_POINTS, GRID_ZOOMS = 33, 8  # of the numeric inverse CDF
 
 
 @dataclass(frozen=True)
 class Posterior:
     """Individuals that could have written a text, or the reason why there are none."""
 
-    individuals: list[Any]  # Individual, or GumbelIndividual
+    individuals: list[Any]  # Individual or GumbelIndividual
     requested: int
-    success_rate: float  # of the draws, how many say the text again
-    effective_sample_size: float  # the median over coordinates; the worst one is beside it
-    worst_sample_size: float
-    rejection_rate: float  # sweeps taken back
-    reason: str = ""  # why there is nobody
+    success_rate: float  # share of the draws whose replay is the text
+    effective_sample_size: float  # median over coordinates
+    worst_sample_size: float  # minimum over coordinates
+    rejection_rate: float  # share of rejected sweeps
+    reason: str = ""  # why the result is empty
     inequalities: int = field(default=0, repr=False)
 
     @property
@@ -80,32 +81,32 @@ class Posterior:
 
     def __repr__(self) -> str:
         if not self:
-            return f"Posterior(nobody: {self.reason})"
+            return f"Posterior(empty: {self.reason})"
         return (
-            f"Posterior({len(self.individuals)} individuals, {self.success_rate:.0%} say the text "
-            f"again, effective sample size {self.effective_sample_size:.1f} (worst coordinate "
+            f"Posterior({len(self.individuals)} individuals, {self.success_rate:.0%} replay the "
+            f"text, effective sample size {self.effective_sample_size:.1f} (worst coordinate "
             f"{self.worst_sample_size:.1f}))"
         )
 
 
 class UnreachableError(ValueError):
-    """No individual satisfies what was observed; `places` are the observations that clash."""
+    """No individual satisfies all observations; `places` are the indices of those in conflict."""
 
     def __init__(self, places: list[int]) -> None:
-        super().__init__(f"observations {places} cannot hold together")
+        super().__init__(f"observations {places} contradict each other")
         self.places = places
 
 
 class Observation(NamedTuple):
-    """What one observed token says about t."""
+    """One observed token and the constraint that it puts on t."""
 
     token: int
     loc: Array  # (V,) loc_S - C
-    law: Array  # (C,) T kappa scale_U: how far each coordinate's noise moves the individual
-    target: float | None = None  # for a number: what w.(law t) has to be
+    law: Array  # (C,) T kappa scale_U: the displacement of U per unit of t
+    target: float | None = None  # for a number: the required w.(law t)
 
 
-# ---------------------------------------------------------------- the question
+# ---------------------------------------------------------------- inference
 
 
 def infer_individual(
@@ -116,74 +117,63 @@ def infer_individual(
     n: int = 16,
     mode: str = "shared",
     seed: int = 0,
-    temperature: float = 1.0,
-    min_density: float = 0.0,
+    temperature: float | None = None,
+    min_density: float | None = None,
     burn_in: int = 50,
     sweeps: int = 5,
     processor: Processor | None = None,
     **options: Any,
 ) -> Posterior:
-    """`n` posterior draws of who wrote `text` after `prompt`, in `causal` mode.
+    """`n` posterior draws of the individual that wrote `text` after `prompt`, in `causal` mode.
 
-    Without a prompt the first token of the text is given, the others are observed. `mode` is
-    "shared" (one individual speaks all of it), "fresh" (noise of its own at every position) or
-    "gumbel" (the baseline: softmax sampling's noise in hindsight). Draws are `sweeps` sweeps apart,
-    after `burn_in` of them. Options are those of `generate`, e.g. `noise_gain`; give them to it
-    too when the individuals speak again.
+    Without a prompt the first token of the text is given and the others are observed. `mode` is
+    "shared" (one individual for all positions), "fresh" (its own noise at every position) or
+    "gumbel" (the baseline: the noise of softmax sampling in hindsight). Draws are `sweeps` sweeps
+    apart, after `burn_in` sweeps. `temperature` and `min_density` default to the model's saved
+    ones, as in `Individual.draw` (1 for Gumbel noise). Further options are those of `generate`,
+    e.g. `noise_gain`; pass the same ones when the individuals generate again.
 
-    Nobody may be able to write a text: the result is then empty and says why.
+    If no individual can write the text, the result is empty and has a `reason`.
     """
     check_choice("mode", mode, MODES)
     if n < 1 or burn_in < 0 or sweeps < 1:
         raise ValueError(f"n={n}, burn_in={burn_in} and sweeps={sweeps} must be at least 1, 0, 1.")
     if processor is None and (isinstance(text, str) or isinstance(prompt, str)):
         processor = load_processor(model)
-    sequence = read_tokens(model, text, processor, special=prompt is None)
-    start = 1
-    if prompt is not None:
-        given = read_tokens(model, prompt, processor)
-        start, sequence = len(given.ids), given.then(sequence)
-    if start >= len(sequence.ids):
-        raise ValueError("A text of one token has nothing to observe; give a prompt before it.")
+    sequence, start = _join(model, text, prompt, processor)
     if mode == "gumbel":
-        speakers = infer_gumbel(model, sequence, start, n, seed, temperature)
-        rate = _success(model, sequence, start, speakers, options)
-        return Posterior(list(speakers), n, rate, float(n), float(n), 0.0)
+        found = infer_gumbel(model, sequence, start, n, seed, first_given(temperature, 1.0))
+        rate = _success(model, sequence, start, found, options)
+        return Posterior(list(found), n, rate, float(n), float(n), 0.0)
 
-    is_fresh = mode == "fresh"
-    heat = _heat(model, is_fresh, temperature, min_density, options)
-    observations = _observations(model, sequence, start, heat)
-    groups = [[one] for one in observations] if is_fresh else [observations]
+    template = Individual.draw(
+        model, seed=0, fresh=mode == "fresh", temperature=temperature, min_density=min_density
+    )
+    amplitude = _amplitude(model, template, options)
+    observations = _observations(model, sequence, start, amplitude)
+    groups = [[one] for one in observations] if template.is_fresh else [observations]
     rng = np.random.default_rng(seed)
-    bound = noise_bound(min_density)
+    bound = noise_bound(template.min_density)
     traces, rejected, inequalities = [], [], 0
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         polytope = Polytope(model, group, bound)
         try:
             t = polytope.find()
         except UnreachableError as error:
-            places = [place] if is_fresh else error.places
-            reason = _reason(model, sequence, start, places, bound, heat, processor)
+            conflict = [index] if template.is_fresh else error.places
+            reason = _reason(model, sequence, start, conflict, bound, amplitude, processor)
             return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason)
         trace, rejection = polytope.sample(t, n, burn_in, sweeps, rng)
-        traces.append(from_cauchy(trace, min_density))  # (n, C)
+        traces.append(from_cauchy(trace, template.min_density))  # (n, C)
         rejected.append(rejection)
         inequalities += len(polytope.floor)
 
-    people = []
-    for draw in range(n):
-        own = (seed + draw) % (MAX_SEED + 1)
-        if is_fresh:
-            before = [draw_noise(own, latent_size(model), place) for place in range(start - 1)]
-            noise = np.stack([*before, *(trace[draw] for trace in traces)])
-            people.append(Individual(noise, own, min_density, temperature))
-        else:
-            people.append(Individual(traces[0][draw], None, min_density, temperature))
+    individuals = _individuals(template, traces, start, seed)
     sizes = np.concatenate([effective_sample_sizes(trace) for trace in traces])
     return Posterior(
-        people,
+        individuals,
         n,
-        _success(model, sequence, start, people, options),
+        _success(model, sequence, start, individuals, options),
         float(np.median(sizes)),
         float(sizes.min()),
         float(np.mean(rejected)),
@@ -191,37 +181,51 @@ def infer_individual(
     )
 
 
-def _heat(
-    model: CausalModel,
-    is_fresh: bool,
-    temperature: float,
-    min_density: float,
-    options: dict[str, Any],
-) -> float:
-    """T kappa of such an individual, as `generate` would resolve it."""
-    individual = Individual.draw(
-        model, seed=0, fresh=is_fresh, temperature=temperature, min_density=min_density
-    )
+def _join(
+    model: CausalModel, text: Any, prompt: Any, processor: Processor | None
+) -> tuple[TokenSequence, int]:
+    """Prompt and text in one sequence, and the index of the first observed token."""
+    sequence, start = read_tokens(model, text, processor, special=prompt is None), 1
+    if prompt is not None:
+        given = read_tokens(model, prompt, processor)
+        start, sequence = len(given.ids), given.then(sequence)
+    if start >= len(sequence.ids):
+        raise ValueError("A text of one token has no observed token; pass prompt=.")
+    return sequence, start
+
+
+def _individuals(
+    template: Individual, traces: list[Array], start: int, seed: int
+) -> list[Individual]:
+    """The draws (n, C) as individuals; fresh ones draw the positions before `start` from a seed."""
+    if not template.is_fresh:
+        return [replace(template, noise=e, seed=None) for e in traces[0]]
+    individuals = []
+    for index, drawn in enumerate(zip(*traces, strict=True)):
+        own = (seed + index) % (MAX_SEED + 1)
+        before = [draw_noise(own, template.size, position) for position in range(start - 1)]
+        individuals.append(replace(template, noise=np.stack([*before, *drawn]), seed=own))
+    return individuals
+
+
+def _amplitude(model: CausalModel, individual: Individual, options: dict[str, Any]) -> float:
+    """T kappa of an individual, as `generate` resolves it."""
     gains = {name: options[name] for name in ("noise_gain", "fresh_noise_gain") if name in options}
     settings = model.resolve_settings(causal_mode="causal", individual=individual, **gains)
     return model.decoding_noise(settings).gains.amplitude(individual)
 
 
 def _observations(
-    model: CausalModel, sequence: TokenSequence, start: int, heat: float
+    model: CausalModel, sequence: TokenSequence, start: int, amplitude: float
 ) -> list[Observation]:
     output = observe(model, sequence, start)
     loc = margin(output.logits[0], model.decision.threshold).detach().cpu().numpy()  # (N, V)
-    law = heat * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
-    space = field_space(model.config)
-    wanted = space.encode(sequence.values[start:]) - output.loc_Y[0].double().detach().cpu()
+    law = amplitude * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
+    values = field_space(model.config).encode(sequence.values[start:])
+    targets = (values - output.loc_Y[0].double().detach().cpu()).tolist()
+    is_value = is_number(model, sequence.ids[start:]).tolist()
     return [
-        Observation(
-            token,
-            loc[i],
-            law[i],
-            float(wanted[i]) if token == model.config.num_token_id else None,
-        )
+        Observation(token, loc[i], law[i], targets[i] if is_value[i] else None)
         for i, token in enumerate(sequence.ids[start:].tolist())
     ]
 
@@ -230,29 +234,27 @@ def _success(
     model: CausalModel,
     sequence: TokenSequence,
     start: int,
-    people: Sequence[Any],
+    individuals: Sequence[Any],
     options: dict[str, Any],
 ) -> float:
-    """The share of `people` whose replay is the text, numbers up to rounding."""
-    batch = {
-        name: column.repeat(len(people), 1)
-        for name, column in sequence.cut(start).batch(model).items()
-    }
-    settings = {
-        **batch,
+    """The share of individuals whose replay is the text, numbers up to rounding."""
+    batch = sequence.cut(start).batch(model)
+    arguments = {
+        **{name: column.repeat(len(individuals), 1) for name, column in batch.items()},
         "max_new_tokens": len(sequence.ids) - start,
         "return_dict_in_generate": True,
         **options,
     }
-    if isinstance(people[0], GumbelIndividual):
-        result = gumbel.generate(model, people, **settings)
+    is_gumbel = isinstance(individuals[0], GumbelIndividual)
+    if is_gumbel:
+        result = gumbel.generate(model, individuals, **arguments)
     else:
-        result = model.generate(causal_mode="causal", individual=people, **settings)
+        result = model.generate(causal_mode="causal", individual=individuals, **arguments)
     ids = result.sequences.cpu()
     if ids.shape[1] != len(sequence.ids):
         return 0.0
     is_same = (ids == sequence.ids).all(-1)
-    if not isinstance(people[0], GumbelIndividual) and result.get("numeric_values") is not None:
+    if not is_gumbel and result.get("numeric_values") is not None:
         values = result.numeric_values.cpu().double()
         error = (values - sequence.values).abs()
         is_same &= (error <= NUMBER_TOLERANCE * sequence.values.abs().clamp_min(1.0)).all(-1)
@@ -263,28 +265,29 @@ def _reason(
     model: CausalModel,
     sequence: TokenSequence,
     start: int,
-    places: list[int],
+    conflict: list[int],
     bound: float,
-    heat: float,
+    amplitude: float,
     processor: Processor | None,
 ) -> str:
     tokens = show_tokens(model, sequence, processor)
-    said = ", ".join(f"{tokens[start + place]!r} (position {start + place})" for place in places)
-    if heat == 0:
-        return f"without noise (temperature or noise_gain 0) the model does not say {said}"
+    positions = [start + index for index in conflict]
+    listed = ", ".join(f"{tokens[position]!r} (position {position})" for position in positions)
+    if amplitude == 0:
+        return f"without noise (temperature or noise_gain 0) the model does not generate {listed}"
     limit = "" if bound == math.inf else f" with noise up to {bound:.3g}"
-    if len(places) == 1:
-        return f"no individual{limit} says {said} here: for every one another token scores higher"
-    return f"no one individual{limit} says all of {said}; fresh noise (mode='fresh') may"
+    if len(conflict) == 1:
+        return f"no individual{limit} generates {listed}: another token always scores higher"
+    return f"no single individual{limit} generates all of {listed}; try mode='fresh'"
 
 
 # ---------------------------------------------------------------- inequalities on t
 
 
 class Polytope:
-    """The t that satisfy some observations: rows t >= floor, equal t = level, |t| <= bound.
+    """All t that satisfy some observations: rows t >= floor, equal t = level, |t| <= bound.
 
-    Rows are learnt as they are violated; `_violated` always looks at all tokens.
+    Rows are added as they are violated; `_violated` always compares all tokens.
     """
 
     def __init__(
@@ -299,44 +302,46 @@ class Polytope:
         size = len(observations[0].law)
         self.rows: Array = np.zeros((0, size))  # (K, C)
         self.floor: Array = np.zeros(0)  # (K,)
-        self.places: list[int] = []  # the observation each row comes from
-        self.known: set[tuple[int, int]] = set()
+        self.row_observations: list[int] = []  # index of the observation of each row
+        self.seen: set[tuple[int, int]] = set()  # (observation, token) of each row
         weight = model.action.value.weight[0].detach().double().cpu().numpy()
         numbers = [(i, one) for i, one in enumerate(observations) if one.target is not None]
-        self.number_places = [i for i, _ in numbers]
+        self.number_observations = [i for i, _ in numbers]
         self.equal = np.reshape([weight * one.law for _, one in numbers], (-1, size))  # (m, C)
         self.level = np.array([one.target for _, one in numbers], dtype=np.float64)
 
     def find(self) -> Array:
-        """A t inside, of small norm; raises `UnreachableError` with the reason's observations."""
+        """A t inside, of small norm; raises `UnreachableError` if there is none."""
         start, basis = self._affine()
         t = start
         box: Array = np.zeros((0, len(t)))
         passive: Array | None = None
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             beyond = np.flatnonzero(np.abs(t) > self.bound)
             found = self._violated(t, 1.5 * self.margin)
             if not found and not len(beyond):
                 return t
-            self._learn(found)
+            self._add_rows(found)
             sides = -np.sign(t[beyond])[:, None] * np.eye(len(t))[beyond]
             box = np.concatenate([box, sides])
             rows = np.concatenate([self.rows, box])
-            # twice the margin: the start then has room on every side that the draws know of
+            # twice the margin: the start then has room on the inner side of every row
             floor = np.concatenate([self.floor + self.margin, np.full(len(box), -self.bound)])
             q, weights = least_distance(rows @ basis, floor - rows @ start, passive)
             passive = weights
             if q is None:
-                clash = np.flatnonzero(weights > 0)
-                named = {self.places[i] for i in clash if i < len(self.places)}
-                raise UnreachableError(sorted(named | set(self.number_places)))
+                active = np.flatnonzero(weights > 0)
+                conflict = {
+                    self.row_observations[i] for i in active if i < len(self.row_observations)
+                }
+                raise UnreachableError(sorted(conflict | set(self.number_observations)))
             t = start + basis @ q
-        raise UnreachableError(sorted(set(self.places)))
+        raise UnreachableError(sorted(set(self.row_observations)))
 
     def sample(
         self, t: Array, n: int, burn_in: int, sweeps: int, rng: np.random.Generator
     ) -> tuple[Array, float]:
-        """`n` draws, `sweeps` sweeps apart after `burn_in`, and the share of sweeps taken back."""
+        """`n` draws, `sweeps` sweeps apart after `burn_in`, and the share of rejected sweeps."""
         draws, rejected = [], 0
         total = burn_in + n * sweeps
         for sweep in range(1, total + 1):
@@ -344,7 +349,7 @@ class Polytope:
             found = self._violated(proposal, self.margin)
             if found:
                 rejected += sweep > burn_in
-                self._learn(found)
+                self._add_rows(found)
             else:
                 t = proposal
             if sweep > burn_in and (sweep - burn_in) % sweeps == 0:
@@ -352,18 +357,18 @@ class Polytope:
         return np.stack(draws), rejected / (n * sweeps)
 
     def _sweep(self, t: Array, rng: np.random.Generator) -> Array:
-        """Gibbs steps along lines whose choice does not look at t, in a random order.
+        """Gibbs steps in random order, along lines that are chosen independently of t.
 
         Every coordinate alone (unless equalities tie them), and lines through a few coordinates,
-        along which the equalities and one inequality stay as they are. An order and
-        its reverse are equally likely: the whole sweep is reversible.
+        along which the equalities and one inequality keep their values. An order and its reverse
+        are equally likely, so the whole sweep is reversible.
         """
         room = self.rows @ t - self.floor  # (K,) >= 0
         columns = np.ascontiguousarray(self.rows.T)  # (C, K)
         lines: list[tuple[NDArray[np.int64], Array]] = []
         if not len(self.equal):
             lines += [(np.array([c]), np.ones(1)) for c in range(len(t))]
-        for _ in range(len(t) if len(self.equal) else min(len(t), LINES)):
+        for _ in range(len(t) if len(self.equal) else min(len(t), LINES_PER_SWEEP)):
             if (line := self._line(rng)) is not None:
                 lines.append(line)
         for index in rng.permutation(len(lines)):
@@ -380,7 +385,7 @@ class Polytope:
         return t
 
     def _line(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], Array] | None:
-        """A random direction in which the equalities, and one of the rows, do not change."""
+        """A random direction along which the equalities and one of the rows are constant."""
         tied = self.equal
         if len(self.rows):
             tied = np.concatenate([tied, self.rows[rng.integers(len(self.rows))][None]])
@@ -390,7 +395,7 @@ class Polytope:
             return None
         support = rng.choice(self.rows.shape[1], len(tied) + 1, replace=False)
         direction = np.linalg.svd(tied[:, support])[2][-1]
-        if (np.abs(direction) < 1e-9).any():  # some coordinates alone do not move: no such line
+        if (np.abs(direction) < 1e-9).any():  # degenerate: fewer coordinates would move
             return None
         return support, direction
 
@@ -402,42 +407,41 @@ class Polytope:
         inverse = np.linalg.pinv(self.equal)
         start = inverse @ self.level
         if not np.allclose(self.equal @ start, self.level, rtol=1e-9, atol=1e-9):
-            raise UnreachableError(self.number_places)
+            raise UnreachableError(self.number_observations)
         full = np.linalg.svd(self.equal)[2]
         return start, full[np.linalg.matrix_rank(self.equal) :].T
 
     def _violated(self, t: Array, margin: float) -> list[tuple[int, int]]:
-        """(observation, token) pairs that score above the observed token, the worst of each."""
+        """(observation, token) pairs: the tokens that exceed each observed token most."""
         moved = torch.from_numpy(np.stack([one.law * t for one in self.observations]))
         loc = torch.from_numpy(np.stack([one.loc for one in self.observations]))
-        said = torch.tensor([[one.token] for one in self.observations])
+        observed = torch.tensor([[one.token] for one in self.observations])
         scores = loc + _scores(self.model, moved)  # (N, V)
-        excess = scores - scores.gather(-1, said) + margin
-        excess.scatter_(-1, said, -math.inf)
-        worst, tokens = excess.topk(min(WORST, excess.shape[-1]), dim=-1)
-        where = (worst > 0).nonzero().tolist()
-        return [(place, int(tokens[place, rank])) for place, rank in where]
+        excess = scores - scores.gather(-1, observed) + margin
+        excess.scatter_(-1, observed, -math.inf)
+        worst, tokens = excess.topk(min(VIOLATIONS_PER_POSITION, excess.shape[-1]), dim=-1)
+        return [(i, int(tokens[i, rank])) for i, rank in (worst > 0).nonzero().tolist()]
 
-    def _learn(self, found: list[tuple[int, int]]) -> None:
-        new = [pair for pair in found if pair not in self.known]
+    def _add_rows(self, found: list[tuple[int, int]]) -> None:
+        new = [pair for pair in found if pair not in self.seen]
         if not new:
             return
-        self.known.update(new)
+        self.seen.update(new)
         weight = self.model.lm_head.weight.detach()
         rows, floor = [], []
-        for place, token in new:
-            one = self.observations[place]
+        for index, token in new:
+            one = self.observations[index]
             lead = (weight[one.token].double() - weight[token].double()).cpu().numpy()
             rows.append(lead * one.law)
             floor.append(one.loc[token] - one.loc[one.token] + self.margin)
-            self.places.append(place)
+            self.row_observations.append(index)
         self.rows = np.concatenate([self.rows, np.stack(rows)])
         self.floor = np.concatenate([self.floor, floor])
 
 
 @torch.no_grad()
 def _scores(model: CausalModel, moved: Tensor) -> Tensor:
-    """W x for displacements x of U, in the arithmetic of a replay. (N, C) -> (N, V) float64"""
+    """W x for displacements x of U, rounded as in a replay. (N, C) -> (N, V) float64"""
     weight = model.lm_head.weight
     size = moved.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     scaled = (moved / size).to(weight.device, weight.dtype)
@@ -447,9 +451,9 @@ def _scores(model: CausalModel, moved: Tensor) -> Tensor:
 def _interval(
     t: Array, direction: Array, room: Array, slope: Array, bound: float
 ) -> tuple[float, float]:
-    """How far t may move along a direction: backwards and forwards. Always contains 0."""
+    """The steps along a direction that keep t inside: low <= 0 <= high."""
     with np.errstate(divide="ignore", over="ignore"):
-        reach = -room / slope  # where each row becomes tight
+        reach = -room / slope  # the step at which each row becomes tight
     low = float(np.max(reach, where=slope > 0, initial=-math.inf))
     high = float(np.min(reach, where=slope < 0, initial=math.inf))
     if bound < math.inf:
@@ -485,8 +489,8 @@ def draw_product(
 ) -> float:
     """A step s in [low, high] of density proportional to prod_i 1 / (1 + (t_i + s d_i)^2).
 
-    0 where the density on the interval is too small, or its poles too close, for the closed CDF:
-    both are properties of the line, not of the place on it, so standing still is no bias.
+    Returns 0 where the density on the interval is too small, or its poles too close, for the closed
+    CDF. Both are properties of the line, not of the point on it, so not moving adds no bias.
     """
     centre, scale = -t / direction, 1 / np.abs(direction)
     unit = float(scale.min())
@@ -503,10 +507,10 @@ def draw_product(
 
 
 class CauchyProduct:
-    """prod_i 1 / ((x - m_i)^2 + s_i^2): a density whose CDF is closed by partial fractions.
+    """prod_i 1 / ((x - m_i)^2 + s_i^2): a density with a closed CDF, by partial fractions.
 
     With poles z_i = m_i + i s_i it is sum_i 2 Re(R_i / (x - z_i)), R_i the residues, and its
-    integral sum_i 2 Re(R_i log(x - z_i)): x - z_i stays below the real axis, where log is smooth.
+    integral sum_i 2 Re(R_i log(x - z_i)): x - z_i is below the real axis, where log is smooth.
     """
 
     def __init__(self, centre: Array, scale: Array) -> None:
@@ -523,7 +527,7 @@ class CauchyProduct:
         self.is_safe = math.isfinite(size) and self.total > 0 and size < 1e5 * self.total
 
     def cdf(self, x: Array) -> Array:
-        """The integral from -infinity to x, not normalised: `total` is the whole. (...) -> (...)"""
+        """The integral from -infinity to x, not normalised: its limit is `total`. (...) -> (...)"""
         finite = np.where(np.isfinite(x), x, 0.0)
         logs = np.log(finite[..., None] - self.poles)
         inside = 2 * (self.residues * logs).real.sum(-1) + self.total
@@ -532,15 +536,15 @@ class CauchyProduct:
     def inverse(self, wanted: float, low: float, high: float) -> float:
         """The x in [low, high] with cdf(x) = wanted, on an angular grid around the sharpest kernel.
 
-        x = m + s tan(angle) brings infinite ends near; every zoom divides the bracket by 32.
+        x = m + s tan(angle) makes infinite ends finite; every zoom divides the bracket by 32.
         """
         sharp = int(self.scale.argmin())
         m, s = float(self.centre[sharp]), float(self.scale[sharp])
         first, last = (math.atan((end - m) / s) for end in (low, high))
-        for _ in range(ZOOMS):
-            angles = np.linspace(first, last, POINTS)
+        for _ in range(GRID_ZOOMS):
+            angles = np.linspace(first, last, GRID_POINTS)
             above = np.searchsorted(self.cdf(m + s * np.tan(angles)), wanted)
-            index = min(max(int(above), 1), POINTS - 1)
+            index = min(max(int(above), 1), GRID_POINTS - 1)
             first, last = float(angles[index - 1]), float(angles[index])
         return m + s * math.tan((first + last) / 2)
 
@@ -551,11 +555,11 @@ class CauchyProduct:
 def least_distance(
     rows: Array, floor: Array, weights: Array | None = None
 ) -> tuple[Array | None, Array]:
-    """The q of least norm with rows q >= floor, or None when there is none; and multipliers.
+    """The q of least norm with rows q >= floor (None if there is none), and the multipliers.
 
     Lawson and Hanson's reduction: with f >= 0 minimising |rows^T f|^2 + (floor.f - 1)^2 and r that
-    residual, q = -r[:-1] / r[-1]; r = 0 proves that the inequalities contradict each other, and
-    f > 0 says which. `weights` of an earlier call (for the first rows) are a warm start.
+    residual, q = -r[:-1] / r[-1]; r = 0 proves that the inequalities with f > 0 contradict each
+    other. `weights` of an earlier call (for the first rows) are a warm start.
     """
     norms = np.linalg.norm(rows, axis=1)
     if ((norms <= 1e-12 * max(norms.max(), 1e-300)) & (floor > 0)).any():
@@ -582,7 +586,7 @@ def nonnegative_least_squares(matrix: Array, goal: Array, start: Array) -> Array
     is_free = f > 0
     tolerance = 1e-12
     for _ in range(3 * matrix.shape[1] + 10):
-        while is_free.any():  # solve on the free set, and stop at the border it runs into
+        while is_free.any():  # solve on the free set, and stop at its boundary
             best = np.zeros_like(f)
             best[is_free] = np.linalg.lstsq(matrix[:, is_free], goal, rcond=None)[0]
             blocked = is_free & (best <= tolerance)
@@ -601,13 +605,13 @@ def nonnegative_least_squares(matrix: Array, goal: Array, start: Array) -> Array
     return f
 
 
-# ---------------------------------------------------------------- how good are the draws
+# ---------------------------------------------------------------- quality of the draws
 
 
 def effective_sample_sizes(draws: Array) -> Array:
-    """How many independent draws each column is worth: Geyer's initial positive sequence.
+    """Effective sample size of each column, by Geyer's initial positive sequence.
 
-    (n, C) -> (C,). Columns that never move are worth one draw.
+    (n, C) -> (C,). A constant column counts as one draw.
     """
     n = len(draws)
     centred = draws - draws.mean(0)

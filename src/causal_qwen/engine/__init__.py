@@ -1,11 +1,24 @@
-"""Qwen2 in NumPy, and CausalQwen's heads on top: no torch, no transformers.
+"""Engine: Qwen2 and CausalQwen's heads in NumPy. Does not import torch or transformers.
 
-from causal_qwen.engine import Engine
+    engine = Engine.from_pretrained("my-model")
+    print(engine.generate("The train was late, so", max_new_tokens=40).text)
 
-engine = Engine.from_pretrained("my-model")
-print(engine.generate("The train was late, so", max_new_tokens=40).text)
-for step in engine.stream("The train was late, so", mode="causal", individual=7):
-    print(step.text, step.probability, step.runners_up)
+In:   a checkpoint directory, and prompts as text or token ids.
+Out:  generated tokens, their values and probabilities; logits and layer outputs on request.
+
+    engine             `Engine`: load a checkpoint, generate, stream
+    generation         the loop over tokens, in one of the four modes
+    heads              CausalQwen's heads: z -> U -> S, Y
+    qwen2              the backbone, from token ids to hidden states and logits
+    matrix             products with weights in 16 or 32 bits
+    weights            safetensors files, memory-mapped
+    tokenization       text <-> ids and values
+    sampling           softmax, top-k, top-p, min-p, draws
+    threads            shares work among cores
+    random_checkpoint  checkpoints with random weights, for tests and benchmarks
+    live_view          a terminal view of a running generation
+
+Open `engine` first, then `qwen2`. The decision rules are in `causal_qwen.decoding`.
 """
 
 from causal_qwen.engine.engine import Engine, Generation, Step

@@ -1,4 +1,4 @@
-"""Engine: a checkpoint's directory -> text, in a line.
+"""Engine: load a checkpoint directory and generate text.
 
 engine = Engine.from_pretrained("my-model")
 print(engine.generate("The train was late, so").text)
@@ -41,24 +41,24 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Step:
-    """One token being born."""
+    """One generated token."""
 
     id: int
-    text: str  # what the text has gained; nothing while a character is incomplete
-    value: float | None  # of a number
-    probability: float  # softmax(loc_S) of the token, before anything was cut or moved
+    text: str  # the addition to the text; empty while a character is incomplete
+    value: float | None  # if the token is a number
+    probability: float  # softmax(loc_S) of the token, before candidates are cut and noise is added
     runners_up: list[tuple[str, float]]  # the likeliest other tokens and their probabilities
-    token: str = ""  # the token itself, as it is shown
-    summary: dict[str, float] | None = None  # of U, S, P and Y, when asked for
+    token: str = ""  # the token as text
+    summary: dict[str, float] | None = None  # of U, S, P and Y, with summarize=True
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What one call of `generate` said; rows are the prompts'."""
+    """The result of `generate`, one row per prompt."""
 
     ids: Ints  # (B, prompt + new)
-    numeric_values: NDArray[np.float64]  # beside the ids
-    new: slice  # where the new tokens stand
+    numeric_values: NDArray[np.float64]  # (B, prompt + new), 0 where the token is not <NUM>
+    new: slice  # the columns of the new tokens
     texts: list[str]  # of the new tokens; empty without a tokenizer
     mode: str
     individual: list[Individual] | None  # one per row, in the modes with noise
@@ -89,23 +89,25 @@ class Engine:
 
     @property
     def own_mode(self) -> str:
-        """The mode of a call that names none."""
+        """The mode of a call without mode=."""
         return self.resolve().mode
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str], dtype: str | None = None) -> Engine:
-        """A directory with config.json and safetensors, memory-mapped.
+        """Load a directory with config.json and safetensors.
 
-        Weights stay as they are stored, and where: in the mapped file. `dtype="float32"` keeps a
-        copy of them in memory instead, widened: 16-bit weights run faster then.
+        Weights are memory-mapped in their stored type; `dtype="float32"` keeps a widened copy in
+        memory instead, which makes 16-bit weights faster.
         """
         if dtype not in DTYPES:
             raise ValueError(
-                f"dtype={dtype!r} is unknown; choose 'float32', or None for as stored."
+                f"dtype={dtype!r} is unknown; use 'float32', or None for the stored type."
             )
         directory = Path(path)
         if not directory.is_dir():
-            raise FileNotFoundError(f"{directory} is no directory: give that of a saved model.")
+            raise FileNotFoundError(
+                f"{directory} is not a directory; pass the directory of a saved model."
+            )
         fields = read_json(directory / "config.json")
         Qwen2Config.from_dict(fields)  # refuse other architectures before reading their weights
         parameters = read_tensors(directory)
@@ -133,12 +135,12 @@ class Engine:
     ) -> Generation:
         """Continue one prompt or several, given as text or as token ids.
 
-        `chat` puts texts into the model's chat template, as a user's message.
+        `chat` puts every text into the model's chat template, as a user's message.
 
         Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling), and
         those of `DecodingSettings`: individual, exogenous, temperature, min_density, noise_gain,
         fresh_noise_gain, fresh_noise, top_k, top_p, min_p, do_sample, repetition_penalty,
-        normalization, value_field. Those left out come from generation_config.json.
+        normalization, value_field. The default of each is in generation_config.json.
         """
         call = self._call(prompts, numeric_values, encode_numbers, chat, options, None)
         start = call.ids.shape[1]
@@ -171,21 +173,21 @@ class Engine:
         observe: Observer | None = None,
         **options: Any,
     ) -> Iterator[Step]:
-        """Continue one prompt, and show every token as it is chosen.
+        """Continue one prompt and yield every token as it is chosen.
 
         `summarize` adds figures of U, S, P and Y (it computes every scale_S: slower); `observe` is
         called with every layer's output and attention weights.
         """
-        beside = None if numeric_values is None else [numeric_values]
-        call = self._call([prompt], beside, encode_numbers, chat, options, observe)
-        start, said = call.ids.shape[1], ""
+        values = None if numeric_values is None else [numeric_values]
+        call = self._call([prompt], values, encode_numbers, chat, options, observe)
+        start, shown = call.ids.shape[1], ""
         for step in self._steps(call):
             text = ""
             if self.reader is not None:
                 text = self.reader.decode(call.ids[0, start:], call.values[0, start:])
                 text = text if step.is_last else stable_prefix(text)
-            yield self._step(step, text[len(said) :], runners_up, summarize)
-            said = text
+            yield self._step(step, text[len(shown) :], runners_up, summarize)
+            shown = text
 
     def _call(
         self,
@@ -198,30 +200,33 @@ class Engine:
     ) -> Generator:
         rows = _rows(prompts)
         if not rows:
-            raise ValueError("There is no prompt: give a text, or a list of texts.")
-        beside: list[Any] = [None] * len(rows) if numeric_values is None else list(numeric_values)
-        if len(rows) == 1 and beside and np.ndim(beside[0]) == 0 and beside[0] is not None:
-            beside = [beside]
-        if len(beside) != len(rows):
+            raise ValueError("There is no prompt; pass a text, or a list of texts.")
+        given_values: list[Any] = [None] * len(rows)
+        if numeric_values is not None:
+            given_values = list(numeric_values)
+        is_flat = (
+            bool(given_values) and given_values[0] is not None and not np.ndim(given_values[0])
+        )
+        if len(rows) == 1 and is_flat:
+            given_values = [given_values]
+        if len(given_values) != len(rows):
             raise ValueError(
-                f"numeric_values has {len(beside)} rows and there are {len(rows)} prompts: give "
-                "one row beside each."
+                f"numeric_values has {len(given_values)} rows for {len(rows)} prompts; pass one "
+                "row per prompt."
             )
-        read = [
-            self._encode(row, told, encode_numbers, chat)
-            for row, told in zip(rows, beside, strict=True)
-        ]
+        pairs = zip(rows, given_values, strict=True)
+        read = [self._encode(row, row_values, encode_numbers, chat) for row, row_values in pairs]
         limits = self._limits(given)
         seed = given.pop("seed", None)
         settings = self.resolve(**given)
         if not all(ids for ids, _ in read):
-            raise ValueError("A prompt has no token: write a few words.")
+            raise ValueError("A prompt has no token; write a few words.")
         width = max(len(ids) for ids, _ in read)
         ids = np.full((len(read), width), limits.pad, np.int64)
         values, padding = np.zeros((len(read), width)), np.ones((len(read), width), bool)
-        for row, (own, told) in enumerate(read):  # on the left: the last column is every row's
-            first = width - len(own)
-            ids[row, first:], values[row, first:], padding[row, first:] = own, told, False
+        for row, (row_ids, row_values) in enumerate(read):  # left padding: all rows end together
+            first = width - len(row_ids)
+            ids[row, first:], values[row, first:], padding[row, first:] = row_ids, row_values, False
         return Generator(
             self.model,
             self.heads,
@@ -236,7 +241,7 @@ class Engine:
         )
 
     def resolve(self, mode: str | None = None, **options: Any) -> DecodingSettings:
-        """The settings that a call with these options decides by."""
+        """The settings of a call with these options."""
         unknown = [name for name in options if name not in (*DEFAULTS, *SOFTMAX)]
         if unknown:
             raise TypeError(
@@ -256,7 +261,7 @@ class Engine:
         )
 
     def _limits(self, given: dict[str, Any]) -> Limits:
-        """Take out of the options when a text ends."""
+        """Remove the options that say when a text ends, and return them as `Limits`."""
         stops = given.pop("eos_token_id", None)
         if stops is None:
             stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
@@ -269,7 +274,7 @@ class Engine:
         return Limits(**lengths, stops=stops, pad=pad)
 
     def _steps(self, call: Generator) -> Iterator[DecodeStep]:
-        """The call, step by step; overflow becomes an error that names the damaged weight."""
+        """The steps of a call; overflow becomes an error that names the damaged weight."""
         try:
             for step in call:
                 warn_if_clamped(step.values)
@@ -277,42 +282,48 @@ class Engine:
         except FloatingPointError:
             name = find_not_finite(self.parameters)
             raise ValueError(
-                "Logits or scales overflow float32: these weights cannot be run."
+                "Logits or scales overflow float32; use another checkpoint."
                 if name is None
-                else f"{name} holds NaN or infinity: fetch the checkpoint again."
+                else f"{name} holds NaN or infinity; download the checkpoint again."
             ) from None
 
     def _encode(
-        self, prompt: Prompt, values: Sequence[float] | None, way: str | None, chat: bool
+        self,
+        prompt: Prompt,
+        values: Sequence[float] | None,
+        encode_numbers: str | None,
+        chat: bool,
     ) -> tuple[list[int], list[float]]:
         if isinstance(prompt, str):
             if self.reader is None:
-                raise ValueError("This checkpoint has no tokenizer.json: give token ids.")
+                raise ValueError("This checkpoint has no tokenizer.json; pass token ids.")
             if values is not None:
                 raise ValueError(
-                    "numeric_values stand beside token ids; a text's numbers are read from the "
-                    "text (encode_numbers='value')."
+                    "numeric_values= belongs to token ids; pass a text with encode_numbers='value' "
+                    "instead."
                 )
             text = self.reader.as_chat(prompt) if chat else prompt
-            return self.reader.encode(text, way, is_framed=not chat)
+            return self.reader.encode(text, encode_numbers, add_special_tokens=not chat)
         ids = [int(token) for token in prompt]
         number = self.fields.get("num_token_id")
         if values is None:
             if self.heads is not None and number in ids:
                 raise ValueError(
-                    f"The prompt's token {ids.index(number)} is <NUM> and has no value; give "
-                    "numeric_values beside it."
+                    f"Token {ids.index(number)} of the prompt is <NUM> and has no value; pass "
+                    "numeric_values=."
                 )
             return ids, [0.0] * len(ids)
-        beside = [float(value) for value in values]
-        stray = [i for i, v in enumerate(beside) if not np.isfinite(v)]
-        stray += [i for i, (t, v) in enumerate(zip(ids, beside, strict=False)) if v and t != number]
-        if len(beside) != len(ids) or stray:
+        row = [float(value) for value in values]
+        is_valid = len(row) == len(ids) and all(
+            np.isfinite(value) and (not value or token == number)
+            for token, value in zip(ids, row, strict=True)
+        )
+        if not is_valid:
             raise ValueError(
-                f"numeric_values must stand beside the prompt's {len(ids)} ids, finite, and 0 "
-                "wherever the token is not <NUM>."
+                f"numeric_values must hold one finite value for each of the {len(ids)} ids, and 0 "
+                "where the token is not <NUM>."
             )
-        return ids, beside
+        return ids, row
 
     def _step(self, step: DecodeStep, text: str, runners_up: int, summarize: bool) -> Step:
         token, value = int(step.tokens[0]), float(step.values[0])
@@ -321,13 +332,13 @@ class Engine:
         best = np.argpartition(-likely, count - 1)[:count] if count else np.zeros(0, int)
         others = [int(k) for k in best[np.argsort(-likely[best])] if k != token][:runners_up]
         is_number = self.heads is not None and token == self.fields.get("num_token_id")
-        said = float(step.y[0]) if step.y is not None else 0.0
+        number = float(step.y[0]) if step.y is not None else 0.0
         return Step(
             id=token,
             text=text,
             value=value if is_number else None,
             probability=float(likely[token]),
-            runners_up=[(self._shown(k, said), float(likely[k])) for k in others],
+            runners_up=[(self._shown(k, number), float(likely[k])) for k in others],
             token=self._shown(token, value),
             summary=self._summary(step, token) if summarize else None,
         )
@@ -338,7 +349,7 @@ class Engine:
     def _summary(self, step: DecodeStep, token: int) -> dict[str, float]:
         """Figures of the chain at one step, in the scale-noise regime."""
         if self.heads is None or step.u is None:
-            raise ValueError("Only a causal checkpoint has U, S and P to summarise.")
+            raise ValueError("summarize=True needs a causal checkpoint; this one is plain Qwen2.")
         u = self.heads.widen(Cauchy(step.u.loc[0], step.u.scale[0]))
         scale = self.heads.score_scale(u.scale)
         chance = Cauchy(step.loc_scores[0], scale).sf(self.heads.threshold)
@@ -355,12 +366,12 @@ class Engine:
             "Y_scale": float(y.scale),
         }
 
-    # ------------------------------------------------------------ looking inside
+    # ------------------------------------------------------------ logits
 
     def logits(self, ids: Sequence[int] | Ints, observe: Observer | None = None) -> Float32:
-        """loc_S of every position of one or several texts of equal length. (T,) or (B, T) -> V more
+        """loc_S at every position of texts of equal length. (T,) or (B, T) -> (T, V) or (B, T, V)
 
-        A causal checkpoint's are its action's; until training moves W_loc they are the base's.
+        Equal to the base model's logits until training changes W_loc.
         """
         rows = np.atleast_2d(np.asarray(ids, np.int64))
         cache = KeyValueCache(self.model.config, len(rows), rows.shape[1])
@@ -373,7 +384,7 @@ class Engine:
 
 
 def _rows(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt, text or ids, is a list of one."""
+    """The prompts as a list; one prompt becomes a list of one."""
     if isinstance(prompts, str):
         return [prompts]
     rows = list(prompts)

@@ -1,11 +1,11 @@
-"""Causal: CausalQwen's heads in NumPy. z -> U -> S, Y -> the next token and its value.
+"""Heads: CausalQwen's heads in NumPy. z -> U -> S, Y -> the next token and its value.
 
     loc_U = W_loc z + b_loc            scale_U = act(W_scale z + b_scale)          abduction
     loc_S = W loc_U                    scale_S = |W| scale_U' + |a| mean(scale_U')  action
     Y ~ Cauchy(w.loc_U + c, |w|.scale_U')                                          its number
     P_k = atan2(scale_S, C - loc_S) / pi,     the choice: argmax_k P_k             decision
 
-The same names and the same rules as the torch side, which docs/maths.md explains; the choice is
+Names and rules are those of the torch code, see docs/maths.md. The choice is
 argmax_k (loc_k - C_k) / scale_k in float64, where scales equal to 1e-5 relative count as equal.
 """
 
@@ -45,7 +45,7 @@ class Cauchy(NamedTuple):
 
 @dataclass(frozen=True)
 class ValueSpace:
-    """How Y becomes a value: v = g^-1(center + spread y), g = symlog or the identity."""
+    """Maps Y to a value: v = g^-1(center + spread y), g = symlog or the identity."""
 
     kind: str = "symlog"
     center: float = 0.0
@@ -53,22 +53,22 @@ class ValueSpace:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], field: str | None = None) -> ValueSpace:
-        """The space of a named field of config.json; without a name, of "default" if it is there"""
+        """The value space of a field in config.json; by default of the field "default", if any."""
         scales = fields.get("value_fields") or {}
         kind = _chosen(fields, "value_space", VALUE_SPACES)
         if field is None:
             return cls(kind, *scales.get("default", (0.0, 1.0)))
         if field not in scales:
             raise ValueError(
-                f"field={field!r} is unknown; this model knows {', '.join(scales) or 'none'}."
+                f"field={field!r} is unknown; this model has {', '.join(scales) or 'none'}."
             )
         return cls(kind, *scales[field])
 
     def decode(self, y: NDArray[Any]) -> Float64:
-        """y -> v in float64; what no double can hold becomes the largest one"""
-        bent = self.center + self.spread * np.asarray(y, np.float64)
+        """y -> v in float64, clamped to the largest finite double."""
+        scaled = self.center + self.spread * np.asarray(y, np.float64)
         with np.errstate(over="ignore"):
-            value = symexp(bent) if self.kind == "symlog" else bent
+            value = symexp(scaled) if self.kind == "symlog" else scaled
         return np.clip(value, -LARGEST, LARGEST)
 
 
@@ -92,7 +92,7 @@ def warn_if_clamped(value: Float64) -> None:
 
 
 def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors a causal checkpoint has besides Qwen2's."""
+    """Name -> shape of the tensors that a causal checkpoint adds to Qwen2's."""
     vocabulary, hidden = fields["vocab_size"], fields["hidden_size"]
     latent = fields.get("causal_size") or hidden  # C
     shapes: dict[str, tuple[int, ...]] = {
@@ -113,12 +113,12 @@ def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _chosen(fields: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
-    """One of config.json's words; the first is the default."""
+    """A checked option of config.json; the first choice is the default."""
     return check_choice(name, fields.get(name, choices[0]), choices)
 
 
 class CausalHeads:
-    """Everything between the backbone's z and the choice."""
+    """Abduction, action and thresholds: from the backbone's z to scores and values."""
 
     def __init__(
         self, fields: Mapping[str, Any], parameters: Mapping[str, Stored], head: Matrix, where: str
@@ -127,8 +127,8 @@ class CausalHeads:
         check_tensors(parameters, expected, where)
         is_small = {name: len(shape) == 1 or shape[0] == 1 for name, shape in expected.items()}
         broken = find_not_finite({name: parameters[name] for name in expected if is_small[name]})
-        if broken is not None:  # some modes would never notice
-            raise ValueError(f"{broken} holds NaN or infinity: fetch the checkpoint again.")
+        if broken is not None:  # some modes would not read it, and others would
+            raise ValueError(f"{broken} holds NaN or infinity; download the checkpoint again.")
         self.activation = _chosen(fields, "scale_activation", SCALE_ACTIVATIONS)
         self.encoding = _chosen(fields, "numeric_encoding", NUMERIC_ENCODINGS)
         self.head = head  # W (V, C)
@@ -143,7 +143,7 @@ class CausalHeads:
         self.value_bias = widen(parameters["action.value.bias"])[0]
         self.threshold = widen(parameters["decision.threshold"])  # (V,)
         self.direction = widen(parameters["model.value_direction"])  # (H,)
-        self._norms: Float32 | None = None  # ||W_k||_1, made when a choice first needs it
+        self._norms: Float32 | None = None  # ||W_k||_1, computed on first use
 
     @property
     def size(self) -> int:
@@ -156,21 +156,20 @@ class CausalHeads:
         """Add values to the embeddings of <NUM>. (B, T, H), (B, T), (B, T) -> (B, T, H)"""
         if not is_number.any():
             return embeddings
-        told = values[is_number]
+        numbers = values[is_number]
         enriched = embeddings.copy()
         if self.encoding == "log":
-            bent = symlog(told).astype(np.float32)[:, None]
-            enriched[is_number] += bent * self.direction
+            enriched[is_number] += symlog(numbers).astype(np.float32)[:, None] * self.direction
         else:
             with np.errstate(over="ignore"):
-                enriched[is_number] *= (1 / (1 + np.exp(-told))).astype(np.float32)[:, None]
+                enriched[is_number] *= (1 / (1 + np.exp(-numbers))).astype(np.float32)[:, None]
         return enriched
 
     def abduct(self, z: Float32) -> Cauchy:
         """z (..., H) -> U (..., C)"""
         raw = self.scale(z) + self.scale_bias
         if self.activation == "exp":
-            with np.errstate(over="ignore"):  # whoever needs the scale refuses infinity
+            with np.errstate(over="ignore"):  # an infinite scale is rejected where it is used
                 scale = np.exp(raw)
         elif self.activation == "softplus":
             scale = np.logaddexp(raw, np.float32(0))
@@ -179,15 +178,15 @@ class CausalHeads:
         return Cauchy(self.loc(z) + self.loc_bias, scale)
 
     def widen(self, u: Cauchy) -> Cauchy:
-        """Scale noise: it widens the decision, whose centre stays."""
+        """Scale noise: adds b to scale_U and leaves loc_U unchanged."""
         return Cauchy(u.loc, u.scale + self.b_noise)
 
     def displacement(
         self, u: Cauchy, noise: Float32, regime: str, exogenous: Float32 | None = None
     ) -> Float32:
-        """How far noise moves the individual: by b ("location") or by scale_U ("individual").
+        """Displacement of U by noise in units of b ("location") or scale_U ("individual").
 
-        Exogenous noise comes on top, always in units of b.
+        Exogenous noise is added in units of b.
         """
         moved = noise * (self.b_noise if regime == "location" else u.scale)
         return moved if exogenous is None else moved + exogenous * self.b_noise
@@ -198,7 +197,7 @@ class CausalHeads:
         return scores if self.head_bias is None else scores + self.head_bias
 
     def score_pair(self, loc: Float32, shift: Float32) -> tuple[Float32, Float32]:
-        """(W loc + bias, W shift) while reading W once. (B, C) twice -> (B, V) twice"""
+        """(W loc + bias, W shift), reading W once. (B, C) twice -> (B, V) twice"""
         size = np.abs(shift).max(-1, keepdims=True)
         size = np.maximum(size, np.finfo(np.float32).tiny)
         both = self.head(np.concatenate((loc, shift / size)))  # (2B, V)
@@ -211,11 +210,11 @@ class CausalHeads:
         return np.maximum(self.head.absolute(scale) + own, np.float32(SCALE_FLOOR))
 
     def number(self, u: Cauchy) -> Cauchy:
-        """Y, should the next token be a number. (..., C) -> (...)"""
+        """Y: the value if the next token is a number. (..., C) -> (...)"""
         scale = np.maximum(u.scale @ np.abs(self.value_weight), np.float32(SCALE_FLOOR))
         return Cauchy(u.loc @ self.value_weight + self.value_bias, scale)
 
-    # ------------------------------------------------------------ as `decoding.decision` needs it
+    # ------------------------------------------------------------ the protocol `decoding.decision.Head`
 
     def row_norms(self) -> Float32:
         if self._norms is None:
@@ -223,7 +222,7 @@ class CausalHeads:
         return self._norms
 
     def bound_by_blocks(self, scale: Float32, rows: NDArray[np.integer]) -> None:
-        return None  # the product itself is as fast here
+        return None  # the exact product is as fast in NumPy
 
     def absolute(self, scale: Float32, rows: NDArray[np.integer] | None = None) -> Float32:
         return self.head.absolute(scale, rows)

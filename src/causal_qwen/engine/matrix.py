@@ -1,10 +1,10 @@
 """Matrix: a weight as it is stored, and its product with activations.
 
-Decoding reads every weight once per token, so the product's speed is the memory's. It must read
-rows that lie one after the other, once, and nothing else: W x with W (N, K) is one dot product per
-row (`np.vecdot`), where BLAS's matrix-vector product takes twice as long on one core. Sixteen bits
-are widened to float32 tile by tile, into a buffer that stays in cache. Tiles are large: after each
-of its calls NumPy asks for the interpreter, and two threads that ask at once wait.
+Decoding reads every weight once per token, so memory bandwidth limits its speed. Rows are read in
+order, once: W x with W (N, K) is one dot product per row (`np.vecdot`); BLAS's matrix-vector
+product takes twice as long on one core. 16-bit weights are widened to float32 tile by tile, into a
+buffer that stays in cache. Tiles are large because each NumPy call ends by acquiring the GIL, for
+which threads compete.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from causal_qwen.engine import threads
 from causal_qwen.engine.weights import Float32, Stored, widen
 
-MANY = 2**20  # multiplications from which other threads are worth waking
-LATE = 2**19  # ... which a thread has done when they are awake
-CACHED = 2**20  # weights of a tile: widened, they stay in cache
-FEW = 8  # rows of x up to which a product is one of vectors; more make a product of matrices
-PART, SUMS = 384, 512  # terms that are added up at once, and for how many rows of W: see _dot
+MIN_PARALLEL = 2**20  # multiplications from which waking other threads pays off
+WAKE_UP = 2**19  # multiplications that the first thread does while the others wake up
+TILE_SIZE = 2**20  # weights of a tile: widened, they stay in cache
+MAX_VECTORS = 8  # rows of x up to which vecdot is used; with more, matmul
+TERMS_PER_SUM, ROWS_PER_SUM = 384, 512  # terms added at once, for this many rows of W: see _dot
 
 
 class Matrix:
@@ -35,7 +35,7 @@ class Matrix:
         self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
-        """Some rows in float32: an embedding's lookup. (...) -> (..., K)"""
+        """Rows in float32, as in an embedding lookup. (...) -> (..., K)"""
         return widen(self.stored[ids])
 
     def __call__(self, x: Float32) -> Float32:
@@ -61,19 +61,19 @@ class Matrix:
 
 
 def tiles(rows: slice, columns: int) -> Iterator[slice]:
-    """`rows` of a matrix in parts that stay in cache once they are widened."""
-    count, most = rows.stop - rows.start, max(CACHED // columns, 16)
+    """Split `rows` of a matrix into parts that stay in cache when widened."""
+    count, most = rows.stop - rows.start, max(TILE_SIZE // columns, 16)
     for part in threads.shares(count, max(-(-count // most), 1)):
         yield slice(rows.start + part.start, rows.start + part.stop)
 
 
 def project(x: Float32, *matrices: Matrix) -> list[Float32]:
-    """W x for every given W; they share x, and one round of threads. (..., K) -> (..., N) each"""
+    """W x for every W, in one round of threads. (..., K) -> (..., N) each"""
     flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]), np.float32)  # (M, K)
     outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
     size = len(flat) * sum(matrix.stored.size for matrix in matrices)
-    parts = threads.COUNT if size >= MANY else 1
-    lead = LATE // max(flat.size * len(matrices), 1)  # rows
+    parts = threads.COUNT if size >= MIN_PARALLEL else 1
+    lead = WAKE_UP // max(flat.size * len(matrices), 1)  # rows
     rows = [threads.shares(matrix.shape[0], parts, lead) for matrix in matrices]
 
     def work(part: int) -> None:
@@ -97,7 +97,7 @@ def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
 
 def _product(weight: Float32, x: Float32, out: Float32) -> None:
     """(N, K), (M, K) -> out (M, N)"""
-    if len(x) > FEW:
+    if len(x) > MAX_VECTORS:
         _dot(x, weight, out)
     elif len(x) == 1:
         np.vecdot(weight, x[0], out=out[0])
@@ -110,14 +110,17 @@ def _product(weight: Float32, x: Float32, out: Float32) -> None:
 def _dot(x: Float32, weight: Float32, out: Float32) -> None:
     """x W^T. (M, K), (N, K) -> out (M, N)
 
-    BLAS adds the terms of a product of matrices one after the other. At a text's first token some
-    activations are in the thousands, and every small term after such a one is rounded to its size:
-    in parts, fewer are. (Products with one vector use many accumulators and need no help.)
+    BLAS adds the terms of a matrix product one after the other. At the first token of a text some
+    activations are in the thousands, and every small term added after such a one is rounded to its
+    precision. Partial sums reduce this error. (Products with one vector use many accumulators.)
     """
-    for start in range(0, len(weight), SUMS):
-        rows, sums = weight[start : start + SUMS], out[:, start : start + SUMS]  # sums in cache
-        np.matmul(x[:, :PART], rows[:, :PART].T, out=sums)
+    for start in range(0, len(weight), ROWS_PER_SUM):
+        rows, sums = (
+            weight[start : start + ROWS_PER_SUM],
+            out[:, start : start + ROWS_PER_SUM],
+        )  # sums in cache
+        np.matmul(x[:, :TERMS_PER_SUM], rows[:, :TERMS_PER_SUM].T, out=sums)
         part = np.empty(sums.shape, np.float32)
-        for first in range(PART, weight.shape[1], PART):
-            columns = slice(first, first + PART)
+        for first in range(TERMS_PER_SUM, weight.shape[1], TERMS_PER_SUM):
+            columns = slice(first, first + TERMS_PER_SUM)
             sums += np.matmul(x[:, columns], rows[:, columns].T, out=part)

@@ -6,8 +6,8 @@ Legend: B batch, T tokens read now, S tokens seen so far (the cache's length), H
 I intermediate size, V vocabulary, Q query heads, K key-value heads, G = Q/K query heads to each of
 them, D size of a head.
 
-Everything is float32; angles of rotation take their cosine in float64. Long inputs are read in
-blocks, so that no (T, T) array ever exists.
+Everything is float32, except cos and sin of the rotary angles (float64). Long inputs are processed
+in blocks, so no (T, T) array is allocated.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Observer = Callable[[str, Float32], None]
 
-BLOCK = 512  # tokens that go through all layers together
-MANY_KEYS = 2**19  # numbers in a layer's keys from which threads share its heads
+BLOCK = 512  # tokens processed together by all layers
+MANY_KEYS = 2**19  # elements of a layer's keys from which its heads are divided among threads
 SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
-LOWEST = np.finfo(np.float32).min  # the score of a forbidden key; finite, so that 0/0 cannot be
+LOWEST = np.finfo(np.float32).min  # the score of a masked key; finite, to avoid 0/0
 MODEL_TYPES = ("qwen2", "causal_qwen2")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
@@ -44,7 +44,7 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 @dataclass(frozen=True)
 class Qwen2Config:
-    """What config.json says of the architecture, under its names there."""
+    """The architecture, with the field names of config.json."""
 
     vocab_size: int  # V
     hidden_size: int  # H
@@ -57,11 +57,11 @@ class Qwen2Config:
     max_position_embeddings: int = 32_768
     tie_word_embeddings: bool = False
     rope: dict[str, Any] = field(default_factory=dict)
-    windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees, None for all
+    windows: tuple[int | None, ...] = ()  # sliding window of each layer, None for all tokens
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Qwen2Config:
-        """From config.json; what it leaves out has the value it has in Hugging Face's Qwen2."""
+        """From config.json; defaults are those of Hugging Face's Qwen2."""
         model_type = fields.get("model_type", "qwen2")
         if model_type not in MODEL_TYPES:
             raise ValueError(
@@ -94,7 +94,7 @@ class Qwen2Config:
 
     @property
     def context(self) -> int:
-        """How many positions the model can tell apart."""
+        """Context length, RoPE scaling included."""
         return context_length(self.max_position_embeddings, self.rope)
 
 
@@ -104,7 +104,7 @@ _SIZES = (
 )
 
 
-_ROPE_NUMBERS = {  # without which a scaling cannot be computed
+_ROPE_NUMBERS = {  # required fields of each scaling
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
@@ -113,15 +113,15 @@ _ROPE_NUMBERS = {  # without which a scaling cannot be computed
 def _size(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"config.json says {name}={value!r}; it must be a positive integer.")
+        raise ValueError(f"config.json has {name}={value!r}; it must be a positive integer.")
     return value
 
 
 def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """One dictionary, whether the checkpoint is old (rope_theta, rope_scaling) or new."""
+    """The RoPE fields of old (rope_theta, rope_scaling) and new checkpoints."""
     given = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ValueError(f"config.json says rope_scaling={given!r}; it must be an object.")
+        raise ValueError(f"config.json has rope_scaling={given!r}; it must be an object.")
     rope = dict(given)
     rope.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.get("type", "default"))
@@ -133,7 +133,7 @@ def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
     needed = _ROPE_NUMBERS.get(rope["rope_type"], ())
     if lost := [name for name in needed if not isinstance(rope.get(name), int | float)]:
         raise ValueError(
-            f"config.json says {lost[0]}={rope.get(lost[0])!r}; rope_type={rope['rope_type']!r} "
+            f"config.json has {lost[0]}={rope.get(lost[0])!r}; rope_type={rope['rope_type']!r} "
             "needs a number there."
         )
     return rope
@@ -155,7 +155,7 @@ def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
 
 
 def rms_norm(hidden_states: Float32, weight: Float32, eps: float = 1e-6) -> Float32:
-    """x / sqrt(mean(x^2) + eps) * weight: every position to the same length. (..., H)"""
+    """x / sqrt(mean(x^2) + eps) * weight: (..., H)"""
     if hidden_states.size == hidden_states.shape[-1]:  # one position: no temporaries
         flat = hidden_states.reshape(-1)
         scale = 1 / math.sqrt(float(flat @ flat) / flat.size + eps)
@@ -173,16 +173,16 @@ def rotate_half(x: Float32) -> Float32:
 def apply_rotary_pos_emb(
     q: Float32, k: Float32, cos: Float32, sin: Float32
 ) -> tuple[Float32, Float32]:
-    """Turn every pair by its angle: (a, b) -> (a cos - b sin, b cos + a sin). (..., T, D)"""
+    """Rotate every pair by its angle: (a, b) -> (a cos - b sin, b cos + a sin). (..., T, D)"""
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
 def inverse_frequencies(
     rope: Mapping[str, Any], size: int, longest: int, seen: int = 0
 ) -> tuple[Float32, float]:
-    """theta^(-2i/D) for every pair i, bent by the scaling; and the factor on cos and sin. -> (D/2,)
+    """theta^(-2i/D) for every pair i, scaled; and the factor on cos and sin. -> (D/2,)
 
-    `seen` counts only for "dynamic", whose theta grows with the text beyond `longest`.
+    `seen` is used only by "dynamic", whose theta grows when the text exceeds `longest`.
     """
     kind, theta, attention = rope["rope_type"], float(rope["rope_theta"]), 1.0
     if kind == "dynamic":
@@ -252,9 +252,9 @@ class RotaryEmbedding:
         )
 
     def __call__(self, positions: Ints, seen: int = 0) -> tuple[Float32, Float32]:
-        """(B, T), of a text of `seen` tokens -> cos, sin (B, 1, T, D), one for all heads
+        """(B, T), of a text of `seen` tokens -> cos, sin (B, 1, T, D), the same for all heads
 
-        Nothing is kept from one text to the next: several may be told at once.
+        Stateless, so several texts can be generated at once.
         """
         is_dynamic = self.config.rope["rope_type"] == "dynamic"
         frequencies = self._frequencies(seen)[0] if is_dynamic else self.frequencies
@@ -285,10 +285,10 @@ def attention_forward(
     scaling: float,
     num_key_value_groups: int,
 ) -> tuple[Float32, Float32]:
-    """softmax(Q K^T scaling + mask) V, as it is defined: whole arrays, repeated keys.
+    """softmax(Q K^T scaling + mask) V by definition: whole arrays, repeated keys.
 
     query (B, Q, T, D), key and value (B, K, S, D), mask (B or 1, 1, T, S) or None for none
-    -> (B, T, Q, D), and the weights (B, Q, T, S). `attend` computes the same, block by block.
+    -> (B, T, Q, D), and the weights (B, Q, T, S). `attend` computes the same in blocks.
     """
     keys = repeat_kv(key, num_key_value_groups)  # (B, Q, S, D)
     values = repeat_kv(value, num_key_value_groups)
@@ -302,22 +302,22 @@ def attention_forward(
 def causal_mask(
     new: int, seen: int, window: int | None = None, padding: Bools | None = None
 ) -> Float32:
-    """0 where the i-th of `new` last positions may look, the lowest float where not.
+    """0 where the i-th of the `new` last positions may attend, the lowest float elsewhere.
 
-    Not at later tokens, not further back than the window, not at padding (B, S).
+    Later tokens, tokens before the window and padding (B, S) are masked.
     -> (B or 1, 1, T, S)
     """
-    mask: Float32 = np.where(_forbidden(new, seen, window, padding), LOWEST, np.float32(0))
+    mask: Float32 = np.where(_masked(new, seen, window, padding), LOWEST, np.float32(0))
     return mask
 
 
-def _forbidden(new: int, seen: int, window: int | None, padding: Bools | None) -> Bools:
+def _masked(new: int, seen: int, window: int | None, padding: Bools | None) -> Bools:
     own = np.arange(seen - new, seen)[:, None]  # (T, 1)
     other = np.arange(seen)
-    is_forbidden = other > own  # (T, S)
+    is_masked = other > own  # (T, S)
     if window is not None:
-        is_forbidden |= other <= own - window
-    whole = is_forbidden[None, None]  # (1, 1, T, S)
+        is_masked |= other <= own - window
+    whole = is_masked[None, None]  # (1, 1, T, S)
     return whole if padding is None else whole | padding[:, None, None, :]
 
 
@@ -354,19 +354,21 @@ def attend(
     ]
 
     def work(share: int) -> None:
-        for row, head, start in jobs[share :: threads.COUNT]:  # interleaved: later blocks see more
+        for row, head, start in jobs[
+            share :: threads.COUNT
+        ]:  # interleaved: later blocks have more keys
             stop = min(start + step, new)
             last = seen - new + stop  # keys up to the block's last query
             first = 0 if window is None else max(last - (stop - start) - window + 1, 0)
             rows = grouped[row, head, :, start:stop].reshape(-1, size)  # (G T', D)
             scores: Float32 = rows @ key[row, head, first:last].T  # (G T', S')
             shaped = scores.reshape(group, stop - start, last - first)
-            if window is None and padding is None:  # only the block's own triangle is forbidden
+            if window is None and padding is None:  # only the block's own triangle is masked
                 own = shaped[:, :, start - stop :]
-                np.copyto(own, LOWEST, where=_forbidden(stop - start, stop - start, None, None)[0])
+                np.copyto(own, LOWEST, where=_masked(stop - start, stop - start, None, None)[0])
             else:
                 hidden = None if padding is None else padding[row : row + 1, :last]
-                mask = _forbidden(stop - start, last, window, hidden)[0, :, :, first:]
+                mask = _masked(stop - start, last, window, hidden)[0, :, :, first:]
                 np.copyto(shaped, LOWEST, where=mask)
             mixed = softmax_in_place(scores) @ value[row, head, first:last]  # (G T', D)
             out[row, start:stop, head] = mixed.reshape(group, -1, size).swapaxes(0, 1)
@@ -396,7 +398,7 @@ def _attend_from_one(
 def swiglu(gate: Float32, up: Float32) -> Float32:
     """silu(gate) * up = gate / (1 + exp(-gate)) * up, into `gate`'s memory. (..., I)
 
-    exp(-gate) overflows to infinity below -88, where silu is 0: gate / inf is just that.
+    exp(-gate) overflows to infinity below -88, where silu is 0, and so is gate / inf.
     """
     flat, other = gate.reshape(-1), up.reshape(-1)
 
@@ -414,25 +416,25 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
     return flat.reshape(gate.shape)
 
 
-# ---------------------------------------------------------------- the whole
+# ---------------------------------------------------------------- the model
 
 
 class KeyValueCache:
-    """Keys and values of every layer and position so far: each token is read once."""
+    """Keys and values of every layer and position, so that each token is processed once."""
 
     def __init__(self, config: Qwen2Config, batch: int = 1, capacity: int = 256) -> None:
         shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
         self.keys = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
         self.values = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
         self.length = 0  # S
-        self.padding: Bools | None = None  # (B, S): positions that are no tokens
+        self.padding: Bools | None = None  # (B, S): True where there is no token
 
     def append(self, layer: int, key: Float32, value: Float32) -> tuple[Float32, Float32]:
-        """Enter (B, K, T, D) after what is there. -> all keys, all values (B, K, S, D)"""
+        """Append (B, K, T, D). -> all keys, all values (B, K, S, D)"""
         end = self.length + key.shape[2]
         for table, new in ((self.keys, key), (self.values, value)):
             old = table[layer]
-            if end > old.shape[2]:  # twice the room: copying stays linear in the text's length
+            if end > old.shape[2]:  # double: the total cost of copying stays linear
                 wider = np.empty(
                     (*old.shape[:2], max(2 * old.shape[2], end), old.shape[3]), np.float32
                 )
@@ -539,7 +541,7 @@ class Qwen2:
         if len(strange := ids[(ids < 0) | (ids >= self.config.vocab_size)]):
             raise ValueError(
                 f"Token id {strange[0]} is outside the vocabulary of {self.config.vocab_size}: "
-                "the tokenizer is another model's."
+                "use this model's tokenizer."
             )
         return self.embedding.rows(ids)
 
@@ -550,15 +552,15 @@ class Qwen2:
         observe: Observer | None = None,
         block: int | None = None,
     ) -> Float32:
-        """Read (B, T, H) after what the cache holds. -> hidden states (B, T, H), normed
+        """Process (B, T, H) after the cached tokens. -> hidden states (B, T, H), normed
 
-        `observe(name, array)` is shown the embedding, every layer's attention weights (B, Q, T, S)
+        `observe(name, array)` receives the embedding, every layer's attention weights (B, Q, T, S)
         and output, and the final norm's, block by block.
         """
         total = cache.length + embeddings.shape[1]
         if total > self.config.context:
             raise ValueError(
-                f"{total} tokens are more than this model's context of {self.config.context}: "
+                f"{total} tokens exceed this model's context of {self.config.context}; "
                 "shorten the prompt."
             )
         block = BLOCK if block is None else block
@@ -610,7 +612,7 @@ class Qwen2:
         return q, k, v
 
     def _positions(self, cache: KeyValueCache, batch: int, end: int) -> Ints:
-        """Places among the tokens that are no padding. -> (B, T)"""
+        """Positions among the tokens that are not padding. -> (B, T)"""
         if cache.padding is None:
             return np.broadcast_to(np.arange(cache.length, end), (batch, end - cache.length))
         counted = np.cumsum(~cache.padding[:, :end], axis=1) - 1
@@ -641,11 +643,10 @@ def greedy_decode(
     max_new_tokens: int,
     eos_token_id: int | Sequence[int] | None = None,
 ) -> Ints:
-    """The likeliest next token, again and again. (T,) or (B, T) -> the same with the new tokens
+    """Greedy decoding. (T,) or (B, T) -> the same with the new tokens
 
-    `all_parameters` are a checkpoint's tensors under their names there; what `config` leaves out
-    of the vocabulary is read off their shapes. Stops early only if `eos_token_id` is given and
-    every row has said it.
+    `all_parameters` maps names to a checkpoint's tensors; their shapes give `vocab_size` if `config`
+    lacks it. Stops early only if `eos_token_id` is given and every row has generated it.
     """
     if not isinstance(config, Qwen2Config):
         vocabulary = all_parameters["model.embed_tokens.weight"].shape[0]

@@ -1,4 +1,4 @@
-"""Text: words and numbers -> ids and values, and back, with `tokenizers` alone."""
+"""Tokenization: text <-> ids and values. Uses `tokenizers`, not transformers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class TextReader:
         self,
         tokenizer: Tokenizer,
         num_token_id: int | None,
-        way: str,
+        encode_numbers: str,
         template: str | None = None,
         special: dict[str, str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.template = template  # of a chat
-        self.special = special or {}  # bos_token, eos_token, ...: what templates speak of
+        self.template = template  # chat template, Jinja
+        self.special = special or {}  # bos_token, eos_token, ...: used by chat templates
         self.num_token_id = num_token_id
-        self.way = way
+        self.encode_numbers = encode_numbers
         self._plain = without_placeholder(tokenizer)
-        self._frame = special_affixes(self._plain)
+        self._affixes = special_affixes(self._plain)
 
     @classmethod
     def from_directory(cls, directory: Path, fields: dict[str, Any]) -> TextReader | None:
-        """The tokenizer beside a checkpoint, or None; it must be the checkpoint's own."""
+        """The tokenizer of a checkpoint directory, or None; it must match the config."""
         path = directory / "tokenizer.json"
         if not path.exists():
             return None
@@ -55,26 +55,27 @@ class TextReader:
         if size > fields["vocab_size"] or (num_token_id is not None and own != num_token_id):
             raise ValueError(
                 f"{path} has {size} tokens and <NUM> at {own}; the model has "
-                f"{fields['vocab_size']} and <NUM> at {num_token_id}: it is another model's."
+                f"{fields['vocab_size']} and <NUM> at {num_token_id}; use its own tokenizer."
             )
         saved = directory / "processor_config.json"
-        way = read_json(saved).get("encode_numbers") if saved.exists() else None
-        way = way or fields.get("encode_numbers", "text")
+        encoding = read_json(saved).get("encode_numbers") if saved.exists() else None
+        encoding = encoding or fields.get("encode_numbers", "text")
         saved = directory / "tokenizer_config.json"
         settings = read_json(saved) if saved.exists() else {}
-        template = directory / "chat_template.jinja"
-        told = template.read_text(encoding="utf-8") if template.exists() else None
+        file = directory / "chat_template.jinja"
+        template = file.read_text(encoding="utf-8") if file.exists() else None
+        template = template or settings.get("chat_template")
         special = {
             name: token["content"] if isinstance(token, dict) else token
             for name, token in settings.items()
             if name.endswith("_token") and isinstance(token, str | dict)
         }
-        return cls(tokenizer, num_token_id, way, told or settings.get("chat_template"), special)
+        return cls(tokenizer, num_token_id, encoding, template, special)
 
     def as_chat(self, message: str) -> str:
-        """A user's message in the model's own chat template, up to where it answers."""
+        """A user's message in the model's chat template, up to where the answer begins."""
         if not isinstance(self.template, str):
-            raise ValueError("This checkpoint has no chat template: it continues texts.")
+            raise ValueError("This checkpoint has no chat template; leave out chat=True.")
         try:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
@@ -87,18 +88,18 @@ class TextReader:
         )
 
     def encode(
-        self, text: str, way: str | None = None, is_framed: bool = True
+        self, text: str, encode_numbers: str | None = None, add_special_tokens: bool = True
     ) -> tuple[list[int], list[float]]:
-        """A text -> ids, and the value beside every <NUM> (0 elsewhere).
-
-        `is_framed` puts around it what the tokenizer puts around every text.
-        """
-        way = check_choice("encode_numbers", self.way if way is None else way, NUMBER_READINGS)
-        if way == "value" and self.num_token_id is None:
-            raise ValueError("This model has no <NUM> token: it reads numbers as text only.")
-        before, after = self._frame if is_framed else ([], [])
+        """A text -> ids, and the value of every <NUM> (0 elsewhere)."""
+        encoding = self.encode_numbers if encode_numbers is None else encode_numbers
+        check_choice("encode_numbers", encoding, NUMBER_READINGS)
+        if encoding == "value" and self.num_token_id is None:
+            raise ValueError(
+                "encode_numbers='value' needs a <NUM> token, and this model has none; use 'text'."
+            )
+        before, after = self._affixes if add_special_tokens else ([], [])
         ids, values = list(before), [0.0] * len(before)
-        for piece, _, value in split_at_numbers(text, way):
+        for piece, _, value in split_at_numbers(text, encoding):
             if value is not None:
                 ids.append(self.num_token_id or 0)
                 values.append(value)
@@ -116,16 +117,16 @@ class TextReader:
         digits: int = 6,
     ) -> str:
         """Ids and values -> text"""
-        places = [place for place, token in enumerate(ids) if token == self.num_token_id]
-        edges = [-1, *places, len(ids)]
+        positions = [i for i, token in enumerate(ids) if token == self.num_token_id]
+        edges = [-1, *positions, len(ids)]
         texts = [
             self.tokenizer.decode(ids[a + 1 : b].tolist(), skip_special_tokens=skip_special_tokens)
             for a, b in pairwise(edges)
         ]
-        return interleave(texts, [render(float(values[place]), digits) for place in places])
+        return interleave(texts, [render(float(values[i]), digits) for i in positions])
 
     def show(self, token: int, value: float = 0.0) -> str:
-        """One token as a reader would see it: white space and special tokens visible."""
+        """One token as text, special tokens included."""
         if token == self.num_token_id:
             return render(value)
         text = self.tokenizer.decode([token], skip_special_tokens=False)
