@@ -33,27 +33,7 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "infer_individual": "analysis.posterior",
     "stability_violations": "analysis.counterfactual",
 }
-__all__ = [
-    "Cauchy",
-    "CausalQwen2Config",
-    "CausalQwenForCausalLM",
-    "CausalQwenModel",
-    "CausalQwenOutput",
-    "CausalQwenProcessor",
-    "CausalTextGenerationPipeline",
-    "CausalTextRegressor",
-    "ChangedNumber",
-    "ChangedPrompt",
-    "ChangedToken",
-    "GumbelIndividual",
-    "Individual",
-    "NumberPrediction",
-    "OpenModel",
-    "OtherModel",
-    "__version__",
-    "infer_individual",
-    "stability_violations",
-]
+__all__ = ["__version__", *_MODULES]
 
 if TYPE_CHECKING:
     from causal_qwen.analysis.counterfactual import (

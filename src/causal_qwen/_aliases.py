@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -13,99 +13,93 @@ from typing import Any
 
 PACKAGE = "causal_qwen"
 
+_KEPT = {  # new room -> modules that kept their name
+    "analysis": "counterfactual gumbel posterior verify",
+    "cli": "chat demo doctor",
+    "generation": "pipeline",
+    "modeling": "abduction action cauchy loss one_vs_rest processor",
+    "regression": "conformal features prediction regressor",
+    "text": "numerals",
+    "training": "checkpoints data metrics progress report trainer",
+}
 MOVED = {  # below the package: old path -> new path
-    "abduction": "modeling.abduction",
-    "action": "modeling.action",
+    **{name: f"{room}.{name}" for room, names in _KEPT.items() for name in names.split()},
     "calibrate": "conversion.calibration",
-    "cauchy": "modeling.cauchy",
-    "chat": "cli.chat",
-    "checkpoints": "training.checkpoints",
     "choices": "options",
     "cli.house": "cli.setup",
     "cli.numbers": "cli.regression",
     "cli.speaking": "cli.generation",
     "config": "modeling.configuration",
-    "conformal": "regression.conformal",
     "convert": "conversion.convert",
-    "counterfactual": "analysis.counterfactual",
-    "data": "training.data",
-    "decision": "modeling.decision",
-    "demo": "cli.demo",
-    "doctor": "cli.doctor",
+    "decision": "modeling.thresholds",
     "documents": "generation.documented_calls",
     "embedding": "modeling.value_embedding",
     "engine.causal": "engine.heads",
     "engine.random": "engine.random_checkpoint",
     "engine.text": "engine.tokenization",
-    "features": "regression.features",
     "fit": "regression.head",
-    "gumbel": "analysis.gumbel",
     "home": "paths",
     "individual": "individuals.individual",
-    "loss": "modeling.loss",
-    "metrics": "training.metrics",
     "mock": "training.simulation",
-    "numerals": "text.numerals",
-    "one_vs_rest": "modeling.one_vs_rest",
     "passage": "analysis.token_sequence",
     "pieces": "text.segmentation",
-    "pipeline": "generation.pipeline",
-    "posterior": "analysis.posterior",
-    "prediction": "regression.prediction",
-    "processor": "modeling.processor",
-    "progress": "training.progress",
-    "regressor": "regression.regressor",
-    "report": "training.report",
     "scratch": "training.from_scratch",
     "shown": "terminal",
     "speech": "generation.streaming",
     "tables": "regression.sentences",
     "tabular": "regression.csv_io",
     "train": "training.run",
-    "trainer": "training.trainer",
     "value": "modeling.value_space",
-    "verify": "analysis.verify",
     "watch": "engine.live_view",
 }
-RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> new name, or "new.path:name"
-    "calibrate": {"end_ids": "generation.streaming:end_ids"},
-    "convert": {
-        "as_qwen2": "conversion.base_models:as_qwen2",
-        "assemble": "conversion.checkpoint_io:assemble",
-        "damaged_files_named": "conversion.checkpoint_io:damaged_files_named",
-        "encode": "conversion.checkpoint_io:encode_texts",
-        "load_base": "conversion.base_models:load_base",
-        "load_gguf": "conversion.base_models:load_gguf",
-        "load_tokenizer": "conversion.base_models:load_tokenizer",
-        "new_directory": "paths:new_directory",
-        "quiet": "conversion.checkpoint_io:quiet",
-    },
-    "individual": {
-        "Gains": "decoding.noise:NoiseGains",
-        "called": "parse_individual",
-        "check_noise": "individuals.noise:check_noise",
-        "draw_noise": "individuals.noise:draw_noise",
-        "from_cauchy": "individuals.noise:from_cauchy",
-        "gather": "resolve_individuals",
-        "noise_bound": "individuals.noise:noise_bound",
-        "to_cauchy": "individuals.noise:to_cauchy",
-    },
-    "home": {"cache_home": "cache_directory", "check_new": "check_output_directory"},
-    "mock": {"Mind": "CausalChain", "World": "GroundTruth"},
-    "metrics": {"Tally": "MetricAccumulator"},
-    "one_vs_rest": {"Law": "HeadParams", "Plan": "LossSettings"},
-    "fit": {
-        "COOLING": "ANNEALING_STEPS",
-        "Lesson": "ValueLoss",
-        "MEMORY": "BETA2",
-        "MOMENTUM": "BETA1",
-        "RATE": "LEARNING_RATE",
-        "cooled": "annealed",
-        "number_of": "y_at_end",
-        "start_from_chain": "init_from_chain",
-        "start_from_nothing": "init_number_head",
-        "teach": "train_model",
-    },
+
+
+def _names(path: str, table: str) -> dict[str, str]:
+    """ "old=new name" -> {"old": "path:new", "name": "path:name"}."""
+    pairs = (entry.partition("=") for entry in table.split())
+    return {old: f"{path}:{new or old}" for old, _, new in pairs}
+
+
+RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> "new.path:new_name"
+    "calibrate": _names("generation.streaming", "end_ids"),
+    "choices": _names("options", "known=check_choice WAYS=NUMBER_READINGS NOISY=NOISY_MODES"),
+    "convert": _names("conversion.base_models", "as_qwen2 load_base load_gguf load_tokenizer")
+    | _names("conversion.checkpoint_io", "assemble damaged_files_named encode=encode_texts quiet")
+    | _names("paths", "new_directory"),
+    "decision": _names("decoding.decision", "choose choose_pruned")
+    | _names("generation.logits", "HeadBounds=HeadNorms block_edges"),
+    "engine.causal": _names("decoding.decision", "choose"),
+    "engine.generation": _names("decoding.noise", "Speaker=DecodingNoise")
+    | _names("decoding.settings", "Options=DecodingSettings")
+    | _names("engine.generation", "Moment=DecodeStep"),
+    "fit": _names(
+        "regression.head",
+        "COOLING=ANNEALING_STEPS Lesson=ValueLoss MEMORY=BETA2 MOMENTUM=BETA1 RATE=LEARNING_RATE "
+        "cooled=annealed number_of=y_at_end start_from_chain=init_from_chain "
+        "start_from_nothing=init_number_head teach=train_model",
+    ),
+    "generation": _names("decoding.settings", "DEFAULTS resolve_mode")
+    | _names("decoding.noise", "Speaker=DecodingNoise")
+    | _names("generation.logits", "ModeProcessor=DecisionProcessor")
+    | _names("generation.values", "Ledger=ValueTracker")
+    | _names("generation.mixin", "CausalGenerationMixin adopt_generation_config logger"),
+    "home": _names("paths", "cache_home=cache_directory check_new=check_output_directory"),
+    "individual": _names("individuals.individual", "called=parse_individual")
+    | _names("individuals.individual", "gather=resolve_individuals")
+    | _names("individuals.noise", "check_noise draw_noise from_cauchy noise_bound to_cauchy")
+    | _names("decoding.noise", "Gains=NoiseGains"),
+    "metrics": _names("training.metrics", "Tally=MetricAccumulator"),
+    "mock": _names("training.simulation", "Mind=CausalChain World=GroundTruth"),
+    "one_vs_rest": _names("modeling.one_vs_rest", "Law=HeadParams Plan=LossSettings"),
+    "passage": _names(
+        "analysis.token_sequence",
+        "Passage=TokenSequence own_processor=load_processor read=read_tokens show=decode_sequence "
+        "spell=decode_tokens",
+    ),
+    "speech": _names(
+        "generation.streaming",
+        "Said=GeneratedText read_chat=chat_inputs room_after=remaining_context say=generate_text",
+    ),
 }
 
 
@@ -132,17 +126,20 @@ class _MovedLoader(Loader):
         )
         target = importlib.import_module(new)
         module.__doc__ = target.__doc__
-        module.__dict__["__getattr__"] = forward(target, RENAMED.get(self.old, {}))
+        module.__dict__["__getattr__"] = forward(self.old, target)
         module.__dict__["__dir__"] = lambda: dir(target)
 
 
-def forward(target: ModuleType, renamed: Mapping[str, str]) -> Any:
-    """A module's `__getattr__` that looks names up in `target`, or where they were moved to."""
+def forward(old: str, target: ModuleType | None = None) -> Any:
+    """A module's `__getattr__`: the old names of `old`, and with a target also those it kept."""
 
     def lookup(name: str) -> Any:
-        path, _, new = renamed.get(name, name).rpartition(":")
-        module = importlib.import_module(f"{PACKAGE}.{path}") if path else target
-        return getattr(module, new)
+        path, _, new = RENAMED.get(old, {}).get(name, "").rpartition(":")
+        if path:
+            return getattr(importlib.import_module(f"{PACKAGE}.{path}"), new)
+        if target is None:
+            raise AttributeError(f"module '{PACKAGE}.{old}' has no attribute {name!r}")
+        return getattr(target, name)
 
     return lookup
 

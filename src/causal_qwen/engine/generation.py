@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from causal_qwen._aliases import forward
 from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
@@ -210,3 +211,6 @@ class Generator:
 def _seeds(rows: int) -> list[int]:
     seeds: list[int] = np.random.default_rng().integers(RANDOM_SEEDS, size=rows).tolist()
     return seeds
+
+
+__getattr__ = forward("engine.generation")  # names of version 0.3.0
