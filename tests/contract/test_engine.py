@@ -184,7 +184,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
     "broken config": (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "holds no model.safetensors"),
-    "truncated": (truncate, "model.safetensors is damaged or truncated: fetch it again"),
+    "truncated": (truncate, "damaged or truncated"),
     "empty file": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged or truncated"),
     "architecture": (
         lambda d: edit(d / "config.json", model_type="gpt2"),
