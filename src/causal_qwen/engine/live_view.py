@@ -168,7 +168,7 @@ def _prompt_tokens(engine: Engine, prompt: str, way: str | None, chat: bool) -> 
     if engine.reader is None:
         return []
     text = engine.reader.as_chat(prompt) if chat else prompt
-    ids, values = engine.reader.encode(text, way, is_framed=not chat)
+    ids, values = engine.reader.encode(text, way, add_special_tokens=not chat)
     return [engine.reader.show(token, value) for token, value in zip(ids, values, strict=True)]
 
 
