@@ -57,13 +57,18 @@ def prompt_ids(tokenizer: Any) -> list[torch.Tensor]:
 # ---------------------------------------------------------------- noise
 
 
-def shared_temperature(model: Any, temperature: float) -> float:
-    """The `temperature` argument for shared noise; 1 is the gain calibrated without truncation.
+def restore_untruncated_gains(model: Any) -> Any:
+    """Set the noise settings of version 0.3.0, in whose units the pages state temperatures.
 
-    A converted model that saves `min_density` has a shared `noise_gain` 4 times that gain.
+    Later conversions save `min_density`, and gains for truncated noise: the shared one 4 times,
+    the fresh one 87 times (8.1 / 0.093, measured on the embedded model) the untruncated gain.
     """
-    is_truncated = bool(getattr(model.generation_config, "min_density", None))
-    return temperature / 4 if is_truncated else temperature
+    saved = model.generation_config
+    if getattr(saved, "min_density", None):
+        saved.noise_gain /= 4
+        saved.fresh_noise_gain *= 0.093 / 8.1
+        saved.min_density = 0.0
+    return model
 
 
 def noise(
@@ -81,7 +86,7 @@ def draw_individual(
         model,
         seed=seed,
         fresh=fresh,
-        temperature=temperature if fresh else shared_temperature(model, temperature),
+        temperature=temperature,
         min_density=min_density,
     )
 
@@ -127,8 +132,6 @@ def generate_texts(
     else:
         if speakers is not None:
             options |= {"causal_mode": "causal", "individual": speakers}
-        elif options.get("causal_mode") == "causal" and not options.get("fresh_noise"):
-            options["temperature"] = shared_temperature(model, options["temperature"])
         ids = model.generate(**options)
     count = recorder.per_row(ids)[1].tolist()
     log_probs = torch.stack(recorder.log_probs, dim=-1).double().numpy()  # (B, new tokens)

@@ -40,7 +40,7 @@ from _texts import (
     noise,
     prompt_ids,
     repetition,
-    shared_temperature,
+    restore_untruncated_gains,
     word_distance,
 )
 
@@ -66,6 +66,7 @@ class Subject:
     def __init__(self, path: Path, prompts: int, tokens: int) -> None:
         self.path, self.tokens = path, tokens
         self.processor, self.model = open_model(path)
+        restore_untruncated_gains(self.model)
         ids = prompt_ids(self.processor.tokenizer)
         in_turn = itertools.chain.from_iterable(zip(ids[:10], ids[10:], strict=True))
         self.prompts = list(in_turn)[:prompts]
@@ -691,7 +692,7 @@ def standard_cauchy(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 def most_chosen(model: Any, u: Cauchy, count: int) -> int:
     """The token that most of `count` individuals choose at temperature 1, with thresholds."""
-    gain = shared_temperature(model, model.generation_config.noise_gain)
+    gain = model.generation_config.noise_gain
     votes: Counter[int] = Counter()
     for start in range(0, count, 100):
         t = standard_cauchy((min(100, count - start), len(u.loc)), start)
@@ -739,6 +740,7 @@ def replay(subject: Subject, options: Options) -> Row:
     prompts = subject.prompts[: options.prompts // 2]
     subject.announce("replay", 4 * options.speakers * len(prompts), rows=1)
     engine = Engine.from_pretrained(subject.path)
+    engine.saved |= subject.model.generation_config.to_dict()
     texts: dict[str, list[list[int]]] = {name: [] for name in CONDITIONS}
     leads: list[list[float]] = []
     for seed in range(options.speakers):

@@ -28,6 +28,7 @@ from _texts import (
     noise,
     prompt_ids,
     repetition,
+    restore_untruncated_gains,
     word_distance,
 )
 
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS, help="new tokens of a text")
     options = parse(parser, groups=1, speakers=3, tokens=4)
     processor, model = open_model(options.model or default_model())
+    restore_untruncated_gains(model)
     results = {}
     for name, peer in PEERS.items():
         sizes = options.groups, options.speakers, options.tokens

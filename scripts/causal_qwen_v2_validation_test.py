@@ -131,7 +131,7 @@ def temperature_selectivity(checks: Checks, u: Cauchy, ids: Tensor, seed: int) -
         generate(8, do_sample=False, temperature=0.1)
         == generate(8, do_sample=False, temperature=5.0),
     )
-    four = {"do_sample": True, "individual": seed, "num_return_sequences": 4, "min_density": 0.0}
+    four = {"do_sample": True, "individual": seed, "num_return_sequences": 4}
     cold = generate(8, temperature=0.0, **four)
     checks.check(
         "generate(do_sample=True): at T = 0 four individuals give the same text",

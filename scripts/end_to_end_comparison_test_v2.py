@@ -135,7 +135,7 @@ def liveliness(checks: Checks, base: Any, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         soft = generate(base, LONG, **batch, do_sample=True, temperature=1.0, top_p=0.9, top_k=0)
-    fresh = {"temperature": 1.0, "min_density": 0.0, "individual": seeds}
+    fresh = {"temperature": 1.0, "individual": seeds}
     shared = {**subject.untruncated, "individual": seeds}
     generated = {
         SOFTMAX: soft,

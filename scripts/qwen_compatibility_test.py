@@ -222,7 +222,7 @@ def sampling_options(checks: Checks, ids: Tensor, seed: int) -> None:
     model = checks.subject.model
 
     def sample(**options: Any) -> Any:
-        noise = {"individual": seed, "min_density": 0.0}
+        noise = {"individual": seed}
         return generate(model, ids, do_sample=True, **noise, **options)
 
     text = sample(temperature=0.8, top_k=50, top_p=0.9)

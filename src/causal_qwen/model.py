@@ -42,7 +42,7 @@ from causal_qwen.modeling.value_space import fit_field
 
 @dataclass
 class CausalQwenOutput(ModelOutput):
-    """What the chain yields; T here counts the positions kept by `logits_to_keep`.
+    """Output of the chain; T here counts the positions kept by `logits_to_keep`.
 
     `logits` is always loc_S: Hugging Face's name for it. `u_dist`, `s_dist` and `y_dist` are the
     same tensors as distributions. scale_S and Y belong to the scale-noise regime.
@@ -84,7 +84,7 @@ class CausalQwenOutput(ModelOutput):
 def _distribution(name: str, loc: Tensor | None, scale: Tensor | None) -> Cauchy:
     if loc is None or scale is None:
         raise ValueError(
-            f"{name} is not whole in this output; call the model with output_scale_S=True."
+            f"{name} is incomplete in this output; call the model with output_scale_S=True."
         )
     return Cauchy(loc, scale)
 
@@ -194,7 +194,7 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
 class CausalQwenForCausalLM(
     CausalInitMixin, CausalGenerationMixin, DocumentedCalls, Qwen2ForCausalLM, GenerationMixin
 ):
-    """`Qwen2ForCausalLM` that first asks who is speaking.
+    """`Qwen2ForCausalLM` with an individual U between hidden state and scores.
 
     Drop-in: `logits` are the base model's until training changes them, and every Hugging Face
     tool that reads logits reads loc_S.
@@ -255,8 +255,8 @@ class CausalQwenForCausalLM(
         numeric_values (`(B, T)`, optional): the value of every `<NUM>`, 0 elsewhere.
         labels (`(B, T)`, optional): token ids, -100 where ignored; shifted here.
         numeric_targets (`(B, T)`, optional): values beside `labels`; `numeric_values` by default.
-        numeric_fields (`(B,)` or `(B, T)`, optional): the targets' fields, beside `labels`: places
-            among the sorted names of `config.value_fields`, -1 for the default field.
+        numeric_fields (`(B,)` or `(B, T)`, optional): the targets' fields, aligned with `labels`:
+            indices into the sorted names of `config.value_fields`, -1 for the default field.
         u_noise (optional): noise that moves the individual at the last position, in generation;
             what it adds to the scores is returned as `shift_S`.
         output_scale_S: False skips scale_S, the second half of the head's work.
@@ -420,7 +420,7 @@ class CausalQwenForCausalLM(
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> Any:
-        """Loads our checkpoints, and plain Qwen2 ones, which it then calibrates."""
+        """Load a CausalQwen checkpoint, or a plain Qwen2 one, which is then calibrated."""
         from causal_qwen.conversion.convert import load
 
         return load(cls, super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
@@ -428,7 +428,7 @@ class CausalQwenForCausalLM(
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:
-        """As usual, and with the file that leads tools to our classes."""
+        """Also writes the file through which tools find the CausalQwen classes."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             Path(save_directory, f"{AUTO_MODULE}.py").write_text(AUTO_CODE, encoding="utf-8")
@@ -461,7 +461,7 @@ class CausalQwenForCausalLM(
 
 
 def _resized(old: nn.Parameter, new: Tensor) -> nn.Parameter:
-    """`old` where it reaches, `new` beyond."""
+    """`old`, continued or cut to the length of `new`."""
     kept = min(len(old), len(new))
     new = new.to(old)
     new[:kept] = old.detach()[:kept]

@@ -48,7 +48,7 @@ def said(model: Any, prompts: list[torch.Tensor], who: Any, **options: Any) -> l
     return model.generate(**batch, **options)[:, start:].tolist()
 
 
-def test_a_saved_individual_says_the_same_in_another_process(
+def test_saved_individual_reproduces_its_text_in_another_process(
     embedded: Any, ada: Individual, tmp_path: Path
 ) -> None:
     processor, model = embedded
@@ -60,7 +60,7 @@ def test_a_saved_individual_says_the_same_in_another_process(
     assert json.loads(there.stdout)["text"] == here
 
 
-def test_replay_is_exact_alone_in_company_and_without_a_cache(
+def test_replay_is_exact_alone_in_a_batch_and_without_cache(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the first choice that rounding may decide, which hardly ever comes."""
@@ -113,7 +113,7 @@ def test_an_edit_of_the_embedded_model(embedded: Any, ada: Individual) -> None:
     assert changed.counterfactual.tokens[:3] == changed.factual.tokens[:3]
 
 
-def test_somebody_is_found_behind_an_observed_text(embedded: Any) -> None:
+def test_infer_individual_finds_individuals_for_an_observed_text(embedded: Any) -> None:
     processor, model = embedded
     options = {"n": 3, "burn_in": 1, "sweeps": 1, "processor": processor}
     found = infer_individual(model, " was the first", prompt="The old man", **options)
@@ -123,7 +123,7 @@ def test_somebody_is_found_behind_an_observed_text(embedded: Any) -> None:
     assert result.factual.text == "The old man was the first"
 
 
-def test_the_command_line_answers(tmp_path: Path) -> None:
+def test_counterfactual_command_prints_a_result(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     ask = ("counterfactual", TEXT, "-i", "7", "-t", "0.5", "-n", "4")
     done = command(*ask, "--prompt", "The king's son", "--html", str(page))

@@ -183,8 +183,8 @@ def truncate(directory: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
     "broken config": (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), "holds no model.safetensors"),
-    "truncated": (truncate, "model.safetensors is damaged or truncated: fetch it again"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "no model.safetensors"),
+    "truncated": (truncate, "damaged or truncated"),
     "empty file": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged or truncated"),
     "architecture": (
         lambda d: edit(d / "config.json", model_type="gpt2"),
@@ -243,7 +243,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
             (d / "model.safetensors").rename(d / "shard")
             and (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "lost"}}')
         ),
-        "lost does not exist, and its model needs it",
+        "lost does not exist",
     ),
     "tokenizer": (
         lambda d: edit(d / "config.json", num_token_id=5),

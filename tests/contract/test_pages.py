@@ -402,7 +402,7 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_else(tmp_path: Path
     assert len(equations) > 25
     for equation in equations:
         assert "\\" not in equation, equation  # a command that the converter does not know
-    assert "src/causal_qwen/cauchy.py:" in mathematics
+    assert "src/causal_qwen/modeling/cauchy.py:" in mathematics
 
 
 # ---------------------------------------------------------------- make reproduce

@@ -40,13 +40,21 @@ def test_conversion_reports_each_stage_once(base: Qwen2ForCausalLM, tmp_path: Pa
     assert len(set(stages)) == len(stages)
 
 
-def test_measured_shared_gain_is_multiplied_and_fresh_gain_is_not(
+def test_shared_gain_is_multiplied_and_fresh_gain_is_found_under_truncation(
     base: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = CausalQwenForCausalLM.from_qwen(base, measure_noise=False)
-    monkeypatch.setattr(calibration, "find_gain", lambda *_: 0.5)
+    calls: list[tuple[Any, ...]] = []
+
+    def find(*arguments: Any) -> float:
+        calls.append(arguments[4:])
+        return 0.5
+
+    monkeypatch.setattr(calibration, "find_gain", find)
     prompts = [torch.tensor([1, 2, 3])]
     assert calibration.calibrate_noise(model, prompts) == (2.0, 0.5)
+    # untruncated and then multiplied; under the truncation that is saved
+    assert calls == [("causal",), ("sampling", calibration.FRESH_RANGE, calibration.TRUNCATION)]
     assert model.generation_config.noise_gain == 2.0
     assert model.generation_config.fresh_noise_gain == 0.5
 

@@ -89,7 +89,7 @@ def ask(model: Any, edit: Any, who: Any = 5, text: Any = PROMPT, **more: Any) ->
 
 @pytest.mark.parametrize("mode", ["causal", "sampling"])
 @pytest.mark.parametrize("how", ["seed", "seeds", "noise", "nothing", "individuals", "fresh"])
-def test_every_text_can_be_said_again_by_who_said_it(model: Any, mode: str, how: str) -> None:
+def test_returned_individuals_replay_their_texts(model: Any, mode: str, how: str) -> None:
     given: dict[str, Any] = {
         "seed": 5,
         "seeds": [1, 2, 3],
@@ -117,7 +117,7 @@ def test_every_text_can_be_said_again_by_who_said_it(model: Any, mode: str, how:
     assert alone == first.sequences.tolist()
 
 
-def test_an_individual_says_what_its_seed_says(model: Any) -> None:
+def test_individual_generates_the_text_of_its_seed(model: Any) -> None:
     by_seed = speak(model, prompts(), 5, temperature=0.7, min_density=0.1)
     one = Individual.draw(model, seed=5, temperature=0.7, min_density=0.1)
     assert speak(model, prompts(), one).sequences.tolist() == by_seed.sequences.tolist()
@@ -162,7 +162,7 @@ def test_replay_survives_padding_and_the_cache(model: Any, use_cache: bool) -> N
     assert again.sequences[0, 4 + T :].tolist() == alone
 
 
-def test_a_contradiction_with_the_individual_is_refused(model: Any) -> None:
+def test_options_that_contradict_the_individual_raise(model: Any) -> None:
     one = Individual.draw(C, seed=1)
     with pytest.raises(ValueError, match=r"min_density=0\.5 contradicts"):
         speak(model, prompts(), one, min_density=0.5)
@@ -174,7 +174,7 @@ def test_a_contradiction_with_the_individual_is_refused(model: Any) -> None:
         speak(model, prompts(), one, "sampling", exogenous=1)
 
 
-def test_exogenous_noise_is_b_eps_beside_the_individuals_own(model: Any) -> None:
+def test_exogenous_noise_adds_b_eps_to_the_individuals_noise(model: Any) -> None:
     """u = loc_U + T kappa (scale_U t + b eps), eps anew at every position, with its own kappa."""
     fresh_gain, steps = 1.1, 6
     one = Individual.draw(C, seed=3, temperature=0.5, min_density=0.02)
@@ -205,7 +205,7 @@ def test_exogenous_noise_is_b_eps_beside_the_individuals_own(model: Any) -> None
 # --- edits
 
 
-def test_a_changed_prompt_is_said_by_the_same_individual(model: Any) -> None:
+def test_changed_prompt_is_continued_by_the_same_individual(model: Any) -> None:
     result = ask(model, ChangedPrompt(OTHER))
     for world, prompt in ((result.factual, PROMPT), (result.counterfactual, OTHER)):
         expected = speak(model, torch.tensor([prompt]), 5).sequences[0].tolist()
@@ -216,7 +216,7 @@ def test_a_changed_prompt_is_said_by_the_same_individual(model: Any) -> None:
 
 
 @pytest.mark.parametrize("position", [3, T + 4])
-def test_a_changed_token_is_kept_and_what_follows_is_said_anew(model: Any, position: int) -> None:
+def test_changed_token_is_kept_and_the_rest_is_regenerated(model: Any, position: int) -> None:
     result = ask(model, ChangedToken(position, 50))
     factual, other = (w.sequence.ids.tolist() for w in (result.factual, result.counterfactual))
     assert other[position] == 50
@@ -230,7 +230,7 @@ def test_a_changed_token_is_kept_and_what_follows_is_said_anew(model: Any, posit
     assert result.stability().steps == NEW - (position >= T)
 
 
-def test_a_changed_number_goes_through_the_value_channel(reader: Any) -> None:
+def test_changed_number_changes_the_value_and_keeps_the_token(reader: Any) -> None:
     text = {"input_ids": [5, NUM, 8, 60], "numeric_values": [0, 3.0, 0, 0]}
     result = ask(reader, ChangedNumber(0, 4e6), text=text)
     assert result.counterfactual.sequence.ids.tolist()[:4] == [5, NUM, 8, 60]
@@ -242,7 +242,7 @@ def test_a_changed_number_goes_through_the_value_channel(reader: Any) -> None:
     assert (same.shift_U == 0).all()
 
 
-def test_a_said_number_can_be_changed_and_has_its_distribution(reader: Any) -> None:
+def test_generated_number_has_an_interval_and_can_be_changed(reader: Any) -> None:
     model = copy.deepcopy(reader)
     with torch.no_grad():
         model.decision.threshold[NUM] = -100.0  # it says nothing but numbers
@@ -259,7 +259,7 @@ def test_a_said_number_can_be_changed_and_has_its_distribution(reader: Any) -> N
     )
 
 
-def test_another_model_is_asked_with_the_same_individual(model: Any, make_model: Make) -> None:
+def test_other_model_generates_with_the_same_individual(model: Any, make_model: Make) -> None:
     other = make_model(causal_size=C, seed=1)
     result = ask(model, OtherModel(other))
     ids = torch.tensor([PROMPT])
@@ -270,7 +270,7 @@ def test_another_model_is_asked_with_the_same_individual(model: Any, make_model:
 
 @pytest.mark.parametrize("mode", ["causal", "sampling"])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_nothing_changes_when_nothing_is_changed(model: Any, mode: str, fresh: bool) -> None:
+def test_edit_without_change_leaves_the_text_unchanged(model: Any, mode: str, fresh: bool) -> None:
     for seed in range(5):
         one = Individual.draw(C, seed=seed, fresh=fresh)
         result = ask(model, ChangedPrompt(PROMPT), one, mode=mode)
@@ -278,7 +278,7 @@ def test_nothing_changes_when_nothing_is_changed(model: Any, mode: str, fresh: b
         assert result.stability() == (NEW, 0, 0)
 
 
-def test_fresh_noise_goes_with_the_steps(model: Any) -> None:
+def test_fresh_noise_follows_steps_not_positions(model: Any) -> None:
     result = ask(model, ChangedPrompt(LONGER), Individual.draw(C, seed=5, fresh=True))
     moved = Individual.draw(C, seed=5, fresh=True).shift(len(LONGER) - T)
     expected = speak(model, torch.tensor([LONGER]), moved).sequences[0].tolist()
@@ -290,7 +290,7 @@ def test_fresh_noise_goes_with_the_steps(model: Any) -> None:
 # --- what is held fixed
 
 
-def test_pearl_shares_all_noise_and_disco_redraws_chance(model: Any) -> None:
+def test_pearl_shares_all_noise_and_disco_redraws_exogenous_noise(model: Any) -> None:
     pearl = [ask(model, ChangedPrompt(PROMPT), seed, exogenous=3).divergence for seed in range(10)]
     disco = [
         ask(model, ChangedPrompt(PROMPT), seed, semantics="disco", exogenous=3)
@@ -347,7 +347,7 @@ def test_stability_is_violated_when_scales_vary_or_candidates_are_cut(
     assert count(even, nearby, top_k=2).violations > 0
 
 
-def test_violations_add_up(model: Any) -> None:
+def test_stability_violations_sums_the_counts_of_its_results(model: Any) -> None:
     results = [ask(model, ChangedPrompt(OTHER), seed) for seed in range(3)]
     total = stability_violations(*results)
     assert total == tuple(np.sum([result.stability() for result in results], axis=0))
@@ -357,7 +357,7 @@ def test_violations_add_up(model: Any) -> None:
 # --- shown
 
 
-def test_a_result_can_be_printed_and_sent(model: Any) -> None:
+def test_result_renders_as_text_html_and_json(model: Any) -> None:
     result = ask(model, ChangedPrompt(OTHER))
     assert result.divergence is not None
     page = result.to_html()
@@ -376,7 +376,7 @@ def test_a_result_can_be_printed_and_sent(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("letters", "paper"), [(0, 255), (255, 17)])
-def test_a_page_can_be_read_by_day_and_in_the_dark(model: Any, letters: int, paper: int) -> None:
+def test_html_is_readable_on_light_and_dark_pages(model: Any, letters: int, paper: int) -> None:
     """Letters keep the colour of the page around them, and stand out from the coloured ground."""
     page = ask(model, ChangedPrompt(OTHER)).to_html()
     assert not re.search(r"[;']color:", page)
@@ -395,7 +395,7 @@ def luminance(colour: list[float]) -> float:
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-def test_text_in_a_page_is_escaped(model: Any, byte_tokenizer: Make, make_model: Make) -> None:
+def test_html_escapes_text(model: Any, byte_tokenizer: Make, make_model: Make) -> None:
     from causal_qwen.modeling.processor import CausalQwenProcessor
 
     speaker = make_model(causal_size=C, vocab_size=300, num_token_id=257)
@@ -413,7 +413,7 @@ def test_text_in_a_page_is_escaped(model: Any, byte_tokenizer: Make, make_model:
 # --- on the command line
 
 
-def test_an_edit_can_be_written_in_one_word() -> None:
+def test_parse_edit_reads_each_kind_of_edit() -> None:
     assert parse_edit(prompt="x") == ChangedPrompt("x")
     assert parse_edit(token="5= never") == ChangedToken(5, " never")
     assert parse_edit(number="0=-1.5e3") == ChangedNumber(0, -1500.0)
@@ -425,12 +425,12 @@ def test_an_edit_can_be_written_in_one_word() -> None:
     [
         ({}, "0 were given"),
         ({"prompt": "x", "token": "5=y"}, "2 were given"),
-        ({"token": "5"}, "--token '5' is not PLACE=NEW"),
+        ({"token": "5"}, "--token '5'"),
         ({"number": "0=many"}, "many"),
-        ({"number": "price=3"}, "is not PLACE=NEW"),
+        ({"number": "price=3"}, "--number 'price=3'"),
     ],
 )
-def test_what_is_no_edit_is_refused(words: dict[str, str], sentence: str) -> None:
+def test_parse_edit_rejects_invalid_edits(words: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         parse_edit(**words)
 
@@ -441,29 +441,27 @@ def test_what_is_no_edit_is_refused(words: dict[str, str], sentence: str) -> Non
 @pytest.mark.parametrize(
     ("edit", "options", "sentence"),
     [
-        (ChangedToken(T + NEW, 3), {}, "position 17 is outside the factual text, which has 17"),
-        (ChangedToken(-1, 3), {}, "position -1 is outside"),
-        (ChangedToken(2, V), {}, "token 97 is outside a vocabulary of 97"),
+        (ChangedToken(T + NEW, 3), {}, "position 17"),
+        (ChangedToken(-1, 3), {}, "position -1"),
+        (ChangedToken(2, V), {}, "token 97"),
         (ChangedNumber(0, 3.0), {}, "number 0.*0 numbers"),
         (ChangedPrompt([]), {}, "The text is empty"),
-        (ChangedPrompt([V]), {}, "do not fit a vocabulary of 97"),
-        (ChangedPrompt(OTHER), {"semantics": "rubin"}, "semantics='rubin' is unknown"),
-        (ChangedPrompt(OTHER), {"mode": "standard"}, "mode='standard' has no individual"),
+        (ChangedPrompt([V]), {}, "vocabulary of 97"),
+        (ChangedPrompt(OTHER), {"semantics": "rubin"}, "semantics='rubin'"),
+        (ChangedPrompt(OTHER), {"mode": "standard"}, "mode='standard'"),
         (ChangedPrompt(OTHER), {"mode": "sampling", "semantics": "disco"}, "use 'pearl'"),
-        (ChangedPrompt("a text"), {}, "no processor beside"),
+        (ChangedPrompt("a text"), {}, "processor="),
     ],
 )
-def test_bad_edits_are_refused(
-    model: Any, edit: Any, options: dict[str, Any], sentence: str
-) -> None:
+def test_invalid_edits_raise(model: Any, edit: Any, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         ask(model, edit, **options)
 
 
-def test_another_models_individual_is_refused(model: Any, make_model: Make) -> None:
+def test_individual_of_another_size_raises(model: Any, make_model: Make) -> None:
     with pytest.raises(ValueError, match="it is another model's"):
         ask(model, ChangedPrompt(OTHER), Individual.draw(C + 1, seed=1))
     with pytest.raises(ValueError, match="it is another model's"):
         ask(model, OtherModel(make_model(causal_size=C + 1)))
-    with pytest.raises(ValueError, match="cannot speak for a vocabulary of 97"):
+    with pytest.raises(ValueError, match="vocabulary is 97"):
         ask(model, ChangedPrompt(OTHER), GumbelIndividual(1, V + 1))

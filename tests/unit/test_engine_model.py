@@ -66,7 +66,7 @@ def plain(tmp_path: Path, fields: dict[str, Any], **more: Any) -> tuple[Any, Eng
     ids=["tied", "untied", "window", "yarn", "dynamic", "linear"],
 )
 @pytest.mark.parametrize("block", [512, 16])
-def test_logits_are_qwen2s(
+def test_logits_equal_qwen2s(
     more: dict[str, Any],
     block: int,
     tmp_path: Path,
@@ -127,7 +127,7 @@ def test_greedy_decode_takes_the_sources_arguments(
     ],
     ids=["tied", "smaller U", "untied with bias", "abs and sigmoid"],
 )
-def test_every_mode_says_what_the_torch_side_says(
+def test_every_mode_generates_the_text_of_torch(
     fields: dict[str, Any], saved: Callable[..., Any]
 ) -> None:
     """Token for token and value for value, with <NUM> in the prompt and in the answer."""
@@ -272,7 +272,7 @@ def test_the_choice_is_that_of_every_scale_computed(saved: Callable[..., Any]) -
             assert choose_pruned(loc, scale, heads) == whole
 
 
-def test_a_stream_tells_each_token_with_its_probability(saved: Callable[..., Any]) -> None:
+def test_stream_yields_each_token_with_its_probability(saved: Callable[..., Any]) -> None:
     _, engine = saved()
     whole = engine.generate([PROMPT], mode="causal", individual=2, max_new_tokens=8)
     steps = list(
@@ -300,7 +300,7 @@ def test_softmax_sampling_repeats_by_seed(saved: Callable[..., Any]) -> None:
     assert np.array_equal(cold, greedy)
 
 
-def test_saved_generation_settings_count(tmp_path: Path, saved: Callable[..., Any]) -> None:
+def test_saved_generation_settings_apply(tmp_path: Path, saved: Callable[..., Any]) -> None:
     saved()
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({**read_json(path), "do_sample": True, "causal_mode": None}))
@@ -321,7 +321,7 @@ def test_observers_see_every_layer(saved: Callable[..., Any]) -> None:
     assert np.triu(seen["attention.0"][0, 0], 1).max() == 0
 
 
-def test_two_threads_say_what_one_says(
+def test_two_threads_generate_the_text_of_one(
     saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, engine = saved(torch.bfloat16)

@@ -150,12 +150,14 @@ def all_by_hand(model: Any, ids: Tensor, mode: str, **more: Any) -> list[list[in
 
 @pytest.mark.parametrize("head_bias", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_generates_what_its_rule_says(make_model: Make, mode: str, head_bias: bool) -> None:
+def test_each_mode_generates_the_choices_of_its_rule(
+    make_model: Make, mode: str, head_bias: bool
+) -> None:
     model = make_model(causal_size=C, head_bias=head_bias)
     assert generate(model, prompts(), mode) == all_by_hand(model, prompts(), mode)
 
 
-def test_the_modes_say_different_things(model: Any) -> None:
+def test_modes_generate_different_texts(model: Any) -> None:
     """The guard of every comparison in this file: no two modes agree by accident."""
     texts = [str(generate(model, prompts(), mode)) for mode in MODES]
     assert len(set(texts)) == len(MODES)
@@ -193,7 +195,7 @@ def test_min_density_truncates_the_noise(model: Any, mode: str, min_density: flo
 
 
 @pytest.mark.parametrize("mode", NOISY)
-def test_numpy_numbers_are_numbers(model: Any, mode: str) -> None:
+def test_numpy_scalars_are_accepted_as_options(model: Any, mode: str) -> None:
     numpy = {"temperature": np.float32(0.5), "min_density": np.float32(0.25)}
     plain = {"temperature": 0.5, "min_density": 0.25}
     assert generate(model, prompts(), mode, **numpy, individual=np.int64(SEED)) == generate(
@@ -250,7 +252,7 @@ def promised(make_pair: Make) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_before_training_every_mode_at_temperature_0_says_what_qwen2_says(
+def test_untrained_model_at_temperature_0_generates_qwen2s_text_in_every_mode(
     promised: Any, mode: str
 ) -> None:
     base, model = promised
@@ -326,7 +328,7 @@ def test_explicit_standard_contradicts_do_sample(model: Any) -> None:
 
 
 @pytest.mark.parametrize("inference_mode", MODES)
-def test_beams_without_an_explicit_mode_are_compatible_and_say_so(
+def test_beams_without_explicit_mode_run_compatible_with_a_warning(
     own: Any, inference_mode: str, notices: list[str]
 ) -> None:
     own.config.inference_mode = inference_mode
@@ -341,12 +343,12 @@ def test_beams_without_an_explicit_mode_are_compatible_and_say_so(
 
 
 @pytest.mark.parametrize("mode", ["standard", "sampling", "causal"])
-def test_beams_with_another_mode_are_refused(model: Any, mode: str) -> None:
+def test_beams_with_another_explicit_mode_raise(model: Any, mode: str) -> None:
     with pytest.raises(ValueError, match=rf"{mode}.*num_beams=2.*compatible"):
         generate(model, prompts(), mode, num_beams=2)
 
 
-def test_the_resolution_is_a_function_of_its_own() -> None:
+def test_resolve_mode_table() -> None:
     assert resolve_mode(None, "standard") == "standard"
     assert resolve_mode(None, "standard", do_sample=True) == "sampling"
     assert resolve_mode("causal", "standard", do_sample=True) == "causal"
@@ -379,7 +381,7 @@ def test_caches_and_chunks_do_not_change_the_text(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_a_batch_with_left_padding_says_what_its_rows_say_alone(
+def test_left_padded_batch_generates_the_texts_of_its_rows_alone(
     model: Any, mode: str, use_cache: bool
 ) -> None:
     rows = [prompts(1, length, seed=length)[0] for length in (3, 7, 5)]
@@ -439,7 +441,7 @@ def test_num_return_sequences_need_no_do_sample(
     assert texts == generate(model, prompts(2), mode, num_return_sequences=2)
 
 
-def test_noise_given_by_hand_is_the_individual(model: Any) -> None:
+def test_noise_values_are_accepted_as_individual(model: Any) -> None:
     e = draw_noise(99, C)
     expected = all_by_hand(model, prompts(), "causal", seed=99)
     assert generate(model, prompts(), "causal", individual=e) == expected
@@ -460,7 +462,7 @@ def test_given_noise_is_shared_by_the_texts_of_a_prompt(model: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", NOISY)
-def test_the_returned_individuals_say_the_same_again(model: Any, mode: str) -> None:
+def test_returned_individuals_reproduce_the_text(model: Any, mode: str) -> None:
     torch.manual_seed(3)
     unnamed = {"individual": None, "return_dict_in_generate": True, "num_return_sequences": 2}
     out = model.generate(prompts(), **options(mode, **unnamed))
@@ -548,7 +550,7 @@ def test_repetition_penalty_acts_on_loc_s(model: Any, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_min_length_keeps_the_end_away(model: Any, mode: str) -> None:
+def test_min_length_suppresses_the_end_of_text_token(model: Any, mode: str) -> None:
     ids = prompts(1)
     plain = generate(model, ids, mode)[0]
     eos = plain[2]
@@ -632,7 +634,7 @@ class Listener(BaseStreamer):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_streamer_hears_every_token(model: Any, mode: str) -> None:
+def test_streamer_receives_every_token(model: Any, mode: str) -> None:
     listener = Listener()
     ids = prompts(1)
     text = generate(model, ids, mode, streamer=listener)[0]
@@ -652,7 +654,7 @@ def test_stopping_criteria_stop(model: Any, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_scores_are_full_and_their_argmax_is_what_was_said(model: Any, mode: str) -> None:
+def test_scores_cover_the_vocabulary_and_their_argmax_is_the_token(model: Any, mode: str) -> None:
     more = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     out = model.generate(prompts(), **options(mode, **more))
     said = out.sequences[:, T:]
@@ -835,7 +837,7 @@ def test_the_inference_mode_of_the_config_survives_saving(own: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_beams_are_qwen2s(pair: Any, do_sample: bool) -> None:
+def test_beam_search_equals_qwen2s(pair: Any, do_sample: bool) -> None:
     base, model = pair
     more = {"num_beams": 4, "max_new_tokens": NEW, "pad_token_id": 0, "do_sample": do_sample}
     torch.manual_seed(0)
@@ -844,7 +846,7 @@ def test_beams_are_qwen2s(pair: Any, do_sample: bool) -> None:
     assert torch.equal(model.generate(prompts(), **more), expected)
 
 
-def test_an_assistant_changes_nothing(pair: Any) -> None:
+def test_assisted_decoding_equals_qwen2s(pair: Any) -> None:
     base, model = pair
     more = {"max_new_tokens": NEW, "pad_token_id": 0}
     assistant = copy.deepcopy(model)
@@ -894,7 +896,7 @@ def test_assisted_decoding_in_another_mode_is_refused(pair: Any, mode: str, how:
         generate(model, prompts(1), mode, **more)
 
 
-def test_continuous_batching_says_what_qwen2_says(pair: Any) -> None:
+def test_continuous_batching_equals_qwen2s(pair: Any) -> None:
     from transformers import ContinuousBatchingConfig
 
     base, model = pair
@@ -918,19 +920,19 @@ def test_continuous_batching_in_another_mode_is_refused(model: Any) -> None:
 # --- bad arguments
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"causal_mode": "wild"}, r"causal_mode='wild' is unknown; choose one of standard, sampling"),
-    ({"temperature": -1.0}, r"temperature=-1\.0 must be a number of at least 0"),
+    ({"causal_mode": "wild"}, r"causal_mode='wild'"),
+    ({"temperature": -1.0}, r"temperature=-1\.0"),
     ({"causal_mode": "causal", "temperature": math.nan}, r"temperature=nan must be"),
     ({"causal_mode": "causal", "temperature": math.inf}, r"temperature=inf must be"),
     ({"causal_mode": "sampling", "temperature": "hot"}, r"temperature='hot' must be a number"),
-    ({"min_density": 1.5}, r"min_density=1\.5 must be a number in \[0, 1\]"),
+    ({"min_density": 1.5}, r"min_density=1\.5"),
     (
         {"causal_mode": "causal", "min_density": -0.1},
-        r"min_density=-0\.1 must be a number in \[0, 1\]",
+        r"min_density=-0\.1",
     ),
     ({"causal_mode": "causal", "noise_gain": -1.0}, r"noise_gain=-1\.0 must be a number"),
     ({"causal_mode": "causal", "noise_gain": math.inf}, r"noise_gain=inf must be a number"),
-    ({"normalization": "l2"}, r"normalization='l2' is unknown; choose one of softmax, ovr"),
+    ({"normalization": "l2"}, r"normalization='l2'"),
     (
         {"causal_mode": "standard", "normalization": "ovr"},
         r"normalization='ovr'.*'standard'.*'compatible'",
@@ -971,18 +973,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "-".join(f"{k}={str(v)[:12]}" for k, v in value.items()) if isinstance(value, dict) else ""
     ),
 )
-def test_a_bad_argument_is_refused_with_a_useful_sentence(
+def test_invalid_argument_raises_and_names_it(
     model: Any, bad: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         model.generate(prompts(), max_new_tokens=2, pad_token_id=0, **bad)
 
 
-def test_weights_of_nan_are_said_and_not_generated(own: Any) -> None:
+def test_nan_weights_raise(own: Any) -> None:
     with torch.no_grad():
         own.lm_head.weight[3, 4] = math.nan
         own.model.embed_tokens.weight[int(prompts()[0, 0])] = math.nan
-    with pytest.raises(ValueError, match=r"loc_S holds NaN.*check the model's weights"):
+    with pytest.raises(ValueError, match="NaN"):
         generate(own, prompts(), "standard")
 
 

@@ -48,7 +48,7 @@ def test_choices_are_draws_from_the_softmax(model: Any) -> None:
     assert stats.chisquare(observed, np.array(expected) * len(people)).pvalue > 0.01
 
 
-def test_noise_is_the_seeds_at_its_position(model: Any) -> None:
+def test_noise_depends_only_on_seed_and_position(model: Any) -> None:
     one = GumbelIndividual.draw(model, seed=9)
     np.testing.assert_array_equal(one.at(4), -np.log(-np.log(draw_noise(9, V, 4))))
     np.testing.assert_array_equal(one.shift(3).at(7), one.at(4))
@@ -57,7 +57,7 @@ def test_noise_is_the_seeds_at_its_position(model: Any) -> None:
     assert shared.shift(3) is shared
 
 
-def test_padding_and_company_change_nothing(model: Any) -> None:
+def test_padding_and_other_rows_do_not_change_the_text(model: Any) -> None:
     people = [GumbelIndividual.draw(model, seed=seed) for seed in (1, 2)]
     ids = torch.stack([torch.tensor([0, 0, *PROMPT[:2]]), PROMPT])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
@@ -69,7 +69,7 @@ def test_padding_and_company_change_nothing(model: Any) -> None:
     assert together[1, 4:].tolist() == say(model, people[1:], 6)[0].tolist()
 
 
-def test_hindsight_noise_says_the_text_again(model: Any) -> None:
+def test_inferred_noise_replays_the_text(model: Any) -> None:
     text = torch.tensor([1, 1, 12, 0, 6])  # nobody planned it
     found = infer_individual(model, text, prompt=PROMPT, mode="gumbel", n=50)
     assert found.success_rate == 1.0
@@ -77,7 +77,7 @@ def test_hindsight_noise_says_the_text_again(model: Any) -> None:
     assert say(model, found.individuals, 5).tolist() == [text.tolist()] * 50
 
 
-def test_hindsight_noise_is_the_noise_of_those_who_said_it(model: Any) -> None:
+def test_inferred_noise_matches_rejection_sampling(model: Any) -> None:
     """Against rejection: of many speakers, those who said the token."""
     said = 5
     passage = TokenSequence(torch.cat([PROMPT, torch.tensor([said])]), torch.zeros(T + 1).double())
@@ -91,7 +91,7 @@ def test_hindsight_noise_is_the_noise_of_those_who_said_it(model: Any) -> None:
         assert stats.ks_2samp(noise[:, token], truth[:, token]).pvalue > 1e-3
 
 
-def test_the_baseline_answers_the_same_questions(model: Any) -> None:
+def test_counterfactual_accepts_gumbel_individuals(model: Any) -> None:
     one = GumbelIndividual.draw(model, seed=3)
     same = counterfactual(model, PROMPT, one, ChangedPrompt(PROMPT), max_new_tokens=8)
     assert same.divergence is None
@@ -101,5 +101,5 @@ def test_the_baseline_answers_the_same_questions(model: Any) -> None:
     assert other.stability().violations == 0  # Gumbel noise never depends on the context
     with pytest.raises(ValueError, match="use 'pearl'"):
         counterfactual(model, PROMPT, one, ChangedPrompt(longer), semantics="disco")
-    with pytest.raises(ValueError, match="temperature=0 must be a number above 0"):
+    with pytest.raises(ValueError, match="temperature=0"):
         GumbelIndividual.draw(model, seed=1, temperature=0)

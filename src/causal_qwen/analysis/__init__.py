@@ -1,14 +1,14 @@
-"""Analysis: questions about a model and its texts.
+"""Analysis: counterfactuals, posteriors and engine comparison.
 
-In:   a model, a text, and an individual or none.
-Out:  what the same individual says after an edit, who could have written a text, and whether
-      the two engines agree.
+In:   a model, a text, and (for counterfactuals) an individual.
+Out:  the text of the same individual after an edit, individuals that could have written a text,
+      and the differences between the two engines.
 
     token_sequence  one text as ids and values, and the model's outputs before each token
-    counterfactual  the same individual in an edited world
+    counterfactual  the same individual after an edit of prompt, token, number or model
     rendering       a counterfactual as a table, HTML or JSON
-    posterior       which individuals could have written an observed text
-    gumbel          the baseline: the same questions asked of Gumbel-max sampling
+    posterior       individuals that could have written an observed text
+    gumbel          the baseline: Gumbel-max sampling
     verify          the NumPy engine against torch, layer by layer and token by token
 
 Open `counterfactual` first.

@@ -101,7 +101,7 @@ def parse_edit(
     number: str | None = None,
     other_model: Any = None,
 ) -> Edit:
-    """The one edit given on a command line; token and number as PLACE=NEW."""
+    """The one edit given on a command line; token and number as POSITION=NEW."""
     given = {"prompt": prompt, "token": token, "number": number, "other-model": other_model}
     asked = [name for name, value in given.items() if value is not None]
     if len(asked) != 1:
@@ -114,13 +114,13 @@ def parse_edit(
     if other_model is not None:
         return OtherModel(other_model)
     written = token if token is not None else number or ""
-    place, is_whole, new = written.partition("=")
-    if not (is_whole and place.strip().lstrip("-").isdecimal()):
-        raise ValueError(f"--{asked[0]} {written!r} is not PLACE=NEW, e.g. 5= never, or 0=12.5.")
+    position, separator, new = written.partition("=")
+    if not (separator and position.strip().lstrip("-").isdecimal()):
+        raise ValueError(f"--{asked[0]} {written!r} is not POSITION=NEW, e.g. 5= never, or 0=12.5.")
     if token is not None:
-        return ChangedToken(int(place), new)
+        return ChangedToken(int(position), new)
     try:
-        return ChangedNumber(int(place), float(new))
+        return ChangedNumber(int(position), float(new))
     except ValueError:
         raise ValueError(f"--number {written!r}: {new!r} is not a number.") from None
 
@@ -130,11 +130,11 @@ class World:
     """A text, and the model's outputs before each of its N generated tokens."""
 
     sequence: TokenSequence
-    start: int  # where the prompt ends
+    start: int  # the length of the prompt
     prompt: str
     text: str  # prompt included
     tokens: list[str]  # the N generated ones
-    is_ended: bool  # by its last token
+    is_ended: bool  # the last token ends the text
     u: Cauchy = field(repr=False)  # (N, C)
     probability: Array = field(repr=False)  # (N,) P_k of the generated token
     log_prob: Array = field(repr=False)  # (N,) log softmax(loc_S) of it
@@ -255,7 +255,7 @@ def counterfactual(
     """The individual's continuation of `text`, and its continuation after the edit.
 
     `text` is a string, ids, or what a processor returns; `processor` encodes strings, by default
-    the one beside the model. `individual` is an `Individual`, a seed, e itself, or a
+    the one saved with the model. `individual` is an `Individual`, a seed, e itself, or a
     `GumbelIndividual` for the baseline. `edit` is one of the four edit classes; a string is a
     changed prompt. Fresh noise follows the steps, not the positions: a longer prompt does not
     change it. Further options are those of `generate`.
@@ -438,7 +438,7 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 
 
 def _compare(
-    one: tuple[World, Tensor], other: tuple[World, Tensor], **known: Any
+    one: tuple[World, Tensor], other: tuple[World, Tensor], **fields: Any
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""
     (factual, loc_S), (counter, other_loc_S) = one, other
@@ -460,7 +460,7 @@ def _compare(
     return Counterfactual(
         factual,
         counter,
-        **known,
+        **fields,
         shift_U=(c.loc - f.loc).norm(dim=-1).numpy(),
         scale_ratio=ratio.double().numpy(),
         odds=torch.stack(odds, dim=-1).numpy(),

@@ -18,7 +18,7 @@ from causal_qwen.text.segmentation import INCOMPLETE
 
 
 class TokenSequence(NamedTuple):
-    """Ids (T,) and values (T,), 0 beside tokens that are not numbers."""
+    """Ids (T,) and values (T,), 0 for tokens that are not numbers."""
 
     ids: Tensor
     values: Tensor
@@ -46,15 +46,15 @@ class TokenSequence(NamedTuple):
 
 
 def load_processor(model: CausalModel) -> Any:
-    """The processor saved beside the model's weights."""
+    """The processor saved with the model."""
     from causal_qwen.modeling.processor import CausalQwenProcessor
 
     try:
         return CausalQwenProcessor.from_pretrained(model.name_or_path)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"There is no processor beside the model ({model.name_or_path!r}); pass processor=, or "
-            "ids instead of text."
+            f"The model ({model.name_or_path!r}) has no saved processor; pass processor=, or ids "
+            "instead of text."
         ) from error
 
 
@@ -129,14 +129,14 @@ def decode_tokens(
     is put at the last of them, and the others are empty."""
     tokens = show_tokens(model, sequence, processor)
     start: int | None = None  # of a character that is not whole yet
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if INCOMPLETE not in token:
             start = None
             continue
-        start = place if start is None else start
+        start = index if start is None else start
         assert processor is not None  # ids hold no half characters
-        text = processor.tokenizer.decode(sequence.ids[start : place + 1])
-        tokens[start : place + 1] = [*[""] * (place - start), text]
+        text = processor.tokenizer.decode(sequence.ids[start : index + 1])
+        tokens[start : index + 1] = [*[""] * (index - start), text]
         start = start if text.endswith(INCOMPLETE) else None
     return tokens
 

@@ -1,10 +1,10 @@
 """Verify: the NumPy engine against torch in float32, and both against torch in float64.
 
-Layer by layer on a text, then token by token as the engine generates greedily: the differences'
-maximum, mean and 80th percentile, and whether torch would have said the same tokens. The three
-systems run one after the other, because large models do not fit beside themselves.
+Layer by layer on a text, then token by token of a greedy generation: maximum, mean and 80th
+percentile of the differences, and whether torch chooses the same tokens. The three systems run one
+after the other, because memory may not hold a large model twice.
 
-The bars: NumPy's largest logit difference to float64 is at most 1.5 times torch's own, at most
+Bounds: NumPy's largest logit difference to float64 is at most 1.5 times torch's own, at most
 2e-4 to torch in float32; every token agrees wherever the two best logits differ by more than 1e-4;
 cached = uncached, batched = alone, read in blocks = read at once.
 """
@@ -32,8 +32,8 @@ from causal_qwen.model import CausalQwenForCausalLM
 PROMPT = "The history of bread begins in the fields of the Levant, where people gathered wild grain"
 RATIO = 1.5  # NumPy's error to float64, in units of torch's
 TOLERANCE = 2e-4  # logits, NumPy to torch float32
-SAME = 1e-4  # how far two ways to read a text may be apart, or as far as from float64
-MARGIN = 1e-4  # top-two differences below which float32 cannot tell the tokens apart
+SAME = 1e-4  # between cached, batched and blockwise reading; or RATIO x the error of float32
+MARGIN = 1e-4  # top-two differences below which rounding of float32 may change the token
 PAIRS = ("numpy_float32", "numpy_float64", "float32_float64")
 
 Stages = dict[str, NDArray[Any]]  # stage -> (T, width)
@@ -59,13 +59,13 @@ class Row:
 
     name: str
     differences: dict[str, Difference] = field(default_factory=dict)  # by pair
-    tokens: tuple[int, int, int] | None = None  # what NumPy, float32 and float64 say
+    tokens: tuple[int, int, int] | None = None  # chosen by NumPy, float32 and float64
     margin: float | None = None  # of the two best logits, in float64
 
 
 @dataclass
 class Check:
-    """One claim: a figure and its bar."""
+    """One measured value and its upper bound."""
 
     name: str
     value: float
@@ -78,7 +78,7 @@ class Check:
 
 @dataclass
 class Verification:
-    """Everything that was compared."""
+    """All comparisons of one checkpoint."""
 
     model: str
     stages: list[Row]
@@ -103,7 +103,7 @@ def verify(
     tolerance: float = TOLERANCE,
     progress: Callable[[str, Verification], None] = lambda what, so_far: None,
 ) -> Verification:
-    """Compare the systems on one checkpoint; `progress` sees every part as it is done."""
+    """Compare the systems on one checkpoint; `progress` is called after every part."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1.")
     engine = Engine.from_pretrained(path)
@@ -133,7 +133,7 @@ def _generate(
     """Greedy tokens, with the logits of every cached step."""
     if isinstance(prompt, str):
         vocabulary = engine.model.config.vocab_size
-        if engine.reader is None:  # a random model: any ids will do
+        if engine.reader is None:  # a random model: use random ids
             generator = np.random.default_rng(0)
             prompt = generator.integers(0, vocabulary, 24).tolist()
         else:
@@ -149,7 +149,7 @@ def _generate(
         new = [int(steps[-1].argmax())]
         ids = ids + new
     if not np.isfinite(steps).all() and (broken := find_not_finite(engine.parameters)) is not None:
-        raise ValueError(f"{broken} holds NaN or infinity: fetch the checkpoint again.")
+        raise ValueError(f"{broken} holds NaN or infinity; download the checkpoint again.")
     return ids, steps
 
 
@@ -196,7 +196,7 @@ def _torch_stages(path: str | Path, ids: list[int], dtype: torch.dtype) -> Stage
 def _own_checks(
     engine: Engine, ids: list[int], steps: list[NDArray[Any]], whole: NDArray[Any]
 ) -> Iterator[Check]:
-    """The engine against itself: the ways to read a text agree."""
+    """The engine against itself: cached, blockwise and batched reading agree."""
     bar = SAME
     yield Check("cached = uncached", float(np.abs(np.stack(steps) - whole).max()), bar)
     model, row = engine.model, np.array([ids])
@@ -263,7 +263,7 @@ def _conclude(result: Verification, tolerance: float) -> None:
     ]
 
 
-# ---------------------------------------------------------------- showing it
+# ---------------------------------------------------------------- tables and plots
 
 
 def table(result: Verification, width: int = 12) -> Any:
@@ -277,14 +277,14 @@ def table(result: Verification, width: int = 12) -> Any:
         shown.add_row(row.name, *_cells(row))
     step = max(len(result.tokens) // width, 1)
     worst = max(result.tokens, key=_error, default=None)
-    for place, row in enumerate(result.tokens):
-        if place % step == 0 or row is worst:
+    for index, row in enumerate(result.tokens):
+        if index % step == 0 or row is worst:
             shown.add_row(f"token {row.name}", *_cells(row))
     return shown
 
 
 def _error(row: Row) -> float:
-    """How far NumPy is off float64, once that is known."""
+    """NumPy's largest difference to float64; 0 before it is measured."""
     found = row.differences.get("numpy_float64")
     return 0.0 if found is None else found.maximum
 
@@ -312,7 +312,7 @@ def live(quiet: bool = False) -> Iterator[Callable[[str, Verification], None]]:
 
         try:
             yield show
-        except BaseException:  # what went wrong is said elsewhere, and alone
+        except BaseException:  # clear the screen: the caller prints the error
             screen.update("")
             raise
 

@@ -29,12 +29,13 @@ TOP_QUANTILE = 0.9
 POSITIONS = 128  # positions at which sum_k P_k is measured
 NEW_TOKENS = 40
 TOP_P = 0.9
-SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: aim for a calmer text
-NOISE_RANGE = (0.02, 3.0)  # range of the gain search, in units of the scores' own spread
-NOISE_STEPS = 6
-TYPICAL_NOISE = (0.465, 0.093)  # found gains, shared and fresh, in these units: embedded model
 TRUNCATION = 0.05  # saved min_density: the far tails of Cauchy noise break a text
-SHARED_GAIN_FACTOR = 4.0  # the search is untruncated; without tails, shared noise can be larger
+SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: aim for a calmer text
+SHARED_GAIN_FACTOR = 4.0  # its search is untruncated; without tails, shared noise can be larger
+SHARED_RANGE = (0.02, 3.0)  # of the search, in units of the scores' own spread
+FRESH_RANGE = (0.5, 40.0)  # truncated noise adds up like a Gaussian: it takes a larger gain
+NOISE_STEPS = 6
+TYPICAL_NOISE = (0.465, 8.1)  # found gains, shared and fresh, in these units: embedded model
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
@@ -194,11 +195,12 @@ def calibrate_noise(
 ) -> tuple[float, float]:
     """Find and save the gains of shared and of fresh noise, and the truncation.
 
-    At its gain and T = 1, untruncated noise is as lively as softmax with top-p 0.9. Liveliness is
-    the mean log-probability of the generated tokens under softmax(loc_S). One noise for the whole
-    text lowers it far less than fresh noise per token, so each has its own gain; the shared one is
-    then multiplied by SHARED_GAIN_FACTOR. All three go to the model's generation config; repeat
-    after training. Without prompts, the gains are TYPICAL_NOISE in units of the model's scores.
+    At its gain and T = 1, noise is as lively as softmax with top-p 0.9. Liveliness is the mean
+    log-probability of the generated tokens under softmax(loc_S). Shared noise lowers it less than
+    fresh noise, so each has its own gain. The fresh gain is that of truncated noise; the shared
+    one is searched untruncated and multiplied by SHARED_GAIN_FACTOR. All three go to the model's
+    generation config; repeat after training. Without prompts, the gains are TYPICAL_NOISE in units
+    of the model's scores.
     """
     was_training = model.training
     model.eval()
@@ -210,7 +212,7 @@ def calibrate_noise(
         softmax = {"causal_mode": "compatible", "do_sample": True, "top_p": TOP_P, "top_k": 0}
         target = liveliness(model, batch, **softmax)
         shared = find_gain(model, batch, unit, target + SHARED_MARGIN, "causal")
-        fresh = find_gain(model, batch, unit, target, "sampling")
+        fresh = find_gain(model, batch, unit, target, "sampling", FRESH_RANGE, TRUNCATION)
     shared *= SHARED_GAIN_FACTOR
     saved = model.generation_config
     saved.noise_gain, saved.fresh_noise_gain, saved.min_density = shared, fresh, TRUNCATION
@@ -219,17 +221,23 @@ def calibrate_noise(
 
 
 def find_gain(
-    model: CausalModel, batch: dict[str, Tensor], unit: float, target: float, causal_mode: str
+    model: CausalModel,
+    batch: dict[str, Tensor],
+    unit: float,
+    target: float,
+    causal_mode: str,
+    span: tuple[float, float] = SHARED_RANGE,
+    min_density: float = 0.0,
 ) -> float:
     """The noise gain at which the mode's liveliness falls to `target`, by bisection.
 
     Every gain uses the same individuals: common random numbers make the curve smooth.
     """
-    low, high = (math.log(edge * unit) for edge in NOISE_RANGE)
+    low, high = (math.log(edge * unit) for edge in span)
     options = {"causal_mode": causal_mode, "individual": list(range(len(batch["input_ids"])))}
     for _ in range(NOISE_STEPS):
         middle = (low + high) / 2
-        if liveliness(model, batch, noise_gain=math.exp(middle), **options) > target:
+        if liveliness(model, batch, min_density, noise_gain=math.exp(middle), **options) > target:
             low = middle
         else:
             high = middle
@@ -243,15 +251,17 @@ def gain_unit(model: CausalModel, texts: Sequence[Tensor]) -> float:
     return float(spread / (scale.mean() * row_norms(model.lm_head.weight).mean()))
 
 
-def liveliness(model: CausalModel, batch: dict[str, Tensor], **options: Any) -> float:
-    """Mean log-probability per generated token under softmax(loc_S), without truncation."""
+def liveliness(
+    model: CausalModel, batch: dict[str, Tensor], min_density: float = 0.0, **options: Any
+) -> float:
+    """Mean log-probability per generated token under softmax(loc_S)."""
     recorder = LogProbRecorder(batch["input_ids"].shape[1], end_ids(model))
     sequences = _generate(
         model,
         batch,
         logits_processor=LogitsProcessorList([recorder]),
         temperature=1.0,
-        min_density=0.0,
+        min_density=min_density,
         repetition_penalty=1.0,
         **options,
     )

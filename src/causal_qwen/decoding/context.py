@@ -1,4 +1,4 @@
-"""Context length: how many positions a model can tell apart."""
+"""Context length of a model, RoPE scaling included."""
 
 from __future__ import annotations
 

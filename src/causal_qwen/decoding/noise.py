@@ -1,4 +1,4 @@
-"""Noise of one call of `generate`: whose noise moves each row, and by how much.
+"""Noise of one call of `generate`, row by row.
 
 The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain.
 """
@@ -14,7 +14,7 @@ from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.individuals.noise import Noise, to_cauchy
 
-RANDOM_SEEDS = 2**62  # individuals that are drawn when a call names none
+RANDOM_SEEDS = 2**62  # range of the seeds drawn when a call gives no individual
 
 
 class NoiseGains(NamedTuple):
@@ -95,7 +95,7 @@ class DecodingNoise:
             )
 
     def __bool__(self) -> bool:
-        """Whether anything is moved."""
+        """Whether any row has noise."""
         return any(individual.temperature > 0 for individual in self.individuals)
 
     @property

@@ -1,4 +1,4 @@
-"""Generation: a prompt -> tokens, one after the other, in one of the four modes.
+"""Generation: the loop over tokens, in one of the four modes.
 
 The settings, the noise and the decision rules are those of `causal_qwen.decoding`.
 """
@@ -54,11 +54,11 @@ class DecodeStep:
     loc_scores: Float32  # (B, V) loc_S, before candidates were cut and noise was added
     is_last: bool = False
     u: Cauchy | None = None  # (B, C)
-    y: NDArray[np.float64] | None = None  # (B,) the value, should the token have been a number
+    y: NDArray[np.float64] | None = None  # (B,) the value that <NUM> would have
 
 
 class Generator:
-    """One call: reads the prompt, then chooses and reads, token by token."""
+    """One call: iterate over it to choose the next token of every row."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Generator:
         return DecodeStep(tokens, value, loc_scores, u=u, y=value)
 
     def _displacement(self, heads: CausalHeads, u: Cauchy) -> Float32:
-        """How far noise moves the individual of every row. (B, C)"""
+        """Displacement of every row's U by noise. (B, C)"""
         positions = self._positions().tolist()
         noise, exogenous = self.noise.at(positions), self.noise.exogenous_at(positions)
         return heads.displacement(
@@ -170,7 +170,7 @@ class Generator:
     def _candidates(self, scores: Float32, index: int) -> Float32:
         """Scores with -inf for tokens that may not be chosen. (B, V)"""
         settings, limits = self.settings, self.limits
-        if not np.isfinite(scores.max(-1)).all():  # a maximum hides no NaN
+        if not np.isfinite(scores.max(-1)).all():  # max propagates NaN
             raise FloatingPointError("The logits are not finite.")
         if settings.repetition_penalty != 1:
             scores = penalize_repetition(scores, self.ids, settings.repetition_penalty)

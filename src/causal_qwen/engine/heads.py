@@ -214,7 +214,7 @@ class CausalHeads:
         scale = np.maximum(u.scale @ np.abs(self.value_weight), np.float32(SCALE_FLOOR))
         return Cauchy(u.loc @ self.value_weight + self.value_bias, scale)
 
-    # ------------------------------------------------------------ the protocol `decoding.decision.Head`
+    # ------------------------------------------------------------ as in `decoding.decision.Head`
 
     def row_norms(self) -> Float32:
         if self._norms is None:

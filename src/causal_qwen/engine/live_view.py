@@ -154,7 +154,7 @@ def _prompt_tokens(engine: Engine, prompt: str, encoding: str | None, is_chat: b
     if engine.reader is None:
         return []
     text = engine.reader.as_chat(prompt) if is_chat else prompt
-    ids, values = engine.reader.encode(text, encoding, is_framed=not is_chat)
+    ids, values = engine.reader.encode(text, encoding, add_special_tokens=not is_chat)
     return [engine.reader.show(token, value) for token, value in zip(ids, values, strict=True)]
 
 

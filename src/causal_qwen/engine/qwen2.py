@@ -645,8 +645,8 @@ def greedy_decode(
 ) -> Ints:
     """Greedy decoding. (T,) or (B, T) -> the same with the new tokens
 
-    `all_parameters` maps names to a checkpoint's tensors; their shapes give `vocab_size` if `config`
-    lacks it. Stops early only if `eos_token_id` is given and every row has generated it.
+    `all_parameters` maps names to a checkpoint's tensors; `vocab_size` is read from their shapes if
+    `config` lacks it. Stops early only if `eos_token_id` is given and every row has generated it.
     """
     if not isinstance(config, Qwen2Config):
         vocabulary = all_parameters["model.embed_tokens.weight"].shape[0]

@@ -1,4 +1,4 @@
-"""Random: checkpoints of a given shape with random weights, for benchmarks, tests and teaching."""
+"""Random checkpoints of a given shape, for benchmarks, tests and teaching."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from causal_qwen.engine.weights import DTYPES, SINGLE, Float32
 from causal_qwen.options import check_choice
 
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-POOL = (
-    2**22 + 9
-)  # random numbers that are drawn; weights start anywhere among them, and wrap around
+POOL_SIZE = 2**22 + 9  # random numbers drawn once; each weight is a slice of them, wrapped around
 
 TINY: dict[str, Any] = {
     "vocab_size": 331,
@@ -62,7 +60,7 @@ def random_checkpoint(
     std: float = 0.02,
     is_causal: bool = False,
 ) -> Path:
-    """Write a checkpoint of the given shape; its logits spread like a trained model's.
+    """Write a checkpoint whose logits have the spread of a trained model.
 
     `is_causal` adds CausalQwen's heads: W_loc = I, small varied scales, an equal threshold.
     """
@@ -72,7 +70,7 @@ def random_checkpoint(
     shapes = qwen2.expected_tensors(shape)
     heads = causal_heads.expected_tensors(config) if is_causal else {}
     generator = np.random.default_rng(seed)
-    pool = generator.standard_normal(POOL, dtype=np.float32)
+    pool = generator.standard_normal(POOL_SIZE, dtype=np.float32)
 
     def draw(name: str, size: tuple[int, ...]) -> Float32:
         if name == "model.norm.weight":  # logits with a standard deviation of about 6
@@ -85,8 +83,8 @@ def random_checkpoint(
         constants = {"abduction.scale.bias": -4.0, "action.b_noise": 0.01, "decision.threshold": 20}
         if name in constants:
             return np.full(size, constants[name], np.float32)
-        start, count = int(generator.integers(POOL)), math.prod(size)
-        wrapped = np.resize(np.roll(pool, -start), count) if count > POOL - start else None
+        start, count = int(generator.integers(POOL_SIZE)), math.prod(size)
+        wrapped = np.resize(np.roll(pool, -start), count) if count > POOL_SIZE - start else None
         values = pool[start : start + count] if wrapped is None else wrapped
         return values.reshape(size) * np.float32(std)
 
@@ -97,7 +95,7 @@ def random_checkpoint(
         start, end = end, end + math.prod(size) * np.dtype(DTYPES[kinds[name]]).itemsize
         header[name] = {"dtype": kinds[name], "shape": size, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64)  # tensors begin where cache lines do
+    text += b" " * (-len(text) % 64)  # align tensors to cache lines
     with (directory / SINGLE).open("wb") as file:
         file.write((len(text)).to_bytes(8, "little") + text)
         for name, size in {**shapes, **heads}.items():

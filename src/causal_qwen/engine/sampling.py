@@ -1,7 +1,6 @@
-"""Sampling: logits -> the next token, by softmax; and the candidates that top-k and top-p leave.
+"""Sampling: softmax draws, and the cuts top-k, top-p and min-p.
 
-Randomness is the individual's: draw i of a seed is Philox's, keyed by (seed, i), so a text can be
-told again from its seed, alone or in a batch.
+Draw i of a seed is Philox keyed by (seed, i), so a seed reproduces a text, alone or in a batch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from causal_qwen.engine.weights import Float32
 from causal_qwen.individuals.noise import draw_noise
 
-NEVER = np.float32(-np.inf)
+NEVER = np.float32(-np.inf)  # the score of a token that may not be chosen
 
 
 def softmax(scores: Float32) -> NDArray[np.float64]:
@@ -56,7 +55,7 @@ def penalize_repetition(scores: Float32, ids: NDArray[np.int64], penalty: float)
 
 
 def draw(scores: Float32, seed: int, index: int) -> int:
-    """A token with the probabilities softmax(scores): where draw `index` of `seed` falls. (V,)"""
+    """A token drawn from softmax(scores), by draw `index` of `seed`. (V,)"""
     mass = np.cumsum(softmax(scores))
-    place = int(np.searchsorted(mass, draw_noise(seed, 1, index)[0] * mass[-1], side="right"))
-    return min(place, int(np.flatnonzero(scores > NEVER)[-1]))
+    token = int(np.searchsorted(mass, draw_noise(seed, 1, index)[0] * mass[-1], side="right"))
+    return min(token, int(np.flatnonzero(scores > NEVER)[-1]))

@@ -1,10 +1,10 @@
-"""Threads: how the engine uses every core.
+"""Threads: divides the engine's work among cores.
 
-Each of our threads takes a share of the work (rows of a matrix, heads, coordinates), and NumPy
-releases the interpreter inside its loops. BLAS works on one thread in each: its own threads, when
-they have nothing to do, keep turning for milliseconds on the cores that ours need.
+Each thread takes a share of the work (rows of a matrix, heads, coordinates); NumPy releases the GIL
+inside its loops. BLAS is limited to one thread: its own idle threads spin for milliseconds on the
+cores that these threads need.
 
-There are as many threads as BLAS was given (OPENBLAS_NUM_THREADS, OMP_NUM_THREADS), by default one
+The number of threads is that of BLAS (OPENBLAS_NUM_THREADS, OMP_NUM_THREADS), by default one
 per core.
 """
 
@@ -30,8 +30,8 @@ _LOCAL = threading.local()
 class _Worker(threading.Thread):
     """A thread that waits for its next task at a lock.
 
-    A layer hands over four times, and each time is short: an executor, with its queue and its
-    futures, would cost a third of the time of a token.
+    A layer hands over four short tasks; an executor, with its queue and futures, would cost a third
+    of the time of a token.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Worker(threading.Thread):
                 self._task()
             except BaseException as error:
                 self._error = error
-            self._task = None  # which holds arrays
+            self._task = None  # release its arrays
             self._end.release()
 
     def begin(self, task: Task) -> None:
@@ -59,27 +59,27 @@ class _Worker(threading.Thread):
         self._begin.release()
 
     def end(self) -> BaseException | None:
-        """Wait for the task; the error it ended with, if any."""
+        """Wait for the task; return its error, if any."""
         self._end.acquire()
         error, self._error = self._error, None
         return error
 
     def dismiss(self) -> None:
-        """The thread ends, after its task if it has one; nobody may wait for it any more."""
+        """End the thread after its current task. Do not call `end` afterwards."""
         self._is_dismissed = True
-        if self._begin.locked():  # else it is about to wake
+        if self._begin.locked():  # else it is about to run
             self._begin.release()
 
 
 class _Workers:
-    """All of them, for one caller at a time."""
+    """All workers, for one caller at a time."""
 
     def __init__(self) -> None:
         self.are_busy = threading.Lock()
         self._all: list[_Worker] = []
 
-    def beside(self, tasks: Sequence[Task]) -> list[_Worker]:
-        """Begin every task, each in a worker."""
+    def start(self, tasks: Sequence[Task]) -> list[_Worker]:
+        """Start every task in a worker of its own."""
         while len(self._all) < len(tasks):
             self._all.append(_Worker())
         for worker, task in zip(self._all, tasks, strict=False):
@@ -100,17 +100,17 @@ def _forget_workers() -> None:
 
 
 def run(tasks: Sequence[Task]) -> None:
-    """Do all tasks, the first one here and the others beside it.
+    """Run all tasks: the first in this thread, the others in workers.
 
-    While another caller has the workers, everything is done here: nobody waits.
+    If another caller has the workers, all tasks run in this thread, without waiting.
     """
-    if len(tasks) == 1 or COUNT == 1 or not _run_beside(tasks):
+    if len(tasks) == 1 or COUNT == 1 or not _run_parallel(tasks):
         for task in tasks:
             task()
 
 
-def _run_beside(tasks: Sequence[Task]) -> bool:
-    """Do all tasks with the workers, or none if another caller has them."""
+def _run_parallel(tasks: Sequence[Task]) -> bool:
+    """Run all tasks with the workers, or none (False) if another caller has them."""
     workers, is_ours, is_over = _WORKERS, False, False
     try:
         is_ours = workers.are_busy.acquire(blocking=False)
@@ -118,7 +118,7 @@ def _run_beside(tasks: Sequence[Task]) -> bool:
             is_over = True
             return False
         with blas_alone():
-            others = workers.beside(tasks[1:])
+            others = workers.start(tasks[1:])
             try:
                 tasks[0]()
             finally:
@@ -126,8 +126,8 @@ def _run_beside(tasks: Sequence[Task]) -> bool:
                 workers.are_busy.release()
                 is_over = True
     finally:
-        if not is_over:  # Ctrl-C, or what a signal's handler raised, anywhere above: they may still
-            _forget_workers()  # be at work, so nobody gets them again; their lock stays taken
+        if not is_over:  # Ctrl-C or a signal handler's exception, anywhere above: the workers may
+            _forget_workers()  # still be running, so they are not reused; their lock stays taken
             if is_ours:
                 workers.dismiss()
     for error in filter(None, errors):
@@ -136,9 +136,9 @@ def _run_beside(tasks: Sequence[Task]) -> bool:
 
 
 def shares(size: int, parts: int | None = None, lead: int = 0) -> list[slice]:
-    """range(size) in as many nearly equal parts as there are threads.
+    """Split range(size) into nearly equal parts, one per thread.
 
-    The first part is longer by `lead`: it is done here, at once, and the others' threads sleep.
+    The first part is longer by `lead`: it starts at once, while other threads wake up.
     """
     parts = COUNT if parts is None else parts
     lead = min(lead, size) if parts > 1 else 0
@@ -148,15 +148,15 @@ def shares(size: int, parts: int | None = None, lead: int = 0) -> list[slice]:
 
 
 def scratch(rows: int, columns: int) -> NDArray[np.float32]:
-    """This thread's own (rows, columns), the same memory every time: it stays in cache."""
+    """A (rows, columns) buffer of this thread; its memory is reused and stays in cache."""
     kept: NDArray[np.float32] | None = getattr(_LOCAL, "scratch", None)
     if kept is None or kept.size < rows * columns:
         kept = _LOCAL.scratch = np.empty(rows * columns, np.float32)
     return kept[: rows * columns].reshape(rows, columns)
 
 
-class _Inside:
-    """Who has BLAS work on one thread, and how many threads it had before the first came in."""
+class _BlasLimit:
+    """The callers that limit BLAS to one thread, and its thread counts before the first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -179,33 +179,33 @@ class _Inside:
 
     def _set(self, counts: list[int]) -> None:
         for library, count in zip(_BLAS, counts, strict=True):
-            # threadpoolctl obeys one thread only, so that threads do not fight; ours take turns
+            # threadpoolctl accepts calls from one thread only; the lock above makes others safe
             set_count = getattr(library, "_real_set_num_threads", library.set_num_threads)
             set_count(count)
 
 
-_INSIDE = _Inside()
+_BLAS_LIMIT = _BlasLimit()
 
 
 @contextmanager
 def blas_alone() -> Iterator[None]:
-    """One BLAS thread while anybody is inside, as many as before when the last one has left."""
+    """Limit BLAS to one thread; the last caller to leave restores the counts."""
     caller = object()
     try:
-        _INSIDE.enter(caller)
+        _BLAS_LIMIT.enter(caller)
         yield
     finally:
-        _INSIDE.leave(caller)
+        _BLAS_LIMIT.leave(caller)
 
 
-def _begin_anew() -> None:
-    """A forked process has none of the threads, neither the workers nor who was inside."""
-    global _INSIDE
+def _reset_after_fork() -> None:
+    """A forked process has neither the workers nor the callers' threads."""
+    global _BLAS_LIMIT
     _forget_workers()
-    before, _INSIDE = _INSIDE, _Inside()
+    before, _BLAS_LIMIT = _BLAS_LIMIT, _BlasLimit()
     if before.callers:
         before._set(before.given)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -49,7 +49,7 @@ class TextReader:
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing narrower
-            raise ValueError(f"{path} is damaged ({error}): fetch it again.") from None
+            raise ValueError(f"{path} is damaged ({error}); download it again.") from None
         num_token_id, size = fields.get("num_token_id"), tokenizer.get_vocab_size()
         own = tokenizer.token_to_id(PLACEHOLDER)
         if size > fields["vocab_size"] or (num_token_id is not None and own != num_token_id):

@@ -26,7 +26,7 @@ from causal_qwen.modeling.action import ActionNetwork, UNoise
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
-WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # a softmax from which nothing is cut
+WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # the softmax without cuts
 NOISE = ("individual", "noise_gain", "min_density", "fresh_noise", "normalization")
 OPTIONS = (*WHOLE, *NOISE)
 
@@ -109,9 +109,9 @@ class ClassifierView(nn.Module):
 
 
 class DocumentedCalls:
-    """What the documents call on the model. Options beside `mode` are those of `generate`."""
+    """The calls of the documents. Options besides `mode` are those of `generate`."""
 
-    # What the model brings along.
+    # Provided by the model class.
     config: Any
     device: torch.device
     abduction: AbductionNetwork
@@ -202,7 +202,7 @@ class DocumentedCalls:
     ) -> Tensor:
         """The prompt and up to `max_length` *new* tokens of every row. (B, T) -> (B, T + new)
 
-        Each is what `inference` says of the text so far; `compatible` draws it from the
+        Each is what `inference` returns for the text so far; `compatible` draws it from the
         probabilities. A row ends at its own end-of-text token, not at the first row's.
         """
         check_ids(input_ids)
@@ -279,7 +279,7 @@ def _given(settings: DecodingSettings, names: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def drawing_from(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """Let what draws from torch's global state draw from `generator`; the state is put back."""
+    """Let what draws from torch's global state draw from `generator`; the state is restored."""
     if generator is None:
         yield
         return

@@ -3,7 +3,7 @@
     pipeline("text-generation", model=path, pipeline_class=CausalTextGenerationPipeline)
 
 It is Hugging Face's pipeline with the processor in the tokenizer's place. Every record also holds
-`numeric_values`, the numbers that were said.
+`numeric_values`, the generated numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from causal_qwen.modeling.protocols import Processor
 
 
 class CausalTextGenerationPipeline(TextGenerationPipeline):
-    """`text-generation` that reads and says numbers as its processor does."""
+    """`text-generation` that reads and writes numbers as its processor does."""
 
     tokenizer: Any
 
@@ -35,7 +35,7 @@ class CausalTextGenerationPipeline(TextGenerationPipeline):
         processor.check(self.model.config)
         if self.model.config.encode_numbers == "value" != processor.encode_numbers:
             raise ValueError(
-                "This model reads numbers as values, and its processor would leave them digits: "
+                "This model reads numbers as values and its processor reads digits; "
                 "use CausalQwenProcessor(..., encode_numbers='value')."
             )
         self.processor = processor
@@ -107,9 +107,8 @@ class CausalTextGenerationPipeline(TextGenerationPipeline):
         records = super().postprocess(model_outputs, **options)
         for record, row, numbers in zip(records, ids, values, strict=True):
             is_number = row[start:] == self.processor.num_token_id
-            said = numbers[start:][is_number]
-            record["numeric_values"] = said.tolist()
-            if return_type != ReturnType.TENSORS and len(said):
+            record["numeric_values"] = numbers[start:][is_number].tolist()
+            if return_type != ReturnType.TENSORS and is_number.any():
                 self._write(record, row[start:], numbers[start:], skip)
         return records
 
