@@ -209,7 +209,12 @@ def calibrate_noise(
         shared, fresh = (relative * unit for relative in TYPICAL_NOISE)
     else:
         batch = pad_left(prompts, model)
-        softmax = {"causal_mode": "compatible", "do_sample": True, "top_p": TOP_P, "top_k": 0}
+        softmax: dict[str, Any] = {
+            "causal_mode": "compatible",
+            "do_sample": True,
+            "top_p": TOP_P,
+            "top_k": 0,
+        }
         target = liveliness(model, batch, **softmax)
         shared = find_gain(model, batch, unit, target + SHARED_MARGIN, "causal")
         fresh = find_gain(model, batch, unit, target, "sampling", FRESH_RANGE, TRUNCATION)
