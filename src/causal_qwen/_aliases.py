@@ -87,7 +87,8 @@ RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> "new.path:new_
     "individual": _names("individuals.individual", "called=parse_individual")
     | _names("individuals.individual", "gather=resolve_individuals")
     | _names("individuals.noise", "check_noise draw_noise from_cauchy noise_bound to_cauchy")
-    | _names("decoding.noise", "Gains=NoiseGains"),
+    | _names("decoding.noise", "Gains=NoiseGains")
+    | _names("decoding.settings", "first_given"),
     "metrics": _names("training.metrics", "Tally=MetricAccumulator"),
     "mock": _names("training.simulation", "Mind=CausalChain World=GroundTruth"),
     "one_vs_rest": _names("modeling.one_vs_rest", "Law=HeadParams Plan=LossSettings"),

@@ -21,13 +21,13 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM, Qwen2Mode
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
+from causal_qwen.decoding.noise import UNoise
 from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.generation.mixin import CausalGenerationMixin, adopt_generation_config
 from causal_qwen.modeling.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
 from causal_qwen.modeling.action import (
     ActionHead,
     ActionNetwork,
-    UNoise,
     ValueHead,
     row_norms,
     score_pair,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
+from causal_qwen.decoding.noise import UNoise
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.abduction import (
     ABS_FLOOR,
@@ -23,7 +24,7 @@ from causal_qwen.modeling.abduction import (
     activate,
     inverse_activation,
 )
-from causal_qwen.modeling.action import UNoise, score_pair
+from causal_qwen.modeling.action import score_pair
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_embedding import embed_values
 from causal_qwen.modeling.value_space import symexp, symlog

@@ -41,7 +41,8 @@ from causal_qwen.analysis.token_sequence import (
     show_tokens,
 )
 from causal_qwen.decoding.decision import margin
-from causal_qwen.individuals.individual import Individual, first_given
+from causal_qwen.decoding.settings import first_given
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noise_bound
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space

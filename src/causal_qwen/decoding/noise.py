@@ -53,6 +53,14 @@ class NoiseGains(NamedTuple):
         )
 
 
+class UNoise(NamedTuple):
+    """Noise that moves the individual at one position of every row: NumPy arrays or tensors."""
+
+    values: Any  # T kappa times standard Cauchy noise, (B, C)
+    regime: str = "individual"  # scaled by scale_U ("individual") or by b ("location")
+    exogenous: Any = None  # the same, on top, always scaled by b, (B, C)
+
+
 class DecodingNoise:
     """The noise of every row of a call, at every position. Empty in modes without noise.
 
@@ -71,7 +79,7 @@ class DecodingNoise:
         self.gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
         self.individuals: list[Individual] = []  # one per row
         self.sources: list[Individual] | None = None  # of the exogenous noise, one per row
-        self._shared: Noise | None = None  # (B, C), if it is the same at every position
+        self._shared: UNoise | None = None  # if it is the same at every position
         if not settings.is_noisy:
             return
         rows = prompts * copies
@@ -94,30 +102,18 @@ class DecodingNoise:
                 settings.exogenous, prompts, copies, size, fresh=True
             )
 
-    def __bool__(self) -> bool:
-        """Whether any row has noise."""
-        return any(individual.temperature > 0 for individual in self.individuals)
-
-    @property
-    def regime(self) -> str:
-        """What scales the noise: b ("location") or scale_U ("individual")."""
-        return "location" if self.settings.mode == "sampling" else "individual"
-
-    @property
-    def is_fresh(self) -> bool:
-        return any(individual.is_fresh for individual in self.individuals)
-
-    def at(self, positions: Sequence[int]) -> Noise:
-        """T kappa t of every row; positions count tokens that are not padding. (B,) -> (B, C)"""
-        if self._shared is not None:
-            return self._shared
-        noise = self.gains.noise(self.individuals, positions)
-        if not self.is_fresh:
-            self._shared = noise
-        return noise
-
-    def exogenous_at(self, positions: Sequence[int]) -> Noise | None:
-        """T kappa eps of every row, in units of b. (B,) -> (B, C)"""
-        if self.sources is None:
+    def at(self, positions: Sequence[int]) -> UNoise | None:
+        """The noise of every row at its position, counted among tokens that are not padding; None
+        if nothing is moved. (B,) -> (B, C)"""
+        if not any(individual.temperature > 0 for individual in self.individuals):
             return None
-        return self.gains.exogenous(self.individuals, self.sources, positions)
+        if self._shared is None or self.sources is not None:
+            exogenous = None
+            if self.sources is not None:
+                exogenous = self.gains.exogenous(self.individuals, self.sources, positions)
+            regime = "location" if self.settings.mode == "sampling" else "individual"
+            noise = UNoise(self.gains.noise(self.individuals, positions), regime, exogenous)
+            if any(individual.is_fresh for individual in self.individuals):
+                return noise
+            self._shared = noise
+        return self._shared

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.individuals.individual import Individual, first_given
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
 
 # Our own fields of a generation config, and their defaults.
@@ -213,3 +213,8 @@ def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be True or False.")
     return value
+
+
+def first_given(*values: Any) -> Any:
+    """The first value that is not None."""
+    return next((value for value in values if value is not None), None)

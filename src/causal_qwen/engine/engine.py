@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, DecodingSettings, resolve_settings
+from causal_qwen.decoding.settings import (
+    DEFAULTS,
+    SOFTMAX,
+    DecodingSettings,
+    first_given,
+    resolve_settings,
+)
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
 from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
 from causal_qwen.engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2, Qwen2Config
@@ -30,7 +36,7 @@ from causal_qwen.engine.weights import (
     read_tensors,
     widen,
 )
-from causal_qwen.individuals.individual import Individual, first_given
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.text.segmentation import stable_prefix
 
 DTYPES = (None, "float32")

@@ -131,8 +131,9 @@ class Generator:
         u = heads.abduct(z)
         y = heads.number(u).loc
         shift: Float32 | None = None
-        if self.noise:
-            moved = self._displacement(heads, u)
+        noise = self.noise.at(self._positions().tolist())
+        if noise is not None:
+            moved = heads.displacement(u, noise)
             loc_scores, shift = heads.score_pair(u.loc, moved)
             y = y + moved @ heads.value_weight
         else:
@@ -148,17 +149,6 @@ class Generator:
                 raise FloatingPointError("scale_U is not finite.")
             tokens = decide(settings.mode, scores, shift, u.scale, heads)
         return DecodeStep(tokens, value, loc_scores, u=u, y=value)
-
-    def _displacement(self, heads: CausalHeads, u: Cauchy) -> Float32:
-        """Displacement of every row's U by noise. (B, C)"""
-        positions = self._positions().tolist()
-        noise, exogenous = self.noise.at(positions), self.noise.exogenous_at(positions)
-        return heads.displacement(
-            u,
-            noise.astype(np.float32),
-            self.noise.regime,
-            None if exogenous is None else exogenous.astype(np.float32),
-        )
 
     def _positions(self) -> Ints:
         """The position of the last token, among the row's tokens that are not padding. -> (B,)"""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
+from causal_qwen.decoding.noise import UNoise
 from causal_qwen.engine.matrix import Matrix
 from causal_qwen.engine.weights import Float32, Stored, check_tensors, find_not_finite, widen
 from causal_qwen.options import NUMERIC_ENCODINGS, SCALE_ACTIVATIONS, VALUE_SPACES, check_choice
@@ -181,15 +182,14 @@ class CausalHeads:
         """Scale noise: adds b to scale_U and leaves loc_U unchanged."""
         return Cauchy(u.loc, u.scale + self.b_noise)
 
-    def displacement(
-        self, u: Cauchy, noise: Float32, regime: str, exogenous: Float32 | None = None
-    ) -> Float32:
-        """Displacement of U by noise in units of b ("location") or scale_U ("individual").
-
-        Exogenous noise is added in units of b.
-        """
-        moved = noise * (self.b_noise if regime == "location" else u.scale)
-        return moved if exogenous is None else moved + exogenous * self.b_noise
+    def displacement(self, u: Cauchy, noise: UNoise) -> Float32:
+        """The shift of loc_U by noise: scaled by b ("location") or by scale_U ("individual"), plus
+        exogenous noise scaled by b. (B, C)"""
+        factor = self.b_noise if noise.regime == "location" else u.scale
+        moved: Float32 = noise.values.astype(np.float32) * factor
+        if noise.exogenous is None:
+            return moved
+        return moved + noise.exogenous.astype(np.float32) * self.b_noise
 
     def score(self, loc: Float32) -> Float32:
         """loc_S = W loc_U. (..., C) -> (..., V)"""

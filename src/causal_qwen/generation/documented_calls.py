@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from causal_qwen.decoding.noise import DecodingNoise
+from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.mixin import noise_at
 from causal_qwen.modeling.abduction import AbductionNetwork
-from causal_qwen.modeling.action import ActionNetwork, UNoise
+from causal_qwen.modeling.action import ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
@@ -184,9 +184,9 @@ class DocumentedCalls:
 
         cuts = ("top_k", "top_p", "min_p")
         scores = self.warpers(**{"top_k": 0, **_given(settings, cuts)})(None, scores)
-        if noise:
+        if (moving := noise_everywhere(noise, positions)) is not None:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
-            last.shift = self.score_moved(alone, noise_everywhere(noise, positions))[1].squeeze(1)
+            last.shift = self.score_moved(alone, moving)[1].squeeze(1)
         return last(input_ids, scores).argmax(-1).unflatten(0, input_ids.shape)
 
     def generate_step_by_step(
@@ -266,10 +266,14 @@ def check_options(options: dict[str, Any]) -> None:
         raise TypeError(f"Unknown option {', '.join(unknown)}; there are {', '.join(OPTIONS)}.")
 
 
-def noise_everywhere(noise: DecodingNoise, positions: Tensor) -> UNoise:
+def noise_everywhere(noise: DecodingNoise, positions: Tensor) -> UNoise | None:
     """The noise of every position, each as if it were the last. (B, T) -> (BT, C)"""
-    steps = [noise_at(noise, positions[:, : i + 1]).values for i in range(positions.shape[1])]
-    return UNoise(torch.stack(steps, dim=1).flatten(0, 1), noise.regime)
+    steps = [noise_at(noise, positions[:, : i + 1]) for i in range(positions.shape[1])]
+    values = [step.values for step in steps if step is not None]
+    if not values:
+        return None
+    regime = "location" if noise.settings.mode == "sampling" else "individual"
+    return UNoise(torch.stack(values, dim=1).flatten(0, 1), regime)
 
 
 def _given(settings: DecodingSettings, names: Sequence[str]) -> dict[str, Any]:

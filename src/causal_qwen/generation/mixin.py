@@ -7,6 +7,7 @@ names the hook that an upgrade of transformers breaks.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,14 +15,12 @@ from torch import Tensor
 from transformers.generation import GenerationConfig, LogitsProcessorList
 from transformers.utils import ModelOutput, logging
 
-from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
+from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.values import ValueTracker
-from causal_qwen.individuals.individual import first_given
-from causal_qwen.individuals.noise import Noise
-from causal_qwen.modeling.action import UNoise
 from causal_qwen.modeling.value_space import field_space
+from causal_qwen.options import NOISY_MODES
 
 logger = logging.get_logger("transformers.causal_qwen")
 
@@ -69,9 +68,8 @@ class CausalGenerationMixin:
             default_mode=self.config.inference_mode,
             only_compatible=compatible_only,
         )
-        explicit = first_given(
-            call.get("causal_mode"), getattr(generation_config, "causal_mode", None)
-        )
+        given = {} if generation_config is None else vars(generation_config)
+        explicit = _first("causal_mode", call, given)
         if compatible_only and explicit is None and self._default_mode() != "compatible":
             logger.warning_once(f"{compatible_only} runs in causal_mode='compatible'.")
         return settings
@@ -85,11 +83,11 @@ class CausalGenerationMixin:
             seeds: list[int] = torch.randint(RANDOM_SEEDS, (rows,)).tolist()
             return seeds
 
-        return DecodingNoise(settings, prompts, copies, self.config.latent_size, draw_seeds)
+        return DecodingNoise(settings, prompts, copies, self.config.causal_size, draw_seeds)
 
     def _default_mode(self) -> str:
-        saved = getattr(self.generation_config, "causal_mode", None)
-        return str(first_given(saved, self.config.inference_mode))
+        saved = vars(self.generation_config).get("causal_mode")
+        return str(self.config.inference_mode if saved is None else saved)
 
     def _compatible(self, what: str, kwargs: dict[str, Any]) -> str:
         call = {"causal_mode": kwargs.get("causal_mode")}
@@ -110,14 +108,12 @@ class CausalGenerationMixin:
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Resolve the mode, and pass HF a config without our fields, in which nothing is drawn."""
-        asked = {
-            name: first_given(
-                kwargs.get(name),
-                getattr(generation_config, name, None),
-                getattr(self.generation_config, name, None),
-            )
-            for name in (*CUTS, *DECODING)
-        }
+        sources = (
+            kwargs,
+            {} if generation_config is None else vars(generation_config),
+            vars(self.generation_config),
+        )
+        asked = {name: _first(name, *sources) for name in (*CUTS, *DECODING)}
         beams = asked["num_beams"] or 1
         compatible_only = kwargs.pop("compatible_only", "")
         if asked["is_assistant"] or asked["prompt_lookup_num_tokens"]:
@@ -242,7 +238,7 @@ class CausalGenerationMixin:
             cache = kwargs.get("past_key_values")
             past = 0 if cache is None else cache.get_seq_length()
             inputs["numeric_values"] = tracker.values_of(input_ids, inputs["input_ids"], past)
-        if decision_processor is not None and decision_processor.noise:
+        if decision_processor is not None:
             inputs["u_noise"] = noise_at(decision_processor.noise, inputs["position_ids"])
         return inputs
 
@@ -265,19 +261,21 @@ class CausalGenerationMixin:
         return _complete(super()._beam_search(*args, **kwargs), kwargs)  # type: ignore[misc]
 
 
-def noise_at(noise: DecodingNoise, position_ids: Tensor) -> UNoise:
-    """The noise of the last position of every row. (B, T) -> (B, C)"""
-    positions = position_ids[:, -1].tolist()
+def _first(name: str, *sources: Mapping[str, Any]) -> Any:
+    """The first value of a name that is not None."""
+    return next((value for one in sources if (value := one.get(name)) is not None), None)
 
-    def tensor(values: Noise) -> Tensor:
-        return torch.from_numpy(values).to(position_ids.device, torch.float32)
 
-    exogenous = noise.exogenous_at(positions)
-    return UNoise(
-        tensor(noise.at(positions)),
-        noise.regime,
-        None if exogenous is None else tensor(exogenous),
+def noise_at(noise: DecodingNoise, position_ids: Tensor) -> UNoise | None:
+    """The noise of the last position of every row, as tensors. (B, T) -> (B, C)"""
+    at = noise.at(position_ids[:, -1].tolist())
+    if at is None:
+        return None
+    values, exogenous = (
+        None if array is None else torch.from_numpy(array).to(position_ids.device, torch.float32)
+        for array in (at.values, at.exogenous)
     )
+    return UNoise(values, at.regime, exogenous)
 
 
 def _without_softmax(
@@ -289,7 +287,8 @@ def _without_softmax(
     """The arguments with which HF's validation accepts several texts per prompt, or cuts."""
     is_one = (asked["num_return_sequences"] or 1) == 1
     is_cut = is_one and any(asked[name] is not None for name in CUTS)
-    neutral = {"do_sample": True if settings.is_noisy or is_cut else None, "temperature": None}
+    is_noisy = settings.mode in NOISY_MODES
+    neutral = {"do_sample": True if is_noisy or is_cut else None, "temperature": None}
     if generation_config is None:
         return None, kwargs | neutral
     generation_config = copy.deepcopy(generation_config)

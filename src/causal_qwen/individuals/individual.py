@@ -67,8 +67,11 @@ class Individual:
         1), as in `generate(individual=seed)`; `fresh` noise changes at every position.
         """
         saved = getattr(model, "generation_config", None)
-        min_density = first_given(min_density, getattr(saved, "min_density", None), 0.0)
-        temperature = first_given(temperature, getattr(saved, "temperature", None), 1.0)
+        if min_density is None:
+            min_density = getattr(saved, "min_density", None) or 0.0
+        if temperature is None:
+            temperature = getattr(saved, "temperature", None)
+            temperature = 1.0 if temperature is None else temperature
         size = latent_size(model)
         e = draw_noise(seed, 0 if fresh else size)
         return cls(e.reshape(0, size) if fresh else e, seed, min_density, temperature, name)
@@ -302,8 +305,3 @@ def _check_count(count: int, prompts: int, copies: int) -> None:
             f"{count} individuals were given for {prompts} prompts and {rows} texts; "
             f"give 1, {prompts} or {rows}."
         )
-
-
-def first_given(*values: Any) -> Any:
-    """The first value that is not None."""
-    return next((value for value in values if value is not None), None)

@@ -11,26 +11,19 @@ decision noise, is independent noise per token in proportion to the mean scale o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
+from causal_qwen.decoding.noise import UNoise
 from causal_qwen.modeling.abduction import Float32Module, float32_linear
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 
 EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that rounding can explain
-
-
-class UNoise(NamedTuple):
-    """Noise that moves the individual at one position of every row."""
-
-    values: Tensor  # T kappa times standard Cauchy noise, (B, C)
-    regime: str = "individual"  # scaled by scale_U ("individual") or by b ("location")
-    exogenous: Tensor | None = None  # the same, on top, always scaled by b, (B, C)
 
 
 class ActionHead(nn.Linear):
@@ -90,7 +83,7 @@ class ActionNetwork(Float32Module):
         """The shift of loc_U by noise: T kappa b eps ("location") or T kappa scale_U t, plus
         T kappa b eps if there is exogenous noise. (..., C)"""
         b = self.b_noise.abs()
-        moved = noise.values * (b if noise.regime == "location" else u.scale)
+        moved: Tensor = noise.values * (b if noise.regime == "location" else u.scale)
         return moved if noise.exogenous is None else moved + noise.exogenous * b
 
     def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
