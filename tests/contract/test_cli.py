@@ -392,7 +392,9 @@ def test_np_generate_takes_the_model_as_argument_or_option(tiny_directory: Path)
 
 def test_np_generate_uses_a_saved_individual(tiny_directory: Path, tmp_path: Path) -> None:
     size = json.loads((tiny_directory / "config.json").read_text("utf-8"))["causal_size"] or 32
-    Individual.draw(size, seed=5, temperature=3.0).save(tmp_path / "ada.safetensors")
+    Individual.draw(size, seed=5, temperature=3.0, min_density=0.05).save(
+        tmp_path / "ada.safetensors"
+    )
     asked = ("np-generate", str(tiny_directory), "Hi", "-n", "6", "--json", "--mode", "causal")
     saved = here(*asked, "-i", str(tmp_path / "ada.safetensors"))
     seed = here(*asked, "-i", "5", "-t", "3")

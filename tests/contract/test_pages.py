@@ -337,7 +337,12 @@ def test_the_pages_agree_with_the_pictures_that_the_code_draws(tmp_path: Path) -
     kept = {path.name for path in (ROOT / "docs/assets").glob("*.svg")}
     assert {path.name for path in drawn} == kept
     for path in drawn:
-        assert read(path) == read(ROOT / "docs/assets" / path.name), f"{path.name}: make docs"
+        assert rounded(path) == rounded(ROOT / "docs/assets" / path.name), f"{path.name}: make docs"
+
+
+def rounded(svg: Path) -> str:
+    """A picture with its coordinates in tenths: processors differ in the last digits."""
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", read(svg))
 
 
 # ---------------------------------------------------------------- links and the site

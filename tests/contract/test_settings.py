@@ -73,12 +73,12 @@ def test_torch_and_numpy_resolve_a_call_alike_and_choose_the_same_tokens(
 @pytest.mark.parametrize("mode", MODES)
 def test_the_command_line_resolves_as_python_does(directory: Path, mode: str | None) -> None:
     engine = Engine.from_pretrained(directory)
-    settings = engine.resolve(mode)
     options = [] if mode is None else ["--mode", mode]
     call: dict[str, Any] = {}
-    if settings.is_noisy:
+    if engine.resolve(mode).is_noisy:
         options += ["--individual", "7"]
         call["individual"] = 7
+    settings = engine.resolve(mode, **call)
     expected = engine.generate(PROMPT, mode=mode, max_new_tokens=NEW, **call)
     for command in ("generate", "np-generate"):
         arguments = [command, PROMPT, "--model", str(directory), *options]
@@ -98,6 +98,14 @@ def test_an_explicit_mode_is_not_overruled_by_a_saved_do_sample(saved: dict[str,
     assert resolve_settings({}, saved).mode == ("sampling" if saved else "standard")
     with pytest.raises(ValueError, match="do_sample=True"):
         resolve_settings({"causal_mode": "standard", "do_sample": True}, saved)
+
+
+def test_an_individual_without_a_mode_means_causal() -> None:
+    for saved in SAVED.values():
+        assert resolve_settings({"individual": 7}, saved).mode == "causal"
+        assert resolve_settings({"individual": 7, "do_sample": True}, saved).mode == "sampling"
+    with pytest.raises(ValueError, match="individual="):
+        resolve_settings({"individual": 7, "causal_mode": "standard"}, {})
 
 
 def test_a_call_ranks_before_its_config_and_its_config_before_the_saved_one() -> None:

@@ -937,7 +937,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"causal_mode": "standard", "normalization": "ovr"},
         r"normalization='ovr'.*'standard'.*'compatible'",
     ),
-    ({"individual": 3}, r"individual=.*'standard'.*'causal'"),
+    ({"causal_mode": "standard", "individual": 3}, r"individual=.*'standard'.*'causal'"),
     ({"causal_mode": "compatible", "individual": 3}, r"individual=.*'compatible'"),
     ({"causal_mode": "causal", "individual": -1}, r"seed must lie in \[0, 2\*\*64\), not -1"),
     ({"causal_mode": "causal", "individual": 2**64}, r"seed must lie in \[0, 2\*\*64\)"),

@@ -5,7 +5,8 @@
     config  `inference_mode` of config.json
 
 A saved `do_sample: true` turns the default mode `standard` into `sampling`; an explicit mode is
-kept as it is, and contradicts only a `do_sample=True` of the same call.
+kept as it is, and contradicts only a `do_sample=True` of the same call. A call that names an
+individual and neither a mode nor `do_sample=True` means `causal`.
 """
 
 from __future__ import annotations
@@ -101,8 +102,12 @@ def resolve_settings(
     explicit = {
         name: first_given(call.get(name), config.get(name)) for name in (*DEFAULTS, *SOFTMAX)
     }
+    named_mode = explicit["causal_mode"]
+    is_plain_call = named_mode is None and not explicit["do_sample"] and not only_compatible
+    if explicit["individual"] is not None and is_plain_call and has_heads:
+        named_mode = "causal"
     mode = resolve_mode(
-        explicit["causal_mode"],
+        named_mode,
         first_given(saved.get("causal_mode"), default_mode),
         do_sample=explicit["do_sample"],
         saved_do_sample=saved.get("do_sample"),

@@ -89,7 +89,8 @@ class CausalTextGenerationPipeline(TextGenerationPipeline):
         outputs = super()._forward(model_inputs, **generate_kwargs)
         extra = outputs.pop("additional_outputs")
         outputs["numeric_values"] = extra.pop("numeric_values")  # here HF takes batches apart
-        extra.pop("individual", None)
+        for name in ("individual", "settings"):
+            extra.pop(name, None)
         return outputs | ({"additional_outputs": extra} if extra else {})
 
     def postprocess(

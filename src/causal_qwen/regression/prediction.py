@@ -284,7 +284,7 @@ def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
         head = HeadParams(weight, bias, model.action.decision_noise, model.decision.threshold)
         return head.sf(model.action.widen(u), k)
 
-    p: Tensor = model.lm_head(u.loc, law=probability)
+    p: Tensor = model.lm_head(u.loc, function=probability)
     return p.float()
 
 
