@@ -230,6 +230,7 @@ class CausalQwenForCausalLM(
             self.action.restore_equality(self.lm_head.weight)
         return self
 
+    # Long by its arguments and outputs, which are Hugging Face's contract.
     @can_return_tuple
     def forward(
         self,

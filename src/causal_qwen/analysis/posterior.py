@@ -110,6 +110,7 @@ class Observation(NamedTuple):
 # ---------------------------------------------------------------- inference
 
 
+# Long by its options and their description.
 def infer_individual(
     model: CausalModel,
     text: Any,

@@ -127,9 +127,7 @@ def resolve_settings(
         mode=mode,
         do_sample=do_sample,
         temperature=_number("temperature", first_given(found["temperature"], 1.0), 0),
-        top_k=found["top_k"]
-        if found["top_k"] is None
-        else int(_number("top_k", found["top_k"], 0)),
+        top_k=_optional_number("top_k", found["top_k"], 0, kind=int),
         top_p=_optional_number("top_p", found["top_p"], 0, 1),
         min_p=_optional_number("min_p", found["min_p"], 0, 1),
         repetition_penalty=_number(
@@ -203,8 +201,10 @@ def _number(name: str, value: Any, least: float, most: float = math.inf) -> floa
     return float(value)
 
 
-def _optional_number(name: str, value: Any, least: float, most: float) -> float | None:
-    return None if value is None else _number(name, value, least, most)
+def _optional_number(
+    name: str, value: Any, least: float, most: float = math.inf, kind: Any = float
+) -> Any:
+    return None if value is None else kind(_number(name, value, least, most))
 
 
 def _gain(name: str, value: Any) -> Any:

@@ -215,6 +215,7 @@ def _generate_tab(state: AppState) -> None:
     _cancel(stop, running, output)
 
 
+# Long, as the tab: its components, and the handlers that refer to them.
 def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
     """-> the components in which an individual is selected"""
     first = mine.value
@@ -333,6 +334,7 @@ def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:
     return speaker
 
 
+# Long, as the tab: its components, and the handlers that refer to them.
 def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
     versions = itertools.count()
 
