@@ -55,11 +55,13 @@ def test_auto_classes_load_it(saved: Path) -> None:
 @pytest.mark.parametrize(
     "imports",
     [
-        "import causal_qwen; from transformers import AutoModelForCausalLM",
+        "import causal_qwen; from transformers import AutoConfig, AutoModelForCausalLM",
         *(
             pytest.param(other, marks=pytest.mark.slow)
             for other in (
+                "import causal_qwen; from transformers import AutoModelForCausalLM",
                 "from transformers import AutoModelForCausalLM; import causal_qwen",
+                "import causal_qwen.modeling.action; from transformers import AutoModelForCausalLM",
                 "import causal_qwen; "
                 "from transformers import LlamaForCausalLM, AutoModelForCausalLM",
                 "from causal_qwen.modeling.configuration import CausalQwen2Config; "

@@ -47,17 +47,21 @@ def tiny_base(tied: bool, dtype: torch.dtype) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM._from_config(config, dtype=dtype).eval()
 
 
+@pytest.mark.parametrize(
+    "length",
+    [256, pytest.param(1024, marks=pytest.mark.slow)],  # bfloat16 is slow on many processors
+)
 @torch.no_grad()
-def test_choice_at_every_position_of_real_text_is_the_base_models(pair: Any) -> None:
+def test_choice_at_every_position_of_real_text_is_the_base_models(pair: Any, length: int) -> None:
     tokenizer, base, model = pair
-    ids = tokenizer(PROSE, return_tensors="pt").input_ids[:, :1024]
+    ids = tokenizer(PROSE, return_tensors="pt").input_ids[:, :length]
     positions = 0
     for chunk in ids.split(256, dim=1):
         expected, output = base(chunk).logits, model(chunk)
         assert torch.equal(output.logits, expected)
         assert torch.equal(model.decision.choose(output.s_dist), expected.argmax(-1))
         positions += chunk.shape[1]
-    assert positions > 1000
+    assert positions == length
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class NumpyHead:
 def pruned_choice(case: Case) -> int:
     """The choice of both engines, which must be the same."""
     chosen = choose_pruned(case.loc, case.scale, torch_head(case))
-    if case.weight.dtype == torch.float32:
+    if case.weight.dtype == torch.float32 and len(case.loc) < 1000:
         in_numpy = choose_pruned(case.loc.numpy(), case.scale.float().numpy(), NumpyHead(case))
         assert in_numpy == chosen
     return chosen
