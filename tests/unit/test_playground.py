@@ -822,3 +822,12 @@ def test_missing_gradio_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ImportError, match=r"pip install 'causal-qwen\[app\]'$"):
         launch(port=0)
+
+
+def test_number_of_an_older_text_counts_as_none_selected() -> None:
+    """The browser sends a selection before it has received the choices of the new text."""
+    from causal_qwen.playground import page  # and Gradio
+
+    box = page._number_box("from 3 to 7")
+    assert box.preprocess(1) == 1
+    assert page._number_box("no numbers").preprocess(0) is None
