@@ -56,9 +56,10 @@ def compare(
         edit = ChangedPrompt(check_prompt(other_prompt, processor))
     elif kind == "a number":
         value = parse_number(number)
-        changed = replace_number(prompt, index or 0, value)
+        index = index if isinstance(index, int) else 0
+        changed = replace_number(prompt, index, value)
         is_value = processor.encode_numbers == "value"
-        edit = ChangedNumber(index or 0, value) if is_value else ChangedPrompt(changed)
+        edit = ChangedNumber(index, value) if is_value else ChangedPrompt(changed)
     else:
         word, other = word.strip(), other_word.strip()
         if not word or not other:

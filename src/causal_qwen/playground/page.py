@@ -533,16 +533,6 @@ def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
     ]
 
 
-class NumberBox(gr.Dropdown):
-    """A dropdown whose choices follow a text. The browser may send the number of an older text:
-    it counts as none selected, where Gradio would answer with a list of choices."""
-
-    is_template = True  # shown as its parent
-
-    def preprocess(self, payload: Any) -> Any:
-        return payload if payload in [value for _, value in self.choices] else None
-
-
 def _number_box(text: str, selected: int | None = None) -> gr.Dropdown:
     """The numbers of a text; the selected one stays selected if it still exists."""
     found = [
@@ -550,7 +540,10 @@ def _number_box(text: str, selected: int | None = None) -> gr.Dropdown:
         for index, (surface, _) in enumerate(text_edits.find_numbers(text))
     ]
     value = min(selected or 0, len(found) - 1) if found else None
-    return NumberBox(found, value=value, label="Number to replace", min_width=240)
+    # The browser may send a selection before it has the choices of a new text: `compare` checks it.
+    return gr.Dropdown(
+        found, value=value, label="Number to replace", min_width=240, allow_custom_value=True
+    )
 
 
 def _cancel(button: gr.Button, running: Sequence[Any], output: gr.HTML) -> None:
