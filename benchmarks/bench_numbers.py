@@ -29,7 +29,7 @@ import torch
 from _numbers_heads import GAUSSIAN, HEADS, L1, LEVELS, MSE, OURS, REFERENCES, Data, Prediction
 from _numbers_scratch import mixed, scratch
 from _numbers_tables import TABLES, Table, corrupt
-from _results import save
+from _results import RESULTS, page_path, save
 from numpy.typing import NDArray
 
 from causal_qwen.conversion.convert import default_model, open_model
@@ -387,7 +387,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--keep", type=Path, help="Directory of finished tables, not run again.")
     parser.add_argument("--quick", action="store_true", help="Smoke test of some minutes.")
     parser.add_argument("--model", type=Path, default=None, help="Instead of the embedded one.")
-    parser.add_argument("--output", type=Path, default=Path("docs/results/numbers.md"))
+    parser.add_argument("--output", type=page_path, default=RESULTS / "numbers.md")
     return parser
 
 

@@ -42,9 +42,10 @@ def embedded_gguf() -> Path | None:
     return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
 
 
-def install_hint(extra: str) -> str:
-    """How to install an extra of this package, which no package index has yet."""
-    return f"pip install '.[{extra}]' in a clone of the project"
+def install_hint(extra: str = "") -> str:
+    """How to install this package or an extra of it, which no package index has yet."""
+    target = f"'.[{extra}]'" if extra else "."
+    return f"pip install {target} in a clone of the project"
 
 
 def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:

@@ -85,6 +85,27 @@ def test_a_missing_torch_extra_raises_one_sentence_with_the_cure(hidden: set[str
     assert len(re.findall(r"[.!?](?=\s|$)", message)) <= 1, f"more than one sentence: {message}"
 
 
+@pytest.mark.parametrize(
+    ("hidden", "code", "extra"),
+    [
+        ("pandas", "from causal_qwen.regression.csv_io import read_csv; read_csv('x')", "tables"),
+        ("sklearn", "import causal_qwen.regression.regressor", "tables"),
+        ("gradio", "from causal_qwen.playground.server import launch; launch(port=0)", "app"),
+        (
+            "matplotlib",
+            "from causal_qwen.regression.prediction import NumberPrediction as N; N.plot(None)",
+            "plot",
+        ),
+    ],
+)
+def test_a_missing_package_is_advised_from_a_clone(hidden: str, code: str, extra: str) -> None:
+    message = run(
+        f"{hide(hidden)}\ntry:\n    {code}\nexcept ImportError as error:\n    print(error)\n"
+    )
+    assert hidden.replace("sklearn", "scikit-learn") in message
+    assert f"pip install '.[{extra}]' in a clone of the project" in message
+
+
 def test_the_same_import_works_with_the_torch_extra() -> None:
     """The control of the test above."""
     run("from causal_qwen import CausalQwenForCausalLM")

@@ -35,7 +35,10 @@ def title(result: Counterfactual) -> str:
 def caption(result: Counterfactual) -> str:
     step = result.divergence
     where = "the worlds never diverge" if step is None else f"first divergence at step {step}"
-    return f"{where}; ΔU: how far loc_U moved; P: one-vs-rest probability"
+    return (
+        f"{where}; ΔU: how far loc_U moved; scale ratio: by what factor scale_U changed; "
+        "P: one-vs-rest probability"
+    )
 
 
 def split_text(result: Counterfactual, world: World) -> tuple[str, str, str]:
@@ -44,6 +47,14 @@ def split_text(result: Counterfactual, world: World) -> tuple[str, str, str]:
     tokens = [*world.tokens[:-1], END] if world.is_ended else world.tokens
     gap = "" if result.is_text else " "
     return world.prompt + gap, gap.join([*tokens[:step], ""]), gap.join(tokens[step:])
+
+
+def table(result: Counterfactual) -> tuple[tuple[str, ...], list[StepRow]]:
+    """Headings and rows; without numbers in the texts, without the column of values."""
+    rows = step_rows(result)
+    if any(row.cells[-1] for row in rows):
+        return HEADINGS, rows
+    return HEADINGS[:-1], [StepRow(row.cells[:-1], row.is_same) for row in rows]
 
 
 def step_rows(result: Counterfactual) -> list[StepRow]:
@@ -88,11 +99,10 @@ def to_rich(result: Counterfactual) -> Any:
     }
     for name, (world, colour) in worlds.items():
         texts.add_row(name, rich_text(result, world, colour))
-    rows = step_rows(result)[:STEPS_SHOWN]
-    columns = len(HEADINGS) if any(row.cells[-1] for row in rows) else len(HEADINGS) - 1
-    steps = Table(*HEADINGS[:columns], caption=caption(result), title_justify="left")
-    for row in rows:
-        cells = [Text(cell) for cell in row.cells[:columns]]  # no column of values without one
+    headings, rows = table(result)
+    steps = Table(*headings, caption=caption(result), title_justify="left")
+    for row in rows[:STEPS_SHOWN]:
+        cells = [Text(cell) for cell in row.cells]
         if not row.is_same:
             cells[1].stylize("red")
             cells[3].stylize("green")
@@ -122,10 +132,11 @@ def to_html(result: Counterfactual) -> str:
             f"<span style='opacity:.6'>{prompt}</span>{same}"
             f"<span style='{colour}'>{other}</span></td></tr>"
         )
-    heads = "".join(f"<th>{html.escape(heading)}</th>" for heading in HEADINGS)
+    headings, steps = table(result)
+    heads = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
     rows = []
-    for row in step_rows(result):
-        styles = [""] * len(HEADINGS)
+    for row in steps:
+        styles = [""] * len(headings)
         if not row.is_same:
             styles[1], styles[3] = RED, GREEN
         cells = "".join(

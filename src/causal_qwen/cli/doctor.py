@@ -98,13 +98,8 @@ def cure(module: str) -> str:
     package = canonicalize_name(DISTRIBUTIONS.get(module, module))
     for extra in ("", *PURPOSES):
         if any(canonicalize_name(one.name) == package for one in _requirements(extra)):
-            return f"{module} is not installed: {_install(extra)}"
+            return f"{module} is not installed: {paths.install_hint(extra)}"
     return f"{module} is not installed: pip install {package}"
-
-
-def _install(extra: str) -> str:
-    target = f"'.[{extra}]'" if extra else "."
-    return f"pip install {target} in a clone of the project"
 
 
 def _verdict(record: Record) -> str:
@@ -132,7 +127,7 @@ def _requirements(extra: str) -> list[Requirement]:
 
 def _group(extra: str, purpose: str) -> Record:
     packages = list(_packages(extra).values())
-    group = {"purpose": purpose, "cure": _install(extra), "packages": packages}
+    group = {"purpose": purpose, "cure": paths.install_hint(extra), "packages": packages}
     return {**group, "is_complete": all(one["is_good"] for one in packages)}
 
 

@@ -7,7 +7,6 @@ names the hook that an upgrade of transformers breaks.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from transformers.generation import GenerationConfig, LogitsProcessorList
 from transformers.utils import ModelOutput, logging
 
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
-from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, resolve_settings
+from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_given, resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.values import ValueTracker
 from causal_qwen.modeling.value_space import field_space
-from causal_qwen.options import NOISY_MODES
 
 logger = logging.get_logger("transformers.causal_qwen")
 
@@ -69,7 +67,7 @@ class CausalGenerationMixin:
             only_compatible=compatible_only,
         )
         given = {} if generation_config is None else vars(generation_config)
-        explicit = _first("causal_mode", call, given)
+        explicit = first_given(call.get("causal_mode"), given.get("causal_mode"))
         if compatible_only and explicit is None and self._default_mode() != "compatible":
             logger.warning_once(f"{compatible_only} runs in causal_mode='compatible'.")
         return settings
@@ -113,7 +111,9 @@ class CausalGenerationMixin:
             {} if generation_config is None else vars(generation_config),
             vars(self.generation_config),
         )
-        asked = {name: _first(name, *sources) for name in (*CUTS, *DECODING)}
+        asked = {
+            name: first_given(*(one.get(name) for one in sources)) for name in (*CUTS, *DECODING)
+        }
         beams = asked["num_beams"] or 1
         compatible_only = kwargs.pop("compatible_only", "")
         if asked["is_assistant"] or asked["prompt_lookup_num_tokens"]:
@@ -261,11 +261,6 @@ class CausalGenerationMixin:
         return _complete(super()._beam_search(*args, **kwargs), kwargs)  # type: ignore[misc]
 
 
-def _first(name: str, *sources: Mapping[str, Any]) -> Any:
-    """The first value of a name that is not None."""
-    return next((value for one in sources if (value := one.get(name)) is not None), None)
-
-
 def noise_at(noise: DecodingNoise, position_ids: Tensor) -> UNoise | None:
     """The noise of the last position of every row, as tensors. (B, T) -> (B, C)"""
     at = noise.at(position_ids[:, -1].tolist())
@@ -287,8 +282,7 @@ def _without_softmax(
     """The arguments with which HF's validation accepts several texts per prompt, or cuts."""
     is_one = (asked["num_return_sequences"] or 1) == 1
     is_cut = is_one and any(asked[name] is not None for name in CUTS)
-    is_noisy = settings.mode in NOISY_MODES
-    neutral = {"do_sample": True if is_noisy or is_cut else None, "temperature": None}
+    neutral = {"do_sample": True if settings.is_noisy or is_cut else None, "temperature": None}
     if generation_config is None:
         return None, kwargs | neutral
     generation_config = copy.deepcopy(generation_config)

@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from causal_qwen.paths import install_hint
+
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
 MAX_SESSIONS = 1000  # whose individuals are kept, the latest
 OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -30,7 +32,7 @@ def launch(
         if error.name != "gradio":
             raise
         raise ImportError(
-            "The playground needs gradio, which is not installed: pip install 'causal-qwen[app]'"
+            f"The playground needs gradio, which is not installed: {install_hint('app')}"
         ) from None
     from causal_qwen.playground.page import CSS, build
     from causal_qwen.playground.state import AppState

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.paths import check_output_directory
+from causal_qwen.paths import check_output_directory, install_hint
 from causal_qwen.regression.conformal import rows_needed
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.sentences import name_rows, require_columns
@@ -95,7 +95,7 @@ def read_csv(path: str | os.PathLike[str]) -> Any:
         import pandas
     except ModuleNotFoundError:
         raise ImportError(
-            "Tables need pandas, which is not installed: pip install 'causal-qwen[tables]'"
+            f"Tables need pandas, which is not installed: {install_hint('tables')}"
         ) from None
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a file; check the path.")

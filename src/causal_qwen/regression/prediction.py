@@ -28,6 +28,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space
+from causal_qwen.paths import install_hint
 from causal_qwen.text.numerals import render
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -132,7 +133,7 @@ class NumberPrediction:
             from matplotlib import pyplot
         except ModuleNotFoundError:
             raise ImportError(
-                "plot() needs matplotlib, which is not installed: pip install 'causal-qwen[plot]'"
+                f"plot() needs matplotlib, which is not installed: {install_hint('plot')}"
             ) from None
         ax = pyplot.subplots()[1] if ax is None else ax
         for row, one in enumerate(self if self.y.loc.dim() else [self]):
