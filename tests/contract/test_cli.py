@@ -559,6 +559,17 @@ def test_chat_and_generate_have_the_defaults_of_the_model(configured: Callable[.
     assert chat["min_density"] == text["min_density"] == 0.3
 
 
+def test_counterfactual_prints_both_texts_and_writes_a_page(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    ask = ("counterfactual", "The king", "-m", str(tiny_directory), "-i", "7", "-n", "4")
+    done = here(*ask, "--prompt", "The queen", "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in ("factual", "The king", "The queen"))
+    assert page.read_text(encoding="utf-8").startswith("<div class='counterfactual'>")
+
+
 def test_counterfactual_has_the_defaults_of_the_model(configured: Callable[..., str]) -> None:
     asked = ("-m", configured(min_density=0.3, temperature=2.0), "-i", "7", "-n", "6", "--json")
     record = json.loads(here("counterfactual", "The king", "--prompt", "The queen", *asked).stdout)

@@ -32,15 +32,6 @@ def ada(embedded: Any) -> Individual:
     return Individual.draw(embedded[1], seed=7, temperature=0.5, name="Ada")
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "causal_qwen.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def said(model: Any, prompts: list[torch.Tensor], who: Any, **options: Any) -> list[list[int]]:
     batch = pad_left(prompts, model)
     start = batch["input_ids"].shape[1]
@@ -48,16 +39,21 @@ def said(model: Any, prompts: list[torch.Tensor], who: Any, **options: Any) -> l
     return model.generate(**batch, **options)[:, start:].tolist()
 
 
-def test_saved_individual_reproduces_its_text_in_another_process(
+def test_saved_individual_reproduces_its_text_in_another_process_and_engine(
     embedded: Any, ada: Individual, tmp_path: Path
 ) -> None:
     processor, model = embedded
     ids = processor(TEXT, return_tensors="pt")["input_ids"]
     here = processor.decode(said(model, [ids[0]], ada)[0], [0.0] * NEW)
     ada.save(tmp_path / "ada.safetensors")
-    speak = ("generate", TEXT, "--mode", "causal", "-n", str(NEW), "--json")
-    there = command(*speak, "-i", str(tmp_path / "ada.safetensors"))
-    assert json.loads(there.stdout)["text"] == here
+    who = ("-i", str(tmp_path / "ada.safetensors"))
+    done = subprocess.run(  # in NumPy, whose program starts at once
+        [sys.executable, "-m", "causal_qwen", "np-generate", TEXT, *who, "-n", str(NEW), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["text"] == here
 
 
 def test_replay_is_exact_alone_in_a_batch_and_without_cache(
@@ -121,13 +117,3 @@ def test_infer_individual_finds_individuals_for_an_observed_text(embedded: Any) 
     options = {"max_new_tokens": 3, "processor": processor}
     result = counterfactual(model, "The old man", found.individuals[0], "The old woman", **options)
     assert result.factual.text == "The old man was the first"
-
-
-def test_counterfactual_command_prints_a_result(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    ask = ("counterfactual", TEXT, "-i", "7", "-t", "0.5", "-n", "4")
-    done = command(*ask, "--prompt", "The king's son", "--html", str(page))
-    assert done.returncode == 0, done.stderr
-    assert "counterfactual" in done.stdout
-    assert "The king's son" in done.stdout
-    assert page.read_text(encoding="utf-8").startswith("<div class='counterfactual'>")

@@ -106,11 +106,6 @@ def test_a_missing_package_is_advised_from_a_clone(hidden: str, code: str, extra
     assert f"pip install '.[{extra}]' in a clone of the project" in message
 
 
-def test_the_same_import_works_with_the_torch_extra() -> None:
-    """The control of the test above."""
-    run("from causal_qwen import CausalQwenForCausalLM")
-
-
 def test_the_program_is_installed_as_a_console_script() -> None:
     (command,) = metadata.entry_points(group="console_scripts", name="causal-qwen")
     assert command.value == "causal_qwen.cli:main"

@@ -385,6 +385,7 @@ def test_the_page_of_results_lists_every_generated_page() -> None:
         assert f"results/{page.name}" in listed
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_asks_nobody_else(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],

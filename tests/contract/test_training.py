@@ -229,18 +229,19 @@ def test_killed_run_resumes_with_identical_losses_and_weights(
     """SIGKILL after the first checkpoint; losses are equal bit for bit."""
     arguments = {**QUICK, "max_steps": 16}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    command = [sys.executable, "-c", SCRIPT, str(directory), str(data)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    rest = json.dumps(arguments)
-    subprocess.run([*command, str(whole), "new", rest], check=True, env=environment)
-    process = subprocess.Popen([*command, str(broken), "new", rest], env=environment)
+    names = (str(directory), str(data))
+    train(Run(*names, str(whole), numbers="value", arguments=arguments))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *names, str(broken), "new", json.dumps(arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )
     while not list(broken.glob("checkpoint-*/trainer_state.json")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (broken / "metrics.json").exists()
-    subprocess.run([*command, str(broken), "resume", rest], check=True, env=environment)
+    train(Run(*names, str(broken), numbers="value", resume=True, arguments=arguments))
     assert losses(broken) == losses(whole)
     one, two = (CausalQwenForCausalLM.from_pretrained(path) for path in (whole, broken))
     for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
@@ -382,6 +383,7 @@ def test_noise_measurement_after_training_is_announced_once(
     assert "measuring" not in capsys.readouterr().err
 
 
+@pytest.mark.slow  # two processes that import torch
 def test_two_processes_equal_one_with_twice_the_batch(
     directory: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -179,7 +179,8 @@ def test_every_extra_exists_and_requires_only_its_own_packages() -> None:
     assert own["all"] == {f"[{extra}]" for extra in EXTRAS - {"all", "torch"}}
 
 
-@pytest.mark.parametrize("is_new", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # a minute each; test_cli.py shows the demo on a tiny model
+@pytest.mark.parametrize("is_new", [False, True])
 def test_the_demo_runs_from_the_wheel(
     is_new: bool, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -1072,6 +1072,7 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_one_compiled_graph_gives_the_eager_output(make_model: Make) -> None:
     model = make_model(causal_size=C)

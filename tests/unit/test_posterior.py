@@ -84,7 +84,7 @@ def rejection_draws(
 # --- posterior draws against rejection sampling
 
 
-@pytest.mark.parametrize("min_density", [0.0, 0.05])
+@pytest.mark.parametrize("min_density", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 def test_shared_draws_match_rejection_sampling(model: Any, min_density: float) -> None:
     text = generated_ids(model, 11, 2, min_density=min_density)
     truth = rejection_draws(model, text, None, min_density)
