@@ -256,7 +256,7 @@ def url(started: tuple[Any, int, Path]) -> Iterator[str]:
         time.sleep(0.2)
     yield f"http://127.0.0.1:{port}/"
     server.send_signal(signal.SIGINT)
-    assert server.wait(timeout=30) == 0
+    assert server.wait(timeout=1800) == 0
     assert log.read_text().endswith("Closed.\n"), log.read_text()
 
 

@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Run:
             env={**os.environ, "CAUSAL_QWEN_CACHE": str(tmp_path / "cache")},
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=1800,
             check=False,
         )
 

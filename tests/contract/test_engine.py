@@ -52,7 +52,7 @@ sys.meta_path.insert(0, Blocker())
 
 def run_without_torch(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", WITHOUT_TORCH + code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -334,7 +334,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1800,
         check=False,
     )
 

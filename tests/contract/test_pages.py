@@ -393,7 +393,7 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_else(tmp_path: Path
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -428,7 +428,7 @@ def reproduce(tmp_path: Path, tiny_directory: Path) -> Callable[..., str]:
             env={**os.environ, "CAUSAL_QWEN_CACHE": str(tmp_path / "cache")},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1800,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
