@@ -117,6 +117,7 @@ def test_a_script_fails_on_a_damaged_model_and_names_the_claim(
     assert claim in summary.replace("\n", " ")
 
 
+@pytest.mark.slow  # a process that imports torch
 def test_a_directory_without_a_model_exits_with_2_and_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "simple_demo_v2.py"), "--model", str(tmp_path / "none")],

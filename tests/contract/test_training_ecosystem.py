@@ -345,6 +345,7 @@ READERS = {
 }
 
 
+@pytest.mark.slow  # a process that imports torch and every dashboard
 @pytest.mark.parametrize("board", BOARDS)
 @pytest.mark.filterwarnings("default")  # the readers' own
 def test_dashboard_has_every_metric(logged: Path, board: str) -> None:
