@@ -1,6 +1,12 @@
 """Noise of one call of `generate`, row by row.
 
-The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain.
+    u = loc_U + T kappa (p scale_U t + (1 - p) b eps)
+
+The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain. The
+share p (persistence) of it is the individual's own t, the same at all positions; the rest is
+chance, eps, drawn from its seed at every position. A Cauchy is 1-stable: where b = scale_U, the
+sum is standard Cauchy times T kappa scale_U for every p. p = 1/2 with T kappa = 2 is the structural
+equation u = loc_U + scale_U t + b eps.
 """
 
 from __future__ import annotations
@@ -30,27 +36,47 @@ class NoiseGains(NamedTuple):
         return float(individual.temperature * gains[row % len(gains)])
 
     def noise(self, individuals: Sequence[Individual], positions: Sequence[int]) -> Noise:
-        """T kappa t of every row at its position. -> (B, C)"""
+        """T kappa p t of every row at its position; p, the persistence, is 1 for fresh noise.
+        -> (B, C)"""
         rows = enumerate(zip(individuals, positions, strict=True))
-        return np.stack([self.amplitude(one, row) * one.cauchy(at) for row, (one, at) in rows])
+        return np.stack(
+            [
+                self.amplitude(one, row)
+                * (one.persistence if one.has_chance else 1)
+                * one.cauchy(at)
+                for row, (one, at) in rows
+            ]
+        )
 
     def exogenous(
         self,
         individuals: Sequence[Individual],
-        sources: Sequence[Individual],
+        sources: Sequence[Individual] | None,
         positions: Sequence[int],
-    ) -> Noise:
-        """T kappa eps of every row: T and truncation are the individual's, kappa is that of fresh
-        noise, as in `sampling`. -> (B, C)"""
-        rows = enumerate(zip(individuals, sources, positions, strict=True))
-        return np.stack(
-            [
-                one.temperature
-                * self.amplitude(source, row)
-                * to_cauchy(source.at(position), one.min_density)
-                for row, (one, source, position) in rows
-            ]
-        )
+    ) -> Noise | None:
+        """T kappa (1 - p) eps of every row, eps from its individual or from `sources`; None if
+        there is none. -> (B, C)
+
+        T and truncation are the individual's. Sources beside an individual that leaves nothing to
+        chance (p = 1) add T kappa eps with the kappa of fresh noise, as in `sampling`.
+        """
+        if sources is None and not any(one.has_chance for one in individuals):
+            return None
+        noise = np.zeros((len(individuals), individuals[0].size))
+        for row, (one, position) in enumerate(zip(individuals, positions, strict=True)):
+            source = None if sources is None else sources[row]
+            if one.has_chance:
+                eps = one.chance(position) if source is None else truncated(source, one, position)
+                noise[row] = self.amplitude(one, row) * (1 - one.persistence) * eps
+            elif source is not None:
+                unit = one.temperature * self.amplitude(source, row)
+                noise[row] = unit * truncated(source, one, position)
+        return noise
+
+
+def truncated(source: Individual, individual: Individual, position: int) -> Noise:
+    """eps of a source, truncated like the individual. -> (C,)"""
+    return to_cauchy(source.at(position), individual.min_density)
 
 
 class UNoise(NamedTuple):
@@ -95,6 +121,7 @@ class DecodingNoise:
             fresh=settings.fresh_noise,
             min_density=settings.min_density,
             temperature=settings.temperature,
+            persistence=settings.persistence,
             explicit=settings.named,
         )
         if settings.exogenous is not None:
@@ -107,13 +134,11 @@ class DecodingNoise:
         if nothing is moved. (B,) -> (B, C)"""
         if not any(individual.temperature > 0 for individual in self.individuals):
             return None
-        if self._shared is None or self.sources is not None:
-            exogenous = None
-            if self.sources is not None:
-                exogenous = self.gains.exogenous(self.individuals, self.sources, positions)
-            regime = "location" if self.settings.mode == "sampling" else "individual"
-            noise = UNoise(self.gains.noise(self.individuals, positions), regime, exogenous)
-            if any(individual.is_fresh for individual in self.individuals):
-                return noise
+        if self._shared is not None:
+            return self._shared
+        regime = "location" if self.settings.mode == "sampling" else "individual"
+        exogenous = self.gains.exogenous(self.individuals, self.sources, positions)
+        noise = UNoise(self.gains.noise(self.individuals, positions), regime, exogenous)
+        if exogenous is None and not any(one.is_fresh for one in self.individuals):
             self._shared = noise
-        return self._shared
+        return noise

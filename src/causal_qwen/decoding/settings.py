@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.individual import OWN_FIELDS, Individual
 from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
 
 # Our own fields of a generation config, and their defaults.
@@ -28,6 +28,8 @@ DEFAULTS: dict[str, Any] = {
     "noise_gain": 1.0,
     "fresh_noise_gain": None,
     "min_density": 0.0,
+    "persistence": 1.0,
+    "causal_min_p": 0.0,
     "individual": None,
     "fresh_noise": None,
     "exogenous": None,
@@ -36,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
 }
 # Hugging Face's fields that the modes share; temperature acts on noise outside `compatible`.
 SOFTMAX = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-INDIVIDUAL_FIELDS = ("temperature", "min_density", "fresh_noise")  # an Individual has its own
+INDIVIDUAL_FIELDS = (*OWN_FIELDS, "fresh_noise")  # an Individual has its own
 HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
 
 
@@ -54,6 +56,7 @@ class DecodingSettings:
     noise_gain: Any = 1.0  # kappa of shared noise: a number, or one per row
     fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
     min_density: float = 0.0
+    persistence: float = 1.0
     fresh_noise: bool = False
     normalization: str = "softmax"
     value_field: str | None = None
@@ -76,10 +79,8 @@ class DecodingSettings:
         if individual is not None:
             record |= {
                 "individual": individual.seed,
-                "temperature": individual.temperature,
-                "min_density": individual.min_density,
                 "fresh_noise": individual.is_fresh,
-            }
+            } | {name: getattr(individual, name) for name in OWN_FIELDS}
         return record
 
 
@@ -120,6 +121,8 @@ def resolve_settings(
     }
     if explicit["noise_gain"] is not None and explicit["fresh_noise_gain"] is None:
         found["fresh_noise_gain"] = explicit["noise_gain"]
+    if mode in NOISY_MODES and found["min_p"] is None:
+        found["min_p"] = found["causal_min_p"] or None
     do_sample = mode == "compatible" and bool(found["do_sample"])
     if do_sample and found["top_k"] is None:
         found["top_k"] = HF_TOP_K
@@ -136,6 +139,7 @@ def resolve_settings(
         noise_gain=_gain("noise_gain", found["noise_gain"]),
         fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
         min_density=_number("min_density", found["min_density"], 0, 1),
+        persistence=_number("persistence", found["persistence"], 0, 1),
         fresh_noise=_flag("fresh_noise", first_given(found["fresh_noise"], mode == "sampling")),
         normalization=check_choice("normalization", found["normalization"], NORMALIZATIONS),
         value_field=found["value_field"],

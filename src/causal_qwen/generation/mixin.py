@@ -126,6 +126,9 @@ class CausalGenerationMixin:
         is_ovr = settings.normalization == "ovr"
         if is_ovr and compatible_only:
             raise ValueError("normalization='ovr' runs with one beam and no assistant only.")
+        if settings.is_noisy:
+            kwargs["min_p"] = settings.min_p
+            asked["min_p"] = settings.min_p
         if settings.mode != "compatible":
             generation_config, kwargs = _without_softmax(generation_config, kwargs, settings, asked)
         prepared, model_kwargs = super()._prepare_generation_config(  # type: ignore[misc]

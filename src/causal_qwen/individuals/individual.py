@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import numbers
@@ -19,7 +20,8 @@ import numpy as np
 
 from causal_qwen.individuals.noise import Noise, check_noise, draw_noise, from_cauchy, to_cauchy
 
-SAVED = ("seed", "min_density", "temperature", "name", "offset")
+SAVED = ("seed", "min_density", "temperature", "name", "offset", "persistence")
+OWN_FIELDS = ("temperature", "min_density", "persistence")  # beside the noise itself
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,8 +32,10 @@ class Individual:
     first N; later ones, or all of them when N = 0, are drawn from `seed` on demand (*fresh* noise).
     `offset` moves fresh noise: position p + offset has the noise that p would have without it.
 
-    Likelihood truncation and temperature are the individual's own in every call; kappa, the unit
-    of temperature, is the model's.
+    `persistence` is the share of a shared individual's noise that is the same at all positions;
+    the rest, `chance`, is drawn from the seed at every position. Persistence, likelihood truncation
+    and temperature are the individual's own in every call; kappa, the unit of temperature, is the
+    model's.
     """
 
     noise: Noise
@@ -40,6 +44,7 @@ class Individual:
     temperature: float = 1.0
     name: str | None = None
     offset: int = 0
+    persistence: float = 1.0
 
     def __post_init__(self) -> None:
         e = np.array(self.noise, dtype=np.float64)  # a copy that no caller can change
@@ -49,6 +54,8 @@ class Individual:
         to_cauchy(0.5, self.min_density)  # raises if outside [0, 1]
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature={self.temperature!r} must be a number of at least 0.")
+        if not 0 <= self.persistence <= 1:
+            raise ValueError(f"persistence={self.persistence!r} is outside [0, 1].")
 
     @classmethod
     def draw(
@@ -59,22 +66,31 @@ class Individual:
         fresh: bool = False,
         min_density: float | None = None,
         temperature: float | None = None,
+        persistence: float | None = None,
         name: str | None = None,
     ) -> Individual:
         """The individual `seed` of a model, or of a latent size C.
 
-        Truncation and temperature default to those of the model's generation config (else 0 and
-        1), as in `generate(individual=seed)`; `fresh` noise changes at every position.
+        Truncation, temperature and persistence default to those of the model's generation config
+        (else 0, 1 and 1), as in `generate(individual=seed)`; `fresh` noise changes at every
+        position.
         """
         saved = getattr(model, "generation_config", None)
-        if min_density is None:
-            min_density = getattr(saved, "min_density", None) or 0.0
-        if temperature is None:
-            temperature = getattr(saved, "temperature", None)
-            temperature = 1.0 if temperature is None else temperature
+
+        def choose(name: str, given: float | None, default: float) -> float:
+            value = getattr(saved, name, None) if given is None else given
+            return default if value is None else value
+
         size = latent_size(model)
         e = draw_noise(seed, 0 if fresh else size)
-        return cls(e.reshape(0, size) if fresh else e, seed, min_density, temperature, name)
+        return cls(
+            e.reshape(0, size) if fresh else e,
+            seed,
+            choose("min_density", min_density, 0.0),
+            choose("temperature", temperature, 1.0),
+            name,
+            persistence=choose("persistence", persistence, 1.0),
+        )
 
     @property
     def size(self) -> int:
@@ -104,6 +120,24 @@ class Individual:
         """The standard Cauchy noise t at a position, truncated. -> (C,)"""
         return to_cauchy(self.at(position), self.min_density)
 
+    @property
+    def has_chance(self) -> bool:
+        """A part of the noise is drawn anew at every position, besides the shared part."""
+        return self.persistence < 1 and not self.is_fresh
+
+    def chance(self, position: int) -> Noise:
+        """The standard Cauchy noise eps at a position, truncated: what persistence leaves to
+        chance. Without a seed, e itself is the seed. -> (C,)"""
+        seed = self.seed
+        if seed is None:
+            digest = hashlib.blake2b(self.noise.tobytes(), digest_size=8).digest()
+            seed = int.from_bytes(digest, "little")
+        # word 0 of a seed is its shared noise t
+        index = position - self.offset + 1
+        if index < 1:
+            raise ValueError(f"{self!r} begins at position {self.offset}, not at {position}.")
+        return to_cauchy(draw_noise(seed, self.size, index), self.min_density)
+
     def mix(self, other: Individual, t: float) -> Individual:
         """Interpolate: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1.
 
@@ -112,7 +146,7 @@ class Individual:
         """
         if not 0 <= t <= 1:
             raise ValueError(f"t={t} is outside [0, 1]; 0 is the first individual, 1 the second.")
-        for name in ("size", "min_density", "temperature"):
+        for name in ("size", *OWN_FIELDS):
             first, second = getattr(self, name), getattr(other, name)
             if first != second:
                 raise ValueError(
@@ -128,8 +162,9 @@ class Individual:
         return replace(self, min_density=min_density)
 
     def shift(self, by: int) -> Individual:
-        """The same noise, `by` positions later; a shared individual does not change."""
-        return replace(self, offset=self.offset + by) if self.is_fresh else self
+        """The same noise, `by` positions later; noise that is the same everywhere stays."""
+        is_moved = self.is_fresh or self.has_chance
+        return replace(self, offset=self.offset + by) if is_moved else self
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file atomically: e, and the other fields as JSON in its header."""
@@ -160,7 +195,7 @@ class Individual:
             raise ValueError(f"{path} holds no individual ({error}).") from error
 
     def __eq__(self, other: object) -> bool:
-        """Same noise, truncation and temperature; the name is ignored."""
+        """Same noise, truncation, temperature and persistence; the name is ignored."""
         if not isinstance(other, Individual):
             return NotImplemented
         return self._settings() == other._settings() and np.array_equal(self.noise, other.noise)
@@ -174,15 +209,17 @@ class Individual:
         parts += [f"size={self.size}"]
         if self.is_fresh:
             parts += ["fresh" if not len(self.noise) else f"positions={len(self.noise)}"]
-        for name, default in (("min_density", 0.0), ("temperature", 1.0), ("offset", 0)):
+        defaults = {"min_density": 0.0, "temperature": 1.0, "offset": 0, "persistence": 1.0}
+        for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 parts.append(f"{name}={value:g}")
         return f"Individual({', '.join(parts)})"
 
     def _settings(self) -> tuple[Any, ...]:
         """Everything but the stored noise that affects decoding."""
-        fresh = (self.seed, self.offset) if self.is_fresh else ()
-        return (self.noise.shape, self.min_density, self.temperature, *fresh)
+        drawn = (self.seed, self.offset) if self.is_fresh or self.has_chance else ()
+        own = (getattr(self, name) for name in OWN_FIELDS)
+        return (self.noise.shape, *own, *drawn)
 
 
 def resolve_individuals(
@@ -194,13 +231,14 @@ def resolve_individuals(
     fresh: bool = False,
     min_density: float = 0.0,
     temperature: float = 1.0,
+    persistence: float = 1.0,
     explicit: Mapping[str, Any] | None = None,
 ) -> list[Individual]:
     """One individual per generated row: prompts x copies of them.
 
     `individual` is an `Individual` or a list of them, one or more seeds (see `row_seeds`), or e
-    itself, (C,) or (rows, C), shared by all positions. Truncation, temperature and `fresh` apply
-    to seeds and e. An `Individual` has its own; options that the caller set by name in the same
+    itself, (C,) or (rows, C), shared by all positions. Truncation, temperature, persistence and
+    `fresh` apply to seeds and e. An `Individual` has its own; options that the caller set by name in the same
     call (`explicit`) must agree with it.
     """
     explicit = explicit or {}
@@ -212,7 +250,12 @@ def resolve_individuals(
     if (seeds := as_seeds(individual)) is not None:
         return [
             Individual.draw(
-                size, seed=seed, fresh=fresh, min_density=min_density, temperature=temperature
+                size,
+                seed=seed,
+                fresh=fresh,
+                min_density=min_density,
+                temperature=temperature,
+                persistence=persistence,
             )
             for seed in row_seeds(seeds, prompts, copies)
         ]
@@ -224,7 +267,7 @@ def resolve_individuals(
     if explicit.get("fresh_noise"):
         raise ValueError("fresh_noise=True needs seeds: noise given as numbers is shared.")
     noise = np.atleast_2d(check_noise(individual, size))
-    shared = [Individual(e, None, min_density, temperature) for e in noise]
+    shared = [Individual(e, None, min_density, temperature, persistence=persistence) for e in noise]
     return _repeat(shared, prompts, copies)
 
 
@@ -284,7 +327,7 @@ def _check_compatible(individual: Any, size: int, explicit: Mapping[str, Any]) -
             f"{size}: it is another model's."
         )
     own = {"fresh_noise": individual.is_fresh} | vars(individual)
-    for name in ("temperature", "min_density", "fresh_noise"):
+    for name in (*OWN_FIELDS, "fresh_noise"):
         if (value := explicit.get(name)) is not None and value != own[name]:
             raise ValueError(
                 f"{name}={value!r} contradicts {individual!r}, which has its own; omit {name}, or "
