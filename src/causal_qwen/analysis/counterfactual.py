@@ -20,6 +20,7 @@ factual token; `stability_violations` counts how often it does when scales vary.
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -158,11 +159,16 @@ class World:
 
 
 class Stability(NamedTuple):
-    """Of `steps` compared choices, `changed` differ and `violations` break the property."""
+    """Of `steps` compared choices, `changed` differ and `violations` break the property.
+
+    `by_candidates` of the violations happened because the edit changed who may be chosen: the
+    factual choice is no candidate in the other world, or the other choice is none in the factual.
+    """
 
     steps: int
     changed: int
     violations: int
+    by_candidates: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +185,7 @@ class Counterfactual:
     shift_U: Array = field(repr=False)  # (steps,) how far loc_U moved: the norm of its change
     scale_ratio: Array = field(repr=False)  # (steps,) median of scale_U' / scale_U
     odds: Array = field(repr=False)  # (steps, 2) loc_S of the factual minus the other choice
+    is_new_set: NDArray[np.bool_] = field(repr=False)  # (steps,) one choice is no candidate there
 
     @property
     def divergence(self) -> int | None:
@@ -200,7 +207,8 @@ class Counterfactual:
         worlds = (self.factual, self.counterfactual)
         is_changed = is_choice & np.not_equal(*(np.array(w.new_ids[:steps]) for w in worlds))
         is_violation = is_changed & (self.odds[:, 1] - self.odds[:, 0] > tolerance)
-        return Stability(*(int(flags.sum()) for flags in (is_choice, is_changed, is_violation)))
+        counted = (is_choice, is_changed, is_violation, is_violation & self.is_new_set)
+        return Stability(*(int(flags.sum()) for flags in counted))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -271,6 +279,9 @@ def counterfactual(
     seeds = (exogenous, exogenous)
     if semantics == "disco":
         seeds = (exogenous or 0, (exogenous or 0) + 1)
+    min_p = 0.0
+    if not isinstance(individual, GumbelIndividual):
+        min_p = model.resolve_settings(causal_mode=mode, min_p=options.get("min_p")).min_p or 0.0
 
     generator = _Generator(mode, options)
     factual = generator.run(model, prompt, individual, seeds[0], max_new_tokens)
@@ -298,12 +309,13 @@ def counterfactual(
         individual=individual,
         is_text=processor is not None,
         forced=len(edited.ids) - 1 - other_start if len(edited.ids) > other_start else None,
+        min_p=min_p,
     )
 
 
 def stability_violations(*results: Counterfactual, tolerance: float = TOLERANCE) -> Stability:
     """The counts of many counterfactuals together; see `Counterfactual.stability`."""
-    counts = np.reshape([result.stability(tolerance) for result in results], (-1, 3))
+    counts = np.reshape([result.stability(tolerance) for result in results], (-1, 4))
     return Stability(*counts.sum(0, dtype=int).tolist())
 
 
@@ -438,7 +450,7 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 
 
 def _compare(
-    one: tuple[World, Tensor], other: tuple[World, Tensor], **fields: Any
+    one: tuple[World, Tensor], other: tuple[World, Tensor], min_p: float, **fields: Any
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""
     (factual, loc_S), (counter, other_loc_S) = one, other
@@ -457,10 +469,16 @@ def _compare(
         (loc[rows, pair[0]] - loc[rows, pair[1]]).double()
         for loc in (loc_S[:steps], other_loc_S[:steps])
     ]
+    least = math.log(min_p) if min_p else -math.inf
+    is_new_set = [
+        loc[rows, choice] < loc.amax(-1) + least
+        for loc, choice in ((loc_S[:steps], pair[1]), (other_loc_S[:steps], pair[0]))
+    ]
     return Counterfactual(
         factual,
         counter,
         **fields,
+        is_new_set=(is_new_set[0] | is_new_set[1]).numpy(),
         shift_U=(c.loc - f.loc).norm(dim=-1).numpy(),
         scale_ratio=ratio.double().numpy(),
         odds=torch.stack(odds, dim=-1).numpy(),

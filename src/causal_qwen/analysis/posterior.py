@@ -51,6 +51,7 @@ from causal_qwen.options import check_choice
 Array = NDArray[np.float64]
 
 MODES = ("shared", "fresh", "gumbel")
+DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p")  # options of `generate` that inference needs
 MARGIN = 1e-3  # lead that the observed token must have; rounding of a float32 replay is far smaller
 VIOLATIONS_PER_POSITION = 8  # inequalities added at once
 MAX_ROUNDS = 400  # of adding inequalities, before the search for a start gives up
@@ -130,7 +131,8 @@ def infer_individual(
 
     Without a prompt the first token of the text is given and the others are observed. `mode` is
     "shared" (one individual for all positions), "fresh" (its own noise at every position) or
-    "gumbel" (the baseline: the noise of softmax sampling in hindsight). Draws are `sweeps` sweeps
+    "gumbel" (the baseline: the noise of softmax sampling in hindsight). Their persistence is 1:
+    they write the text without chance. Draws are `sweeps` sweeps
     apart, after `burn_in` sweeps. `temperature` and `min_density` default to the model's saved
     ones, as in `Individual.draw` (1 for Gumbel noise). Further options are those of `generate`,
     e.g. `noise_gain`; pass the same ones when the individuals generate again.
@@ -149,10 +151,25 @@ def infer_individual(
         return Posterior(list(found), n, rate, float(n), float(n), 0.0)
 
     template = Individual.draw(
-        model, seed=0, fresh=mode == "fresh", temperature=temperature, min_density=min_density
+        model,
+        seed=0,
+        fresh=mode == "fresh",
+        temperature=temperature,
+        min_density=min_density,
+        persistence=1.0,  # nothing is left to chance: the individual alone explains the text
     )
-    amplitude = _amplitude(model, template, options)
-    observations = _observations(model, sequence, start, amplitude)
+    settings = model.resolve_settings(
+        causal_mode="causal",
+        individual=template,
+        **{name: value for name, value in options.items() if name in DECISIVE},
+    )
+    amplitude = model.decoding_noise(settings).gains.amplitude(template)
+    observations = _observations(model, sequence, start, amplitude, settings.min_p)
+    outside = [i for i, one in enumerate(observations) if one.loc[one.token] == -math.inf]
+    if outside:
+        shown = _show_positions(model, sequence, start, outside, processor)
+        reason = f"{shown}: not among the candidates at min_p={settings.min_p:g}; pass min_p=0"
+        return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason)
     groups = [[one] for one in observations] if template.is_fresh else [observations]
     rng = np.random.default_rng(seed)
     bound = noise_bound(template.min_density)
@@ -210,18 +227,14 @@ def _individuals(
     return individuals
 
 
-def _amplitude(model: CausalModel, individual: Individual, options: dict[str, Any]) -> float:
-    """T kappa of an individual, as `generate` resolves it."""
-    gains = {name: options[name] for name in ("noise_gain", "fresh_noise_gain") if name in options}
-    settings = model.resolve_settings(causal_mode="causal", individual=individual, **gains)
-    return model.decoding_noise(settings).gains.amplitude(individual)
-
-
 def _observations(
-    model: CausalModel, sequence: TokenSequence, start: int, amplitude: float
+    model: CausalModel, sequence: TokenSequence, start: int, amplitude: float, min_p: float | None
 ) -> list[Observation]:
     output = observe(model, sequence, start)
-    loc = margin(output.logits[0], model.decision.threshold).detach().cpu().numpy()  # (N, V)
+    scores = output.logits[0].detach().float().cpu()  # (N, V)
+    loc = margin(scores, model.decision.threshold.detach().cpu()).numpy()
+    if min_p:  # others can never be chosen
+        loc[(scores < scores.amax(-1, keepdim=True) + math.log(min_p)).numpy()] = -math.inf
     law = amplitude * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
     values = field_space(model.config).encode(sequence.values[start:])
     targets = (values - output.loc_Y[0].double().detach().cpu()).tolist()
@@ -272,15 +285,25 @@ def _reason(
     amplitude: float,
     processor: Processor | None,
 ) -> str:
-    tokens = show_tokens(model, sequence, processor)
-    positions = [start + index for index in conflict]
-    listed = ", ".join(f"{tokens[position]!r} (position {position})" for position in positions)
+    listed = _show_positions(model, sequence, start, conflict, processor)
     if amplitude == 0:
         return f"without noise (temperature or noise_gain 0) the model does not generate {listed}"
     limit = "" if bound == math.inf else f" with noise up to {bound:.3g}"
     if len(conflict) == 1:
         return f"no individual{limit} generates {listed}: another token always scores higher"
     return f"no single individual{limit} generates all of {listed}; try mode='fresh'"
+
+
+def _show_positions(
+    model: CausalModel,
+    sequence: TokenSequence,
+    start: int,
+    indices: list[int],
+    processor: Processor | None,
+) -> str:
+    tokens = show_tokens(model, sequence, processor)
+    positions = [start + index for index in indices]
+    return ", ".join(f"{tokens[position]!r} (position {position})" for position in positions)
 
 
 # ---------------------------------------------------------------- inequalities on t

@@ -238,8 +238,8 @@ def resolve_individuals(
 
     `individual` is an `Individual` or a list of them, one or more seeds (see `row_seeds`), or e
     itself, (C,) or (rows, C), shared by all positions. Truncation, temperature, persistence and
-    `fresh` apply to seeds and e. An `Individual` has its own; options that the caller set by name in the same
-    call (`explicit`) must agree with it.
+    `fresh` apply to seeds and e. An `Individual` has its own; options that the caller set by name
+    in the same call (`explicit`) must agree with it.
     """
     explicit = explicit or {}
     given = [individual] if isinstance(individual, Individual) else individual
