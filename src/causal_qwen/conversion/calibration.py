@@ -225,7 +225,7 @@ class ChoicesAlong:
         self.log_probs: list[Tensor] = []  # (K,) of the candidates of each position
         self._moved: list[Tensor] = []  # (K, R) what noise of gain 1 adds to their scores
         scale = model.action.b_noise.abs()  # as in `sampling`; scale_U at conversion
-        size = model.config.causal_size
+        size = model.config.latent_size
         for index, scores in enumerate(loc):
             keep = (scores >= scores.max() + math.log(MIN_P)).nonzero().flatten()
             noise = [to_cauchy(draw_noise(draw, size, index)) for draw in range(draws)]
