@@ -127,6 +127,8 @@ _LABEL = re.compile(
     rf"{_SEPARATOR}(?<![^\W\d_])[+]?([0-9]+)((?:[ .-][0-9]{{2,}}){{0,6}})"
     r"((?:(?:,? (?:and|or|to|und|et|bis) |, ?| & )[0-9]{1,9}\b){0,20})"
 )
+_NUMBER_SIGNS = ("No", "Nos", "Nr", "No.", "Nos.", "Nr.", "no.", "nos.", "nr.")
+_FRACTION = re.compile("[.,][0-9]|%")
 _CAMEL_ID = re.compile("[a-z]I[dD]s?")
 _CJK_LABEL = re.compile(
     r"(?:(?:(?<![0-9])(?:[号號码碼证證]|番号|번호)|微信|邮编|郵編|车次|車次|航班|端口|版本|拨打|撥打"
@@ -142,9 +144,11 @@ def _labelled(shadow: str) -> Iterator[tuple[int, int]]:
     for match in _LABEL.finditer(shadow):
         label, point, number_word, digits = match[1], match[2], match[3], match[4]
         low = label.lower()
-        is_long = len(digits) > 4 or number_word is not None
+        is_numbered = number_word is not None
+        is_long = is_numbered or (len(digits) > 4 and not _FRACTION.match(shadow, match.end(4)))
         if (
-            low in _LABELS
+            (is_numbered and number_word.strip() in _NUMBER_SIGNS)
+            or low in _LABELS
             or label in _TITLES
             or (point and low in _ABBREVIATIONS)
             or (is_long and low in _LONG_LABELS)
@@ -163,29 +167,21 @@ def _labelled(shadow: str) -> Iterator[tuple[int, int]]:
 
 # ---------------------------------------------------------------- dates
 
-
-def _either_case(names: str) -> str:
-    words = names.split()
-    return "|".join([*words, *map(str.capitalize, words), *map(str.upper, words)])
-
-
 _MONTH = (
     "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?"
     "|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
     "|JAN(?:UARY)?|FEB(?:RUARY)?|MAR(?:CH)?|APR(?:IL)?|MAY|JUNE?|JULY?|AUG(?:UST)?"
     "|SEPT?(?:EMBER)?|OCT(?:OBER)?|NOV(?:EMBER)?|DEC(?:EMBER)?)"
 )
-_FOREIGN_MONTH = "(?:{})".format(
-    _either_case(
-        "januar jänner februar märz april mai juni juli august september oktober november dezember"
-        " janvier février mars avril juin juillet août septembre octobre novembre décembre"
-        " enero febrero marzo abril mayo junio julio agosto septiembre setiembre octubre noviembre"
-        " diciembre gennaio febbraio aprile maggio giugno luglio settembre ottobre dicembre"
-        " janeiro fevereiro março maio junho julho setembro outubro novembro dezembro"
-        " januari februari maart mei augustus december marts maj desember mars augusti"
-        " января февраля марта апреля мая июня июля августа сентября октября ноября декабря"
-        " jan feb mrz mär apr jun jul aug sep sept okt nov dez janv févr avr juil oct déc"
-    )
+_FOREIGN_MONTHS = frozenset(
+    "januar jänner februar märz april mai juni juli august september oktober november dezember"
+    " janvier février mars avril juin juillet août septembre octobre novembre décembre"
+    " enero febrero marzo abril mayo junio julio agosto septiembre setiembre octubre noviembre"
+    " diciembre gennaio febbraio aprile maggio giugno luglio settembre ottobre dicembre"
+    " janeiro fevereiro março maio junho julho setembro outubro novembro dezembro"
+    " januari februari maart mei augustus december marts maj desember augusti"
+    " января февраля марта апреля мая июня июля августа сентября октября ноября декабря"
+    " jan feb mrz mär apr jun jul aug sep sept okt nov dez janv févr avr juil oct déc".split()
 )
 _YEAR = r"(?:1[0-9]{3}|2[01][0-9]{2})(?![0-9]|[.,][0-9])"
 _DAY = "(?:0?[1-9]|[12][0-9]|3[01])"
@@ -201,9 +197,6 @@ _DATES = (
     rf"(?:,? {_YEAR})?",
     rf"\b{_MONTH}\.?,? {_DATED_YEAR}",
     rf"(?<![0-9.,]){_DAY}(?:{DASH}{_DAY})? (?:of )?{_MONTH}\b(?:[.,]? {_YEAR})?",
-    rf"(?<![0-9.,]){_DAY}\.? ?(?:und {_DAY}\. )?(?:de |d['’])?{_FOREIGN_MONTH}\b"
-    rf"\.?(?:(?: del?)? {_YEAR})?",
-    rf"\b{_FOREIGN_MONTH}\.?(?: del?)? {_DATED_YEAR}",
     r"(?<![0-9.,])[0-9]{1,3}\. (?:Jahrhundert|Weltkrieg|Bundesliga|Liga|Platz|Quartal|Auflage"
     r"|Stock|Etage|Klasse|Semester|Geburtstag|Jahrestag|Mal|Kapitel|Runde|Band|FC|SC|FSV)\b",
     r"\b(?:[Dd](?:er|ie|as|em|en|es)|[Ii]m|(?<!I )am|Am|[Zz]u[mr]|[Vv]om|[Bb]eim|jede[rsnm]?"
@@ -211,6 +204,21 @@ _DATES = (
     r"(?<![0-9.,])[0-9]{1,2}(?:\.[0-9]{2})?[ \u00a0\u202f]?"
     r"(?:(?i:[ap]m\b|[ap]\.m\b|o['’]clock)|Uhr\b)",
 )
+_DAY_AND_WORD = re.compile(
+    rf"(?<![0-9.,]){_DAY}(?:\. ?| )(?:(?:und|bis|et|y|e|en|og|och) {_DAY}\.? )?(?:de |d['’])?"
+    rf"([^\W\d_{CJK}]{{3,10}})(?![^\W\d_{CJK}])\.?(?:(?: del?)? {_YEAR})?"
+)
+_WORD_AND_YEAR = re.compile(
+    rf"(?<![^\W\d_{CJK}])([^\W\d_{CJK}]{{3,10}})\.?(?: del?)? {_DATED_YEAR}"
+)
+
+
+def _foreign_dates(shadow: str) -> Iterator[tuple[int, int]]:
+    """Spans of dates with a month of `_FOREIGN_MONTHS`."""
+    for pattern in (_DAY_AND_WORD, _WORD_AND_YEAR):
+        for match in pattern.finditer(shadow):
+            if match[1].lower() in _FOREIGN_MONTHS and (match[1].islower() or match[1].istitle()):
+                yield match.span()
 
 
 # ---------------------------------------------------------------- all names of a text
@@ -232,6 +240,7 @@ _CONTEXTS = tuple(
         (
             "[/⁄¼-¾⅐-⅞]",
             r"(?<![0-9])[0-9]{1,15} (?:[¼-¾⅐-⅞]|[0-9]{1,15}[/⁄][0-9])",
+            r"\b[SP]/N:? ?[0-9]",
         ),
     )
 )
@@ -258,6 +267,7 @@ def hide_names(text: str) -> str:
         shadow = _QUANTITIES.sub(rf"\1{BREAK}", shadow)
     spans += _spaced_groups(shadow)
     spans += _labelled(shadow)
+    spans += _foreign_dates(shadow)
     for needle, pattern in _CONTEXTS:
         if needle.search(shadow):
             spans += [match.span() for match in pattern.finditer(shadow)]

@@ -255,10 +255,13 @@ def _value(number: str) -> float | None:
 # ---------------------------------------------------------------- words
 
 _DIGIT = f"[0-9{HIDDEN}]"
-_ANY_WORD = (
+_CHAIN = (
     rf"{_GLUE}*(?:(?:(?<=[0-9{HIDDEN}.:/^]),+(?=[-+\u2212.:/^0-9{HIDDEN}])"
     rf"|(?<={_DIGIT})[{SPACES}](?={_DIGIT})){_GLUE}+)*"
-    rf"(?: ?{_TIMES} ?10(?:\^\{{?|(?=[{_SUPERSCRIPT}])|{SIGN}(?=[0-9])){_GLUE}*(?:\}}{_GLUE}*)?)*"
+)
+_ANY_WORD = (
+    rf"{_CHAIN}(?: ?{_TIMES} ?10(?:\^\{{?|(?=[{_SUPERSCRIPT}])|{SIGN}(?=[0-9]))"
+    rf"{_CHAIN}(?:\}}{_CHAIN})?)*"
 )
 # Fast path: a short plain number whose surroundings cannot change its reading.
 _PLAIN_WORD = (
@@ -302,6 +305,8 @@ def _read_word(before: str, word: str, after: str) -> list[Found]:
     if _is_end_of_range(before, body, after):
         begin, body = begin + 1, body[1:]
     is_quantity = _is_quantity(before, after)
+    if _is_model(body) and not (is_quantity or before.endswith(("=", "= "))):
+        return []
     for read in (_read_single, _read_range, _read_items, _read_sum):
         if numbers := read(body, begin, is_quantity):
             return numbers
@@ -355,7 +360,7 @@ def _read_range(word: str, begin: int, is_quantity: bool) -> list[Found]:
     if match is None or _NO_RANGE.fullmatch(word):
         return []
     left, left_unit, right, right_unit = match.groups()
-    if not is_quantity and (_is_model(word) or is_name(left) or is_name(right)):
+    if not is_quantity and (is_name(left) or is_name(right)):
         return []
     if left_unit not in ("", right_unit) or not _is_unit(right_unit):
         return []
@@ -459,7 +464,7 @@ _BEFORE_NEGATIVE = frozenset(
     "为為是到至约約于於在达達比得有和与與或は"
     "温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損"
 )
-_MEASURED = re.compile(f"(?:{MEASURE})")
+_MEASURED = re.compile(MEASURE)
 _UNIT_BEFORE = re.compile(f"[0-9]([{CJK}]{{1,4}})$")
 _NEGATIVE_MEASURE = re.compile("[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元")
 _REFUSING = re.compile(r"[第제] ?$|[0-9][点點时時시]$|[\^_]\{$")
@@ -468,7 +473,7 @@ _DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?
 _YEAR = re.compile("(?<![0-9])(?:[0-9]{4}[年년]|[0-9]{2}[年년] ?[0-9]{1,2}[月월])")
 _QUANTITY_AFTER = re.compile(f" ?[=*×÷+]|{MEASURE}|{MEASURE_WORD}")
 _QUANTITY_BEFORE = re.compile(
-    rf"(?:[=*×÷+]|(?<![A-Z])(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW)|[{_MONEY}]) ?$"
+    rf"(?:[0-9] ?=|[*×÷+]|(?<![A-Z])(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW)|[{_MONEY}]) ?$"
 )
 
 
@@ -490,9 +495,11 @@ def _is_sign(before: str, body: str, after: str) -> bool:
         return False
     if body[0] != "-" or not last.isalpha():
         return True
+    if _is_end_of_range(before, body, after):
+        return True
     unit = _UNIT_BEFORE.search(before)
     if unit and _MEASURED.fullmatch(unit[1]):
-        return after.startswith(unit[1])  # the dash of a range: 5元-10元
+        return False  # 5元-10
     if last in "号號码碼型版":
         return False
     is_measured = "." in body or body[-1] in "%‰°℃℉C" or _NEGATIVE_MEASURE.match(after)
