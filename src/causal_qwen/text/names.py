@@ -16,10 +16,10 @@ A measure makes it a number: ``13812345678元``, ``5558675309 bytes``, ``USD 138
 
 A *label* makes the number after it a name: ``QQ：123``, ``arXiv:2301.12345``, ``ZIP 90210``,
 ``Op. 125``, ``"id": 7``, ``订单号123``. Between them may be a point, one of ``: = #``, a quote, the
-word "number", and single spaces. The lists are below: `_LABELS`, `_TITLES` (capitalised only, as in
-Room 5), `_ABBREVIATIONS` (with their point), `_LONG_LABELS` and `_PHONES` (5 digits or more, as
-in order 12345), and `_CJK_LABEL` (not before a measure: 密码6位). A number sign does the same: № 5,
-n° 5, § 5. A plural label has a list: pages 3, 5 and 7.
+word "number", and single spaces. The labels are listed below: `_LABELS` and `_PLACES`; `_TITLES`
+only capitalised (Room 5), `_ABBREVIATIONS` only with their point, `_LONG_LABELS` and `_PHONES` only
+before five digits (order 12345), `_CJK_LABEL` not before a measure (密码6位). So do a number sign
+(№ 5, n° 5, § 5) and a US state (CA 90210). A plural label has a list: pages 3, 5 and 7.
 
 A *date* has the name of a month in English, German, French, Spanish, Italian, Portuguese, Dutch,
 Danish, Norwegian, Swedish or Russian beside a day (1 to 31) or a year (1000 to 2199). Not a year:
@@ -93,48 +93,54 @@ _COUNTER = f"{MEASURE}|[位部条條张張种種行格名家本台辆輛套项�
 
 # ---------------------------------------------------------------- labels
 
-_LABELS = frozenset(
-    "qq vx wx wechat weixin whatsapp id ids uid gid pid uuid guid isbn issn doi pmid pmcid pmc"
-    " arxiv orcid oclc lccn asin sku skus upc ean gtin imei imsi iccid ip ips iban bic swift ssn"
-    " ein vin sn pnr cve cwe cas rfc rfcs iso iec ieee din astm pep bwv hwv kv opus ngc zip zipcode"
-    " postcode postal plz pin otp code codes port ports errno serial version versions ver chapter"
-    " chapters section sections figure figures equation equations appendix page pages pp"
-    " paragraph paragraphs".split()
+
+def _words(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_LABELS = _words(
+    "qq vx wx wechat weixin whatsapp id ids uid gid pid uuid guid isbn issn doi pmid pmcid "
+    "pmc arxiv orcid oclc lccn asin sku skus upc ean gtin imei imsi iccid ip ips iban bic "
+    "swift ssn ein vin sn pnr cve cwe cas rfc rfcs iso iec ieee din astm pep bwv hwv kv opus "
+    "ngc zip zipcode postcode plz pin otp code codes port ports errno serial version versions "
+    "ver"
 )
-_TITLES = frozenset(
-    "No Nos Nr Room Rooms Flight Flights Route Routes Highway Interstate Apt Apartment Suite Gate"
-    " Table Tables Article Articles Platform Runway Boeing Airbus Windows iPhone iPad iOS Android"
-    " MacOS macOS Ubuntu Debian Fedora Xbox PlayStation Python Java PHP Ruby Perl CUDA RTX GTX"
-    " GeForce Radeon Ryzen Pentium HTTP Apollo Soyuz Psalm Psalms Bus Tram Seite Zimmer Kapitel"
-    " Abschnitt Tabelle Abbildung Postfach".split()
+_PLACES = _words("chapter chapters section sections figure page pages pp paragraph")
+_TITLES = _words(
+    "No Nos Nr Room Rooms Flight Flights Route Routes Highway Interstate Apt Apartment Suite "
+    "Gate Table Tables Equation Equations Figures Appendix Article Articles Platform Runway "
+    "Boeing Airbus Windows iPhone iPad iOS Android MacOS macOS Ubuntu Debian Fedora Xbox "
+    "PlayStation Python Java PHP Ruby Perl CUDA RTX GTX GeForce Radeon Ryzen Pentium HTTP "
+    "Apollo Soyuz Psalm Psalms Bus Tram Seite Zimmer Kapitel Abschnitt Tabelle Abbildung "
+    "Artikel Postfach Op"
 )
-_ABBREVIATIONS = frozenset(
-    "no nos nr nrs num núm op fig figs eq eqs vol vols ch chap sec sect art arts abs kap bd p pp"
-    " apt rm ext abb tab cf cap pag pág".split()
+_ABBREVIATIONS = _words(
+    "no nos nr nrs num núm op fig figs eq eqs vol vols ch chap sec sect art arts abs kap bd p "
+    "pp apt rm ext abb tab cf cap pag pág str k"
 )
-_LONG_LABELS = frozenset(
-    "order orders invoice ticket tickets account acct card case part tracking reference ref passport"
-    " licence license permit patent student employee member user customer client item model bug"
-    " issue commit build parcel shipment booking policy claim ref".split()
+_LONG_LABELS = _words(
+    "order orders invoice ticket tickets account acct card case part tracking reference ref "
+    "passport licence license permit patent student employee member user customer client item "
+    "model bug issue commit build parcel shipment booking policy claim"
 )
-_PHONES = frozenset(
-    "tel telephone phone mobile cell fax call dial hotline sms contact telefon téléphone handy"
-    " teléfono telefono телефон тел".split()
+_PHONES = _words(
+    "tel telephone phone mobile cell fax call dial hotline sms contact telefon téléphone "
+    "handy teléfono telefono телефон тел"
 )
 _SEPARATOR = "[\"'”’]?[ \t]?[:=#]?[ \t]?[\"'“‘]?"
 _LABEL = re.compile(
-    rf"(?<![^\W\d_{CJK}])([^\W\d_{CJK}]{{1,16}})([.]?)( (?:[Nn]umber|[Nn]umero|[Nn]r|[Nn]o)s?[.]?)?"
-    rf"{_SEPARATOR}(?<![^\W\d_])[+]?([0-9]+)((?:[ .-][0-9]{{2,}}){{0,6}})"
+    rf"(?<![^\W_{CJK}])([^\W\d_{CJK}]{{1,16}})([.]?)( (?:[Nn]umber|[Nn]umero|[Nn]r|[Nn]o)s?[.]?)?"
+    rf"({_SEPARATOR})(?<![^\W\d_])[+]?([0-9]+)((?:[ .-][0-9]{{2,}}){{0,6}})"
     r"((?:(?:,? (?:and|or|to|und|et|bis) |, ?| & )[0-9]{1,9}\b){0,20})"
 )
 _NUMBER_SIGNS = ("No", "Nos", "Nr", "No.", "Nos.", "Nr.", "no.", "nos.", "nr.")
 _FRACTION = re.compile("[.,][0-9]|%")
-_CAMEL_ID = re.compile("[a-z]I[dD]s?")
+_CAMEL_ID = re.compile("[a-z]I[dD]s?$")
 _CJK_LABEL = re.compile(
     r"(?:(?:(?<![0-9])(?:[号號码碼证證]|番号|번호)|微信|邮编|郵編|车次|車次|航班|端口|版本|拨打|撥打"
     r"|QQ群?|[Vv]X)(?:[是为為:=]|は|는|은)? ?[\"“]?"
     r"|(?:电话|電話|手机|手機|热线|熱線|传真|傳真|座机|座機|固话|전화)[是为為:=]? ?\+?(?=[0-9]{5}))"
-    rf"([0-9]+)(?![0-9.]|{_COUNTER})"
+    rf"([0-9]+)(?![0-9]|{_COUNTER})"
 )
 _SYMBOL_LABEL = re.compile(r"(?:№№?|§§?|¶|(?<![^\W\d_])[nN][°ºª])\.? ?[0-9]+")
 
@@ -142,24 +148,26 @@ _SYMBOL_LABEL = re.compile(r"(?:№№?|§§?|¶|(?<![^\W\d_])[nN][°ºª])\.? ?
 def _labelled(shadow: str) -> Iterator[tuple[int, int]]:
     """Spans of digits behind a label."""
     for match in _LABEL.finditer(shadow):
-        label, point, number_word, digits = match[1], match[2], match[3], match[4]
+        label, point, number_word, separator, digits, _, _ = match.groups()
         low = label.lower()
+        is_plural = low.endswith("s") or low == "pp"
         is_numbered = number_word is not None
-        is_long = is_numbered or (len(digits) > 4 and not _FRACTION.match(shadow, match.end(4)))
+        is_long = is_numbered or (len(digits) > 4 and not _FRACTION.match(shadow, match.end(5)))
         if (
             (is_numbered and number_word.strip() in _NUMBER_SIGNS)
             or low in _LABELS
             or label in _TITLES
+            or (low in _PLACES and not (is_plural and ":" in separator))
             or (point and low in _ABBREVIATIONS)
             or (is_long and low in _LONG_LABELS)
             or _CAMEL_ID.search(label)
+            or low.endswith(("straße", "strasse"))
         ):
-            is_plural = low.endswith("s") or low == "pp"
-            yield match.start(4), match.end(6 if is_plural else 4)
+            yield match.start(5), match.end(7 if is_plural else 5)
         elif is_long and low in _PHONES:
-            yield match.start(4), match.end(5)
-        elif label in ("call", "Call", "dial", "Dial") and digits in ("911", "999", "112", "110"):
-            yield match.span(4)
+            yield match.start(5), match.end(6)
+        elif low in ("call", "dial") and digits in ("911", "999", "112", "110"):
+            yield match.span(5)
     if not shadow.isascii():
         yield from (match.span(1) for match in _CJK_LABEL.finditer(shadow))
         yield from (match.span() for match in _SYMBOL_LABEL.finditer(shadow))
@@ -173,23 +181,21 @@ _MONTH = (
     "|JAN(?:UARY)?|FEB(?:RUARY)?|MAR(?:CH)?|APR(?:IL)?|MAY|JUNE?|JULY?|AUG(?:UST)?"
     "|SEPT?(?:EMBER)?|OCT(?:OBER)?|NOV(?:EMBER)?|DEC(?:EMBER)?)"
 )
-_FOREIGN_MONTHS = frozenset(
-    "januar jänner februar märz april mai juni juli august september oktober november dezember"
-    " janvier février mars avril juin juillet août septembre octobre novembre décembre"
-    " enero febrero marzo abril mayo junio julio agosto septiembre setiembre octubre noviembre"
-    " diciembre gennaio febbraio aprile maggio giugno luglio settembre ottobre dicembre"
-    " janeiro fevereiro março maio junho julho setembro outubro novembro dezembro"
-    " januari februari maart mei augustus december marts maj desember augusti"
-    " января февраля марта апреля мая июня июля августа сентября октября ноября декабря"
-    " jan feb mrz mär apr jun jul aug sep sept okt nov dez janv févr avr juil oct déc".split()
+_FOREIGN_MONTHS = _words(
+    "januar jänner februar märz april mai juni juli august september oktober november "
+    "dezember janvier février mars avril juin juillet août septembre octobre novembre "
+    "décembre enero febrero marzo abril mayo junio julio agosto septiembre setiembre octubre "
+    "noviembre diciembre gennaio febbraio aprile maggio giugno luglio settembre ottobre "
+    "dicembre janeiro fevereiro março maio junho julho setembro outubro novembro dezembro "
+    "januari februari maart mei augustus december marts maj desember augusti января февраля "
+    "марта апреля мая июня июля августа сентября октября ноября декабря jan feb mrz mär apr "
+    "jun jul aug sep sept okt nov dez janv févr avr juil oct déc"
 )
 _YEAR = r"(?:1[0-9]{3}|2[01][0-9]{2})(?![0-9]|[.,][0-9])"
 _DAY = "(?:0?[1-9]|[12][0-9]|3[01])"
 _PEOPLE = r" (?:people|persons|men|women|children|kids|of (?:them|the|us))\b"
 _PLURAL = r" (?!(?:was|is|has|its|this|his|as|us|does|versus|vs|perhaps|always)\b)[a-z]{2,20}s\b"
-_DATED_YEAR = (
-    rf"{_YEAR}(?!{_PEOPLE})(?!(?<=1[0-8][0-9]0){_PLURAL})(?!(?<=21[0-9]0){_PLURAL})"
-)
+_DATED_YEAR = rf"{_YEAR}(?!{_PEOPLE})(?!(?<=1[0-8][0-9]0){_PLURAL})(?!(?<=21[0-9]0){_PLURAL})"
 _NO_NUMBER = r"(?!\.?[0-9]|,[0-9]{3})"  # after a day
 _DATES = (
     rf"(?<![Ii]n )\b{_MONTH}\.? {_DAY}(?:{DASH}{_DAY})?{_NO_NUMBER}(?:,? {_YEAR})?",
@@ -217,7 +223,7 @@ def _foreign_dates(shadow: str) -> Iterator[tuple[int, int]]:
     """Spans of dates with a month of `_FOREIGN_MONTHS`."""
     for pattern in (_DAY_AND_WORD, _WORD_AND_YEAR):
         for match in pattern.finditer(shadow):
-            if match[1].lower() in _FOREIGN_MONTHS and (match[1].islower() or match[1].istitle()):
+            if match[1].lower() in _FOREIGN_MONTHS and match[1] != "Mars":
                 yield match.span()
 
 
@@ -237,6 +243,11 @@ _CONTEXTS = tuple(
             r"(?:1[ .-]?)?\([0-9]{2,5}\)[ .-]?[0-9]{3,4}[ .-]?[0-9]{3,5}(?![0-9])",
         ),
         (r"[A-Za-zà-ÿа-я]{2}", *_DATES),
+        (
+            ", [A-Z]{2} [0-9]{5}",
+            ", (?:A[KLRZ]|C[AOT]|D[CE]|FL|GA|HI|I[ADLN]|K[SY]|LA|M[ADEINOST]|N[CDEHJMVY]|O[HKR]|PA"
+            "|RI|S[CD]|T[NX]|UT|V[AT]|W[AIVY]) [0-9]{5}(?![0-9])",
+        ),
         (
             "[/⁄¼-¾⅐-⅞]",
             r"(?<![0-9])[0-9]{1,15} (?:[¼-¾⅐-⅞]|[0-9]{1,15}[/⁄][0-9])",

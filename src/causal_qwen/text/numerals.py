@@ -461,26 +461,27 @@ def _is_unit_name(name: str) -> bool:
 _SIGNS = frozenset("+-\u2212")
 _CLOSING = frozenset(")]}»›”」』】》〉〕")
 _BEFORE_NEGATIVE = frozenset(
-    "为為是到至约約于於在达達比得有和与與或は"
-    "温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損"
+    "为為是到至约約于於在达達比得有和与與或は温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損"
 )
 _MEASURED = re.compile(MEASURE)
 _UNIT_BEFORE = re.compile(f"[0-9]([{CJK}]{{1,4}})$")
-_NEGATIVE_MEASURE = re.compile("[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元")
+_NEGATIVE_MEASURE = re.compile(
+    "[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元"
+)
 _REFUSING = re.compile(r"[第제] ?$|[0-9][点點时時시]$|[\^_]\{$")
 _SHORT_YEAR = re.compile("[0-9]{2}(?:s|(?!['’0-9A-Za-z]))")
 _DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?![间間])|월|일|시(?!간)|번")
 _YEAR = re.compile("(?<![0-9])(?:[0-9]{4}[年년]|[0-9]{2}[年년] ?[0-9]{1,2}[月월])")
-_QUANTITY_AFTER = re.compile(f" ?[=*×÷+]|{MEASURE}|{MEASURE_WORD}")
+_QUANTITY_AFTER = re.compile(rf" ?\)?(?: ?[=*×÷+] ?|/)[-0-9(.$]|{MEASURE}|{MEASURE_WORD}")
 _QUANTITY_BEFORE = re.compile(
-    rf"(?:[0-9] ?=|[*×÷+]|(?<![A-Z])(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW)|[{_MONEY}]) ?$"
+    rf"(?:[0-9)] ?[=*×÷+]|(?<![A-Z])(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW)|[{_MONEY}]) ?$"
 )
 
 
 def _is_refused(before: str, lead: str, body: str, after: str) -> bool:
     """Whether the characters before a word keep it text; `lead` are its quotes and its colon."""
-    if ":" in lead and (lead.count(":") > 1 or not before[-1:].strip()):
-        return True  # :: of addresses, :3 of chats
+    if ":" in lead and (lead.count(":") > 1 or before[-1:] == "]" or not before[-1:].strip()):
+        return True  # :: and [::1]:80 of addresses, :3 of chats
     if lead.endswith(("'", "’")) and _SHORT_YEAR.match(body + after):
         return True
     if not lead and body[0] in _SIGNS and not _is_sign(before, body, after):
