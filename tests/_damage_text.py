@@ -24,8 +24,8 @@ SEPARATORS = [
 WORDS_AND_SYMBOLS = """
     № # % ℃ $ € 元 万 亿 度 个 人 年 月 日 号 点 第 跌 k e x v E ² ½ ① ٣ १ Ⅷ 五 👍 5️⃣ 👨‍👩‍👧
     No. Op. QQ arXiv PMID ISBN Tel ZIP id pages redis May November novembre мая am pm Uhr der people
-    wins kg km/h °C US$ USD 气温 下降了 长征 价格是 电话 订单号 三百 the st e- ×10^ 10⁻⁷ <NUM> <\\NUM>
-    https://x.io/ www. ?a=
+    wins kg km/h °C US$ USD 气温 下降了 长征 价格是 电话 订单号 三百 the st e- ×10^ 10⁻⁷ <NUM>
+    <\\NUM> https://x.io/ www. ?a=
 """
 WORDS = [*WORDS_AND_SYMBOLS.split(), "in May", "12. November", " x 10^{", "\u0301"]
 EXAMPLES = (
@@ -56,9 +56,8 @@ def _phrase(rng: random.Random) -> str:
 
 
 def _number(rng: random.Random) -> str:
-    digits = "".join(
-        rng.choices("0123456789", k=rng.choice((1, 1, 2, 2, 3, 4, 5, 8, 10, 11, 16, 18)))
-    )
+    length = rng.choice((1, 1, 2, 2, 3, 4, 5, 8, 10, 11, 16, 18))
+    digits = "".join(rng.choices("0123456789", k=length))
     sign = rng.choice(("", "", "", "-", "+", "\u2212"))
     spellings = (
         digits,

@@ -22,7 +22,8 @@ Full-width forms (U+FF01..FF5E) are read as their ASCII twins. The digits are 0-
               | [" "] times [" "] "10" ("^" [sign] d[d[d]] | "^{" [sign] d[d[d]] "}" | superscript)
     times     = "×" | "x" | "X" | "*" | "·" | "⋅" | "\times"
 
-*Number of digits.* A bare integer may have 15; longer ones are card numbers and keys. With a point
+*Number of digits.* A bare integer may have 15; longer ones are card numbers and keys, and some
+shorter ones are phones and dates (`causal_qwen.text.names`). With a point
 or an exponent 17 significant digits are allowed (leading zeros are not counted), as many as a
 double needs: ``repr`` of every finite float is a number of this grammar and encodes to that float.
 The value is the correctly rounded binary64. Overflow, and underflow of a nonzero number to 0, stay
@@ -47,9 +48,12 @@ or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part o
 
 * A *sign* is at the start, or after white space, an opening bracket, a quote, an operator, a comma
   or a currency symbol; never after a letter (COVID-19) or a closing bracket. After a CJK letter
-  "-" is a sign only behind a word like 为 or 是 (长征-5 is a rocket).
-* A *range* has one dash; a unit on its left must be repeated on its right. Not ranges: what looks
-  like a phone (555-1234), a month (2024-11, 11-2024), short years (2024-25) or a ZIP+4.
+  "-" is a sign if the number has a point, %, a degree or a measure that can be negative (气温-5℃,
+  利润-20万), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is a rocket.
+* A *range* has one dash; a unit on its left must be repeated on its right, also a CJK unit
+  (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short years
+  (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends with three digits or
+  more on both sides, unless it is part of a calculation (500-300=200) or has a measure.
 * A *list* stays text if a neighbouring pair could be one number (1,234,56), or if a list of two
   could be one number with a decimal comma (1,5 and 1.299,00; but 1.5,2.5 splits).
 
@@ -58,11 +62,14 @@ Everything else stays text: 10:30, 1/2, 1.2.3, 1-2-3, 10^6, A1B2, a@b7.org, #5, 
 
 * integers separated by single plain spaces, if one has a leading zero or one after the first
   has three digits (1 000 000; 4111 1111 1111 1111), or from three on after a "+" (+33 6 12 34);
-* a URL or query string, a phone number with brackets, 7 digits after tel/call/电话, "+" and 8
-  digits, ISBN, version, No.;
-* a month's name beside a day or a year, am/pm/o'clock, 月日号点时 after an integer and 年 after a
-  year (3年 is a duration), 第 before it;
+* a URL or query string, host:port (a known host or port), a phone number with brackets, "+" and 8
+  digits;
+* a label before it, a month's name beside it: see `causal_qwen.text.names`;
+* am/pm/o'clock/Uhr, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before
+  it;
 * a mixed fraction (1 1/2, 3 ½), a decade (1990s, '90s), an emoticon (:3), a LaTeX index (x_{2}).
+
+A slash between two quantities breaks: 12 wins/8 losses, 100元/3天. A year alone is a number.
 
 The scan is linear: every pattern below is bounded, or starts only where a maximal run starts.
 """
