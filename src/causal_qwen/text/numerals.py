@@ -51,8 +51,8 @@ or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part o
   "-" is a sign if the number has a point, %, a degree or a measure that can be negative (气温-5℃,
   利润-20万), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is a rocket.
 * A *range* has one dash; a unit on its left must be repeated on its right, also a CJK unit
-  (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short years
-  (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends with three digits or
+  (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short
+  years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends with three digits or
   more on both sides, unless it is part of a calculation (500-300=200) or has a measure.
 * A *list* stays text if a neighbouring pair could be one number (1,234,56), or if a list of two
   could be one number with a decimal comma (1,5 and 1.299,00; but 1.5,2.5 splits).
@@ -301,23 +301,23 @@ def _find_numbers(text: str) -> list[Found]:
 
 
 @lru_cache(maxsize=4096)
-def _read_word(before: str, word: str, after: str) -> list[Found]:
+def _read_word(before: str, word: str, after: str) -> tuple[Found, ...]:
     """The numbers of a word between its neighbouring characters, or none; the word begins at 0."""
     body = word.lstrip(_BEFORE_WORD)
     begin = len(word) - len(body)
     body = body.rstrip(_AFTER_WORD)
     after = word[begin + len(body) :] + after
     if _is_refused(before, word[:begin], body, after) or _is_date(body, after):
-        return []
+        return ()
     if _is_end_of_range(before, body, after):
         begin, body = begin + 1, body[1:]
     is_quantity = _is_quantity(before, after)
     if _is_model(body) and not (is_quantity or before.endswith(("=", "= "))):
-        return []
+        return ()
     for read in (_read_single, _read_range, _read_items, _read_sum):
         if numbers := read(body, begin, is_quantity):
-            return numbers
-    return []
+            return tuple(numbers)
+    return ()
 
 
 # ---------------------------------------------------------------- kinds of words
