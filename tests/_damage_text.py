@@ -157,7 +157,10 @@ def _is_nearest(surface: str, value: float) -> bool:
     for separator in (",", "\u00a0", "\u2009", "\u202f", "^", "{", "}"):
         plain = plain.replace(separator, "")
     mantissa, *power = POWER.split(plain, maxsplit=1)
-    exact = Fraction(mantissa) * Fraction(10) ** int(power[0] if power else 0)
+    try:
+        exact = Fraction(mantissa) * Fraction(10) ** int(power[0] if power else 0)
+    except ValueError:  # not a number
+        return False
     if not math.isfinite(value) or (value == 0.0) != (exact == 0):
         return False
     return value == exact.numerator / exact.denominator  # int / int rounds correctly

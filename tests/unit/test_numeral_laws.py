@@ -359,6 +359,8 @@ TEXT: dict[str, list[str]] = {  # law -> texts without a number
         "x-5",
         "(a)-5",
         "型号-2.5",
+        "编号5。",
+        "编号5.",
     ],
 }
 
@@ -470,6 +472,8 @@ NUMBERS: dict[str, list[tuple[str, list[str]]]] = {  # law -> texts, their numbe
         ("In May 15 people came", ["15"]),
         ("In May 5.2 million", ["5.2"]),
         ("May 45", ["45"]),
+        ("12.5 May be too much", ["12.5"]),
+        ("it is 3.5 mai", ["3.5"]),
     ],
     "slash: between two quantities": [
         ("12 wins/8 losses", ["12", "8"]),

@@ -52,8 +52,8 @@ or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part o
   利润-20万), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is a rocket.
 * A *range* has one dash; a unit on its left must be repeated on its right, also a CJK unit
   (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short
-  years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends with three digits or
-  more on both sides, unless it is part of a calculation (500-300=200) or has a measure.
+  years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends with three digits
+  or more on both sides, unless it is part of a calculation (500-300=200) or has a measure.
 * A *list* stays text if a neighbouring pair could be one number (1,234,56), or if a list of two
   could be one number with a decimal comma (1,5 and 1.299,00; but 1.5,2.5 splits).
 
