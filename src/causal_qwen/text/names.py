@@ -255,6 +255,7 @@ _CONTEXTS = tuple(
         ),
     )
 )
+_LETTER = re.compile(r"[^\W\d_]|[№§¶]")
 _SPACED = re.compile(rf"(?<![0-9])[0-9]+(?:[ {SPACES}][0-9]+)+")
 _GAP = re.compile(f"[ {SPACES}]")
 _NO_INTEGER = re.compile(rf"(?<=[.^A-Za-z_])|(?<=[0-9]:)|(?<=[eE]{SIGN})")  # ends 1.5, 1e5, 10:30
@@ -277,8 +278,9 @@ def hide_names(text: str) -> str:
     if "/" in shadow:
         shadow = _QUANTITIES.sub(rf"\1{BREAK}", shadow)
     spans += _spaced_groups(shadow)
-    spans += _labelled(shadow)
-    spans += _foreign_dates(shadow)
+    if _LETTER.search(shadow):
+        spans += _labelled(shadow)
+        spans += _foreign_dates(shadow)
     for needle, pattern in _CONTEXTS:
         if needle.search(shadow):
             spans += [match.span() for match in pattern.finditer(shadow)]
