@@ -460,6 +460,9 @@ NUMBERS: dict[str, list[tuple[str, list[str]]]] = {  # law -> texts, their numbe
         ("3万-5万", ["3", "5"]),
         ("10公里-20公里", ["10", "20"]),
         ("3楼-5楼", ["3", "5"]),
+        ("5升-10升", ["5", "10"]),
+        ("5万元-10万元", ["5", "10"]),
+        ("0元是-1元是", ["0", "-1"]),  # a sentence, not a range
     ],
     "month: not a year before people, nor a round one before a plural": [
         ("In May 1500 people", ["1500"]),

@@ -470,7 +470,7 @@ _CLOSING = frozenset(")]}»›”」』】》〉〕")
 _BEFORE_NEGATIVE = frozenset(
     "为為是到至约約于於在达達比得有和与與或は温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損"
 )
-_MEASURED = re.compile(MEASURE)
+_MEASURED = re.compile(f"(?:{MEASURE})+")
 _UNIT_BEFORE = re.compile(f"[0-9]([{CJK}]{{1,4}})$")
 _NEGATIVE_MEASURE = re.compile(
     "[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元"
@@ -516,8 +516,10 @@ def _is_sign(before: str, body: str, after: str) -> bool:
 
 def _is_end_of_range(before: str, body: str, after: str) -> bool:
     """Whether a word begins with the dash of a range whose unit is a CJK word: 5元-10元."""
-    unit = _UNIT_BEFORE.search(before) if body[0] == "-" else None
-    return unit is not None and after.startswith(unit[1])
+    match = _UNIT_BEFORE.search(before) if body[0] == "-" else None
+    if match is None or not after.startswith(match[1]):
+        return False
+    return _MEASURED.fullmatch(match[1]) is not None or match[1][-1] not in _BEFORE_NEGATIVE
 
 
 def _is_date(body: str, after: str) -> bool:
