@@ -6,7 +6,8 @@ import re
 from typing import NamedTuple
 
 from causal_qwen.modeling.protocols import Processor
-from causal_qwen.text.numerals import CJK, encode, render
+from causal_qwen.text.names import CJK
+from causal_qwen.text.numerals import encode, render
 
 MAX_CHARACTERS = 1000  # of a prompt
 MAX_TOKENS = 200
