@@ -25,8 +25,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
 MISSING = "No Chromium on the PATH; install it with: make chromium"
-START_SECONDS = 240  # a fresh machine converts the embedded model first
-WAIT_MILLISECONDS = 60_000
+START_SECONDS = 1800  # a guard; a fresh machine converts the embedded model first
+WAIT_MILLISECONDS = 600_000  # a guard, too
 PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitors fill the queue
 PRICED = "priced"
 QUESTION = "weight is 5, kind is b. The price is"
