@@ -19,6 +19,7 @@ from transformers import (
 
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.convert import convert, convert_model
+from causal_qwen.outputs import damaged_files
 
 TINY = {
     "vocab_size": 97,
@@ -80,9 +81,21 @@ def test_existing_directory_is_overwritten_only_on_request(base: Path, tmp_path:
     with pytest.raises(FileExistsError, match="overwrite=True"):
         convert(base, output)
     assert (output / "precious.txt").read_text() == "mine"
+    with pytest.raises(FileExistsError, match=r"did not write: precious\.txt"):
+        convert(base, output, overwrite=True)
+    (output / "precious.txt").unlink()
+    convert(base, output)
+    before = (output / "config.json").stat().st_ino
     convert(base, output, overwrite=True)
-    assert (output / "config.json").is_file()
-    assert not (output / "precious.txt").exists()
+    assert (output / "config.json").stat().st_ino != before
+    assert damaged_files(output, hashes=True) == []
+
+
+def test_a_base_model_is_never_overwritten_by_its_conversion(base: Path) -> None:
+    before = (base / "model.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match=r"did not write: config\.json"):
+        convert(base, base, overwrite=True)
+    assert (base / "model.safetensors").read_bytes() == before
 
 
 def test_working_directory_and_files_are_never_overwritten(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,8 +31,14 @@ V03 = Path(__file__).parents[1] / "fixtures/v0.3.0"
 DAY = 86_400
 
 
-def write(output: Path, overwrite: bool = False, text: str = "new") -> None:
+def write(
+    output: Path,
+    overwrite: bool = False,
+    text: str = "new",
+    meanwhile: Callable[[], object] = lambda: None,
+) -> None:
     with new_directory(output, overwrite) as directory:
+        meanwhile()
         (directory / "config.json").write_text(text)
         (directory / "model").mkdir()
         (directory / "model" / "weights.bin").write_bytes(b"12345")
@@ -118,13 +124,13 @@ def test_a_file_that_appears_during_the_work_is_kept(tmp_path: Path, overwrite: 
     if overwrite:
         write(output, text="old")
     before = files(output)
-    with (
-        pytest.raises(FileExistsError, match=r"has appeared|did not write: precious\.txt"),
-        new_directory(output, overwrite) as directory,
-    ):
-        (directory / "config.json").write_text("new")
+
+    def meanwhile() -> None:
         output.mkdir(exist_ok=True)
         (output / "precious.txt").write_text("mine")
+
+    with pytest.raises(FileExistsError, match=r"has appeared|did not write: precious\.txt"):
+        write(output, overwrite, meanwhile=meanwhile)
     assert files(output) == {**before, "precious.txt": "mine"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -132,12 +138,9 @@ def test_a_file_that_appears_during_the_work_is_kept(tmp_path: Path, overwrite: 
 def test_a_file_with_the_name_of_the_output_that_appears_during_the_work_is_kept(
     tmp_path: Path,
 ) -> None:
-    with (
-        pytest.raises(FileExistsError, match="has appeared"),
-        new_directory(tmp_path / "out", overwrite=True) as directory,
-    ):
-        (directory / "config.json").write_text("new")
-        (tmp_path / "out").write_text("mine")
+    output = tmp_path / "out"
+    with pytest.raises(FileExistsError, match="has appeared"):
+        write(output, overwrite=True, meanwhile=lambda: output.write_text("mine"))
     assert files(tmp_path) == {"out": "mine"}
 
 

@@ -62,7 +62,7 @@ def options(
 
 
 def main() -> None:
-    """The entry point. Exits with 1 on errors, 2 on wrong options, 130 on Ctrl-C, 143 on SIGTERM."""
+    """The entry point. Exits with 1 on errors, 2 on wrong options, 130 on Ctrl-C (SIGTERM: 143)."""
     escape_unencodable()
     exit_on_termination()
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
