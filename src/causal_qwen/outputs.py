@@ -257,6 +257,18 @@ def damaged_files(directory: Path, *, hashes: bool = False) -> list[str]:
     return found
 
 
+def damaged_parts(directory: Path, *, hashes: bool = False) -> list[str]:
+    """`damaged_files` of a directory and of those in it that have a manifest, as checkpoints do."""
+    parts = [path.parent for path in sorted(directory.glob(f"*/{MANIFEST}"))]
+    if (directory / MANIFEST).exists() or not parts:  # a run that has not ended has only parts
+        parts = [directory, *parts]
+    return [
+        words if part == directory else f"{part.name}/{words}"
+        for part in parts
+        for words in damaged_files(part, hashes=hashes)
+    ]
+
+
 def write_text(file: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     partial = file.with_name(f".{file.name}.partial")

@@ -22,25 +22,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 FIRST_LINE, NEXT_LINE = 2.0, 5.0  # seconds; shorter work prints no line
-ASCII = {  # symbols of our tables and messages -> what a terminal without them shows
-    "✓": "+",
-    "–": "-",
-    "—": "-",
-    "−": "-",
-    "·": "-",
-    "●": "*",
-    "•": "*",
-    "±": "+-",
-    "×": "x",
-    "…": "...",
-    "→": "->",
-    "“": '"',
-    "”": '"',
-    "‘": "'",
-    "’": "'",
-    "≤": "<=",
-    "≥": ">=",
-}
+# Symbols of our tables and messages -> what a terminal without them shows.
+ASCII = dict(zip("✓✗–—−·●•×“”‘’", "+x----**x\"\"''", strict=True))
+ASCII |= {"…": "...", "→": "->", "±": "+-", "≤": "<=", "≥": ">="}
 
 
 def escape_unencodable() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,8 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from causal_qwen import outputs
+from causal_qwen.cli import doctor
 from causal_qwen.outputs import (
     check_output_directory,
     damaged_files,
@@ -26,6 +29,7 @@ from causal_qwen.outputs import (
     read_manifest,
     write_manifest,
 )
+from causal_qwen.paths import embedded_directory, is_converted
 
 V03 = Path(__file__).parents[1] / "fixtures/v0.3.0"
 DAY = 86_400
@@ -408,3 +412,78 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         process.kill()
     write(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+# ---------------------------------------------------------------- doctor, and the cached model
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory, and torch that is not imported; -> the embedded model's place."""
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "_device", lambda: ("cpu", None))
+    return embedded_directory()
+
+
+def test_doctor_verifies_sizes_and_with_deep_every_byte(tmp_path: Path, installed: Path) -> None:
+    for place in (installed, tmp_path / "mine"):
+        write(place)
+    weights = tmp_path / "mine" / "model" / "weights.bin"
+    assert doctor.examine([tmp_path / "mine"], deep=True)["verified"] == {
+        str(tmp_path / "mine"): [],
+        str(installed): [],
+    }
+    weights.write_bytes(b"12045")
+    found = doctor.examine([tmp_path / "mine"])
+    assert found["is_well"]
+    assert found["verified"] == {str(tmp_path / "mine"): []}
+    found = doctor.examine([tmp_path / "mine"], deep=True)
+    assert not found["is_well"]
+    words = "model/weights.bin has changed since it was written"
+    assert found["verdict"] == f"{tmp_path / 'mine'} is damaged ({words}); write it again."
+    weights.unlink()
+    found = doctor.examine([tmp_path / "mine"])
+    assert found["verified"] == {str(tmp_path / "mine"): ["model/weights.bin is missing"]}
+    assert not found["is_well"]
+
+
+def test_doctor_verifies_the_checkpoints_of_a_run(tmp_path: Path, installed: Path) -> None:
+    for step in (2, 4):
+        write(tmp_path / "run" / f"checkpoint-{step}")
+    assert doctor.examine([tmp_path / "run"])["is_well"]
+    (tmp_path / "run" / "checkpoint-4" / "config.json").write_text("longer")
+    words = "checkpoint-4/config.json has 6 bytes instead of 3"
+    assert doctor.examine([tmp_path / "run"])["verified"] == {str(tmp_path / "run"): [words]}
+    assert doctor.examine([tmp_path])["verified"] == {
+        str(tmp_path): ["manifest.json is missing or damaged"]
+    }
+
+
+def test_doctor_names_a_damaged_embedded_model_and_its_cure(installed: Path) -> None:
+    write(installed)
+    (installed / "model" / "weights.bin").write_bytes(b"12045")
+    assert doctor.examine()["is_well"]
+    verdict = doctor.examine(deep=True)["verdict"]
+    assert verdict.endswith("written); delete it: its next use converts it again.")
+    (installed / "model" / "weights.bin").write_bytes(b"1")
+    found = doctor.examine(deep=True)
+    assert found["is_well"]  # its next use converts it again
+    assert not found["embedded_model"]["is_whole"]
+    out = io.StringIO()
+    Console(file=out, width=400).print(doctor.render(found))
+    assert "damaged: converted at its next use" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model/weights.bin", "manifest.json"], ids=["config", "weights", "list"]
+)
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "truncated"])
+def test_a_damaged_embedded_model_counts_as_not_converted(
+    installed: Path, name: str, is_deleted: bool
+) -> None:
+    write(installed)
+    assert is_converted(installed)
+    (installed / name).unlink()
+    if not is_deleted:
+        (installed / name).touch()
+    assert not is_converted(installed)
