@@ -211,18 +211,22 @@ def _files(directory: Path) -> Iterator[str]:
 
 
 def write_manifest(directory: Path, files: Iterable[str] | None = None) -> None:
-    """Record size and hash of `files`, by default of all files in the directory."""
-    names = [name for name in files or _files(directory) if (directory / name).is_file()]
+    """Record size and hash of `files`, by default of all files in the directory. They get the mode
+    of the user's umask: safetensors writes files that only their owner can read."""
+    found = [name for name in files or _files(directory) if (directory / name).is_file()]
+    names = [name for name in found if name not in (MANIFEST, LOCK)]
     record = {
         "format": FORMAT,
         "version": version("causal-qwen"),
         "files": {
             name: Entry((directory / name).stat().st_size, _sha256(directory / name))._asdict()
             for name in names
-            if name not in (MANIFEST, LOCK)
         },
     }
     write_text(directory / MANIFEST, json.dumps(record, indent=1))
+    for name in names:
+        with contextlib.suppress(OSError):  # not on every file system
+            shutil.copymode(directory / MANIFEST, directory / name)
 
 
 def read_manifest(directory: Path) -> dict[str, Entry] | None:

@@ -46,6 +46,7 @@ def write(
         (directory / "config.json").write_text(text)
         (directory / "model").mkdir()
         (directory / "model" / "weights.bin").write_bytes(b"12345")
+        (directory / "model" / "weights.bin").chmod(0o600)  # as safetensors does
 
 
 def files(directory: Path) -> dict[str, str]:
