@@ -134,12 +134,15 @@ def convert(
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The directory of the embedded model, converted on first use into the cache directory."""
     output = embedded_directory()
-    if output.exists() and not is_converted(output):
+    is_damaged, is_waiting = output.exists() and not is_converted(output), False
+    if is_damaged:
         progress(f"{output} is damaged: converting the embedded model again")
-    is_waiting = False
     while not is_converted(output):
         try:
-            convert(EMBEDDED, output, overwrite=True, progress=progress)
+            convert(EMBEDDED, output, overwrite=is_damaged, progress=progress)
+        except FileExistsError:
+            if not is_converted(output):  # by another process, just now
+                raise
         except BlockingIOError:
             if not is_waiting:
                 progress("waiting for another process that converts the embedded model")
