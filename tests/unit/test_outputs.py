@@ -467,8 +467,10 @@ def test_doctor_names_a_damaged_embedded_model_and_its_cure(installed: Path) -> 
     verdict = doctor.examine(deep=True)["verdict"]
     assert verdict.endswith("written); delete it: its next use converts it again.")
     (installed / "model" / "weights.bin").write_bytes(b"1")
-    found = doctor.examine(deep=True)
-    assert found["is_well"]  # its next use converts it again
+    verdict = doctor.examine(deep=True)["verdict"]
+    assert verdict.endswith("1 bytes instead of 5); its next use converts it again.")
+    found = doctor.examine()
+    assert found["is_well"]
     assert not found["embedded_model"]["is_whole"]
     out = io.StringIO()
     Console(file=out, width=400).print(doctor.render(found))

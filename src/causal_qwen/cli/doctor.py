@@ -52,7 +52,7 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
     has_affinity = hasattr(os, "sched_getaffinity")
     is_whole = paths.is_converted(model)
     verified = {str(path): damaged_parts(path, hashes=deep) for path in directories}
-    if deep and is_whole:
+    if deep and model.is_dir():
         verified[str(model)] = damaged_parts(model, hashes=True)
     record: Record = {
         "version": metadata.version(DISTRIBUTION),
@@ -124,8 +124,10 @@ def _verdict(record: Record) -> str:
         return f"torch is installed but does not work: {record['problem']}"
     for path, damage in record["verified"].items():
         if damage:
-            is_embedded = path == str(paths.embedded_directory())
-            cure = "delete it: its next use converts it" if is_embedded else "write it"
+            cure = "write it"
+            if path == str(paths.embedded_directory()):
+                is_whole = record["embedded_model"]["is_whole"]
+                cure = f"{'delete it: ' if is_whole else ''}its next use converts it"
             return f"{path} is damaged ({damage[0]}); {cure} again."
     if not record["extras"]["torch"]["is_complete"]:
         return f"The NumPy engine works; for everything else: {record['extras']['torch']['cure']}"

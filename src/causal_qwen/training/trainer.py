@@ -177,15 +177,15 @@ class CausalTrainer(Trainer):
 
     # ------------------------------------------------------------ saving
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint, or remove it: a full disk leaves no partial one. Older ones are
         deleted after its manifest is written."""
         self._check_weights()
-        run, name = Path(self.args.output_dir), f"{PREFIX}{self.state.global_step}"
+        run, name = Path(self._get_output_dir(trial)), f"{PREFIX}{self.state.global_step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             with quiet():
-                super()._save_checkpoint(*args, **kwargs)
+                super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # all processes write files
             if self.args.should_save:
                 write_manifest(run / name)
