@@ -34,7 +34,7 @@ def doctor(
 ) -> None:
     """Check the installation: packages, device, embedded model, and how to install what is missing.
 
-    Example: causal-qwen doctor --deep my-model
+    Example: causal-qwen doctor --deep
     """
     from rich.console import Console
 
