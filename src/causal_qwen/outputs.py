@@ -27,6 +27,7 @@ MANIFEST = "manifest.json"
 FORMAT = "causal-qwen"  # of a manifest; other programs write files of that name, too
 LOCK = "causal-qwen.lock"
 LISTED = 10  # files that a message names
+EDITABLE = "generation_config.json"  # users edit it: another size is no damage if it is JSON
 MODEL_TYPE = "causal_qwen2"
 # Version 0.3.0 wrote no manifest, and `save_pretrained` writes none: such directories are ours if
 # they have no other files than these, and a config.json of our model type or a regressor's files.
@@ -34,7 +35,7 @@ KNOWN = re.compile(
     r"(model/)?("
     r"config\.json|generation_config\.json|causal_qwen_auto\.py"
     r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
-    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt|tokenizer\.model"
     r"|(processor|preprocessor)_config\.json|chat_template\.(jinja|json)"
     r")|regressor\.(json|safetensors)|manifest\.json"
 )
@@ -52,7 +53,7 @@ class Entry(NamedTuple):
 
 def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse an output that is not empty (unless `overwrite`, and all in it was written by this
-    program), a file, a broken link, or above the working directory."""
+    program), a file, a broken link, a mount point, or above the working directory."""
     place = Path(directory)
     if place.is_symlink() and not place.exists():
         raise FileNotFoundError(
@@ -63,6 +64,8 @@ def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -
         raise NotADirectoryError(f"{directory} is a file; name a directory.")
     if not place.is_dir():
         return
+    if os.path.ismount(place):
+        raise ValueError(f"{directory} is a mount point; name a directory in it.")
     if any(place.iterdir()) and not overwrite:
         raise FileExistsError(
             f"{directory} exists and is not empty; choose another, or overwrite it "
@@ -92,7 +95,7 @@ def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock(file: Path, output: Path) -> Iterator[None]:
-    """Hold a lock file; refuse an `output` whose lock another process or thread holds."""
+    """Hold a lock file, which stays; refuse an `output` whose lock another process holds."""
     try:
         held = FileLock(file, timeout=0).acquire()
     except (Timeout, FileNotFoundError):  # not found: the other process has just removed it
@@ -100,11 +103,13 @@ def lock(file: Path, output: Path) -> Iterator[None]:
             f"{output} is being written by another process; wait for it, or name another directory."
         ) from None
     with held:
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # Windows keeps a file that is open
-                file.unlink()
+        yield
+
+
+def unlock(file: Path) -> None:
+    """Remove a lock file that is held; Windows keeps a file that is open."""
+    with contextlib.suppress(OSError):
+        file.unlink()
 
 
 @contextlib.contextmanager
@@ -114,9 +119,11 @@ def _temporary(target: Path, output: Path) -> Iterator[Path]:
     new, old = place / "new", place / "old"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        names = os.listdir(place)
     except OSError as error:
         raise PermissionError(f"{output} cannot be written: {error.strerror}.") from error
+    names = []
+    with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+        names = os.listdir(place)
     if names and LOCK not in names:
         raise FileExistsError(f"{place} was not made by this program; move it away.")
     try:
@@ -127,6 +134,8 @@ def _temporary(target: Path, output: Path) -> Iterator[Path]:
                 yield place
             finally:
                 shutil.rmtree(new, ignore_errors=True)
+                if os.listdir(place) == [LOCK]:  # it marks what is left, if anything
+                    unlock(place / LOCK)
     finally:
         with contextlib.suppress(OSError):  # another process has taken it over
             place.rmdir()
@@ -134,7 +143,9 @@ def _temporary(target: Path, output: Path) -> Iterator[Path]:
 
 def _restore(old: Path, target: Path) -> None:
     """Move what was overwritten back, or delete it if all of it is ours and has been replaced."""
-    if old.exists() and not target.exists():
+    if not old.exists():
+        return
+    if not target.exists():
         old.rename(target)
     elif not any(foreign_files(old)):
         shutil.rmtree(old, ignore_errors=True)
@@ -254,7 +265,7 @@ def damaged_files(directory: Path, *, hashes: bool = False) -> list[str]:
         size = file.stat().st_size if file.is_file() else None
         if size is None:
             found.append(f"{name} is missing")
-        elif size != entry.size:
+        elif size != entry.size and (hashes or not _is_edited(file)):
             found.append(f"{name} has {size} bytes instead of {entry.size}")
         elif hashes and _sha256(file) != entry.sha256:
             found.append(f"{name} has changed since it was written")
@@ -281,6 +292,10 @@ def write_text(file: Path, text: str) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _is_edited(file: Path) -> bool:
+    return file.name == EDITABLE and isinstance(_read_json(file), dict)
 
 
 def _sha256(file: Path) -> str:

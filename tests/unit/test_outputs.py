@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -96,6 +97,33 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -
     write(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert files_of(tmp_path / "out") == ["config.json", "manifest.json", "model/weights.bin"]
+
+
+def test_an_interrupt_while_the_old_directory_is_deleted_leaves_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "out", text="old")
+    delete = shutil.rmtree
+
+    def interrupt(directory: Path, **options: bool) -> None:
+        if directory.name == "old":
+            raise KeyboardInterrupt
+        delete(directory, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "out", overwrite=True, text="new")
+    monkeypatch.undo()
+    assert files(tmp_path / "out")["config.json"] == "new"
+    write(tmp_path / "out", overwrite=True, text="newer")
+    assert files(tmp_path / "out")["config.json"] == "newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_mount_point_is_refused_before_the_work() -> None:
+    """It cannot be renamed."""
+    with pytest.raises(ValueError, match="/ is a mount point; name a directory in it"):
+        check_output_directory("/", overwrite=True)
 
 
 def test_a_directory_of_others_in_the_temporary_place_is_refused(tmp_path: Path) -> None:
@@ -335,6 +363,18 @@ def test_damage_is_found_by_size_and_with_hashes_by_content(tmp_path: Path) -> N
         "config.json is missing",
         "model/weights.bin has 3 bytes instead of 5",
     ]
+
+
+def test_an_edited_generation_config_is_no_damage_except_by_content(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text("{}")
+    write_manifest(tmp_path)
+    file.write_text('{"temperature": 0.5}')
+    assert damaged_files(tmp_path) == []
+    words = ["generation_config.json has 20 bytes instead of 2"]
+    assert damaged_files(tmp_path, hashes=True) == words
+    file.write_text('{"temperature": ')
+    assert damaged_files(tmp_path) == ["generation_config.json has 16 bytes instead of 2"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.outputs import LOCK, MANIFEST, damaged_files, lock
+from causal_qwen.outputs import LOCK, MANIFEST, damaged_files, lock, unlock
 
 PREFIX = "checkpoint-"
 STATE = "trainer_state.json"
@@ -31,7 +31,10 @@ def locked_run(run: Path) -> Iterator[None]:
         raise PermissionError(f"{run} cannot be written: {error.strerror}.") from error
     try:
         with lock(run / LOCK, run):
-            yield
+            try:
+                yield
+            finally:
+                unlock(run / LOCK)
     finally:
         if is_new:
             with contextlib.suppress(OSError):
