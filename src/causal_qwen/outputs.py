@@ -21,8 +21,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
 MANIFEST = "manifest.json"
 FORMAT = "causal-qwen"  # of a manifest; other programs write files of that name, too
 LOCK = "causal-qwen.lock"
@@ -96,6 +94,8 @@ def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
 @contextlib.contextmanager
 def lock(file: Path, output: Path) -> Iterator[None]:
     """Hold a lock file, which stays; refuse an `output` whose lock another process holds."""
+    from filelock import FileLock, Timeout  # it imports asyncio
+
     try:
         held = FileLock(file, timeout=0).acquire()
     except (Timeout, FileNotFoundError):  # not found: the other process has just removed it

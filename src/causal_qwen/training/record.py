@@ -43,7 +43,7 @@ def describe(
 
 
 def write_record(run: Path, record: Record) -> None:
-    write_text(run / RECORD, json.dumps(record, indent=1, ensure_ascii=False))
+    write_text(run / RECORD, json.dumps(record, indent=1))
 
 
 def check_unchanged(run: Path, record: Record) -> None:
@@ -51,7 +51,7 @@ def check_unchanged(run: Path, record: Record) -> None:
     a warning names changes that it allows."""
     try:
         recorded = json.loads((run / RECORD).read_text(encoding="utf-8"))
-        options: dict[str, Any] = recorded.pop("options")
+        options: dict[str, Any] = dict(recorded.pop("options"))
         changes = [
             f"other {part} ({record[part]['source']}; at the start {of['source']})"
             for part, of in recorded.items()
