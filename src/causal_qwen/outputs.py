@@ -94,7 +94,7 @@ def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
 @contextlib.contextmanager
 def lock(file: Path, output: Path) -> Iterator[None]:
     """Hold a lock file, which stays; refuse an `output` whose lock another process holds."""
-    from filelock import FileLock, Timeout  # it imports asyncio
+    from filelock import FileLock, Timeout  # slow to import
 
     try:
         held = FileLock(file, timeout=0).acquire()
