@@ -9,7 +9,7 @@ import json
 import math
 import numbers
 import os
-import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,17 +133,18 @@ class Individual:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file atomically: e, and the other fields as JSON in its header."""
-        from safetensors.numpy import save
+        from safetensors.numpy import save_file
 
         path = Path(path)
         fields = {name: getattr(self, name) for name in SAVED}
-        content = save({"noise": self.noise}, {"individual": json.dumps(fields)})
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
         try:
-            partial.write_bytes(content)  # unlike mkstemp, with the user's umask
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+            save_file({"noise": self.noise}, temporary, {"individual": json.dumps(fields)})
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Individual:
