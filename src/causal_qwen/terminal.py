@@ -9,9 +9,7 @@ import codecs
 import io
 import json
 import math
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,20 +42,6 @@ def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
         return ASCII[symbol], place + 1
     one = UnicodeEncodeError(error.encoding, error.object, place, place + 1, error.reason)
     return codecs.backslashreplace_errors(one)
-
-
-def exit_on_termination() -> None:
-    """End on SIGTERM and SIGHUP as on Ctrl-C: temporary files are removed. Exits 128 + signal."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may set handlers
-
-    def leave(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
-            signal.signal(number, leave)
 
 
 def make_progress(*notes: str, console: Console | None = None, transient: bool = False) -> Progress:
