@@ -787,6 +787,23 @@ def test_the_playground_serves_its_page_until_ctrl_c(tiny_directory: Path) -> No
     assert rest.endswith("losed.\n")
 
 
+@pytest.mark.slow  # it imports gradio, pandas, scikit-learn and torch
+def test_a_terminated_playground_leaves_nothing_in_the_temporary_directory(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = ["app", "--port", "0", "--no-browser", "--model", str(tiny_directory)]
+    with started(*PROGRAM, *asked) as process:
+        assert process.stdout is not None
+        while "is open at" not in (line := process.stdout.readline()):
+            assert line, process.communicate()
+        assert [path.name for path in tmp_path.iterdir()] != []
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=GUARD)
+    assert (process.returncode, errors) == (143, "")
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
 # ---------------------------------------------------------------- errors
 
 

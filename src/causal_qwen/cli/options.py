@@ -82,7 +82,7 @@ Template = Annotated[
 ]
 RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
-Force = Annotated[bool, Option("--force", help="Replace an existing directory.")]
+Force = Annotated[bool, Option("--force", help="Overwrite a directory that this program wrote.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

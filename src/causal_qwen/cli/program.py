@@ -10,6 +10,7 @@ import typer
 from typer import Option
 
 from causal_qwen.cli import engine, generation, regression, setup, training
+from causal_qwen.terminal import escape_unencodable
 
 NAME = "causal-qwen"
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -62,6 +63,7 @@ def options(
 
 def main() -> None:
     """The entry point. Exits with 1 on errors, 2 on wrong options, 130 on Ctrl-C."""
+    escape_unencodable()
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         code = app(args=arguments or ["--help"], prog_name=NAME, standalone_mode=False)

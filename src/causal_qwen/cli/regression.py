@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import split_model, unless_embedded
-from causal_qwen.paths import check_output_directory
+from causal_qwen.outputs import check_output_directory
 from causal_qwen.terminal import print_json, print_table
 
 

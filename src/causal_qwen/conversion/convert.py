@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.options import INITIALIZATIONS, check_choice
-from causal_qwen.paths import EMBEDDED, embedded_directory, is_converted, new_directory
+from causal_qwen.outputs import new_directory
+from causal_qwen.paths import EMBEDDED, embedded_directory, is_converted
 
 DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "gamma_init": 10.0,
@@ -33,6 +35,7 @@ DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "ovr_threshold_init": 100.0,
     "decision_noise": "zero",
 }
+WAIT_SECONDS = 0.5  # between looks at another process's conversion
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,20 @@ def convert(
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The directory of the embedded model, converted on first use into the cache directory."""
     output = embedded_directory()
-    if not is_converted(output):
-        with contextlib.suppress(FileExistsError):  # converted by another process
-            convert(EMBEDDED, output, progress=progress)
+    is_damaged, is_waiting = output.exists() and not is_converted(output), False
+    if is_damaged:
+        progress(f"{output} is damaged: converting the embedded model again")
+    while not is_converted(output):
+        try:
+            convert(EMBEDDED, output, overwrite=is_damaged, progress=progress)
+        except FileExistsError:
+            if not is_converted(output):  # by another process, just now
+                raise
+        except BlockingIOError:
+            if not is_waiting:
+                progress("waiting for another process that converts the embedded model")
+            is_waiting = True
+            time.sleep(WAIT_SECONDS)
     return output
 
 

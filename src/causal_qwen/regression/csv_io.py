@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.paths import check_output_directory, install_hint
+from causal_qwen.outputs import check_output_directory
+from causal_qwen.paths import install_hint
 from causal_qwen.regression.conformal import rows_needed
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.sentences import name_rows, require_columns

@@ -34,7 +34,8 @@ from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
-from causal_qwen.paths import cache_directory, install_hint, new_directory
+from causal_qwen.outputs import new_directory
+from causal_qwen.paths import cache_directory, install_hint
 from causal_qwen.regression import sentences
 from causal_qwen.regression.backbone import OpenModel, Pair, backbone_name, open_copy, open_shared
 from causal_qwen.regression.conformal import Conformal
