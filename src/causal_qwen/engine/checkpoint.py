@@ -26,12 +26,7 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
     The number of layers is compared first: then no size of a damaged config.json leads to work
     or memory beyond what the file's own tensors need.
     """
-    layers = len({found[1] for name in shapes if (found := LAYER.search(name))})
-    if fields.get("num_hidden_layers") != layers:
-        raise ValueError(
-            f"{where} has num_hidden_layers={fields.get('num_hidden_layers')!r} in config.json and "
-            f"{layers} layers in its weights; download it again."
-        )
+    check_layers(fields, shapes, where)
     expected = expected_tensors(fields)
     check_shapes(shapes, expected, where)
     # A tied head may be stored; old checkpoints hold the rotary frequencies, which are computed.
@@ -41,6 +36,15 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
         raise ValueError(
             f"{where} has {listed(strange)}, which its config.json does not describe; use the "
             "config.json of this model."
+        )
+
+
+def check_layers(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
+    layers = len({found[1] for name in shapes if (found := LAYER.search(name))})
+    if fields.get("num_hidden_layers") != layers:
+        raise ValueError(
+            f"{where} has num_hidden_layers={fields.get('num_hidden_layers')!r} in config.json and "
+            f"{layers} layers in its weights; download it again."
         )
 
 

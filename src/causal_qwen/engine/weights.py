@@ -33,7 +33,7 @@ INFINITY: dict[Any, int] = {
     np.dtype(np.float16): 0x7C00,
     np.dtype(bfloat16): 0x7F80,
 }
-TILE = 2**18  # numbers checked at once: they stay in cache
+TILE = 2**16  # numbers checked at once: they stay in cache
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -64,11 +64,13 @@ def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
     except (OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # KeyError, struct.error, ZeroDivisionError, SafetensorError, ...
-        if isinstance(error, ValueError) and str(path) in str(error):
+        words = " ".join(str(error).split())
+        if isinstance(error, ValueError) and str(Path(path).parent) in words:
             raise
-        words = " ".join(str(error).split()).removesuffix(".")
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{path} is damaged ({kind}{words}); download it again.") from error
+        if isinstance(error, ValueError) and words.endswith("."):  # a sentence that has the cure
+            raise ValueError(f"{path}: {words}") from error
+        reason = f"no {words}" if isinstance(error, KeyError) else words or type(error).__name__
+        raise ValueError(f"{path} is damaged ({reason}); download it again.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -202,9 +204,7 @@ def check_tied(tensors: Mapping[str, Stored], where: str) -> None:
 def check_finite(tensors: Mapping[str, Stored], where: str) -> None:
     """Refuse NaN and infinity. Reads all data."""
     if broken := [name for name, stored in tensors.items() if not _is_finite(stored)]:
-        raise ValueError(
-            f"{listed(broken)} of {where} holds NaN or infinity; download the checkpoint again."
-        )
+        raise ValueError(f"{where} holds NaN or infinity in {listed(broken)}; download it again.")
 
 
 def _is_finite(stored: Stored) -> bool:
