@@ -15,14 +15,16 @@ from transformers import AutoTokenizer, LlamaForCausalLM, Qwen2Config, Qwen2ForC
 from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
     assemble,
+    check_encodes,
+    check_finite,
     check_loading_info,
     check_settings,
     check_tied,
-    check_tokenizer,
     check_weights,
     damaged_files_named,
     local_directory,
     quiet,
+    tokenizer_checked,
 )
 from causal_qwen.engine.checkpoint import Shapes, check_checkpoint
 from causal_qwen.engine.weights import file_named, listed, read_json
@@ -32,10 +34,7 @@ from causal_qwen.paths import EMBEDDED, embedded_gguf
 
 EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 CLASSES: dict[str, Any] = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
-    *("vocab.json", "vocab.txt"),
-)
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 LLAMA_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "hidden_act", "max_position_embeddings"),
@@ -85,7 +84,7 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
     fields = check_settings(directory, kind.config_class)
     check_no_bias(fields)
     check_weights(directory, fields)
-    with damaged_files_named(name), quiet():
+    with file_named(directory / CONFIG), damaged_files_named(name), quiet():
         model, info = kind.from_pretrained(
             name,
             dtype="auto" if dtype is None else dtype,
@@ -94,6 +93,7 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
             output_loading_info=True,
         )
     check_loading_info(info, name)
+    check_finite(model, name)
     check_tied(model, name)
     return model
 
@@ -120,6 +120,7 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
             output_loading_info=True,
         )
     check_loading_info(info, str(path))
+    check_finite(model, str(path))
     return model
 
 
@@ -171,20 +172,21 @@ def _gguf_fields(architecture: str, metadata: dict[str, Any], shapes: Shapes) ->
 
 def load_tokenizer(base: str | os.PathLike[str]) -> Any:
     """The base model's tokenizer, or None if it has none."""
-    name, options = _source(base), {}
+    name = _source(base)
     if name.endswith(".gguf"):
-        options["gguf_file"], directory = Path(name).name, Path(name).parent
-        file = Path(name)
-        name = str(directory)
-    else:
-        directory = local_directory(name)
-        file = directory / "tokenizer.json"
-        check_tokenizer(directory)
-        if not any(os.path.lexists(directory / part) for part in TOKENIZER_FILES):
+        with file_named(name), quiet():
+            return AutoTokenizer.from_pretrained(
+                Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False
+            )
+    directory = local_directory(name)
+    with tokenizer_checked(directory) as file, quiet():
+        if not any((directory / part).exists() for part in VOCABULARIES):
+            if (directory / "tokenizer_config.json").exists():
+                raise FileNotFoundError(f"{file} does not exist; download the model again.")
             return None
-    with file_named(file), quiet():
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
-    return tokenizer if len(tokenizer) > 1 else None
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    check_encodes(tokenizer, directory)
+    return tokenizer
 
 
 def as_qwen2(model: Any) -> Any:

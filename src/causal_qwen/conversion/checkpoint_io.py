@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
+from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine.checkpoint import (
     CAUSAL,
     SHAPE_FIELDS,
@@ -25,6 +26,7 @@ from causal_qwen.engine.checkpoint import (
 )
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.weights import (
+    DTYPES,
     INDEX,
     TIED_DIFFERS,
     check_shapes,
@@ -39,6 +41,7 @@ from causal_qwen.paths import HUB_FILES
 OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
 CONFIG, GENERATION = "config.json", "generation_config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+FLOATS = {*DTYPES, "F64"}
 WEIGHTS_PER_BYTE = 8  # at most, in a quantised checkpoint
 SETTINGS = (
     *("processor_config.json", "tokenizer_config.json"),
@@ -88,9 +91,16 @@ def check_settings(directory: Path, config_class: Any) -> dict[str, Any]:
     generation_config.json that cannot be read (Hugging Face would ignore it)."""
     fields = read_json(directory / CONFIG)
     with file_named(directory / CONFIG):
-        config_class.from_pretrained(directory)
+        config = config_class.from_pretrained(directory)
+        if not -config.vocab_size <= (config.pad_token_id or 0) < config.vocab_size:
+            raise ValueError(
+                f"pad_token_id={config.pad_token_id} is outside the vocabulary of "
+                f"{config.vocab_size}."
+            )
     with file_named(directory / GENERATION):
-        GenerationConfig.from_dict(read_optional_json(directory / GENERATION))
+        saved = read_optional_json(directory / GENERATION)
+        GenerationConfig.from_dict(saved)
+        resolve_settings({}, saved, default_mode=fields.get("inference_mode", "standard"))
     return fields
 
 
@@ -100,7 +110,8 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
         with file_named(directory / INDEX):
             read_json(directory / INDEX)["metadata"].copy()  # Hugging Face needs it
     headers = read_headers(directory)
-    shapes = {name: entry.shape for header in headers.values() for name, entry in header.items()}
+    entries = {name: entry for header in headers.values() for name, entry in header.items()}
+    shapes = {name: entry.shape for name, entry in entries.items()}
     if shapes and not any(name.startswith("model.") for name in shapes):
         shapes = {f"model.{name}": shape for name, shape in shapes.items()}  # a backbone alone
     with file_named(directory / CONFIG):
@@ -108,6 +119,11 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
         expected = expected_tensors(fields)
     if fields.get("quantization_config") is None:
         check_shapes(shapes, expected, str(directory))
+        if strange := [n for n, entry in entries.items() if entry.dtype not in FLOATS]:
+            raise ValueError(
+                f"{directory} stores {listed(strange)} as {entries[strange[0]].dtype}, which is no "
+                "floating-point type; download it again."
+            )
     else:
         _check_size(expected, sum(file.stat().st_size for file in headers), directory)
     is_causal = fields.get("model_type", CAUSAL) == CAUSAL
@@ -127,14 +143,27 @@ def _check_size(expected: Shapes, size: int, directory: Path) -> None:
         )
 
 
-def check_tokenizer(directory: Path) -> None:
-    """Refuse settings of a tokenizer or processor that cannot be read."""
+@contextlib.contextmanager
+def tokenizer_checked(directory: Path) -> Iterator[Path]:
+    """Refuse a tokenizer's or processor's files that cannot be read; what goes wrong in the body
+    is an error of tokenizer.json."""
     for name in SETTINGS:
         read_optional_json(directory / name)
-    template = directory / "chat_template.jinja"
+    tokenizer, template = directory / "tokenizer.json", directory / "chat_template.jinja"
+    for file in (tokenizer, template):
+        if os.path.lexists(file) and not file.is_file():
+            raise OSError(f"{file} cannot be read; download it again.")
     with file_named(template):
-        if os.path.lexists(template):
+        if template.exists():
             template.read_text(encoding="utf-8")
+    with file_named(tokenizer):
+        yield tokenizer
+
+
+def check_encodes(tokenizer: Any, directory: Path) -> None:
+    """Encode a text, which settings of the wrong type prevent."""
+    with file_named(directory / "tokenizer_config.json"):
+        tokenizer("a 1", truncation=True)
 
 
 # ---------------------------------------------------------------- after loading

@@ -20,18 +20,18 @@ from causal_qwen.conversion.base_models import as_qwen2, load_base, load_tokeniz
 from causal_qwen.conversion.calibration import PROMPTS, TEXTS, Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
     assemble,
+    check_encodes,
     check_files,
     check_finite,
     check_loading_info,
     check_tied,
-    check_tokenizer,
     damaged_files_named,
     encode_texts,
     local_directory,
     quiet,
+    tokenizer_checked,
 )
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
-from causal_qwen.engine.weights import file_named
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.configuration import CausalQwen2Config
@@ -249,10 +249,10 @@ def open_model(path: str | os.PathLike[str]) -> tuple[CausalQwenProcessor, Any]:
             raise ValueError(
                 f"{path} has no tokenizer; copy the base model's tokenizer files there."
             )
-        check_tokenizer(directory)
-        with file_named(directory / "tokenizer.json"):
+        with tokenizer_checked(directory):
             processor = CausalQwenProcessor.from_pretrained(path)
             processor.check(model.config)
+        check_encodes(processor, directory)
     return processor, model
 
 
