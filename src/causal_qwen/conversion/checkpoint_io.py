@@ -28,9 +28,11 @@ from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.weights import (
     DTYPES,
     INDEX,
+    INFINITY,
     TIED_DIFFERS,
     check_shapes,
     file_named,
+    is_finite,
     listed,
     read_headers,
     read_json,
@@ -41,6 +43,12 @@ from causal_qwen.paths import HUB_FILES
 OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
 CONFIG, GENERATION = "config.json", "generation_config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+# types whose numbers are checked as integers: these integers, and the bits of infinity
+WORDS = {
+    torch.float32: (torch.uint32, INFINITY["F32"]),
+    torch.float16: (torch.uint16, INFINITY["F16"]),
+    torch.bfloat16: (torch.uint16, INFINITY["BF16"]),
+}
 FLOATS = {*DTYPES, "F64"}
 WEIGHTS_PER_BYTE = 8  # at most, in a quantised checkpoint
 SETTINGS = (
@@ -196,8 +204,10 @@ def _is_finite(tensor: Tensor) -> bool:
     if tensor.is_meta or not tensor.is_floating_point():
         return True
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    # the sum is fast; it can also overflow
-    total = local.sum(dtype=torch.float32)
+    if local.is_cpu and local.dtype in WORDS:  # one core; torch's threads would wait for each other
+        integers, infinity = WORDS[local.dtype]
+        return is_finite(local.detach().contiguous().view(integers).numpy(), infinity)
+    total = local.sum(dtype=torch.float32)  # fast; it can also overflow
     return bool(torch.isfinite(total)) or bool(torch.isfinite(local).all())
 
 

@@ -26,13 +26,7 @@ Float32 = NDArray[np.float32]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16}
-# bytes of a number -> unsigned integers of that size; type -> the bits of infinity
-WORDS: dict[int, Any] = {2: np.uint16, 4: np.uint32}
-INFINITY: dict[Any, int] = {
-    np.dtype(np.float32): 0x7F80_0000,
-    np.dtype(np.float16): 0x7C00,
-    np.dtype(bfloat16): 0x7F80,
-}
+INFINITY = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits
 TILE = 2**16  # numbers checked at once: they stay in cache
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -203,18 +197,30 @@ def check_tied(tensors: Mapping[str, Stored], where: str) -> None:
 
 def check_finite(tensors: Mapping[str, Stored], where: str) -> None:
     """Refuse NaN and infinity. Reads all data."""
-    if broken := [name for name, stored in tensors.items() if not _is_finite(stored)]:
+    broken = []
+    for name, stored in tensors.items():
+        words = _as_words(stored)
+        if not (np.isfinite(stored).all() if words is None else is_finite(*words)):
+            broken.append(name)
+    if broken:
         raise ValueError(f"{where} holds NaN or infinity in {listed(broken)}; download it again.")
 
 
-def _is_finite(stored: Stored) -> bool:
+def _as_words(stored: Stored) -> tuple[NDArray[Any], int] | None:
+    """The numbers as unsigned integers, and the bits of infinity."""
+    kind = next((name for name, dtype in DTYPES.items() if stored.dtype == dtype), None)
+    if kind is None:
+        return None
+    words = np.uint32 if stored.dtype.itemsize == 4 else np.uint16
+    return np.ascontiguousarray(stored).view(words), INFINITY[kind]
+
+
+def is_finite(words: NDArray[Any], infinity: int) -> bool:
     """Whether no exponent is all ones: with integers, much faster than `isfinite` of bfloat16."""
-    if (limit := INFINITY.get(stored.dtype)) is None:
-        return bool(np.isfinite(stored).all())
-    words = stored.reshape(-1).view(WORDS[stored.dtype.itemsize])
-    magnitude = words.dtype.type(2 ** (8 * stored.dtype.itemsize - 1) - 1)  # all bits but the sign
-    tiles = (words[start : start + TILE] for start in range(0, len(words), TILE))
-    return all((tile & magnitude).max() < limit for tile in tiles)
+    flat = words.reshape(-1)
+    magnitude = flat.dtype.type(np.iinfo(flat.dtype).max >> 1)  # all bits but the sign
+    tiles = (flat[start : start + TILE] for start in range(0, len(flat), TILE))
+    return all((tile & magnitude).max() < infinity for tile in tiles)
 
 
 def listed(names: Iterable[str], shown: int = 3) -> str:
