@@ -51,9 +51,8 @@ def check(load: Callable[[Path], Weights], whole: Weights, directory: Path, what
     try:
         weights = load(directory)
     except (ValueError, OSError) as error:
-        sentence = str(error)
-        assert "\n" not in sentence, f"{what}: {sentence}"
-        assert str(directory) in sentence, f"{what}: {sentence}"
+        if "\n" in str(error) or str(directory) not in str(error):
+            raise AssertionError(f"{what}: {error}") from error
         return
     except Exception as error:
         raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error

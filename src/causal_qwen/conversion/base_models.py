@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    GgufConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
 from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
@@ -73,7 +81,8 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
     if name.endswith(".gguf"):
         return load_gguf(Path(name), dtype)
     directory = local_directory(name)
-    model_type = read_json(directory / CONFIG).get("model_type")
+    fields = read_json(directory / CONFIG)
+    model_type = fields.get("model_type")
     if model_type == CausalQwen2Config.model_type:
         raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
     if model_type not in CLASSES:
@@ -81,9 +90,9 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
             f"{name} has the architecture {model_type!r}; only Qwen2 and Llama can be converted."
         )
     kind = CLASSES[model_type]
-    fields = check_settings(directory, kind.config_class)
     check_no_bias(fields)
     check_weights(directory, fields)
+    check_settings(directory, fields, kind.config_class)
     with file_named(directory / CONFIG), damaged_files_named(name), quiet():
         model, info = kind.from_pretrained(
             name,
@@ -107,8 +116,6 @@ def _source(base: str | os.PathLike[str]) -> str:
 
 def load_gguf(path: Path, dtype: Any = None) -> Any:
     """A GGUF file, all weights dequantised (to float32 by default)."""
-    from transformers import GgufConfig
-
     kind = CLASSES[check_gguf(path)]
     with file_named(path), quiet(), contextlib.redirect_stderr(io.StringIO()):  # a stubborn bar
         model, info = kind.from_pretrained(
@@ -126,8 +133,6 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
 
 def check_gguf(path: Path) -> str:
     """Compare a file's tensors with its metadata, before memory is allocated. -> architecture"""
-    from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
-
     if not path.is_file():
         raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
     with file_named(path):
@@ -140,8 +145,8 @@ def check_gguf(path: Path) -> str:
     size = path.stat().st_size - header.data_start
     if cut := [info.name for info in header.tensors if info.offset + info.nbytes > size]:
         raise ValueError(f"{path} is truncated: it lacks data of {listed(cut)}; download it again.")
-    shapes = {_gguf_name(info.name): info.shape for info in header.tensors}
     with file_named(path):
+        shapes = {_gguf_name(info.name): info.shape for info in header.tensors}
         fields = _gguf_fields(header.architecture, metadata, shapes)
         check_checkpoint(fields, shapes, str(path))
     return str(header.architecture)
@@ -149,8 +154,11 @@ def check_gguf(path: Path) -> str:
 
 def _gguf_name(name: str) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
-    *block, part, kind = name.split(".")
-    prefix = f"model.layers.{block[1]}." if block[:1] == ["blk"] else ""
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
+    if found is None:
+        return name
+    layer, part, kind = found.groups()
+    prefix = "" if layer is None else f"model.layers.{layer}."
     return f"{prefix}{GGUF_NAMES.get(part, part)}.{kind}"
 
 
@@ -175,6 +183,8 @@ def load_tokenizer(base: str | os.PathLike[str]) -> Any:
     name = _source(base)
     if name.endswith(".gguf"):
         with file_named(name), quiet():
+            if "tokenizer.ggml.tokens" not in read_gguf_metadata(name)[0]:
+                return None
             return AutoTokenizer.from_pretrained(
                 Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False
             )

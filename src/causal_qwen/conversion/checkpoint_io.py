@@ -38,6 +38,7 @@ from causal_qwen.engine.weights import (
     read_json,
     read_optional_json,
 )
+from causal_qwen.modeling.configuration import check_supported
 from causal_qwen.paths import HUB_FILES
 
 OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
@@ -87,17 +88,20 @@ def check_files(
     directory, config = local_directory(path, options), options.get("config")
     given = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(options)
     has_config = config is None or os.path.lexists(directory / CONFIG)
-    fields = check_settings(directory, config_class) if has_config else given
+    fields = read_json(directory / CONFIG) if has_config else given
+    with file_named(directory / CONFIG):
+        check_supported(fields.get("model_type", CAUSAL))
     names = (*SHAPE_FIELDS, "causal_size", "head_bias")
     if not any(options.get(name) for name in OTHER_WEIGHTS) and options["use_safetensors"]:
         check_weights(directory, fields | {name: given[name] for name in names if name in given})
+    if has_config:
+        check_settings(directory, fields, config_class)
     return fields
 
 
-def check_settings(directory: Path, config_class: Any) -> dict[str, Any]:
-    """The fields of config.json; refuses fields that do not form a configuration, and a
-    generation_config.json that cannot be read (Hugging Face would ignore it)."""
-    fields = read_json(directory / CONFIG)
+def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any) -> None:
+    """Refuse fields of config.json that do not form a configuration, and a generation_config.json
+    that cannot be read: Hugging Face would ignore it."""
     with file_named(directory / CONFIG):
         config = config_class.from_pretrained(directory)
         if not -config.vocab_size <= (config.pad_token_id or 0) < config.vocab_size:
@@ -109,7 +113,6 @@ def check_settings(directory: Path, config_class: Any) -> dict[str, Any]:
         saved = read_optional_json(directory / GENERATION)
         GenerationConfig.from_dict(saved)
         resolve_settings({}, saved, default_mode=fields.get("inference_mode", "standard"))
-    return fields
 
 
 def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
@@ -186,8 +189,8 @@ def check_loading_info(
         raise ValueError(f"{where} lacks {listed(missing)}; download it again.")
     if strange := sorted({*info["unexpected_keys"]} - {*may_have}):
         raise ValueError(
-            f"{where} has {listed(strange)}, which its config.json does not describe; use the "
-            "config.json of this model."
+            f"{where} has {listed(strange)}, which its configuration does not describe; download "
+            "it again."
         )
 
 

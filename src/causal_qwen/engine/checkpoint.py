@@ -34,8 +34,8 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
     strange = [n for n in shapes if n not in known and not n.endswith("rotary_emb.inv_freq")]
     if strange:
         raise ValueError(
-            f"{where} has {listed(strange)}, which its config.json does not describe; use the "
-            "config.json of this model."
+            f"{where} has {listed(strange)}, which its configuration does not describe; download "
+            "it again."
         )
 
 
@@ -43,8 +43,8 @@ def check_layers(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
     layers = len({found[1] for name in shapes if (found := LAYER.search(name))})
     if fields.get("num_hidden_layers") != layers:
         raise ValueError(
-            f"{where} has num_hidden_layers={fields.get('num_hidden_layers')!r} in config.json and "
-            f"{layers} layers in its weights; download it again."
+            f"{where} has num_hidden_layers={fields.get('num_hidden_layers')!r} and weights of "
+            f"{layers} layers; download it again."
         )
 
 
