@@ -282,7 +282,7 @@ def test_model_in_the_hub_cache_is_checked_too(places: dict[str, Path], tmp_path
     options = {"cache_dir": tmp_path / "cache", "local_files_only": True}
     CausalQwenForCausalLM.from_pretrained("org/tiny", **options)
     configure(snapshot, num_hidden_layers=10**9)
-    with pytest.raises(ValueError, match="num_hidden_layers=1000000000 .* 2 layers"):
+    with pytest.raises(ValueError, match=r"num_hidden_layers=1000000000 .* 2 layers"):
         CausalQwenForCausalLM.from_pretrained("org/tiny", **options)
     with pytest.raises(FileNotFoundError, match="org/other is neither"):
         CausalQwenForCausalLM.from_pretrained("org/other", **options)
