@@ -22,7 +22,7 @@ from causal_qwen.engine import Engine
 from causal_qwen.engine.weights import widen
 from causal_qwen.model import CausalQwenForCausalLM
 
-SEEDS = range(int(os.environ.get("DAMAGE_FROM", "0")), int(os.environ.get("DAMAGE_TO", "60")))
+SEEDS = range(int(os.environ.get("DAMAGE_FROM", "0")), int(os.environ.get("DAMAGE_TO", "40")))
 Weights = dict[str, Any]
 
 

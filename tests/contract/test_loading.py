@@ -33,7 +33,7 @@ CAUSAL: dict[str, Callable[[Path], Any]] = {
 PLAIN: dict[str, Callable[[Path], Any]] = {
     "from_pretrained": CausalQwenForCausalLM.from_pretrained,
     "convert": lambda path: convert(path, path.parent / "out", measure_noise=False),
-    "from_qwen": CausalQwenForCausalLM.from_qwen,
+    "from_qwen": lambda path: CausalQwenForCausalLM.from_qwen(path, measure_noise=False),
     "Engine": Engine.from_pretrained,
 }
 LOADERS = [("causal", name) for name in CAUSAL] + [("plain", name) for name in PLAIN]
