@@ -251,7 +251,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "NaN": (
         lambda d: with_nan(d, "model.layers.0.self_attn.q_proj.weight"),
-        "model.layers.0.self_attn.q_proj.weight holds NaN or infinity",
+        "NaN or infinity in model.layers.0.self_attn.q_proj.weight;",
     ),
 }
 

@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "modeling": _TORCH_FREE,
     "generation": _TORCH_FREE | {"modeling"},
     "model": _TORCH_FREE | {"modeling", "generation"},
-    "conversion": _GROUND | _MODEL,
+    "conversion": _GROUND | _MODEL | {"engine"},
     "analysis": _GROUND | _MODEL | {"engine", "conversion"},
     "training": _GROUND | _MODEL | {"conversion"},
     "regression": _GROUND | _MODEL | {"conversion", "training"},

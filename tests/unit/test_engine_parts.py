@@ -103,6 +103,24 @@ def test_damaged_header_raises_and_names_the_file(header: bytes, tmp_path: Path)
         read_safetensors(path)
 
 
+@pytest.mark.parametrize(
+    ("offsets", "size"),
+    [(((0, 8), (0, 8)), 8), (((0, 8), (4, 12)), 12), (((0, 8), (12, 20)), 20), (((0, 8),), 12)],
+    ids=["one place", "overlap", "hole", "rest"],
+)
+def test_data_with_overlaps_and_holes_is_refused(
+    offsets: tuple[tuple[int, int], ...], size: int, tmp_path: Path
+) -> None:
+    entries = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": place}
+        for name, place in zip("ab", offsets, strict=False)
+    }
+    header, path = json.dumps(entries).encode(), tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(ValueError, match=r"x\.safetensors is damaged"):
+        read_safetensors(path)
+
+
 # ---------------------------------------------------------------- products
 
 

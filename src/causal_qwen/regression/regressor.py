@@ -37,7 +37,17 @@ from causal_qwen.options import VALUE_SPACES, check_choice
 from causal_qwen.outputs import new_directory
 from causal_qwen.paths import cache_directory, install_hint
 from causal_qwen.regression import sentences
-from causal_qwen.regression.backbone import OpenModel, Pair, backbone_name, open_copy, open_shared
+from causal_qwen.regression.backbone import (
+    OpenModel,
+    Pair,
+    Source,
+    loaded_record,
+    located,
+    open_copy,
+    open_shared,
+    record_of,
+    saved_record,
+)
 from causal_qwen.regression.conformal import Conformal
 from causal_qwen.regression.features import (
     CACHE_FILE,
@@ -229,8 +239,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
         z = torch.from_numpy(self._features(texts))
-        name = backbone_name(self.model)
-        self.backbone_ = {"name": name, "fingerprint": self._fingerprint()}
+        self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
         with progress_bar("fitting", self.verbose) as progress:
             for name, column in values.items():
                 self.targets_[name] = self._fit_chain(z, column, weights, progress)
@@ -485,7 +494,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """The trained processor and model, else the backbone."""
         if hasattr(self, "model_"):
             return self.processor_, self.model_
-        return open_shared(self.model, self.verbose)
+        return open_shared(self._source(), self.verbose)
+
+    def _source(self) -> Source:
+        """The backbone's recorded place; `model` may be relative to another directory."""
+        return located(self.model, getattr(self, "backbone_", None))
 
     def _max_tokens(self) -> int:
         """`max_length`, or fewer if the model has fewer positions."""
@@ -502,7 +515,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
 
     def _features(self, texts: list[str]) -> NDArray[np.float32]:
-        processor, model = open_shared(self.model, self.verbose)
+        processor, model = open_shared(self._source(), self.verbose)
         cache = cache_directory() / CACHE_FILE if self.cache else None
         options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
@@ -529,7 +542,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             "columns": self.columns_,
             "is_single": self.is_single_,
             "targets": {name: list(target.space) for name, target in self.targets_.items()},
-            "backbone": getattr(self, "backbone_", None),
+            "backbone": saved_record(self.backbone_, Path(path))
+            if hasattr(self, "backbone_")
+            else None,
         }
         tensors = {
             f"{place}.{name}": tensor.contiguous()
@@ -567,7 +582,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if (directory / MODEL).is_dir():
             regressor.processor_, regressor.model_ = open_model(directory / MODEL)
         else:
-            regressor.backbone_ = settings["backbone"]
+            regressor.backbone_ = loaded_record(settings["backbone"], directory, model)
             regressor._check_backbone()
         return regressor
 

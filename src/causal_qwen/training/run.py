@@ -222,10 +222,27 @@ def _checkpoint(output: Path, resume: bool) -> str | None:
     return None
 
 
+def check_lora_rank(model: torch.nn.Module, rank: int) -> None:
+    """Refuse a rank above that of the smallest projection, where LoRA would only cost memory."""
+    shapes = {
+        name.rpartition(".")[2]: tuple(module.weight.shape)
+        for name, module in model.named_modules()
+        if name.endswith(LORA_MODULES) and isinstance(module.weight, torch.Tensor)
+    }
+    smallest = min(shapes, key=lambda name: min(shapes[name]))
+    rows, columns = shapes[smallest]
+    if rank > min(rows, columns):
+        raise ValueError(
+            f"lora={rank} exceeds the rank of {smallest}, a matrix of {rows} x {columns}; choose "
+            f"at most {min(rows, columns)}."
+        )
+
+
 def _with_lora(model: Any, rank: int) -> Any:
     """LoRA on the backbone's projections; the causal heads are trained in full."""
     if not rank:
         return model
+    check_lora_rank(model, rank)
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError:
