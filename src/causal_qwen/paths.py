@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
-import secrets
 import shutil
 import tempfile
 import time
@@ -41,6 +41,35 @@ def embedded_gguf() -> Path | None:
     spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
     places = [] if spec is None else spec.submodule_search_locations or []
     return next((file for place in places for file in sorted(Path(place).glob("*.gguf"))), None)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file to write beside `path`; it takes the place of `path` on success, else it is deleted.
+
+    An existing file keeps its permissions, a new one has those of the user's umask. A link stays
+    a link to the new content; a device or a pipe is written directly.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a directory; name a file.")
+    if Path(path).exists() and not Path(path).is_file():
+        yield Path(path)
+        return
+    place = Path(os.path.realpath(path))
+    partial = place.with_name(f".causal-qwen-{os.urandom(8).hex()}")
+    try:
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        if place.exists():
+            partial.chmod(place.stat().st_mode & 0o777)
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(place)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def install_hint(extra: str = "") -> str:
@@ -103,31 +132,3 @@ def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-@contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write beside `path`; it takes the place of `path` on success, else it is deleted.
-
-    An existing file keeps its permissions, a new one has those of the user's umask. A link stays
-    a link to the new content; a device or a pipe is written directly.
-    """
-    if Path(path).is_dir():
-        raise IsADirectoryError(f"{path} is a directory; name a file.")
-    if Path(path).exists() and not Path(path).is_file():
-        yield Path(path)
-        return
-    place = Path(os.path.realpath(path))
-    partial = place.with_name(f".causal-qwen-{secrets.token_hex(8)}")
-    try:
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        if place.exists():
-            shutil.copymode(place, partial)
-        yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(place)
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        partial.unlink(missing_ok=True)

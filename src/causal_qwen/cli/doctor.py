@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from causal_qwen import paths
+from causal_qwen.regression.feature_cache import check_cache
 
 DISTRIBUTION = "causal-qwen"
 PURPOSES = {  # extras for users, each with what needs it
@@ -58,7 +59,8 @@ def examine() -> Record:
         "memory": memory,  # bytes
         "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
         "embedded_model": _place(model, exists=paths.is_converted(model)),
-        "feature_cache": _place(paths.cache_directory() / "features.sqlite"),
+        "feature_cache": _place(paths.cache_directory() / "features.sqlite")
+        | {"problem": check_cache()},
         "problem": problem,  # why an installed torch cannot be imported
         "is_well": needed["is_complete"] and problem is None,
     }
@@ -85,7 +87,8 @@ def render(record: Record) -> Group:
     later = EMBEDDED_CURE if base["size"] is None else "converted at its first use"
     facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
     facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
-    facts["features"] = _show(record["feature_cache"], "none cached")
+    features = record["feature_cache"]
+    facts["features"] = features["problem"] or _show(features, "none cached")
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))
     heading = "causal-qwen {version} · Python {python} · {system}".format(**record)

@@ -1,4 +1,4 @@
-"""Regression: fit and predict, on tables."""
+"""Regression: fit and predict, on tables; the cache of what the backbone has read."""
 
 from __future__ import annotations
 
@@ -127,6 +127,36 @@ def predict(
         print_json(table.frame().to_dict(orient="records"))
     else:
         _print_bytes(table.csv())
+
+
+def cache(
+    clear: Annotated[bool, Option("--clear", help="Delete the feature cache.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Show where `fit` and `predict` keep what the backbone has read, check it, or delete it.
+
+    Example: causal-qwen cache --clear
+    """
+    from rich.filesize import decimal
+
+    from causal_qwen.regression.feature_cache import cache_record, clear_cache
+
+    if clear:
+        deleted = clear_cache()
+        if as_json:
+            print_json({"deleted": deleted})
+        for name in [] if as_json else deleted or ["nothing: there is no feature cache"]:
+            typer.echo(f"deleted {name}")
+        return
+    record = cache_record()
+    if as_json:
+        print_json(record)
+        return
+    aside = ", ".join(record["set_aside"]) or "none"
+    rows = [("path", record["path"]), ("size", decimal(record["size"])), ("rows", record["rows"])]
+    print_table("feature cache", (), [*rows, ("set aside", aside)])
+    if record["problem"] is not None:
+        typer.echo(f"note: {record['problem']}", err=True)
 
 
 def _print_bytes(lines: Iterable[str]) -> None:

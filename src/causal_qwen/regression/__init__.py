@@ -5,7 +5,8 @@ Out:  medians, intervals, quantiles and whole distributions.
 
     sentences   rows of a table -> sentences that end where the number would follow; input checks
     backbone    the model that reads them, opened once and shared
-    features    sentences -> the backbone's hidden state, cached on disk
+    features    sentences -> the backbone's hidden state
+    feature_cache  hidden states on disk, every row with a checksum; without torch
     head        features + values -> a robust linear head (U and Y), or training of a whole model
     conformal   intervals with a coverage guarantee
     prediction  the distribution of one number

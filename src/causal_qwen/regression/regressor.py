@@ -38,8 +38,8 @@ from causal_qwen.paths import cache_directory, install_hint, new_directory
 from causal_qwen.regression import sentences
 from causal_qwen.regression.backbone import OpenModel, Pair, backbone_name, open_copy, open_shared
 from causal_qwen.regression.conformal import Conformal
+from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import (
-    CACHE_FILE,
     Progress,
     batches_by_length,
     encode_texts,
