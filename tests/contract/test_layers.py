@@ -21,7 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "paths": set(),
     "terminal": set(),
     "text": {"options"},
-    "individuals": {"options"},
+    "individuals": {"options", "paths"},
     "decoding": {"options", "individuals"},
     "engine": _TORCH_FREE | {"terminal"},
     "modeling": _TORCH_FREE,

@@ -11,6 +11,7 @@ Out:  medians, intervals, quantiles and whole distributions.
     conformal   intervals with a coverage guarantee
     prediction  the distribution of one number
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
+    saved       the files of a saved regressor, every field checked
     csv_table   a CSV file: its cells as they are written, and the values that the model reads
     csv_io      CSV files -> a saved regressor -> predictions
     iris        the example table

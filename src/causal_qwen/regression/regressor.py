@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from causal_qwen.conversion.checkpoint_io import quiet
@@ -58,6 +58,7 @@ from causal_qwen.regression.head import (
     train_model,
 )
 from causal_qwen.regression.prediction import NumberPrediction
+from causal_qwen.regression.saved import FORMAT, MODEL, SETTINGS, TENSORS, read_saved, wrong
 from causal_qwen.regression.sentences import is_table, join_sentences, name_rows, read_targets
 from causal_qwen.terminal import progress_bar
 from causal_qwen.training.from_scratch import new_model
@@ -81,7 +82,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
     "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
 }
 LENGTH = 512  # tokens of a text, by default
-SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Target:
     def from_tensors(cls, space: ValueSpace, tensors: dict[str, Tensor]) -> Target:
         target, scores = cls(space), tensors.pop("scores", None)
         if tensors:
-            causal_size, hidden_size = tensors["abduction.loc.weight"].shape
+            causal_size, hidden_size = tensors[Chain.SIZES].shape
             target.chain = Chain(hidden_size, causal_size)
             target.chain.load_state_dict(tensors)
         if scores is not None:
@@ -524,6 +524,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Write a directory, completely or not at all. Frozen: the chains, the backbone's name."""
         check_is_fitted(self, "targets_")
         settings = {
+            "format": FORMAT,
             "parameters": self.get_params() | {"model": self.model and os.fspath(self.model)},
             "columns": self.columns_,
             "is_single": self.is_single_,
@@ -550,25 +551,35 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
         directory to which it has moved, or an `OpenModel`."""
         directory = Path(path)
-        if not (directory / SETTINGS).is_file():
-            raise FileNotFoundError(f"{directory} has no {SETTINGS}; is it a saved regressor?")
-        settings = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
-        regressor = cls(**settings["parameters"] | ({} if model is None else {"model": model}))
-        regressor.columns_, regressor.is_single_ = settings["columns"], settings["is_single"]
-        of_targets: list[dict[str, Tensor]] = [{} for _ in settings["targets"]]
-        for key, tensor in load_file(directory / TENSORS).items():
-            place, _, name = key.partition(".")
-            of_targets[int(place)][name] = tensor
+        saved = read_saved(directory)
+        regressor = cls(**saved.parameters)
+        try:
+            regressor._check_settings()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{directory / SETTINGS}: {error}") from None
+        if model is not None:
+            regressor.set_params(model=model)
+        regressor.columns_, regressor.is_single_ = saved.columns, saved.is_single
         regressor.targets_ = {
-            name: Target.from_tensors(ValueSpace(*space), tensors)
-            for (name, space), tensors in zip(settings["targets"].items(), of_targets, strict=True)
+            name: Target.from_tensors(space, tensors)
+            for name, (space, tensors) in saved.targets.items()
         }
-        if (directory / MODEL).is_dir():
-            regressor.processor_, regressor.model_ = open_model(directory / MODEL)
-        else:
-            regressor.backbone_ = settings["backbone"]
+        if saved.backbone is not None:
+            regressor.backbone_ = saved.backbone
             regressor._check_backbone()
+            regressor._check_chains(directory / TENSORS)
+            return regressor
+        if not (directory / MODEL).is_dir():
+            raise FileNotFoundError(f"{directory / MODEL} is missing; restore it, or fit again.")
+        regressor.processor_, regressor.model_ = open_model(directory / MODEL)
         return regressor
+
+    def _check_chains(self, file: Path) -> None:
+        size = self._open()[1].config.hidden_size
+        for name, target in self.targets_.items():
+            assert target.chain is not None  # `read_saved` has found one
+            if (found := target.chain.abduction.loc.weight.shape[1]) != size:
+                raise wrong(file, f"the hidden size of {name}", str(found), f"the backbone's {size}")
 
 
 def _check_variety(name: str, values: Array) -> None:
