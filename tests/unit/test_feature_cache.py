@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _damage_tables import damage_file
 
 from causal_qwen.regression import feature_cache
 from causal_qwen.regression.feature_cache import (
@@ -21,7 +22,6 @@ from causal_qwen.regression.feature_cache import (
     clear_cache,
     connect,
 )
-from _damage_tables import damage_file
 
 TEXTS = [f"text {i}" for i in range(40)]
 Z = {text: np.random.default_rng(i).normal(size=24).astype(np.float32)

@@ -11,9 +11,7 @@ from causal_qwen.paths import whole_file
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_new_file_has_the_permissions_of_the_umask(
-    umask: int, mode: int, tmp_path: Path
-) -> None:
+def test_a_new_file_has_the_permissions_of_the_umask(umask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
         with whole_file(tmp_path / "new") as partial:
@@ -57,7 +55,10 @@ def test_a_name_of_the_greatest_length_is_written(tmp_path: Path) -> None:
 
 
 def test_a_directory_or_a_place_in_none_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError, match="is a directory; name a file"), whole_file(tmp_path):
+    with (
+        pytest.raises(IsADirectoryError, match="is a directory; name a file"),
+        whole_file(tmp_path),
+    ):
         pass
     gone = tmp_path / "gone" / "new"
     with pytest.raises(OSError, match=f"{gone} cannot be written: No such file"), whole_file(gone):

@@ -86,9 +86,7 @@ Template = Annotated[
 RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
 Force = Annotated[bool, Option("--force", help="Replace an existing directory.")]
-NoCache = Annotated[
-    bool, Option("--no-cache", help="Neither read nor write the feature cache.")
-]
+NoCache = Annotated[bool, Option("--no-cache", help="Neither read nor write the feature cache.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

@@ -147,14 +147,15 @@ class Individual:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file atomically: e, and the other fields as JSON in its header."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         from causal_qwen.paths import whole_file
 
-        fields = json.dumps({name: getattr(self, name) for name in SAVED})
+        named = {name: getattr(self, name) for name in SAVED}
+        fields = json.dumps(named, default=lambda value: value.item())  # of NumPy's numbers
         metadata = {"individual": fields, "format": FORMAT, "sha256": _hash(fields, self.noise)}
         with whole_file(path) as partial:
-            save_file({"noise": self.noise}, partial, metadata)
+            partial.write_bytes(save({"noise": self.noise}, metadata))  # with the umask
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Individual:
@@ -163,7 +164,7 @@ class Individual:
             raise FileNotFoundError(f"{path} is not a file; write one with Individual.save.")
         try:
             return _read(Path(path))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} holds no individual ({error}); restore it, or save it again."
             ) from None
@@ -211,6 +212,8 @@ def _read(path: Path) -> Individual:
             noise = file.get_tensor("noise")
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+    if not noise.ndim or not noise.shape[-1]:
+        raise ValueError(f"its noise has shape {noise.shape}")
     if metadata.get("format", FORMAT) != FORMAT:
         raise ValueError(f"it has format {metadata['format']!r}, and this version reads {FORMAT}")
     if "individual" not in metadata:
@@ -231,6 +234,9 @@ def _read_fields(text: str) -> dict[str, Any]:
         types = SAVED[name]
         if not isinstance(value, types) or isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}, which is of the wrong type")
+    for name in ("min_density", "temperature"):
+        if not abs(fields[name]) < math.inf or int(fields[name]) >= 2**63:
+            raise ValueError(f"{name} is {fields[name]!r}, which is too large")
     seed, offset = fields["seed"], fields["offset"]
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed is {seed}, outside [0, 2**64)")

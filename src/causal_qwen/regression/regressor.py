@@ -58,7 +58,16 @@ from causal_qwen.regression.head import (
     train_model,
 )
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.saved import FORMAT, MODEL, SETTINGS, TENSORS, read_saved, wrong
+from causal_qwen.regression.saved import (
+    FORMAT,
+    MODEL,
+    SETTINGS,
+    TENSORS,
+    file_sha256,
+    read_settings,
+    read_tensors,
+    wrong,
+)
 from causal_qwen.regression.sentences import is_table, join_sentences, name_rows, read_targets
 from causal_qwen.terminal import progress_bar
 from causal_qwen.training.from_scratch import new_model
@@ -537,8 +546,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             for name, tensor in target.tensors().items()
         }
         with new_directory(Path(path), overwrite) as directory:
-            (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
             save_file(tensors, directory / TENSORS)
+            settings["tensors_sha256"] = file_sha256(directory / TENSORS)
+            (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
             if hasattr(self, "model_"):
                 with quiet():
                     self.model_.save_pretrained(directory / MODEL)
@@ -551,7 +561,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
         directory to which it has moved, or an `OpenModel`."""
         directory = Path(path)
-        saved = read_saved(directory)
+        saved = read_settings(directory)
         regressor = cls(**saved.parameters)
         try:
             regressor._check_settings()
@@ -560,9 +570,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if model is not None:
             regressor.set_params(model=model)
         regressor.columns_, regressor.is_single_ = saved.columns, saved.is_single
+        tensors = read_tensors(directory, saved)
         regressor.targets_ = {
-            name: Target.from_tensors(space, tensors)
-            for name, (space, tensors) in saved.targets.items()
+            name: Target.from_tensors(space, of_target)
+            for (name, space), of_target in zip(saved.spaces.items(), tensors, strict=True)
         }
         if saved.backbone is not None:
             regressor.backbone_ = saved.backbone
@@ -577,9 +588,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _check_chains(self, file: Path) -> None:
         size = self._open()[1].config.hidden_size
         for name, target in self.targets_.items():
-            assert target.chain is not None  # `read_saved` has found one
+            assert target.chain is not None  # `read_tensors` has found one
             if (found := target.chain.abduction.loc.weight.shape[1]) != size:
-                raise wrong(file, f"the hidden size of {name}", str(found), f"the backbone's {size}")
+                raise wrong(
+                    file, f"the hidden size of {name}", str(found), f"the backbone's {size}"
+                )
 
 
 def _check_variety(name: str, values: Array) -> None:

@@ -6,6 +6,7 @@ ValueError that names the file, the field, its value and the cure.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,14 +30,15 @@ SHOWN = 60  # characters of a value in a message
 Check = tuple[Callable[[Any], bool], str]  # of a value, and what it must be
 
 
-class Saved(NamedTuple):
-    """What the two files contain."""
+class Settings(NamedTuple):
+    """What regressor.json contains."""
 
     parameters: dict[str, Any]
     columns: list[Any] | None
     is_single: bool
-    targets: dict[str, tuple[ValueSpace, dict[str, Tensor]]]
-    backbone: dict[str, str] | None
+    spaces: dict[str, ValueSpace]  # by target
+    backbone: dict[str, str] | None  # of a frozen one
+    tensors_sha256: str | None  # None: of version 0.3
 
 
 def _is_number(value: Any) -> bool:
@@ -94,13 +96,13 @@ PARAMETERS: dict[str, Check] = {  # of `CausalTextRegressor`; it checks choices 
 }
 
 
-def read_saved(directory: Path) -> Saved:
-    """Both files of a saved regressor."""
+def read_settings(directory: Path) -> Settings:
+    """regressor.json; choices and ranges of parameters are the regressor's to check."""
     file = directory / SETTINGS
     if not file.is_file():
         raise FileNotFoundError(f"{directory} has no {SETTINGS}; is it a saved regressor?")
     settings = _read_json(file)
-    version = settings.pop("format", FORMAT)
+    version, sha256 = settings.pop("format", FORMAT), settings.pop("tensors_sha256", None)
     if _is_count(version) and version > FORMAT:
         raise ValueError(
             f"{file}: format is {version}, and this version reads {FORMAT}; install a newer "
@@ -119,12 +121,12 @@ def read_saved(directory: Path) -> Saved:
         raise wrong(file, "is_single", "true", f"false, for {len(spaces)} targets")
     is_frozen = parameters["backbone"] == "frozen"
     backbone = _backbone(file, settings["backbone"]) if is_frozen else None
-    tensors = _read_tensors(directory / TENSORS, len(spaces), is_frozen)
-    targets = {
-        name: (space, of_target)
-        for (name, space), of_target in zip(spaces.items(), tensors, strict=True)
-    }
-    return Saved(parameters, columns, is_single, targets, backbone)
+    return Settings(parameters, columns, is_single, spaces, backbone, sha256)
+
+
+def file_sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def wrong(file: Path, field: str, what: str, wanted: str) -> ValueError:
@@ -177,7 +179,10 @@ def _spaces(file: Path, targets: Any) -> dict[str, ValueSpace]:
         if not (is_space and all(map(_is_number, space[1:])) and space[2] > 0):
             kinds = " or ".join(VALUE_SPACES)
             raise wrong(
-                file, f"targets.{name}", repr(space), f"[{kinds}, a finite center, a spread above 0]"
+                file,
+                f"targets.{name}",
+                repr(space),
+                f"[{kinds}, a finite center, a spread above 0]",
             )
     return {name: ValueSpace(*space) for name, space in targets.items()}
 
@@ -191,8 +196,9 @@ def _backbone(file: Path, found: Any) -> dict[str, str]:
     return found
 
 
-def _read_tensors(file: Path, targets: int, is_frozen: bool) -> list[dict[str, Tensor]]:
+def read_tensors(directory: Path, settings: Settings) -> list[dict[str, Tensor]]:
     """The tensors of every target, by name: those of its chain, and its calibration scores."""
+    file, targets = directory / TENSORS, len(settings.spaces)
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; {CURE}.")
     try:
@@ -209,9 +215,12 @@ def _read_tensors(file: Path, targets: int, is_frozen: bool) -> list[dict[str, T
         if not tensor.isfinite().all():
             raise wrong(file, f"tensor {key}", "NaN or infinite", "finite")
         of_targets[int(place)][name] = tensor
+    is_frozen = settings.backbone is not None
     for place, tensors in enumerate(of_targets):
         _check_scores(file, place, tensors.get("scores"))
         _check_chain(file, place, {n: t for n, t in tensors.items() if n != "scores"}, is_frozen)
+    if settings.tensors_sha256 not in (None, file_sha256(file)):
+        raise ValueError(f"{file} differs from the file that {SETTINGS} was saved with; {CURE}.")
     return of_targets
 
 
