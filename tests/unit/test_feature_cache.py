@@ -105,7 +105,7 @@ def test_a_truncated_file_is_set_aside_and_a_new_one_begun(path: Path) -> None:
     fill(path)
     half = path.read_bytes()[: path.stat().st_size // 2]
     path.write_bytes(half)
-    found, notes = read(path)
+    _, notes = read(path)
     assert len(notes) == 1
     assert "is damaged" in notes[0]
     assert "it is now features.sqlite.old-1" in notes[0]

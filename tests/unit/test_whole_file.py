@@ -27,9 +27,14 @@ def test_a_failure_keeps_the_old_file_and_leaves_no_other(
     error: BaseException, tmp_path: Path
 ) -> None:
     (tmp_path / "old").write_text("precious")
-    with pytest.raises(type(error)), whole_file(tmp_path / "old") as partial:
-        partial.write_text("half")
-        raise error
+
+    def fail() -> None:
+        with whole_file(tmp_path / "old") as partial:
+            partial.write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
     assert (tmp_path / "old").read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 

@@ -132,7 +132,8 @@ class _Lines:
 
 
 def _parse(lines: _Lines) -> CsvTable:
-    header, names = "", []
+    header = ""
+    names: list[str] = []
     rows: list[list[str]] = []
     places: list[tuple[str, int]] = []  # text and first line of every row
     blank: list[tuple[str, int]] = []  # not yet known to lie between rows

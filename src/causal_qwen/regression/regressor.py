@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from causal_qwen.conversion.checkpoint_io import quiet
@@ -546,7 +546,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             for name, tensor in target.tensors().items()
         }
         with new_directory(Path(path), overwrite) as directory:
-            save_file(tensors, directory / TENSORS)
+            (directory / TENSORS).write_bytes(safetensors_bytes(tensors))  # with the umask
             settings["tensors_sha256"] = file_sha256(directory / TENSORS)
             (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
             if hasattr(self, "model_"):

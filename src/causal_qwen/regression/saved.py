@@ -207,14 +207,14 @@ def read_tensors(directory: Path, settings: Settings) -> list[dict[str, Tensor]]
         raise ValueError(f"{file} is damaged ({error}); {CURE}.") from None
     of_targets: list[dict[str, Tensor]] = [{} for _ in range(targets)]
     for key, tensor in found.items():
-        place, _, name = key.partition(".")
-        if not (place.isdecimal() and place.isascii() and int(place) < targets and name):
+        digits, _, name = key.partition(".")
+        if not (digits.isdecimal() and digits.isascii() and int(digits) < targets and name):
             raise ValueError(f"{file}: tensor {key} is unknown; {CURE}.")
         if tensor.dtype != torch.float64:
             raise wrong(file, f"tensor {key}", str(tensor.dtype), "torch.float64")
         if not tensor.isfinite().all():
             raise wrong(file, f"tensor {key}", "NaN or infinite", "finite")
-        of_targets[int(place)][name] = tensor
+        of_targets[int(digits)][name] = tensor
     is_frozen = settings.backbone is not None
     for place, tensors in enumerate(of_targets):
         _check_scores(file, place, tensors.get("scores"))
