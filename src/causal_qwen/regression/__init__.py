@@ -7,6 +7,7 @@ Out:  medians, intervals, quantiles and whole distributions.
     backbone    the model that reads them, opened once and shared
     features    sentences -> the backbone's hidden state
     feature_cache  hidden states on disk, every row with a checksum; without torch
+    workload    the time and memory that a large table needs, said before the work
     head        features + values -> a robust linear head (U and Y), or training of a whole model
     conformal   intervals with a coverage guarantee
     prediction  the distribution of one number

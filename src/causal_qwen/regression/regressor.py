@@ -17,8 +17,9 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +36,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
 from causal_qwen.paths import cache_directory, install_hint, new_directory
-from causal_qwen.regression import sentences
+from causal_qwen.regression import sentences, workload
 from causal_qwen.regression.backbone import OpenModel, Pair, backbone_name, open_copy, open_shared
 from causal_qwen.regression.conformal import Conformal
 from causal_qwen.regression.feature_cache import CACHE_FILE
@@ -90,6 +91,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
     "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
     "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
 }
+FORWARDS_OF_A_STEP = 3  # the time of a training step: forward and backward
+BLOCK = 16384  # rows that are predicted at a time
 LENGTH = 512  # tokens of a text, by default
 
 
@@ -214,6 +217,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             _check_variety(name, column)
         if self.backbone != "scratch":  # whose tokenizer does not exist yet
             self._warn_long_texts(texts)
+            self._announce(texts)
         self.targets_ = {name: Target(ValueSpace()) for name in values}
         if self.backbone == "frozen":
             self._fit_chains(texts, values, weights)
@@ -229,10 +233,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
             raise ValueError(f"y has {len(values)} targets; give those of fit: {names}.")
-        predictions = self._distributions(texts)
+        blocks = [
+            {name: number.y for name, number in found.items()}
+            for found in self._predictions(texts, BLOCK)
+        ]
         for (name, target), column in zip(self.targets_.items(), values.values(), strict=True):
             encoded = target.space.encode(torch.from_numpy(column))
-            target.conformal = Conformal.fit(predictions[name].y, encoded)
+            parts = zip(*(y_dists[name] for y_dists in blocks), strict=True)  # locs, scales
+            target.conformal = Conformal.fit(Cauchy(*map(torch.cat, parts)), encoded)
         return self
 
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
@@ -260,6 +268,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """One model for all targets: every text is repeated with the question for each target."""
         asked = [text for name in values for text in self._asked(texts, name)]
         self.processor_, self.model_ = self._new_or_copied_model(asked, values)
+        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
+        given = {name: value for name, value in given.items() if value is not None}
+        options = DEFAULTS[self.backbone] | given
+        self._announce(asked, passes=FORWARDS_OF_A_STEP * options["epochs"], is_kept=True)
         y = []
         for name, column in values.items():
             self.model_.fit_value_field(name, column)
@@ -279,8 +291,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             chain, _ = fit_chain(z, loss.y, loss.weights, folds=folds, seed=seed)
             init_from_chain(self.model_, chain)
             self.model_.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
-        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
-        given = {name: value for name, value in given.items() if value is not None}
         with progress_bar("training", self.verbose) as progress:
             train_model(
                 self.model_,
@@ -290,7 +300,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 held_out=self.held_out,
                 seed=self.random_state,
                 progress=progress,
-                **DEFAULTS[self.backbone] | given,
+                **options,
             )
 
     def _new_or_copied_model(self, texts: list[str], values: dict[str, Array]) -> Pair:
@@ -353,7 +363,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        found = self._distributions(self.sentences(X))
+        texts = self.sentences(X)
+        (found,) = self._predictions(texts, block=max(len(texts), 1))
         return next(iter(found.values())) if self.is_single_ else found
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -364,27 +375,32 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
         """`compute` of every target's prediction, stacked on axis 1 if there are several."""
-        found = self._distributions(self.sentences(X))
-        columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
-        return columns[0] if self.is_single_ else np.stack(columns, 1)
+        parts = []
+        for found in self._predictions(self.sentences(X), BLOCK):
+            columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
+            parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
+        return np.concatenate(parts)
 
     @torch.no_grad()
-    def _distributions(self, texts: list[str]) -> dict[str, NumberPrediction]:
+    def _predictions(self, texts: list[str], block: int) -> Iterator[dict[str, NumberPrediction]]:
+        """The predictions by target, for `block` rows at a time: U of a row is large."""
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             raise ValueError(f"{name_rows(empty)} without a text; give at least one word.")
         self._warn_long_texts(texts)
-        certain = np.ones(len(texts))  # the next token is taken to be a number
         if self.backbone == "frozen":
             self._check_backbone()
             z = torch.from_numpy(self._features(texts))
-        found = {}
-        for name, target in self.targets_.items():
-            if target.chain is not None:
-                u, head = target.chain(z)[0], target.chain.action.value
-            else:
-                u, head = self._abduce(self._asked(texts, name)), self.model_.action.value
-            found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
-        return found
+        for start in range(0, max(len(texts), 1), block):
+            rows = slice(start, start + block)
+            certain = np.ones(len(texts[rows]))  # the next token is taken to be a number
+            found = {}
+            for name, target in self.targets_.items():
+                if target.chain is not None:
+                    u, head = target.chain(z[rows])[0], target.chain.action.value
+                else:
+                    u, head = self._abduce(self._asked(texts[rows], name)), self.model_.action.value
+                found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
+            yield found
 
     def _abduce(self, texts: list[str]) -> Cauchy:
         """U' of the trained model, in float64. -> (N, C)"""
@@ -508,6 +524,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 f"the model's context) and lose their beginning: {name_rows(rows)}.",
                 stacklevel=4,
             )
+
+    def _announce(self, texts: list[str], **how: Any) -> None:
+        """Say what a large table needs before the work, and refuse what cannot be done."""
+        if len(texts) < workload.LARGE:
+            return
+        processor, model = self._open()
+        need = workload.estimate(texts, model, processor, self._max_tokens(), **how)
+        workload.check_memory(need)
+        if self.verbose:
+            print(f"{need}.", file=sys.stderr, flush=True)
 
     def _features(self, texts: list[str]) -> NDArray[np.float32]:
         processor, model = open_shared(self.model, self.verbose)
