@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,69 @@ def damage_arrays(arrays: dict[str, Any], seed: int) -> dict[str, Any]:
         case _:
             array.flat[rng.randrange(array.size)] = rng.choice([math.nan, math.inf, -1e300])
             return {**arrays, name: array}
+
+
+# ---------------------------------------------------------------- CSV files
+
+CELLS = (
+    *("", "007", "1.10", "NA", "nan", "-0", "1e5", "1,870", "a; b", "x|y", "tab\there", " pad "),
+    *(
+        'say "hi"',
+        '"',
+        "two\nlines",
+        "carriage\rreturn",
+        "both\r\n",
+        "café",
+        "价格",
+        "👍",
+        "\u2028",
+    ),
+    *("True", "null", "'", "=1+1", "#", "\\", "9" * 40, "long " * 50),
+)
+NEEDS_QUOTES = re.compile(r'[",\r\n]')
+
+
+def random_csv(seed: int) -> tuple[bytes, dict[str, list[str]]]:
+    """A valid file and its columns: any quoting, line end, width, last line end and BOM."""
+    rng = random.Random(seed)
+    names = rng.sample(["id", "price", "note, long", "grade", 'the "best"', "größe", "a\nb"], 4)
+    names = names[: rng.randint(1, 4)]
+    rows = [[rng.choice(CELLS) for _ in names] for _ in range(rng.randint(1, 12))]
+    share, end = rng.choice([0.0, 0.3, 1.0]), rng.choice(["\n", "\r\n", "\r"])
+
+    def write(cells: list[str]) -> str:
+        must = len(cells) == 1  # an empty line would be no cell
+        return ",".join(
+            '"' + cell.replace('"', '""') + '"'
+            if must or NEEDS_QUOTES.search(cell) or rng.random() < share
+            else cell
+            for cell in cells
+        )
+
+    text = rng.choice(["", "\ufeff"]) + end.join(write(cells) for cells in [names, *rows])
+    text += rng.choice(["", end, end * 2])
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    return text.encode(), columns
+
+
+def damaged_csv(seed: int) -> bytes:
+    """A file with wrong widths, bytes, encodings, separators, quotes or NULs somewhere."""
+    rng = random.Random(seed)
+    content, _ = random_csv(seed)
+    match rng.randrange(6):
+        case 0:
+            lines = content.splitlines(keepends=True)
+            at = rng.randrange(len(lines))
+            lines[at] = rng.choice([b"1,870," + lines[at], lines[at].replace(b",", b"", 1)])
+            return b"".join(lines)
+        case 1:
+            return content.replace(b",", rng.choice([b";", b"\t", b"|"]))
+        case 2:
+            return content.decode().encode(rng.choice(["utf-16", "utf-16-le", "utf-32"]))
+        case 3:
+            return content.decode().encode("latin-1", errors="replace")
+        case 4:
+            at = rng.randrange(len(content))
+            return content[:at] + rng.choice([b"\0", b'"', b"\xff", b"\r", b","]) + content[at:]
+        case _:
+            return damage_bytes(content, seed)

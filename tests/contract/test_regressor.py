@@ -341,6 +341,55 @@ def test_a_weight_that_is_no_number_is_refused_and_its_line_named(
         fit_csv(*place, weight="w", model=backbone, calibration=0.0)
 
 
+def test_without_the_cache_nothing_is_written_to_it(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    table.to_csv(tmp_path / "table.csv", index=False)
+    place, saved = str(tmp_path / "table.csv"), str(tmp_path / "fitted")
+    options = ["-y", "price", "-m", backbone, "-o", saved, "--json"]
+    causal_qwen("fit", place, *options, "--no-cache")
+    table.drop(columns="price").to_csv(tmp_path / "more.csv", index=False)
+    causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
+    assert not (tmp_path / "cache" / "features.sqlite").exists()
+    causal_qwen("fit", place, *options, "--force")
+    assert causal_qwen("cache", "--json")["rows"] == 4
+    causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
+    assert causal_qwen("cache", "--json")["rows"] == 4
+
+
+def test_a_damaged_cache_is_one_note_of_fit_and_changes_nothing(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    table.to_csv(tmp_path / "table.csv", index=False)
+    options = ["-y", "price", "-m", backbone, "--json", str(tmp_path / "table.csv")]
+    expected = causal_qwen("fit", *options, "-o", str(tmp_path / "one"))
+    cache = tmp_path / "cache" / "features.sqlite"
+    cache.write_bytes(cache.read_bytes()[:3000])
+    found = causal_qwen("fit", *options, "-o", str(tmp_path / "two"))
+    (note,) = found["notes"]
+    assert str(cache) in note
+    assert "features.sqlite.old-1" in note
+    assert found["targets"] == expected["targets"]
+    record = causal_qwen("cache", "--json")
+    assert (record["rows"], record["set_aside"]) == (4, [f"{cache}.old-1"])
+    shown = CliRunner().invoke(app, ["cache"]).output
+    assert "feature cache" in shown
+    assert causal_qwen("cache", "--clear", "--json") == {"deleted": [str(cache), f"{cache}.old-1"]}
+    assert "nothing" in CliRunner().invoke(app, ["cache", "--clear"]).output
+
+
+def test_the_cache_command_deletes_no_file_of_others(tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "features.sqlite"
+    cache.parent.mkdir()
+    cache.write_text("precious")
+    done = CliRunner().invoke(app, ["cache", "--clear"])
+    assert "not a feature cache and is not deleted" in str(done.exception)
+    assert cache.read_text() == "precious"
+    record = causal_qwen("doctor", "--json")["feature_cache"]
+    assert record["problem"] == f"{cache} is not a feature cache of this version; move it away."
+    assert "move it away" in " ".join(CliRunner().invoke(app, ["doctor"]).output.split())
+
+
 @pytest.mark.slow
 def test_the_embedded_model_predicts_prices_from_words_and_digits(
     monkeypatch: pytest.MonkeyPatch,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from _damage_tables import damaged_csv, random_csv
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
@@ -162,3 +165,42 @@ def test_an_empty_line_of_a_single_column_is_an_empty_cell(write: Any) -> None:
 def test_a_cell_that_is_no_plain_number_is_none(write: Any, cell: str) -> None:
     table = read_table(write(f'price\n"{cell}"\n 12 \n-3.5e2\n'))
     np.testing.assert_array_equal(table.numbers("price"), [np.nan, 12, -350])
+
+
+# --- many files
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
+    content, columns = random_csv(seed)
+    table = read_table(write(content))
+    assert table.columns == columns
+    body = "".join([table.header, *table.records]).encode()
+    assert content.startswith(body)
+    assert content[len(body) :].strip() == b""  # empty lines after the last row
+    assert [len(column) for column in table.frame().to_dict("list").values()] == [
+        len(column) for column in columns.values()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.filterwarnings("ignore:.*skipped, being empty")
+def test_a_damaged_file_is_read_as_it_is_written_or_refused(seed: int, write: Any) -> None:
+    path = write(damaged_csv(seed))
+    try:
+        table = read_table(path)
+    except (ValueError, OSError) as error:
+        table, sentence = None, str(error)
+    if table is None:
+        assert path.name in sentence
+        assert "\n" not in sentence
+        return
+    text = path.read_bytes().decode("utf-8-sig")
+    rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    width = len(table.columns)
+    assert all(len(row) == width for row in rows if "".join(row).strip() or width > 1)
+    if width > 1:
+        whole = [row for row in rows if len(row) == width]
+        cells = [list(row) for row in zip(*table.columns.values(), strict=True)]
+        assert cells == whole[1:]
+    table.frame()

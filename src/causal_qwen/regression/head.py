@@ -37,7 +37,7 @@ LEARNING_RATE, BETA1, BETA2 = 0.1, 0.9, 0.99
 NOISES = (0.03, 0.1, 0.3, 1.0)  # of the location, in interquartile ranges of the values
 ANNEALING_STEPS = 80  # in which a location's noise falls from 1 to its final value
 PATIENCE = 40  # steps without a better candidate
-BLOCK = 65536  # rows that are converted to float64 at a time
+BLOCK = 16384  # rows that are converted to float64 at a time
 NEGLIGIBLE = 1e-7  # components with less than this share of the largest variance are dropped
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (N, K, P), values (N, 1) -> (N, K)
