@@ -390,6 +390,23 @@ def test_the_cache_command_deletes_no_file_of_others(tmp_path: Path) -> None:
     assert "move it away" in " ".join(CliRunner().invoke(app, ["doctor"]).output.split())
 
 
+def test_rows_that_are_cut_or_empty_are_named_by_their_lines(backbone: str, tmp_path: Path) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    lines = ["note,price", *(f'"a\nring {i}",{i}' for i in range(12))]
+    lines[5] = '"' + "long " * 40 + '",5'
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
+    options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.0}
+    (note,) = fit_csv(*place, max_length=64, **options)["notes"]
+    assert "1 of 12 texts are longer than 64 tokens" in note
+    assert note.endswith("lose their beginning: line 10.")
+    lines[5] = ",5"
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="line 10 without a text"):
+        fit_csv(*place, overwrite=True, text="note", question="", **options)
+
+
 @pytest.mark.slow
 def test_the_embedded_model_predicts_prices_from_words_and_digits(
     monkeypatch: pytest.MonkeyPatch,

@@ -55,8 +55,7 @@ def fit_csv(
     notes: list[str] = []
     regressor = CausalTextRegressor(random_state=seed, **settings)
     with _collected(notes):
-        table = read_table(data)
-        frame = _typed_rows(table, targets, columns, weight)
+        frame = _typed_rows(read_table(data), targets, columns, weight)
         order = np.random.default_rng(seed).permutation(len(frame))
         count = round(calibration * len(frame))
         held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
@@ -141,7 +140,7 @@ class PredictedTable:
 
 def read_csv(path: str | os.PathLike[str]) -> Any:
     """A table with a header and at least one row: a DataFrame of typed values."""
-    return read_table(path).frame()
+    return read_table(path).frame().reset_index(drop=True)
 
 
 def _append(record: str, cells: str) -> str:

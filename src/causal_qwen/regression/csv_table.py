@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.regression.sentences import name_rows
+from causal_qwen.regression.sentences import LINE, name_rows
 
 BOM = "\ufeff"
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -54,10 +54,14 @@ class CsvTable:
         return len(self.lines)
 
     def frame(self) -> Any:
-        """A DataFrame of typed values: numbers, booleans, texts, NaN for empty cells and "NA"."""
+        """A DataFrame of typed values: numbers, booleans, texts, NaN for empty cells and "NA".
+
+        Its index has the lines of the file, which name the rows in messages.
+        """
         import pandas
 
-        return pandas.DataFrame({name: _typed(cells) for name, cells in self.columns.items()})
+        frame = pandas.DataFrame({name: _typed(cells) for name, cells in self.columns.items()})
+        return frame.set_index(pandas.Index(self.lines, name=LINE))
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as numbers, NaN where a cell is none: "1,870", "5 kg" and "True" are none."""

@@ -69,7 +69,13 @@ from causal_qwen.regression.saved import (
     read_tensors,
     wrong,
 )
-from causal_qwen.regression.sentences import is_table, join_sentences, name_rows, read_targets
+from causal_qwen.regression.sentences import (
+    is_table,
+    join_sentences,
+    name_rows,
+    read_targets,
+    row_index,
+)
 from causal_qwen.terminal import progress_bar
 from causal_qwen.training.from_scratch import new_model
 
@@ -211,12 +217,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.columns_ = self._columns(X, list(values))
         texts = self._texts(X, list(values))
         weights = sentences.read_weights(sample_weight, len(texts))
-        texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows)
-        weights = weights[is_usable]
+        index = row_index(X)
+        texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows, index)
+        weights, index = weights[is_usable], None if index is None else index[is_usable]
         for name, column in values.items():
             _check_variety(name, column)
         if self.backbone != "scratch":  # whose tokenizer does not exist yet
-            self._warn_long_texts(texts)
+            self._warn_long_texts(texts, index=index)
             self._announce(texts)
         self.targets_ = {name: Target(ValueSpace()) for name in values}
         if self.backbone == "frozen":
@@ -229,13 +236,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`."""
         check_is_fitted(self, "targets_")
         values, _ = read_targets(X, y)
-        texts, values, _ = sentences.usable_rows(self.sentences(X), values, self.bad_rows)
+        texts, values, is_usable = sentences.usable_rows(
+            self.sentences(X), values, self.bad_rows, index := row_index(X)
+        )
+        index = None if index is None else index[is_usable]
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
             raise ValueError(f"y has {len(values)} targets; give those of fit: {names}.")
         blocks = [
             {name: number.y for name, number in found.items()}
-            for found in self._predictions(texts, BLOCK)
+            for found in self._predictions(texts, BLOCK, index)
         ]
         for (name, target), column in zip(self.targets_.items(), values.values(), strict=True):
             encoded = target.space.encode(torch.from_numpy(column))
@@ -364,7 +374,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
         texts = self.sentences(X)
-        (found,) = self._predictions(texts, block=max(len(texts), 1))
+        (found,) = self._predictions(texts, max(len(texts), 1), row_index(X))
         return next(iter(found.values())) if self.is_single_ else found
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -376,17 +386,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
         """`compute` of every target's prediction, stacked on axis 1 if there are several."""
         parts = []
-        for found in self._predictions(self.sentences(X), BLOCK):
+        for found in self._predictions(self.sentences(X), BLOCK, row_index(X)):
             columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
             parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
         return np.concatenate(parts)
 
     @torch.no_grad()
-    def _predictions(self, texts: list[str], block: int) -> Iterator[dict[str, NumberPrediction]]:
+    def _predictions(
+        self, texts: list[str], block: int, index: Any = None
+    ) -> Iterator[dict[str, NumberPrediction]]:
         """The predictions by target, for `block` rows at a time: U of a row is large."""
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            raise ValueError(f"{name_rows(empty)} without a text; give at least one word.")
-        self._warn_long_texts(texts)
+            raise ValueError(f"{name_rows(empty, index)} without a text; give at least one word.")
+        self._warn_long_texts(texts, index=index)
         if self.backbone == "frozen":
             self._check_backbone()
             z = torch.from_numpy(self._features(texts))
@@ -516,12 +528,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         positions: int = self._open()[1].config.max_position_embeddings
         return min(self.max_length, positions)
 
-    def _warn_long_texts(self, texts: list[str], processor: Any = None) -> None:
+    def _warn_long_texts(self, texts: list[str], processor: Any = None, index: Any = None) -> None:
         most = self.max_length if processor else self._max_tokens()
         if rows := too_long(texts, processor or self._open()[0], most):
             warnings.warn(
                 f"{len(rows)} of {len(texts)} texts are longer than {most} tokens (max_length, or "
-                f"the model's context) and lose their beginning: {name_rows(rows)}.",
+                f"the model's context) and lose their beginning: {name_rows(rows, index)}.",
                 stacklevel=4,
             )
 
