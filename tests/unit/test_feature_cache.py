@@ -116,6 +116,22 @@ def test_a_truncated_file_is_set_aside_and_a_new_one_begun(path: Path) -> None:
     assert cache_record(path)["set_aside"] == [f"{path}.old-1"]
 
 
+def test_a_damaged_file_that_cannot_be_renamed_is_bypassed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    found, (note,) = read(path)
+    assert found == set()
+    assert "cannot be set aside (Operation not permitted)" in note
+    assert names(path) == ["features.sqlite"]
+
+
 def test_a_cache_of_version_0_3_is_set_aside(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(

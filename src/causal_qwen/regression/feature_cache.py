@@ -113,8 +113,12 @@ class FeatureCache:
         assert self.path is not None
         if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in DAMAGE:
             self.close()
-            self._set_aside(self.path, f"is damaged ({error})")
-            self._open(self.path)
+            try:
+                self._set_aside(self.path, f"is damaged ({error})")
+            except OSError as reason:
+                self._warn(f"is damaged ({error}) and cannot be set aside ({_reason(reason)})")
+            else:
+                self._open(self.path)
             return
         if _is_locked(error):
             self.close()
