@@ -170,7 +170,7 @@ def test_a_cell_that_is_no_plain_number_is_none(write: Any, cell: str) -> None:
 # --- many files
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(40))
 def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
     content, columns = random_csv(seed)
     table = read_table(write(content))
@@ -183,7 +183,7 @@ def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(80))
 @pytest.mark.filterwarnings("ignore:.*skipped, being empty")
 def test_a_damaged_file_is_read_as_it_is_written_or_refused(seed: int, write: Any) -> None:
     path = write(damaged_csv(seed))

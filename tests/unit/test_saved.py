@@ -91,7 +91,7 @@ def test_every_parameter_has_a_check() -> None:
     assert set(PARAMETERS) == set(CausalTextRegressor().get_params())
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_damaged_settings_are_refused_or_load_identically(
     seed: int, copy: Path, original: Path, opened: OpenModel
 ) -> None:
@@ -103,7 +103,7 @@ def test_damaged_settings_are_refused_or_load_identically(
 
 
 @pytest.mark.parametrize("has_hash", [True, False])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_damaged_tensors_are_refused(
     seed: int, has_hash: bool, copy: Path, opened: OpenModel
 ) -> None:
@@ -128,13 +128,13 @@ def test_damaged_tensors_are_refused(
 
 
 @pytest.mark.parametrize("name", ["regressor.json", "regressor.safetensors"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(12))
 def test_damaged_bytes_are_refused_or_load_identically(
     name: str, seed: int, copy: Path, original: Path, opened: OpenModel
 ) -> None:
     content = (copy / name).read_bytes()
     if name == "regressor.json":  # a changed letter may be another valid setting
-        content = content[: seed * len(content) // 25]
+        content = content[: seed * len(content) // 12]
     else:
         content = damage_bytes(content, seed)
     (copy / name).write_bytes(content)
@@ -221,7 +221,7 @@ def rewrite(path: Path, change: Callable[[Any, dict[str, str]], Any]) -> None:
     save_file(arrays, path, metadata)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_damaged_individual_is_refused_or_loads_identically(seed: int, ada: Path) -> None:
     expected = load_all(ada)
     ada.write_bytes(damage_bytes(ada.read_bytes(), seed))
@@ -229,7 +229,7 @@ def test_a_damaged_individual_is_refused_or_loads_identically(seed: int, ada: Pa
 
 
 @pytest.mark.parametrize("has_hash", [True, False])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_damaged_fields_of_an_individual_are_refused(seed: int, has_hash: bool, ada: Path) -> None:
     def change(arrays: Any, metadata: dict[str, str]) -> Any:
         own = {} if not has_hash else {"sha256": metadata["sha256"]}
@@ -240,7 +240,7 @@ def test_damaged_fields_of_an_individual_are_refused(seed: int, has_hash: bool, 
     assert expect_same_or_one_sentence(lambda: load_all(ada), expected, "ada")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_damaged_noise_is_refused(seed: int, ada: Path) -> None:
     expected = load_all(ada)
     rewrite(ada, lambda arrays, metadata: (damage_arrays(arrays, seed), metadata))
