@@ -683,6 +683,7 @@ def test_a_large_table_is_announced_before_it_is_read(
     said = capsys.readouterr().err
     assert f"{ROWS} rows of about " in said
     assert re.search(r"need up to \d+ \w+ and about 586.1 kB of memory", said)  # 90 (6000 + 16 32)
+    assert "the feature cache grows by up to 25.0 kB" in said  # 90 (4 32 + 150)
     make(verbose=False).fit(table, "price")
     assert capsys.readouterr().err == ""
     make("finetune", epochs=1, verbose=True).fit(table, "price")

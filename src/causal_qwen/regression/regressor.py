@@ -544,8 +544,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         processor, model = self._open()
         need = workload.estimate(texts, model, processor, self._max_tokens(), **how)
         workload.check_memory(need)
+        disk = workload.cache_size(len(texts), model.config.hidden_size)
+        more = f"; the feature cache grows by up to {disk}, without --no-cache (cache=False)"
         if self.verbose:
-            print(f"{need}.", file=sys.stderr, flush=True)
+            print(f"{need}{more if self.cache and not how else ''}.", file=sys.stderr, flush=True)
 
     def _features(self, texts: list[str]) -> NDArray[np.float32]:
         processor, model = open_shared(self.model, self.verbose)

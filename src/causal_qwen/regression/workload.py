@@ -73,6 +73,11 @@ def check_memory(need: Workload) -> None:
         )
 
 
+def cache_size(rows: int, features: int) -> str:
+    """Of float32 features, each row with its key, its checksum and SQLite's own bytes."""
+    return decimal(rows * (4 * features + 150))
+
+
 def physical_memory() -> int | None:
     """Bytes; None where the system does not say."""
     try:
