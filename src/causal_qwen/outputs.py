@@ -284,14 +284,39 @@ def damaged_parts(directory: Path, *, hashes: bool = False) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file to write beside `path`; it takes the place of `path` on success, else it is deleted.
+
+    An existing file keeps its permissions, a new one has those of the user's umask. A link stays
+    a link to the new content; a device or a pipe is written directly.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a directory; name a file.")
+    if Path(path).exists() and not Path(path).is_file():
+        yield Path(path)
+        return
+    place = Path(os.path.realpath(path))
+    partial = place.with_name(f".causal-qwen-{os.urandom(8).hex()}")
+    try:
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        if place.exists():
+            partial.chmod(place.stat().st_mode & 0o777)
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(place)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
 def write_text(file: Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    partial = file.with_name(f".{file.name}.partial")
-    try:
+    with whole_file(file) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _is_edited(file: Path) -> bool:

@@ -39,7 +39,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual", "np-generate")
 WITHOUT_JSON = ("app",)
-WITHOUT_MODEL = ("convert", "doctor", "report")
+WITHOUT_MODEL = ("cache", "convert", "doctor", "report")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
 
@@ -105,7 +105,7 @@ def options(command: str) -> dict[str, Any]:
 def test_every_command_exists_and_demo_is_listed_first() -> None:
     assert set(COMMANDS) == {
         *("demo", "convert", "generate", "chat", "predict", "fit", "counterfactual", "train"),
-        *("evaluate", "report", "verify", "np-generate", "app", "doctor"),
+        *("evaluate", "report", "verify", "np-generate", "app", "doctor", "cache"),
     }
     assert next(iter(COMMANDS)) == "demo"
     done = here("--help")

@@ -22,7 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "paths": {"outputs"},
     "terminal": set(),
     "text": {"options"},
-    "individuals": {"options"},
+    "individuals": {"options", "outputs"},
     "decoding": {"options", "individuals"},
     "engine": _TORCH_FREE | {"terminal"},
     "modeling": _TORCH_FREE,

@@ -242,7 +242,7 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*args: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    monkeypatch.setattr("safetensors.numpy.save", fail)
     with pytest.raises(OSError, match="no room"):
         Individual.draw(C, seed=2).save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["one"]

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from causal_qwen import paths
 from causal_qwen.outputs import damaged_parts
+from causal_qwen.regression.feature_cache import check_cache
 
 DISTRIBUTION = "causal-qwen"
 PURPOSES = {  # extras for users, each with what needs it
@@ -68,7 +69,8 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
             **_place(model, exists=(model / "config.json").is_file()),
             "is_whole": is_whole,
         },
-        "feature_cache": _place(paths.cache_directory() / "features.sqlite"),
+        "feature_cache": _place(paths.cache_directory() / "features.sqlite")
+        | {"problem": check_cache()},
         "problem": problem,  # why an installed torch cannot be imported
         "verified": verified,  # directory -> what is damaged in it
         "is_well": needed["is_complete"] and problem is None and not any(verified.values()),
@@ -97,7 +99,8 @@ def render(record: Record) -> Group:
     again = "" if model["is_whole"] or model["size"] is None else f", damaged: {later}"
     facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}{again}"
     facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
-    facts["features"] = _show(record["feature_cache"], "none cached")
+    features = record["feature_cache"]
+    facts["features"] = features["problem"] or _show(features, "none cached")
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))
     for path, damage in record["verified"].items():

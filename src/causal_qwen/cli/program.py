@@ -22,6 +22,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "counterfactual": generation.counterfactual,
     "fit": regression.fit,
     "predict": regression.predict,
+    "cache": regression.cache,
     "train": training.train,
     "evaluate": training.evaluate,
     "report": training.report,
