@@ -400,3 +400,29 @@ def test_first_token_appears_within_three_seconds(visit: Visit) -> None:
         visitor.tokens(2)
     print(f"first token after {', '.join(f'{wait:.2f}' for wait in waits)} s")
     assert min(waits) < 3
+
+
+def test_other_sites_cannot_frame_the_page_write_to_it_or_rebind_its_name(
+    browser: Any, url: str
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    rebound = url.replace("127.0.0.1", "rebound.example")
+    answer = page.goto(rebound)
+    assert answer.status == 403
+    assert "This server answers to 127.0.0.1, [::1], localhost only" in page.content()
+
+    page.goto("data:text/html,<h1>another site</h1>")
+    with page.expect_response(f"{url}gradio_api/upload") as refused:
+        page.evaluate(
+            "url => { fetch(url, {method: 'POST', mode: 'no-cors', body: 'x'}) }",
+            f"{url}gradio_api/upload",
+        )
+    assert refused.value.status == 403
+
+    framed = context.new_page()
+    framed.set_content(f"<iframe src='{url}'></iframe>")
+    framed.wait_for_function("frames.length === 1")
+    framed.wait_for_load_state("networkidle")
+    assert [one.url.split(":")[0] for one in framed.frames[1:]] == ["chrome-error"]
+    context.close()

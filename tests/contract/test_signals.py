@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +99,45 @@ def test_import_of_the_package_keeps_the_handlers_of_a_program() -> None:
         "assert [signal.getsignal(one) for one in (2, 15)] == before"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.slow  # gradio, pandas, scikit-learn and torch are imported
+def test_sigterm_closes_a_protected_playground_and_leaves_no_file(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "causal_qwen", "app", "--host", "0.0.0.0", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--no-browser", "-m", str(tiny_directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        line = next(line for line in lines if "is open at" in line)
+        found = re.search(r":(\d+)/\?token=(\S+)", line)
+        assert found is not None
+        port, token = found.groups()
+        assert [one.name for one in tmp_path.glob("causal-qwen-*")] != []
+        assert ask(port, {"Host": "evil.example", "Authorization": f"Bearer {token}"}) == 403
+        assert ask(port, {}) == 401
+        assert ask(port, {"Authorization": f"Bearer {token}"}) == 200
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=GUARD)
+    assert process.returncode == 143
+    assert errors.startswith("Warning: the playground listens on 0.0.0.0")
+    assert len(errors.splitlines()) == 1
+    assert list(tmp_path.glob("causal-qwen-*")) == list(tmp_path.glob("gradio*")) == []
+
+
+def ask(port: str, headers: dict[str, str]) -> int:
+    server = http.client.HTTPConnection("127.0.0.1", int(port), timeout=GUARD)
+    try:
+        server.request("GET", "/config", headers=headers)
+        return server.getresponse().status
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -264,9 +264,8 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
         finally:
             uploads.remove(Path(path))
 
-    @report_errors
-    def on_save(them: list[Individual], selected: str) -> Iterator[str]:
-        yield individuals.save(individuals.find(them, selected), files)
+    def on_save(them: list[Individual], selected: str) -> str:
+        return individuals.save(individuals.find(them, selected), files)
 
     @queued(state, output)
     def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
