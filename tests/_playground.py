@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from starlette.testclient import TestClient
 
@@ -34,9 +36,12 @@ def serve(
     """A client of the app that `launch` would serve on `host`."""
     state = AppState("tiny", processor, model)
     state.typical = state.run(measure_typical)
-    with warnings.catch_warnings():
+    with mock.patch.dict(os.environ), warnings.catch_warnings():
+        server.configure_gradio(files)
         warnings.simplefilter("ignore")  # Gradio leaves event loops open
-        app = server.make_app(state, files, BoundNames(host, address or host), login)
+        from causal_qwen.playground.page import build  # and Gradio
+
+        app = server.make_app(build(state, files), files, BoundNames(host, address or host), login)
         gc.collect()
     try:
         with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:

@@ -7,18 +7,19 @@ with Gradio, and its analytics are off.
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import socket
 import sys
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from causal_qwen.paths import install_hint
 
 if TYPE_CHECKING:
     from causal_qwen.playground.security import BoundNames, Guard, Login
-    from causal_qwen.playground.state import AppState
 
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
 MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
@@ -44,10 +45,11 @@ def launch(
 
     `auth` is "user:password". Without it, an address of other machines is protected by a token.
     """
-    bound = bind(host, port)  # before a model is loaded
-    with bound:
-        os.environ.update(OFFLINE)  # read when gradio is imported
+    with bind(host, port) as bound:  # before a model is loaded
+        files = Path(tempfile.gettempdir(), f"causal-qwen-{secrets.token_hex(8)}")
+        configure_gradio(files)
         _check_gradio()
+        from causal_qwen.playground.page import build
         from causal_qwen.playground.security import BoundNames, Login
         from causal_qwen.playground.state import AppState
 
@@ -57,12 +59,19 @@ def launch(
             login = Login.draw_token()
         print("Opening the model ...", flush=True)
         state = AppState.open(model)
-        with tempfile.TemporaryDirectory(prefix="causal-qwen-") as files:
-            try:
-                app = make_app(state, Path(files), names, login)
-                _serve(app, bound, host, open_browser)
-            finally:
-                state.worker.close()
+        files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
+        try:
+            app = make_app(build(state, files), files, names, login)
+            _serve(app, bound, host, open_browser)
+        finally:
+            state.worker.close()
+            shutil.rmtree(files)
+
+
+def configure_gradio(files: Path) -> None:
+    """Settings that Gradio reads when it is imported: no reports, and a directory for uploads."""
+    os.environ.update(OFFLINE)
+    os.environ["GRADIO_TEMP_DIR"] = str(files)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -89,18 +98,15 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def make_app(state: AppState, files: Path, names: BoundNames, login: Login | None = None) -> Guard:
+def make_app(page: Any, files: Path, names: BoundNames, login: Login | None = None) -> Guard:
     """The page as an ASGI application that answers to `names` only; its files are in `files`."""
-    os.environ.update(OFFLINE)  # read when gradio is imported
-    os.environ["GRADIO_TEMP_DIR"] = str(files)  # of uploads
     import gradio
     from fastapi import FastAPI
 
-    from causal_qwen.playground.page import CSS, build
+    from causal_qwen.playground.page import CSS
     from causal_qwen.playground.security import Guard
     from causal_qwen.playground.uploads import BoundedFiles
 
-    page = build(state, files)
     page.state_session_capacity = MAX_SESSIONS
     app = gradio.mount_gradio_app(
         FastAPI(openapi_url=None),
