@@ -382,6 +382,17 @@ def test_an_upload_is_deleted_when_it_has_been_read(
         assert not Path(path).parent.exists()
 
 
+def test_a_file_that_the_page_offers_is_not_deleted_as_an_upload(
+    client: TestClient, files: Path
+) -> None:
+    [offered] = files.rglob("Ada.safetensors")
+    file = {"path": str(offered), "meta": {"_type": "gradio.FileData"}}
+    call(client, "on_load", [None, file])
+    assert offered.is_file()
+    [shown] = call(client, "on_load", [None, None])["log"]
+    assert shown == "No file is uploaded; choose one."
+
+
 def test_uploads_stay_within_a_total_size(
     client: TestClient, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

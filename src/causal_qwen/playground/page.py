@@ -226,6 +226,8 @@ def _generate_tab(state: AppState) -> None:
 def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
     """-> the components in which an individual is selected"""
     first = mine.value
+    saved_files = files / "saved"
+    saved_files.mkdir(exist_ok=True)
     table = gr.HTML(rendering.individuals_table(first))
     with gr.Row():
         with gr.Column():
@@ -241,7 +243,9 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
             gr.Markdown("### Save and load")
             saved = _individual_box(first, "Individual to save")
             with gr.Row():
-                save = gr.DownloadButton("Save to a file", value=individuals.save(first[0], files))
+                save = gr.DownloadButton(
+                    "Save to a file", value=individuals.save(first[0], saved_files)
+                )
                 load = gr.UploadButton("Load from a file", file_types=[individuals.SUFFIX])
     gr.Markdown("### Generate with every selected individual after every prompt")
     names = individuals.names(first)
@@ -258,14 +262,17 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
         yield individuals.draw(them, state.model, *fields), "", ""
 
     @report_errors
-    def on_load(them: list[Individual], path: str) -> Iterator[list[Individual]]:
+    def on_load(them: list[Individual], path: str | None) -> Iterator[list[Individual]]:
+        if not path:
+            raise ValueError("No file is uploaded; choose one.")
         try:
             yield individuals.load(them, path, state.model)
         finally:
-            uploads.remove(Path(path))
+            if not Path(path).is_relative_to(saved_files):  # which the page itself offers
+                uploads.remove(Path(path))
 
     def on_save(them: list[Individual], selected: str) -> str:
-        return individuals.save(individuals.find(them, selected), files)
+        return individuals.save(individuals.find(them, selected), saved_files)
 
     @queued(state, output)
     def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
