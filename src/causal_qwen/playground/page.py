@@ -380,7 +380,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
     curve: gr.State = gr.State(None)  # the last sweep
     dragged = gr.JSON(visible=False)  # index, value and range, set by the browser
 
-    def show(predictor: Predictor, words: str) -> Iterator[Update]:
+    def show(predictor: Predictor, words: str | None) -> Iterator[Update]:
         """Everything below the text; then the sweep of its last number."""
         words = state.worker.run(check_prompt, words, state.processor)
         found = state.worker.run(predictor.forecast, words)
@@ -428,8 +428,8 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
         yield from show(state.predictor(asked), words)
 
     @queued(state)
-    def on_first(asked: str, words: str, known: Curve | None) -> Iterator[Update]:
-        if known is None and words.strip():
+    def on_first(asked: str, words: str | None, known: Curve | None) -> Iterator[Update]:
+        if known is None and (words or "").strip():
             yield from show(state.predictor(asked), words)
 
     @queued(state)
