@@ -36,8 +36,9 @@ ROOMS: dict[str, set[str]] = {
     "playground": _LIBRARY,
     "__main__": {"cli"},
     "_aliases": set(),
+    "_startup": set(),
     "_registration": {"model"},
-    "__init__": _LIBRARY | {"_aliases", "_registration"},
+    "__init__": _LIBRARY | {"_aliases", "_registration", "_startup"},
 }
 NO_TORCH = (
     *("options", "outputs", "paths", "terminal", "text", "individuals", "decoding", "engine"),

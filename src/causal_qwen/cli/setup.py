@@ -112,8 +112,19 @@ def convert(
 
 def playground(
     model: opt.ModelName = "",
-    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        Option(help="The address to listen on; other machines need the token that is printed."),
+    ] = "127.0.0.1",
     port: Annotated[int, Option(help="The port to listen on.", min=0, max=65535)] = 7860,
+    auth: Annotated[
+        str | None,
+        Option(
+            help="Ask for this user and password.",
+            metavar="USER:PASSWORD",
+            envvar="CAUSAL_QWEN_AUTH",
+        ),
+    ] = None,
     browser: Annotated[
         bool, Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
@@ -124,7 +135,7 @@ def playground(
     """
     from causal_qwen.playground import launch
 
-    launch(model=unless_embedded(model) or "", host=host, port=port, open_browser=browser)
+    launch(unless_embedded(model) or "", host, port, open_browser=browser, auth=auth)
 
 
 def _read_passages(path: Path) -> list[str]:
