@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from _damage import copy_of, damage
+from _fuzz import seeds
 
 from causal_qwen.cli.program import main
 from causal_qwen.conversion.convert import convert_model, open_model
@@ -22,7 +22,7 @@ from causal_qwen.engine import Engine
 from causal_qwen.engine.weights import widen
 from causal_qwen.model import CausalQwenForCausalLM
 
-SEEDS = range(int(os.environ.get("DAMAGE_FROM", "0")), int(os.environ.get("DAMAGE_TO", "40")))
+SEEDS = seeds(40, 300)
 Weights = dict[str, Any]
 
 
@@ -61,11 +61,13 @@ def check(load: Callable[[Path], Weights], whole: Weights, directory: Path, what
         assert np.array_equal(weights[name], value), f"{what}: {name}"
 
 
+@pytest.mark.fuzz
 @pytest.mark.filterwarnings("default")  # a damaged setting may be one that warns
 @pytest.mark.parametrize("load", [torch_weights, numpy_weights, base_weights])
 def test_damage_is_refused_in_one_sentence_or_changes_no_weight(
-    load: Callable[[Path], Weights], tiny_directory: Path, tmp_path: Path
+    load: Callable[[Path], Weights], tiny_directory: Path, tmp_path: Path, record_property: Any
 ) -> None:
+    record_property("cases", len(SEEDS))
     source = tiny_directory.parent / "base" if load is base_weights else tiny_directory
     with torch.random.fork_rng(devices=[]):
         whole = load(source)
@@ -75,11 +77,13 @@ def test_damage_is_refused_in_one_sentence_or_changes_no_weight(
             check(load, whole, directory, what)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("command", ["generate", "np-generate"])
 def test_commands_end_without_a_traceback(
-    command: str, tiny_directory: Path, tmp_path: Path
+    command: str, tiny_directory: Path, tmp_path: Path, record_property: Any
 ) -> None:
-    for seed in list(SEEDS)[:12]:
+    record_property("cases", len(seeds(12, 60)))
+    for seed in seeds(12, 60):
         directory = copy_of(tiny_directory, tmp_path / "model")
         what = f"seed {seed}, {damage(directory, seed)}"
         code, error = run(command, str(directory), "Hello", "--max-new-tokens", "1")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from _damage_tables import damaged_csv, random_csv
+from _fuzz import seeds
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
@@ -170,7 +171,8 @@ def test_a_cell_that_is_no_plain_number_is_none(write: Any, cell: str) -> None:
 # --- many files
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(40, 400))
 def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
     content, columns = random_csv(seed)
     table = read_table(write(content))
@@ -183,7 +185,8 @@ def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(80, 600))
 @pytest.mark.filterwarnings("ignore:.*skipped, being empty")
 def test_a_damaged_file_is_read_as_it_is_written_or_refused(seed: int, write: Any) -> None:
     path = write(damaged_csv(seed))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from _damage_tables import damage_file
+from _fuzz import seeds
 
 from causal_qwen.regression import feature_cache
 from causal_qwen.regression.feature_cache import (
@@ -87,7 +88,8 @@ def test_a_damaged_row_is_not_used_and_one_warning_names_the_file(path: Path) ->
     assert read(path) == (set(TEXTS), [])
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(25, 60))
 def test_a_damaged_file_never_gives_a_wrong_feature(path: Path, seed: int) -> None:
     fill(path)
     damage_file(path, seed)

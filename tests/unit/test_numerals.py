@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from itertools import islice
+from typing import Any
 
 import pytest
 from _damage_text import broken_guarantees, damaged_texts, partial_matches
+from _fuzz import seeds
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -482,16 +484,11 @@ def test_g4_run_of_digits_is_one_number_or_none_and_has_no_digit_beside_it(text:
     assert partial_matches(text, encode(text).spans) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_g1_to_g4_hold_for_damaged_texts(seed: int) -> None:
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(4, 400))
+def test_g1_to_g4_hold_for_damaged_texts(seed: int, record_property: Any) -> None:
+    record_property("cases", 500)
     for text in islice(damaged_texts(seed), 500):
-        assert broken_guarantees(text) == [], text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 104))
-def test_g1_to_g4_hold_for_400_000_damaged_texts(seed: int) -> None:
-    for text in islice(damaged_texts(seed), 100_000):
         assert broken_guarantees(text) == [], text
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from _damage_tables import damage_arrays, damage_bytes, damage_json
+from _fuzz import seeds
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -91,7 +92,8 @@ def test_every_parameter_has_a_check() -> None:
     assert set(PARAMETERS) == set(CausalTextRegressor().get_params())
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(30, 60))
 def test_damaged_settings_are_refused_or_load_identically(
     seed: int, copy: Path, original: Path, opened: OpenModel
 ) -> None:
@@ -103,7 +105,8 @@ def test_damaged_settings_are_refused_or_load_identically(
 
 
 @pytest.mark.parametrize("has_hash", [True, False])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_damaged_tensors_are_refused(
     seed: int, has_hash: bool, copy: Path, opened: OpenModel
 ) -> None:
@@ -128,7 +131,8 @@ def test_damaged_tensors_are_refused(
 
 
 @pytest.mark.parametrize("name", ["regressor.json", "regressor.safetensors"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(12, 60))
 def test_damaged_bytes_are_refused_or_load_identically(
     name: str, seed: int, copy: Path, original: Path, opened: OpenModel
 ) -> None:
@@ -221,7 +225,8 @@ def rewrite(path: Path, change: Callable[[Any, dict[str, str]], Any]) -> None:
     save_file(arrays, path, metadata)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(30, 60))
 def test_a_damaged_individual_is_refused_or_loads_identically(seed: int, ada: Path) -> None:
     expected = load_all(ada)
     ada.write_bytes(damage_bytes(ada.read_bytes(), seed))
@@ -229,7 +234,8 @@ def test_a_damaged_individual_is_refused_or_loads_identically(seed: int, ada: Pa
 
 
 @pytest.mark.parametrize("has_hash", [True, False])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_damaged_fields_of_an_individual_are_refused(seed: int, has_hash: bool, ada: Path) -> None:
     def change(arrays: Any, metadata: dict[str, str]) -> Any:
         own = {} if not has_hash else {"sha256": metadata["sha256"]}
@@ -240,7 +246,8 @@ def test_damaged_fields_of_an_individual_are_refused(seed: int, has_hash: bool, 
     assert expect_same_or_one_sentence(lambda: load_all(ada), expected, "ada")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_damaged_noise_is_refused(seed: int, ada: Path) -> None:
     expected = load_all(ada)
     rewrite(ada, lambda arrays, metadata: (damage_arrays(arrays, seed), metadata))

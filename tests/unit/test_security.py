@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from _damage_api import attack
+from _fuzz import seeds
 from _playground import API, call, serve
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
@@ -525,17 +526,14 @@ def test_new_tokens_are_limited(client: TestClient, tokens: float) -> None:
 # ---------------------------------------------------------------- hostile calls
 
 
-def test_hostile_calls_get_a_message_and_the_server_lives(client: TestClient) -> None:
-    outcomes = attack(client, seed=0, calls=40, skip=FITS)
-    assert sum(outcomes.values()) == 40
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_many_hostile_calls_get_a_message_and_the_server_lives(
-    client: TestClient, seed: int
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(1, 20))
+def test_hostile_calls_get_a_message_and_the_server_lives(
+    client: TestClient, seed: int, record_property: Any
 ) -> None:
-    attack(client, seed, calls=200, skip=FITS)
+    outcomes = attack(client, seed, calls=40, skip=FITS)
+    record_property("cases", 40)
+    assert sum(outcomes.values()) == 40
 
 
 # ---------------------------------------------------------------- stand-ins
