@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
        -c requirements/tests.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app test chromium lint format docs notebooks reproduce env clean bench-decode \
+.PHONY: help demo app test fuzz chromium lint format docs notebooks reproduce env clean bench-decode \
         bench-liveliness bench-loss bench-learning bench-numbers bench-engine bench-individuals
 
 help:  ## list the commands
@@ -36,6 +36,14 @@ test: lint  ## lint, check types, run the default tier of tests (ARGS="-k name" 
 	@$(MAKE) --no-print-directory chromium || [ -z "$$CAUSAL_QWEN_REQUIRE_BROWSER" ]
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CAUSAL_QWEN_SCREENSHOTS=build/screenshots \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Hostile texts, checkpoints, tables, saved objects and API calls: the same seeds, then fresh ones.
+fuzz: $(TESTS)  ## try thousands of hostile inputs, some minutes (FUZZ_SEED=N repeats)
+	@for seed in $(or $(FUZZ_SEED),0 $$(date +%s)); do \
+		echo "fuzz: seeds from $$seed"; \
+		FUZZ=1 FUZZ_SEED=$$seed OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+			$(BIN)/python -m pytest -q -m fuzz -n $(WORKERS) --dist worksteal $(ARGS) || exit 1; \
+	done
 
 # The playground is tested in a real browser: Debian's, not one that a package brings along.
 chromium:  ## install Debian's Chromium unless there is one; needs root, or sudo without a password

@@ -37,7 +37,8 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.paths import cache_directory
 from causal_qwen.regression.conformal import Conformal
-from causal_qwen.regression.features import CACHE_FILE, features
+from causal_qwen.regression.feature_cache import CACHE_FILE
+from causal_qwen.regression.features import features
 from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor
 
 Array = NDArray[np.float64]

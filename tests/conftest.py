@@ -10,12 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from _fuzz import IS_ON, summary
 from hypothesis import settings
 
 # One fixed set of examples by default; HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """`make fuzz` ends with the number of cases of every law."""
+    if IS_ON:
+        terminalreporter.write_sep("=", "fuzz")
+        terminalreporter.write("\n".join([*summary(terminalreporter.stats), ""]))
+
 
 TINY: dict[str, Any] = {
     "vocab_size": 97,  # V

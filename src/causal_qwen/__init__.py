@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from causal_qwen import _startup as _startup  # first: Ctrl-C during the imports below
+
+# isort: split
 import importlib
 from typing import TYPE_CHECKING, Any
 

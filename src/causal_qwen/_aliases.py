@@ -65,7 +65,7 @@ RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> "new.path:new_
     "choices": _names("options", "known=check_choice WAYS=NUMBER_READINGS NOISY=NOISY_MODES"),
     "convert": _names("conversion.base_models", "as_qwen2 load_base load_gguf load_tokenizer")
     | _names("conversion.checkpoint_io", "assemble damaged_files_named encode=encode_texts quiet")
-    | _names("paths", "new_directory"),
+    | _names("outputs", "new_directory"),
     "decision": _names("decoding.decision", "choose choose_pruned")
     | _names("generation.logits", "HeadBounds=HeadNorms block_edges"),
     "engine.causal": _names("decoding.decision", "choose"),
@@ -83,7 +83,8 @@ RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> "new.path:new_
     | _names("generation.logits", "ModeProcessor=DecisionProcessor")
     | _names("generation.values", "Ledger=ValueTracker")
     | _names("generation.mixin", "CausalGenerationMixin adopt_generation_config logger"),
-    "home": _names("paths", "cache_home=cache_directory check_new=check_output_directory"),
+    "home": _names("paths", "cache_home=cache_directory")
+    | _names("outputs", "check_new=check_output_directory"),
     "individual": _names("individuals.individual", "called=parse_individual")
     | _names("individuals.individual", "gather=resolve_individuals")
     | _names("individuals.noise", "check_noise draw_noise from_cauchy noise_bound to_cauchy")

@@ -128,6 +128,17 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
     config_class = CausalQwen2Config
     _keep_in_fp32_modules_strict = ("value_direction",)
 
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Load the backbone of a checkpoint; a missing tensor is an error."""
+        from causal_qwen.conversion.convert import load_backbone
+
+        return load_backbone(
+            super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs
+        )
+
     def post_init(self) -> None:
         # Qwen2Model.__init__ ends here and initialises whatever parameters exist by then
         direction = initial_direction(self.config.hidden_size).to(torch.empty(0).device)
@@ -419,7 +430,7 @@ class CausalQwenForCausalLM(
 
     @classmethod
     def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, **kwargs: Any
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
     ) -> Any:
         """Load a CausalQwen checkpoint, or a plain Qwen2 one, which is then calibrated."""
         from causal_qwen.conversion.convert import load

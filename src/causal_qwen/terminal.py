@@ -5,8 +5,11 @@ Progress goes to stderr: animated in a terminal, plain lines elsewhere. Results 
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +20,28 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 FIRST_LINE, NEXT_LINE = 2.0, 5.0  # seconds; shorter work prints no line
+# Symbols of our tables and messages -> what a terminal without them shows.
+ASCII = dict(zip("✓✗–—−·●•×“”‘’", "+x----**x\"\"''", strict=True))
+ASCII |= {"…": "...", "→": "->", "±": "+-", "≤": "<=", "≥": ">="}
+
+
+def escape_unencodable() -> None:
+    """Let stdout and stderr print any text in any encoding: symbols that the encoding lacks become
+    ASCII (`ASCII`), and other characters escapes such as \\u4f60."""
+    codecs.register_error("causal_qwen", _escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="causal_qwen")
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    place = error.start
+    if (symbol := error.object[place]) in ASCII:
+        return ASCII[symbol], place + 1
+    one = UnicodeEncodeError(error.encoding, error.object, place, place + 1, error.reason)
+    return codecs.backslashreplace_errors(one)
 
 
 def make_progress(*notes: str, console: Console | None = None, transient: bool = False) -> Progress:
@@ -45,7 +70,7 @@ def status(is_shown: bool = True) -> Iterator[Callable[[str], None]]:
     if not console.is_terminal:
         yield lambda stage: console.print(f"{stage} ...")
         return
-    spinner = console.status("")
+    spinner = console.status("", spinner="line" if console.options.ascii_only else "dots")
 
     def show(stage: str) -> None:
         spinner.update(f"{stage} ...")
@@ -80,8 +105,10 @@ def progress_bar(what: str, is_shown: bool = True) -> Iterator[Callable[[int, in
 
 
 def print_json(record: Any) -> None:
-    """Print one line of JSON; NaN and infinities become null, because JSON has no such numbers."""
-    print(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False), flush=True)
+    """Print one line of JSON; NaN and infinities become null, because JSON has no such numbers.
+    Elsewhere than in UTF-8, characters outside ASCII are JSON's escapes."""
+    is_ascii = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print(json.dumps(_finite(record), ensure_ascii=is_ascii, allow_nan=False), flush=True)
 
 
 def _finite(value: Any) -> Any:

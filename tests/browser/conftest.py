@@ -25,10 +25,11 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
 MISSING = "No Chromium on the PATH; install it with: make chromium"
-START_SECONDS = 240  # a fresh machine converts the embedded model first
-WAIT_MILLISECONDS = 60_000
+START_SECONDS = 1800  # a guard; a fresh machine converts the embedded model first
+WAIT_MILLISECONDS = 600_000  # a guard, too
 PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitors fill the queue
 PRICED = "priced"
+REBOUND = "rebound.example"  # a name that resolves to this machine, as after DNS rebinding
 QUESTION = "weight is 5, kind is b. The price is"
 SWEEP_SECONDS = 0.5  # as slow as a larger model, so that a visitor can type meanwhile
 # Arguments: a port, and a directory for a regressor, fitted here, where torch is imported anyway.
@@ -272,7 +273,10 @@ def prices(started: tuple[Any, int, Path], url: str) -> Prices:
 def browser(chromium: str, started: tuple[Any, int, Path]) -> Iterator[Browser]:
     """Chromium, opened while the server still loads its model."""
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        rebinding = f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"
+        opened = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", rebinding]
+        )
         yield opened
         opened.close()
 

@@ -19,6 +19,7 @@ PROMPTS = "Prompts, one per line, up to 5"
 REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
 NUMBER_TEXT = "Text that ends before a number"
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+WAIT_MILLISECONDS = 60_000
 SETTLE_MS = 500  # after which no late update arrives
 Visit = Callable[..., Any]
 
@@ -400,3 +401,28 @@ def test_first_token_appears_within_three_seconds(visit: Visit) -> None:
         visitor.tokens(2)
     print(f"first token after {', '.join(f'{wait:.2f}' for wait in waits)} s")
     assert min(waits) < 3
+
+
+def test_other_sites_cannot_frame_the_page_write_to_it_or_rebind_its_name(
+    browser: Any, url: str
+) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(WAIT_MILLISECONDS)
+    page = context.new_page()
+    rebound = url.replace("127.0.0.1", "rebound.example")
+    answer = page.goto(rebound)
+    assert answer.status == 403
+    assert "This server answers to 127.0.0.1, [::1], localhost only" in page.content()
+
+    page.goto("about:blank")
+    page.set_content(f"<form method='post' action='{url}gradio_api/upload'></form>")
+    with page.expect_navigation() as moved:
+        page.evaluate("document.forms[0].submit()")
+    assert moved.value.status == 403
+
+    framed = context.new_page()
+    framed.set_content(f"<iframe src='{url}'></iframe>")
+    framed.wait_for_function("frames.length === 1")
+    framed.wait_for_load_state("networkidle")
+    assert [one.url.split(":")[0] for one in framed.frames[1:]] == ["chrome-error"]
+    context.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from transformers import (
 )
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.conversion.convert import convert, convert_model
+from causal_qwen.conversion import convert as module
+from causal_qwen.conversion.base_models import load_base
+from causal_qwen.conversion.convert import convert, convert_model, default_model
+from causal_qwen.outputs import damaged_files, new_directory
+from causal_qwen.paths import embedded_directory
 
 TINY = {
     "vocab_size": 97,
@@ -54,7 +59,7 @@ def test_truncated_weights_file_is_refused(base: Path, tmp_path: Path) -> None:
         lambda: CausalQwenForCausalLM.from_pretrained(base),
         lambda: convert(base, tmp_path / "out"),
     ):
-        with pytest.raises(ValueError, match="base is damaged or truncated"):
+        with pytest.raises(ValueError, match=r"base/model\.safetensors is damaged or truncated"):
             attempt()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base"]
 
@@ -62,7 +67,7 @@ def test_truncated_weights_file_is_refused(base: Path, tmp_path: Path) -> None:
 def test_nan_weight_is_refused_by_name() -> None:
     qwen = Qwen2ForCausalLM(Qwen2Config(**TINY))
     qwen.model.layers[0].mlp.up_proj.weight.data[3, 4] = torch.nan
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj\.weight.* NaN"):
+    with pytest.raises(ValueError, match=r"NaN.* in model\.layers\.0\.mlp\.up_proj\.weight"):
         CausalQwenForCausalLM.from_qwen(qwen)
 
 
@@ -80,9 +85,73 @@ def test_existing_directory_is_overwritten_only_on_request(base: Path, tmp_path:
     with pytest.raises(FileExistsError, match="overwrite=True"):
         convert(base, output)
     assert (output / "precious.txt").read_text() == "mine"
+    with pytest.raises(FileExistsError, match=r"did not write: precious\.txt"):
+        convert(base, output, overwrite=True)
+    (output / "precious.txt").unlink()
+    convert(base, output)
+    before = (output / "config.json").stat().st_ino
     convert(base, output, overwrite=True)
-    assert (output / "config.json").is_file()
-    assert not (output / "precious.txt").exists()
+    assert (output / "config.json").stat().st_ino != before
+    assert damaged_files(output, hashes=True) == []
+
+
+def test_a_base_model_is_never_overwritten_by_its_conversion(base: Path) -> None:
+    before = (base / "model.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match=r"did not write: config\.json"):
+        convert(base, base, overwrite=True)
+    assert (base / "model.safetensors").read_bytes() == before
+
+
+@pytest.fixture
+def small_embedded(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny model takes the embedded one's place; -> its directory in the cache."""
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "load_base", lambda _, dtype=None: load_base(base, dtype))
+    monkeypatch.setattr(module, "load_tokenizer", lambda _: None)
+    return embedded_directory()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json"])
+def test_a_truncated_embedded_model_is_converted_again(small_embedded: Path, name: str) -> None:
+    stages: list[str] = []
+    assert default_model(stages.append) == small_embedded
+    whole = (small_embedded / name).read_bytes()
+    stages.clear()
+    default_model(stages.append)
+    assert stages == []
+    (small_embedded / name).write_bytes(whole[: len(whole) // 2])
+    default_model(stages.append)
+    assert stages[0] == f"{small_embedded} is damaged: converting the embedded model again"
+    assert (small_embedded / name).read_bytes() == whole
+    assert damaged_files(small_embedded, hashes=True) == []
+
+
+def test_the_embedded_model_is_converted_once_for_two_processes(
+    small_embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for the first and uses its result."""
+    stages: list[str] = []
+    with new_directory(small_embedded, overwrite=False) as directory:
+        (directory / "config.json").write_text("of the first")
+        ready = threading.Event()
+        monkeypatch.setattr(module.time, "sleep", lambda _: ready.set())
+        second = threading.Thread(target=default_model, args=(stages.append,))
+        second.start()
+        assert ready.wait(600)
+    second.join(600)
+    assert stages == ["waiting for another process that converts the embedded model"]
+    assert (small_embedded / "config.json").read_text() == "of the first"
+
+
+def test_a_converted_model_has_the_modes_of_the_users_umask(base: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        convert(base, tmp_path / "out")
+    finally:
+        os.umask(before)
+    files = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+    assert files == dict.fromkeys(files, 0o640)
 
 
 def test_working_directory_and_files_are_never_overwritten(

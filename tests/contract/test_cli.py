@@ -39,7 +39,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual", "np-generate")
 WITHOUT_JSON = ("app",)
-WITHOUT_MODEL = ("convert", "doctor", "report")
+WITHOUT_MODEL = ("cache", "convert", "doctor", "report")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
 
@@ -105,7 +105,7 @@ def options(command: str) -> dict[str, Any]:
 def test_every_command_exists_and_demo_is_listed_first() -> None:
     assert set(COMMANDS) == {
         *("demo", "convert", "generate", "chat", "predict", "fit", "counterfactual", "train"),
-        *("evaluate", "report", "verify", "np-generate", "app", "doctor"),
+        *("evaluate", "report", "verify", "np-generate", "app", "doctor", "cache"),
     }
     assert next(iter(COMMANDS)) == "demo"
     done = here("--help")
@@ -451,12 +451,66 @@ def test_a_piped_chat_prints_one_line_of_json_per_turn(
         ("/load nothing.json", "nothing.json"),
     ],
 )
-def test_an_error_ends_a_piped_chat(tiny_directory: Path, line: str, token: str) -> None:
-    done = here("chat", "-m", str(tiny_directory), "-n", "2", text=f"{line}\nhello\n")
-    assert done.returncode == 1
-    assert done.stdout == ""
+def test_an_error_ends_its_own_line_of_a_piped_chat_only(
+    tiny_directory: Path, line: str, token: str
+) -> None:
+    asked = ("chat", "-m", str(tiny_directory), "-i", "7", "-n", "2")
+    good = here(*asked, text="hello\n")
+    done = here(*asked, text=f"{line}\nhello\n")
+    assert (good.returncode, done.returncode) == (0, 1)
+    assert done.stdout == good.stdout != ""
     assert token in done.stderr
     assert "Traceback" not in done.stderr
+    [error, answer] = here(*asked, "--json", text=f"{line}\nhello\n").stdout.splitlines()
+    assert json.loads(error)["command"] == line
+    assert token in json.loads(error)["error"]
+    assert json.loads(answer)["turn"] == 1
+
+
+def test_a_line_that_cannot_be_asked_ends_its_own_turn_only(tiny_directory: Path) -> None:
+    asked = [*PROGRAM, "chat", "-m", str(tiny_directory), "-i", "7", "-n", "2", "--json"]
+    long, wrong = b"a" * 3000, b"caf\xe9"
+    done = subprocess.run(
+        asked,
+        input=b"hello\n%b\n%b\nhello\n" % (long, wrong),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["turn"] for one in records] == [1, 2, 3, 4]
+    assert ["error" in one for one in records] == [False, True, True, False]
+    assert "tokens" in records[1]["error"]
+    assert "'caf\\udce9'" in records[2]["error"]
+    assert records[2]["prompt"] == "caf\\udce9"
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "[]",
+        '{"mode": "causal", "messages": [1], "individual": null}',
+        '{"mode": "causal", "messages": [{"role": "user"}], "individual": null}',
+        '{"mode": "causal", "messages": [{"role": "king", "content": ""}], "individual": null}',
+        '{"mode": "causal", "messages": [{"role": "user", "content": 1}], "individual": null}',
+        '{"mode": "causal", "messages": [], "individual": "Ada"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_conversation_is_refused_and_the_present_one_goes_on(
+    opened: Any, tmp_path: Path, record: str
+) -> None:
+    (tmp_path / "talk.json").write_text(record, encoding="utf-8")
+    talk = Conversation(*opened, mode="sampling", individual=7, max_new_tokens=2)
+    talk.ask("hello")
+    before = (talk.mode, talk.source, talk.messages)
+    with pytest.raises(ValueError, match="is not a conversation with this model"):
+        talk.command(f"/load {tmp_path / 'talk.json'}")
+    with pytest.raises((ValueError, OverflowError)):
+        talk.command(f"/individual {10**4000}")
+    assert (talk.mode, talk.source, talk.messages) == before
 
 
 def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_chat(tiny_directory: Path) -> None:
@@ -785,6 +839,23 @@ def test_the_playground_serves_its_page_until_ctrl_c(tiny_directory: Path) -> No
         rest, errors = process.communicate(timeout=GUARD)
     assert (process.returncode, errors) == (0, "")
     assert rest.endswith("losed.\n")
+
+
+@pytest.mark.slow  # it imports gradio, pandas, scikit-learn and torch
+def test_a_terminated_playground_leaves_nothing_in_the_temporary_directory(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = ["app", "--port", "0", "--no-browser", "--model", str(tiny_directory)]
+    with started(*PROGRAM, *asked) as process:
+        assert process.stdout is not None
+        while "is open at" not in (line := process.stdout.readline()):
+            assert line, process.communicate()
+        assert [path.name for path in tmp_path.iterdir()] != []
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=GUARD)
+    assert (process.returncode, errors) == (143, "")
+    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 # ---------------------------------------------------------------- errors

@@ -12,22 +12,23 @@ PACKAGE = "causal_qwen"
 SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 
 # One rule per room (a package, or a file at the top): the rooms that it may import.
-_GROUND = {"options", "paths", "terminal"}
+_GROUND = {"options", "outputs", "paths", "terminal"}
 _TORCH_FREE = {"options", "text", "individuals", "decoding"}
 _MODEL = _TORCH_FREE | {"modeling", "generation", "model"}
 _LIBRARY = _GROUND | _MODEL | {"engine", "conversion", "analysis", "training", "regression"}
 ROOMS: dict[str, set[str]] = {
     "options": set(),
-    "paths": set(),
+    "outputs": set(),
+    "paths": {"outputs"},
     "terminal": set(),
     "text": {"options"},
-    "individuals": {"options"},
+    "individuals": {"options", "outputs"},
     "decoding": {"options", "individuals"},
     "engine": _TORCH_FREE | {"terminal"},
     "modeling": _TORCH_FREE,
     "generation": _TORCH_FREE | {"modeling"},
     "model": _TORCH_FREE | {"modeling", "generation"},
-    "conversion": _GROUND | _MODEL,
+    "conversion": _GROUND | _MODEL | {"engine"},
     "analysis": _GROUND | _MODEL | {"engine", "conversion"},
     "training": _GROUND | _MODEL | {"conversion"},
     "regression": _GROUND | _MODEL | {"conversion", "training"},
@@ -35,10 +36,13 @@ ROOMS: dict[str, set[str]] = {
     "playground": _LIBRARY,
     "__main__": {"cli"},
     "_aliases": set(),
+    "_startup": set(),
     "_registration": {"model"},
-    "__init__": _LIBRARY | {"_aliases", "_registration"},
+    "__init__": _LIBRARY | {"_aliases", "_registration", "_startup"},
 }
-NO_TORCH = ("options", "paths", "terminal", "text", "individuals", "decoding", "engine")
+NO_TORCH = (
+    *("options", "outputs", "paths", "terminal", "text", "individuals", "decoding", "engine"),
+)
 
 # (importing room, imported room) -> functions that may import against the rule, with the reason.
 EXCEPTIONS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,10 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
         "fit", str(tmp_path / "training.csv"), *options, "-o", str(tmp_path / "saved"), "--json"
     )
     assert (report["rows"], report["calibration_rows"]) == (55, 23)
-    assert report["notes"] == ["2 rows without a finite target are skipped: lines 5 and 7."]
+    assert report["notes"] == [
+        "2 rows without a finite price are skipped: lines 5 and 7 (line 5: price 'n/a'); write "
+        "numbers as 1870.5, without separators and units."
+    ]
     assert report["targets"]["price"]["mdae"] < 100
     rows = causal_qwen("predict", str(tmp_path / "saved"), str(tmp_path / "test.csv"), "--json")
     assert len(rows) == 7
@@ -165,7 +169,7 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
         ("", "CSV"),
         ("grade,price\n", "header"),
         ("grade\nA\n", "'price'.* 'grade'"),
-        ("grade,price\nA,x\n", "finite number for 'price'"),
+        ("grade,price\nA,x\n", r"finite number for 'price': line 2 \(line 2: price 'x'\)"),
         ("grade,price\nA,3\n", "too few"),
         ("grade,price\nA,3\nB,3\nC,3\n", "constant"),
     ],
@@ -234,6 +238,173 @@ def test_columns_weights_and_several_targets_reach_the_regressor(
     predicted = predict_csv(tmp_path / "saved", tmp_path / "table.csv", level=0.5)
     assert (predicted["tax_predicted"] < 0).all()
     assert predicted["price_predicted"].median() < 1e4
+
+
+# --- files on the command line
+
+
+@pytest.fixture
+def saved(backbone: str, table: Any, tmp_path: Path) -> str:
+    """A regressor that predicts the price of a grade, calibrated."""
+    regressor = CausalTextRegressor(model=backbone, folds=2, value_space="symlog", verbose=False)
+    regressor.fit(table[:50], "price").calibrate(table[50:], "price").save(tmp_path / "saved")
+    return str(tmp_path / "saved")
+
+
+USERS_OWN = (
+    '\ufeffid,grade,"note, long",code,empty\r\n'
+    '007,A,"say ""hi""",1.10,\r\n'
+    'NA,"B","two\nlines",-0,""\r\n'
+    "1e5,C,café,  x ,NULL"
+)
+
+
+def test_predict_gives_back_the_users_columns_byte_for_byte(saved: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_bytes(USERS_OWN.encode())
+    place = saved, str(tmp_path / "mine.csv")
+    done = CliRunner().invoke(app, ["predict", *place])
+    assert done.exit_code == 0, done.output
+    added = r",price_predicted,price_low,price_high"
+    number = rb",-?\d+\.\d+,-?\d+\.\d+,-?\d+\.\d+"
+    given = done.stdout_bytes
+    assert re.sub(number, b"", given.replace(added.encode(), b"")) == USERS_OWN.encode()
+    assert len(re.findall(number, given)) == 3
+    rows = causal_qwen("predict", *place, "--json")
+    assert [row["id"] for row in rows] == ["007", "NA", "1e5"]
+    assert [row["code"] for row in rows] == ["1.10", "-0", "  x "]
+    assert [row["note, long"] for row in rows] == ['say "hi"', "two\nlines", "café"]
+    causal_qwen("predict", *place, "-o", str(tmp_path / "out.csv"), "--json")
+    assert (tmp_path / "out.csv").read_bytes() == given
+    read = pd.read_csv(tmp_path / "out.csv")
+    assert read["price_predicted"].tolist() == [row["price_predicted"] for row in rows]
+
+
+def test_predict_does_not_replace_a_column_of_the_user(saved: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("grade,price_low\nA,3\n")
+    done = CliRunner().invoke(app, ["predict", saved, str(tmp_path / "mine.csv")])
+    assert "'price_low' already" in str(done.exception)
+
+
+def test_predict_writes_its_output_whole_or_not_at_all(
+    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.csv").write_text("grade\nA\nB\n")
+    out = tmp_path / "out" / "answers.csv"
+    out.parent.mkdir()
+    out.write_text("precious")
+    out.chmod(0o640)
+    arguments = ["predict", saved, str(tmp_path / "mine.csv"), "-o", str(out)]
+
+    def full(self: Any) -> Any:
+        yield "grade,price"
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("causal_qwen.regression.csv_io.PredictedTable.csv", full)
+        done = CliRunner().invoke(app, arguments)
+    assert str(done.exception) == f"{out} cannot be written: No space left on device."
+    assert out.read_text() == "precious"
+    assert [path.name for path in out.parent.iterdir()] == ["answers.csv"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert out.read_text().startswith("grade,price_predicted")
+    assert out.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in out.parent.iterdir()] == ["answers.csv"]
+
+
+def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    lines = ["grade,price", *(f"{row.grade},{row.price}" for row in table.itertuples())]
+    lines[2] = 'A,"1,870"'
+    lines[4] = "B,True"
+    lines.insert(1, '"A\nA",100')
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
+    report = fit_csv(*place, model=backbone, folds=2, calibration=0.0)
+    assert report["rows"] == 79
+    assert report["notes"] == [
+        "2 rows without a finite price are skipped: lines 5 and 7 (line 5: price '1,870'); write "
+        "numbers as 1870.5, without separators and units."
+    ]
+
+
+def test_a_weight_that_is_no_number_is_refused_and_its_line_named(
+    backbone: str, tmp_path: Path
+) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    (tmp_path / "table.csv").write_text("grade,price,w\nA,1,1\nB,2,-3\nC,3,1\n")
+    place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
+    with pytest.raises(ValueError, match=r"at least 0: line 3 \(line 3: w '-3'\)"):
+        fit_csv(*place, weight="w", model=backbone, calibration=0.0)
+
+
+def test_without_the_cache_nothing_is_written_to_it(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    table.to_csv(tmp_path / "table.csv", index=False)
+    place, saved = str(tmp_path / "table.csv"), str(tmp_path / "fitted")
+    options = ["-y", "price", "-m", backbone, "-o", saved, "--json"]
+    causal_qwen("fit", place, *options, "--no-cache")
+    table.drop(columns="price").to_csv(tmp_path / "more.csv", index=False)
+    causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
+    assert not (tmp_path / "cache" / "features.sqlite").exists()
+    causal_qwen("fit", place, *options, "--force")
+    assert causal_qwen("cache", "--json")["rows"] == 4
+    causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
+    assert causal_qwen("cache", "--json")["rows"] == 4
+
+
+def test_a_damaged_cache_is_one_note_of_fit_and_changes_nothing(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    table.to_csv(tmp_path / "table.csv", index=False)
+    options = ["-y", "price", "-m", backbone, "--json", str(tmp_path / "table.csv")]
+    expected = causal_qwen("fit", *options, "-o", str(tmp_path / "one"))
+    cache = tmp_path / "cache" / "features.sqlite"
+    cache.write_bytes(cache.read_bytes()[:3000])
+    found = causal_qwen("fit", *options, "-o", str(tmp_path / "two"))
+    (note,) = found["notes"]
+    assert str(cache) in note
+    assert "features.sqlite.old-1" in note
+    assert found["targets"] == expected["targets"]
+    record = causal_qwen("cache", "--json")
+    assert (record["rows"], record["set_aside"]) == (4, [f"{cache}.old-1"])
+    shown = CliRunner().invoke(app, ["cache"]).output
+    assert "feature cache" in shown
+    assert causal_qwen("cache", "--clear", "--json") == {"deleted": [str(cache), f"{cache}.old-1"]}
+    assert "nothing" in CliRunner().invoke(app, ["cache", "--clear"]).output
+
+
+def test_the_cache_command_deletes_no_file_of_others(tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "features.sqlite"
+    cache.parent.mkdir()
+    cache.write_text("precious")
+    done = CliRunner().invoke(app, ["cache", "--clear"])
+    assert "not a feature cache and is not deleted" in str(done.exception)
+    assert cache.read_text() == "precious"
+    record = causal_qwen("doctor", "--json")["feature_cache"]
+    assert record["problem"] == f"{cache} is not a feature cache of this version; move it away."
+    assert "move it away" in " ".join(CliRunner().invoke(app, ["doctor"]).output.split())
+
+
+def test_rows_that_are_cut_or_empty_are_named_by_their_lines(backbone: str, tmp_path: Path) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    lines = ["note,price", *(f'"a\nring {i}",{i}' for i in range(12))]
+    lines[5] = '"' + "long " * 40 + '",5'
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
+    options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.0}
+    (note,) = fit_csv(*place, max_length=64, **options)["notes"]
+    assert "1 of 12 texts are longer than 64 tokens" in note
+    assert note.endswith("lose their beginning: line 10.")
+    lines[5] = ",5"
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="line 10 without a text"):
+        fit_csv(*place, overwrite=True, text="note", question="", **options)
 
 
 @pytest.mark.slow

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import json
+import logging
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
-from causal_qwen.training.checkpoints import last_checkpoint
+from causal_qwen.outputs import LOCK, damaged_files, read_manifest, write_manifest
+from causal_qwen.training.checkpoints import last_checkpoint, locked_run
 from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.training.from_scratch import new_model
 from causal_qwen.training.metrics import MetricAccumulator
@@ -211,8 +216,40 @@ def test_non_finite_loss_stops_the_run(directory: Path, tmp_path: Path) -> None:
     trainer = trainer_of(directory, tmp_path)
     with torch.no_grad():
         trainer.model.decision.threshold.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="loss=nan at step 1"):
+    with pytest.raises(FloatingPointError, match="loss=nan at step 1; no checkpoint was saved"):
         trainer.train()
+
+
+class Poison(TrainerCallback):
+    """Makes one weight NaN, at the beginning of a step or at its end."""
+
+    def __init__(self, step: int, event: str) -> None:
+        self.step = step
+        setattr(self, event, self.poison)
+
+    def poison(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == self.step:
+            with torch.no_grad():
+                model.decision.threshold[0] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("step", "event", "words"),
+    [
+        (5, "on_step_begin", "loss=nan at step 6"),
+        (6, "on_step_end", "decision.threshold has NaN or infinity after step 6"),
+    ],
+)
+def test_a_run_that_became_nan_names_the_last_good_checkpoint(
+    directory: Path, tmp_path: Path, step: int, event: str, words: str
+) -> None:
+    """In the second case the loss was finite, and NaN would have been saved as checkpoint-6."""
+    trainer = trainer_of(directory, tmp_path, max_steps=8, save_strategy="steps", save_steps=2)
+    trainer.add_callback(Poison(step, event))
+    good = re.escape(f"{words}; {tmp_path / 'checkpoint-4'} is the last good one")
+    with pytest.raises(FloatingPointError, match=good):
+        trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("*")) == ["checkpoint-2", "checkpoint-4"]
 
 
 SCRIPT = """
@@ -235,7 +272,7 @@ def test_killed_run_resumes_with_identical_losses_and_weights(
         [sys.executable, "-c", SCRIPT, *names, str(broken), "new", json.dumps(arguments)],
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
     )
-    while not list(broken.glob("checkpoint-*/trainer_state.json")):
+    while not list(broken.glob("checkpoint-*/manifest.json")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -285,7 +322,7 @@ def test_full_disk_leaves_the_last_checkpoint_intact(
     assert sorted(losses(output)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_incomplete_checkpoints_are_skipped(tmp_path: Path) -> None:
+def test_incomplete_checkpoints_of_version_0_3_0_are_skipped(tmp_path: Path) -> None:
     for step, state in ((2, '{"log_history": []}'), (10, '{"log_hist'), (12, None)):
         checkpoint = tmp_path / f"checkpoint-{step}"
         checkpoint.mkdir()
@@ -294,6 +331,200 @@ def test_incomplete_checkpoints_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-best").mkdir()
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
     assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+# ---------------------------------------------------------------- damage and resuming
+
+
+@pytest.fixture
+def run_copy(trained: Path, tmp_path: Path) -> Path:
+    """A finished run with the checkpoints 2, 4 and 6."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def test_checkpoints_and_the_trained_model_have_manifests(trained: Path) -> None:
+    for path in (trained, *trained.glob("checkpoint-*")):
+        assert damaged_files(path, hashes=True) == []
+    manifest = read_manifest(trained / "checkpoint-6")
+    assert manifest is not None
+    names = {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    assert manifest.keys() >= names | {"trainer_state.json"}
+    assert "metrics.json" in (read_manifest(trained) or {})
+    assert not (trained / LOCK).exists()
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("model.safetensors", truncate, "model.safetensors has [0-9]+ bytes instead of"),
+        ("model.safetensors", flip, "model.safetensors has changed since it was written"),
+        ("optimizer.pt", flip, "optimizer.pt has changed"),
+        ("optimizer.pt", Path.unlink, "optimizer.pt is missing"),
+        ("manifest.json", Path.unlink, "it has no manifest.json, so it was not completed"),
+        ("manifest.json", truncate, "manifest.json is missing or damaged"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_newest_whole_one(
+    run_copy: Path,
+    name: str,
+    damage: Callable[[Path], None],
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    damage(run_copy / "checkpoint-6" / name)
+    with reported(caplog):
+        assert last_checkpoint(run_copy, hashes=True) == run_copy / "checkpoint-4"
+    assert re.search(f"checkpoint-6 is passed over: {words}", caplog.text)
+
+
+@contextlib.contextmanager
+def reported(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Hugging Face's logger does not pass its records on."""
+    logger = logging.getLogger("transformers.causal_qwen")
+    logger.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+def test_a_run_resumes_from_the_newest_whole_checkpoint(
+    directory: Path, data: Path, run_copy: Path, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The result is that of the undamaged run, bit for bit."""
+    truncate(run_copy / "checkpoint-6" / "optimizer.pt")
+    flip(run_copy / "checkpoint-4" / "model.safetensors")
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    with reported(caplog):
+        train(dataclasses.replace(run, resume=True))
+    assert "checkpoint-6 is passed over: optimizer.pt has" in caplog.text
+    assert "checkpoint-4 is passed over: model.safetensors has changed" in caplog.text
+    assert losses(run_copy) == losses(trained)
+    one, two = (CausalQwenForCausalLM.from_pretrained(path) for path in (trained, run_copy))
+    for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_resumed(
+    directory: Path, data: Path, run_copy: Path
+) -> None:
+    for file in run_copy.glob("checkpoint-*/manifest.json"):
+        file.unlink()
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    with pytest.raises(ValueError, match="no whole checkpoint to resume from"):
+        train(dataclasses.replace(run, resume=True))
+
+
+def test_one_whole_checkpoint_is_kept_while_the_next_is_written(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for one only: the old one is deleted after the new one's manifest is written."""
+    kept: list[list[str]] = []
+
+    def write(checkpoint: Path) -> None:
+        kept.append(sorted(path.parent.name for path in tmp_path.glob("*/manifest.json")))
+        write_manifest(checkpoint)
+
+    monkeypatch.setattr("causal_qwen.training.trainer.write_manifest", write)
+    options = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    trainer_of(directory, tmp_path, max_steps=3, **options).train()
+    assert kept == [[], ["checkpoint-1"], ["checkpoint-2"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_an_interrupt_while_saving_leaves_no_partial_checkpoint(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("causal_qwen.training.trainer.write_manifest", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(directory, tmp_path, save_strategy="steps", save_steps=1).train()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_in_one_directory_are_refused(directory: Path, data: Path, tmp_path: Path) -> None:
+    run = Run(str(directory), str(data), str(tmp_path / "run"), arguments=QUICK)
+    with locked_run(tmp_path / "run"):
+        for resume in (False, True):
+            with pytest.raises(BlockingIOError, match="run is being written by another process"):
+                train(dataclasses.replace(run, resume=resume))
+    assert list(tmp_path.iterdir()) == []
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "data": ({"data": "other.jsonl"}, r"other data \(.*other.jsonl, 36 rows; at .*jsonl, 38 rows"),
+    "held-out rows": ({"eval_data": "other.jsonl"}, "other held-out rows"),
+    "model": ({"model": "other"}, r"other model \(.*other; at the start .*model0\)"),
+    "from scratch": ({"model": None}, r"other model \(from scratch; at the start"),
+    "maximum length": ({"max_length": 40}, r"max_length=40 \(at the start 512\)"),
+    "numbers": ({"numbers": "text"}, r"numbers='text' \(at the start 'value'\)"),
+    "learning rate": (
+        {"arguments": {**QUICK, "learning_rate": 1e-4}},
+        r"learning_rate=0.0001 \(at the start 0.003\)",
+    ),
+    "seed": ({"arguments": {**QUICK, "seed": 5}}, r"seed=5 \(at the start None\)"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_resuming_with_a_change_is_refused_by_name(
+    directory: Path, data: Path, run_copy: Path, tmp_path: Path, what: str
+) -> None:
+    lines = data.read_text().splitlines()[3:]
+    (tmp_path / "other.jsonl").write_text("\n".join(lines))
+    if what == "model":
+        shutil.copytree(directory, tmp_path / "other")
+        model = CausalQwenForCausalLM.from_pretrained(directory)
+        with torch.no_grad():
+            model.decision.threshold[0] += 1
+        model.save_pretrained(tmp_path / "other")
+    changed, words = CHANGES[what]
+    for name in ("data", "eval_data", "model"):
+        if isinstance(changed.get(name), str):
+            changed = {**changed, name: str(tmp_path / changed[name])}
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    before = {path: path.stat().st_mtime_ns for path in run_copy.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=words) as error:
+        train(dataclasses.replace(run, resume=True, **changed))
+    assert "run.json records, or train into another directory" in str(error.value)
+    assert {p: p.stat().st_mtime_ns for p in run_copy.rglob("*") if p.is_file()} == before
+
+
+def test_a_longer_run_from_a_moved_file_resumes_and_says_so(
+    directory: Path, data: Path, run_copy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(data, tmp_path / "moved.jsonl")
+    arguments = {**QUICK, "max_steps": 7}
+    run = Run(str(directory), str(tmp_path / "moved.jsonl"), str(run_copy), numbers="value")
+    with reported(caplog):
+        train(dataclasses.replace(run, resume=True, arguments=arguments))
+    assert "resumes with other options: max_steps=7 (at the start 6)." in caplog.text
+    assert sorted(losses(run_copy)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_run_of_version_0_3_0_resumes_without_a_comparison(
+    directory: Path, data: Path, run_copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has neither manifests nor a record."""
+    for file in (*run_copy.glob("**/manifest.json"), run_copy / "run.json"):
+        file.unlink()
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    with reported(caplog):
+        metrics = train(dataclasses.replace(run, resume=True))
+    assert "has no readable run.json: it resumes without a comparison" in caplog.text
+    assert math.isfinite(metrics["eval_loss"])
 
 
 def test_model_from_scratch_learns(data: Path, tmp_path: Path) -> None:
@@ -433,8 +664,9 @@ def test_report_shows_logged_metrics(trained: Path) -> None:
 def test_bad_runs_are_refused(directory: Path, data: Path, trained: Path, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"not empty.*--resume"):
         train(Run(str(directory), str(data), str(trained)))
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(ValueError, match="no whole checkpoint"):
         train(Run(str(directory), str(data), str(tmp_path / "new"), resume=True))
+    assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="train='some'"):
         CausalTrainingArguments(output_dir=str(tmp_path), train="some")
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -47,6 +48,7 @@ from causal_qwen.engine.weights import read_safetensors, widen
 from causal_qwen.text.numerals import render
 from causal_qwen.text.segmentation import interleave, stable_prefix
 
+GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 FIELDS = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -98,6 +100,24 @@ def test_damaged_header_raises_and_names_the_file(header: bytes, tmp_path: Path)
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(ValueError, match=r"x\.safetensors"):
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size"),
+    [(((0, 8), (0, 8)), 8), (((0, 8), (4, 12)), 12), (((0, 8), (12, 20)), 20), (((0, 8),), 12)],
+    ids=["one place", "overlap", "hole", "rest"],
+)
+def test_data_with_overlaps_and_holes_is_refused(
+    offsets: tuple[tuple[int, int], ...], size: int, tmp_path: Path
+) -> None:
+    entries = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": place}
+        for name, place in zip("ab", offsets, strict=False)
+    }
+    header, path = json.dumps(entries).encode(), tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(ValueError, match=r"x\.safetensors is damaged"):
         read_safetensors(path)
 
 
@@ -170,15 +190,15 @@ def test_interrupted_run_leaves_free_workers(
         for _ in range(3):
             threads.run([lambda: None, lambda: None])  # a worker is there
             workers = threads._WORKERS
-            signal.setitimer(signal.ITIMER_REAL, 0.03)
+            interrupt = partial(signal.setitimer, signal.ITIMER_REAL, 0.03)
             with pytest.raises(kind):
-                threads.run([lambda: None, lambda: time.sleep(0.3)])
+                threads.run([interrupt, lambda: time.sleep(0.3)])
             assert workers.are_busy.locked()  # for whoever was about to take them
             done: list[int] = []
             threads.run([lambda: done.append(0), lambda: done.append(1)])  # noqa: B023
             assert sorted(done) == [0, 1]
             for worker in workers._all:
-                worker.join(timeout=5)
+                worker.join(timeout=GUARD)
                 assert not worker.is_alive()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -196,7 +216,7 @@ def test_two_callers_and_tasks_within_tasks_do_not_wait_for_each_other(
 
     with ThreadPoolExecutor(4) as pool:
         for caller in [pool.submit(threads.run, [nested, nested]) for _ in range(20)]:
-            caller.result(timeout=20)
+            caller.result(timeout=GUARD)
     assert sorted(done) == 40 * ["a"] + 40 * ["b"]
 
 
@@ -235,7 +255,7 @@ def test_blas_is_limited_to_one_thread_from_any_thread(two_blas_threads: Any) ->
 
     assert seen_inside() == 1
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(seen_inside).result(timeout=20) == 1
+        assert pool.submit(seen_inside).result(timeout=GUARD) == 1
     assert two_blas_threads.num_threads == 2
 
 
@@ -246,7 +266,7 @@ def is_true_in_a_fork(claim: Callable[[], bool]) -> bool:
             is_true = claim()
         finally:
             os._exit(0 if is_true else 1)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + GUARD
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
     if ended == (0, 0):

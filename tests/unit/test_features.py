@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,4 +144,51 @@ def test_progress_counts_distinct_texts(pair: Any) -> None:
     seen: list[tuple[int, int]] = []
     features(TEXTS, model, processor, max_length=64, progress=lambda *at: seen.append(at))
     assert seen[0] == (0, 4)
+    assert seen[-1] == (4, 4)
+
+
+def overwrite_with_text(cache: Path) -> None:
+    cache.write_text("notes of another program " * 9)
+
+
+def cut_in_half(cache: Path) -> None:
+    cache.write_bytes(cache.read_bytes()[: cache.stat().st_size // 2])
+
+
+def flip_stored_values(cache: Path) -> None:
+    with sqlite3.connect(cache) as connection:
+        connection.execute("UPDATE features SET z = zeroblob(length(z))")
+    connection.close()
+
+
+def put_a_directory(cache: Path) -> None:
+    cache.unlink()
+    cache.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage", [overwrite_with_text, cut_in_half, flip_stored_values, put_a_directory]
+)
+def test_a_damaged_or_foreign_cache_changes_no_feature_and_is_named_in_one_warning(
+    damage: Callable[[Path], None], pair: Any, tmp_path: Path
+) -> None:
+    processor, model = pair
+    cache = tmp_path / "features.sqlite"
+    expected = features(TEXTS, model, processor, max_length=64, cache=cache)
+    damage(cache)
+    with pytest.warns(UserWarning, match=r"feature cache .*features\.sqlite ") as caught:
+        found = features(TEXTS, model, processor, max_length=64, cache=cache)
+    np.testing.assert_array_equal(found, expected)
+    assert len(caught) == 1
+
+
+def test_texts_are_read_in_blocks_with_the_same_features(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, model = pair
+    expected = features(TEXTS, model, processor, max_length=64)
+    monkeypatch.setattr("causal_qwen.regression.features.BLOCK", 2)
+    seen: list[tuple[int, int]] = []
+    found = features(TEXTS, model, processor, max_length=64, progress=lambda *at: seen.append(at))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert seen[-1] == (4, 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -242,7 +242,7 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*args: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    monkeypatch.setattr("safetensors.numpy.save", fail)
     with pytest.raises(OSError, match="no room"):
         Individual.draw(C, seed=2).save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["one"]
@@ -301,11 +301,12 @@ def test_repr_shows_only_fields_that_differ_from_defaults() -> None:
     assert repr(one) == "Individual('Ada', seed=7, size=24, fresh, temperature=0.5)"
 
 
-@given(st.floats(-1e15, 1e15), st.floats(0, 0.99))
+@given(st.floats(-1e14, 1e14), st.floats(0, 0.99))
+@example(9e13, 7.8e-115)  # far inside the bound, far in the tail
 def test_to_cauchy_and_from_cauchy_are_inverse(t: float, density: float) -> None:
     bound = math.sqrt(1 / density - 1) if density > 0 else math.inf
     t = min(max(t, -bound), bound)
-    assert float(to_cauchy(from_cauchy(t, density), density)) == pytest.approx(t, rel=0.2, abs=1e-9)
+    assert float(to_cauchy(from_cauchy(t, density), density)) == pytest.approx(t, rel=0.1, abs=1e-9)
     if abs(t) < 1e3:
         back = float(to_cauchy(from_cauchy(t, density), density))
         assert back == pytest.approx(t, rel=1e-9, abs=1e-9)

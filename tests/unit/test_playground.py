@@ -38,7 +38,7 @@ from causal_qwen.playground import (
 )
 from causal_qwen.playground import state as app_state
 from causal_qwen.playground.predictors import Forecast, Sweep, from_model
-from causal_qwen.playground.server import OFFLINE, check_port, launch
+from causal_qwen.playground.server import OFFLINE, bind, launch
 from causal_qwen.playground.state import AppState
 from causal_qwen.playground.text_edits import (
     drag_range,
@@ -568,7 +568,7 @@ def test_abandoned_iris_fit_is_completed_by_the_next_visitor(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
-    state = AppState("name", *loaded, tmp_path)
+    state = AppState("name", *loaded)
     watched = state.fit_irises()
     assert next(watched) == (
         predictors.ROWS_PER_STEP,
@@ -636,7 +636,7 @@ def test_regressor_is_loaded_once_unless_reloaded(
         return f"regressor {len(opened)}"
 
     monkeypatch.setattr(predictors, "from_directory", open_one)
-    state = AppState("name", *loaded, tmp_path)
+    state = AppState("name", *loaded)
     assert [state.predictor("a"), state.predictor("a")] == ["regressor 1"] * 2
     assert state.load_regressor("a") == state.predictor("a") == "regressor 2"
     for name in "bcde":
@@ -811,9 +811,17 @@ def test_port_in_use_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=rf"^127.0.0.1:{port} cannot be used .*--port\.$"):
-            check_port("127.0.0.1", port)
-    assert check_port("127.0.0.1", port) == port
-    assert check_port("127.0.0.1", 0) > 0
+            bind("127.0.0.1", port)
+    with bind("127.0.0.1", port) as bound:
+        assert bound.getsockname() == ("127.0.0.1", port)
+    with bind("127.0.0.1", 0) as bound:
+        assert bound.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize("host", ["no such host", "256.1.1.1", "[::1]x"])
+def test_address_that_cannot_be_used_is_named(host: str) -> None:
+    with pytest.raises(OSError, match=rf"^{re.escape(host)}:0 cannot be used .*--(host|port)\.$"):
+        bind(host, 0)
 
 
 def test_missing_gradio_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
@@ -24,8 +26,10 @@ from sklearn.metrics import r2_score  # noqa: E402
 from causal_qwen.conversion.convert import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression import features as features_module  # noqa: E402
+from causal_qwen.regression import workload  # noqa: E402
 from causal_qwen.regression.backbone import _open_cached  # noqa: E402
 from causal_qwen.regression.conformal import TooFewRows  # noqa: E402
+from causal_qwen.regression.head import principal_basis  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel  # noqa: E402
 
 ROWS = 90
@@ -262,6 +266,7 @@ def test_a_loaded_regressor_predicts_the_same(fitted: Any, table: Any, tmp_path:
     assert np.array_equal(again.predict(table), fitted.predict(table))
     assert np.array_equal(again.predict_interval(table, 0.8), fitted.predict_interval(table, 0.8))
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "manifest.json",
         "regressor.json",
         "regressor.safetensors",
     ]
@@ -283,7 +288,7 @@ def test_saving_refuses_to_overwrite_and_leaves_nothing_incomplete(
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("causal_qwen.regression.regressor.save_file", fail)
+    monkeypatch.setattr("causal_qwen.regression.regressor.safetensors_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         fitted.save(tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["saved"]
@@ -661,3 +666,59 @@ def test_quick_work_prints_no_progress(
     monkeypatch.setattr("causal_qwen.terminal.FIRST_LINE", math.inf)  # however slow the machine is
     make().fit(table, "price").predict(table)
     assert capfd.readouterr() == ("", "")
+
+
+# --- large tables
+
+
+def test_a_large_table_is_announced_before_it_is_read(
+    make: Callable[..., Any],
+    table: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make().fit(table, "price")
+    assert "need up to" not in capsys.readouterr().err
+    monkeypatch.setattr(workload, "LARGE", ROWS)
+    make().fit(table, "price")
+    said = capsys.readouterr().err
+    assert f"{ROWS} rows of about " in said
+    assert re.search(r"need up to \d+ \w+ and about 586.1 kB of memory", said)  # 90 (6000 + 16 32)
+    assert "the feature cache grows by up to 25.0 kB" in said  # 90 (4 32 + 150)
+    make(verbose=False).fit(table, "price")
+    assert capsys.readouterr().err == ""
+    make("finetune", epochs=1, verbose=True).fit(table, "price")
+    assert capsys.readouterr().err.count("need up to") == 2  # reading, then training
+
+
+def test_more_rows_than_memory_are_refused_before_they_are_read(
+    make: Callable[..., Any], table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload, "LARGE", ROWS)
+    monkeypatch.setattr(workload, "physical_memory", lambda: 100_000)
+    counts = count_texts_read(monkeypatch)
+    with pytest.raises(ValueError, match=r"90 rows .* the machine has 100\.0 kB; give at most"):
+        make().fit(table, "price")
+    assert counts == []
+
+
+def test_blocks_of_rows_are_predicted_as_all_at_once(
+    fitted: Any, table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.calibrate(table[60:], "price")
+    scores = fitted.targets_["price"].conformal.scores
+    expected = fitted.predict(table), *fitted.predict_interval(table, 0.8)
+    monkeypatch.setattr("causal_qwen.regression.regressor.BLOCK", 7)
+    found = fitted.predict(table), *fitted.predict_interval(table, 0.8)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    fitted.calibrate(table[60:], "price")
+    np.testing.assert_allclose(fitted.targets_["price"].conformal.scores, scores, rtol=1e-9)
+
+
+def test_a_basis_of_blocks_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    z = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)).double()
+    weights = torch.linspace(0, 1, 50)
+    whole = principal_basis(z, weights)
+    monkeypatch.setattr("causal_qwen.regression.head.BLOCK", 8)
+    for part, expected in zip(principal_basis(z, weights), whole, strict=True):
+        torch.testing.assert_close(part.abs(), expected.abs(), rtol=1e-9, atol=1e-12)

@@ -26,7 +26,6 @@ from transformers import Qwen2ForCausalLM
 
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.engine import Engine, KeyValueCache
-from causal_qwen.engine.weights import find_not_finite
 from causal_qwen.model import CausalQwenForCausalLM
 
 PROMPT = "The history of bread begins in the fields of the Levant, where people gathered wild grain"
@@ -148,8 +147,6 @@ def _generate(
         steps.append(_scores(engine, z))
         new = [int(steps[-1].argmax())]
         ids = ids + new
-    if not np.isfinite(steps).all() and (broken := find_not_finite(engine.parameters)) is not None:
-        raise ValueError(f"{broken} holds NaN or infinity; download the checkpoint again.")
     return ids, steps
 
 

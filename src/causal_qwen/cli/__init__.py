@@ -4,10 +4,11 @@ In:   words typed in a shell.
 Out:  results on stdout (text, tables, or JSON with --json); progress and errors on stderr.
 
     program     all commands in the order of the help page; errors in one sentence
+    signals     Ctrl-C and SIGTERM -> an exit code, no traceback
     options     options that several commands share, and their checks
     models      the name of a model -> its files, or the loaded model
     generation  the commands demo, generate, chat, counterfactual
-    regression  fit, predict
+    regression  fit, predict, cache
     training    train, evaluate, report
     engine      np-generate, verify
     setup       doctor, convert, app

@@ -10,6 +10,7 @@ Each turn encodes the whole conversation again. In `causal` mode one e generates
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import secrets
 import signal
@@ -156,7 +157,12 @@ class Conversation:
         size = self.model.config.causal_size
         if isinstance(individual, Individual) and individual.size != size:
             raise ValueError(f"{individual!r} belongs to another model; this one has size={size}.")
-        self.source = individual
+        before, self.source = self.source, individual
+        try:
+            _ = self.individual
+        except Exception:
+            self.source = before
+            raise
 
     def _save(self, path: Path) -> str:
         one = self.individual
@@ -177,12 +183,12 @@ class Conversation:
         mode = self.mode
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            messages, saved = record["messages"], record["individual"]
+            messages, saved = check_messages(record["messages"]), record["individual"]
             self.mode = check_choice("mode", record["mode"], MODES)
             if saved is not None:
                 noise = saved.pop("noise") or np.empty((0, self.model.config.causal_size))  # fresh
                 self._use(Individual(np.array(noise), **saved))
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             self.mode = mode
             raise ValueError(f"{path} is not a conversation with this model ({error}).") from error
         self.messages = messages
@@ -206,34 +212,69 @@ def interruption() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def run(conversation: Conversation, *, as_json: bool = False) -> None:
-    """Answer each line of stdin. An error is printed in a terminal, and ends a pipe."""
+def check_messages(messages: Any) -> list[dict[str, str]]:
+    """Saved messages: user and assistant in turn, each with a text."""
+    for index, message in enumerate(messages):
+        role = ("user", "assistant")[index % 2]
+        if message["role"] != role or not isinstance(message["content"], str):
+            raise ValueError(f"message {index} is not a text with role={role!r}")
+    return list(messages)
+
+
+def run(conversation: Conversation, *, as_json: bool = False) -> int:
+    """Answer each line of stdin. An error ends its own turn only. -> the number of failed lines"""
     is_typed = sys.stdin.isatty()
     if is_typed:
         print_note(f"{conversation.name} answers. /help lists the commands; Ctrl-D quits.")
-    turn = 0
-    for line in typed_lines("you> ") if is_typed else filter(None, map(str.strip, sys.stdin)):
+    turn = failed = 0
+    for line in typed_lines("you> ") if is_typed else piped_lines():
         if line == "/quit":
-            return
+            break
+        is_command = line.startswith("/")
+        turn += not is_command
+        shown = line.encode("utf-8", "backslashreplace").decode("utf-8")
+        asked = {"command": shown} if is_command else {"turn": turn, "prompt": shown}
         try:
-            if line.startswith("/"):
+            check_unicode(line)
+            if is_command:
                 print_note(conversation.command(line))
                 continue
-            turn += 1
             if is_typed and not as_json:
                 print(f"{conversation.name}> ", end="", flush=True)
             answer = conversation.ask(line, None if as_json else partial(print, end="", flush=True))
-        except (ValueError, OSError) as error:
-            if not is_typed:
-                raise
-            print_note(" ".join(str(error).split()))
+        except (ArithmeticError, OSError, ValueError) as error:
+            failed += 1
+            sentence = " ".join(str(error).split())
+            if as_json and not is_typed:
+                print_json({**asked, "error": sentence})
+            else:
+                print_note(sentence)
             continue
         if as_json:
-            print_json({"turn": turn, **answer.to_dict(line)})
+            print_json({**asked, **answer.to_dict(line)})
             continue
         print()
         if answer.is_stopped:
             print_note("(stopped)")
+    return 0 if is_typed else failed
+
+
+def check_unicode(line: str) -> None:
+    """Refuse a line with bytes that stdin could not decode."""
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The line {line[:40]!a} is not text in the encoding of stdin "
+            f"({sys.stdin.encoding}); convert it, or set PYTHONIOENCODING."
+        ) from error
+
+
+def piped_lines() -> Iterator[str]:
+    """The lines of a pipe that are not empty; bytes that are no text become surrogates."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    yield from filter(None, map(str.strip, sys.stdin))
 
 
 def typed_lines(label: str) -> Iterator[str]:

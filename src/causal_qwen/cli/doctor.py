@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import os
 import platform
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from causal_qwen import paths
+from causal_qwen.outputs import damaged_parts
+from causal_qwen.regression.feature_cache import check_cache
 
 DISTRIBUTION = "causal-qwen"
 PURPOSES = {  # extras for users, each with what needs it
@@ -38,8 +41,9 @@ EMBEDDED_CURE = f"pip install --no-deps {paths.EMBEDDED_PACKAGE.replace('_', '-'
 Record = dict[str, Any]
 
 
-def examine() -> Record:
-    """The state of the installation, ready for JSON. Changes nothing, downloads nothing."""
+def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
+    """The state of the installation and of `directories`, ready for JSON; `deep` reads every byte
+    of these and of the embedded model. Changes nothing, downloads nothing."""
     needed = _group("", "the NumPy engine")
     extras = {name: _group(name, purpose) for name, purpose in PURPOSES.items()}
     device, problem = _device() if extras["torch"]["is_complete"] else (None, None)
@@ -47,6 +51,10 @@ def examine() -> Record:
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     has_affinity = hasattr(os, "sched_getaffinity")
+    is_whole = paths.is_converted(model)
+    verified = {str(path): damaged_parts(path, hashes=deep) for path in directories}
+    if deep and model.is_dir():
+        verified[str(model)] = damaged_parts(model, hashes=True)
     record: Record = {
         "version": metadata.version(DISTRIBUTION),
         "python": platform.python_version(),
@@ -57,10 +65,15 @@ def examine() -> Record:
         "threads": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
         "memory": memory,  # bytes
         "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
-        "embedded_model": _place(model, exists=paths.is_converted(model)),
-        "feature_cache": _place(paths.cache_directory() / "features.sqlite"),
+        "embedded_model": {
+            **_place(model, exists=(model / "config.json").is_file()),
+            "is_whole": is_whole,
+        },
+        "feature_cache": _place(paths.cache_directory() / "features.sqlite")
+        | {"problem": check_cache()},
         "problem": problem,  # why an installed torch cannot be imported
-        "is_well": needed["is_complete"] and problem is None,
+        "verified": verified,  # directory -> what is damaged in it
+        "is_well": needed["is_complete"] and problem is None and not any(verified.values()),
     }
     return {**record, "verdict": _verdict(record)}
 
@@ -82,12 +95,17 @@ def render(record: Record) -> Group:
     base, model = record["embedded_package"], record["embedded_model"]
     memory = "" if record["memory"] is None else f", {decimal(record['memory'])} of memory"
     facts = {"device": f"{record['device'] or 'no torch'}; {record['threads']} threads{memory}"}
-    later = EMBEDDED_CURE if base["size"] is None else "converted at its first use"
-    facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
+    later = EMBEDDED_CURE if base["size"] is None else "converted at its next use"
+    again = "" if model["is_whole"] or model["size"] is None else f", damaged: {later}"
+    facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}{again}"
     facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
-    facts["features"] = _show(record["feature_cache"], "none cached")
+    features = record["feature_cache"]
+    facts["features"] = features["problem"] or _show(features, "none cached")
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))
+    for path, damage in record["verified"].items():
+        mark = "[red]✗[/]" if damage else "[green]✓[/]"
+        table.add_row(f"{mark} files", Text(f"{path}: {', '.join(damage) or 'as written'}"))
     heading = "causal-qwen {version} · Python {python} · {system}".format(**record)
     colour = "green" if record["is_well"] else "red"
     return Group(Text(heading, style="bold"), table, Text(record["verdict"], style=colour))
@@ -107,9 +125,16 @@ def _verdict(record: Record) -> str:
         return f"The installation is incomplete: {record['needed']['cure']}"
     if record["problem"] is not None:
         return f"torch is installed but does not work: {record['problem']}"
+    for path, damage in record["verified"].items():
+        if damage:
+            cure = "write it"
+            if path == str(paths.embedded_directory()):
+                is_whole = record["embedded_model"]["is_whole"]
+                cure = f"{'delete it: ' if is_whole else ''}its next use converts it"
+            return f"{path} is damaged ({damage[0]}); {cure} again."
     if not record["extras"]["torch"]["is_complete"]:
         return f"The NumPy engine works; for everything else: {record['extras']['torch']['cure']}"
-    if record["embedded_model"]["size"] is None and record["embedded_package"]["size"] is None:
+    if not record["embedded_model"]["is_whole"] and record["embedded_package"]["size"] is None:
         return f"The model works; the embedded one is missing: {EMBEDDED_CURE}"
     missing = [name for name, group in record["extras"].items() if not group["is_complete"]]
     more = f"; not installed: {', '.join(missing)}" if missing else ""

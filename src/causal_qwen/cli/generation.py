@@ -97,7 +97,8 @@ def chat(
 ) -> None:
     """Chat with one individual over several turns; /help lists the commands.
 
-    From a pipe, each line is one turn; with --json, so is each line of the output.
+    From a pipe, each line is one turn; with --json, so is each line of the output. A line that
+    fails is reported and the next one is read; the exit code is then 1.
 
     Example: causal-qwen chat --individual 7
     """
@@ -115,7 +116,8 @@ def chat(
         min_density=min_density,
         max_new_tokens=max_new_tokens,
     )
-    run(conversation, as_json=as_json)
+    if run(conversation, as_json=as_json):
+        raise typer.Exit(1)
 
 
 def counterfactual(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 from collections.abc import Callable
@@ -30,6 +31,8 @@ def writable(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path} is a directory; name a file.")
     if path is not None and not path.parent.is_dir():
         raise typer.BadParameter(f"{path} cannot be written: {path.parent} is not a directory.")
+    if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written: there is no permission.")
     return path
 
 
@@ -82,7 +85,8 @@ Template = Annotated[
 ]
 RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
-Force = Annotated[bool, Option("--force", help="Replace an existing directory.")]
+Force = Annotated[bool, Option("--force", help="Overwrite a directory that this program wrote.")]
+NoCache = Annotated[bool, Option("--no-cache", help="Neither read nor write the feature cache.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

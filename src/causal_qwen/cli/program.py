@@ -10,6 +10,8 @@ import typer
 from typer import Option
 
 from causal_qwen.cli import engine, generation, regression, setup, training
+from causal_qwen.cli.signals import ExitOnSignals
+from causal_qwen.terminal import escape_unencodable
 
 NAME = "causal-qwen"
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -21,6 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "counterfactual": generation.counterfactual,
     "fit": regression.fit,
     "predict": regression.predict,
+    "cache": regression.cache,
     "train": training.train,
     "evaluate": training.evaluate,
     "report": training.report,
@@ -61,16 +64,22 @@ def options(
 
 
 def main() -> None:
-    """The entry point. Exits with 1 on errors, 2 on wrong options, 130 on Ctrl-C."""
+    """The entry point. Exits with 1 on errors, 2 on wrong options, 130 or 143 on a signal."""
+    escape_unencodable()
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
-    try:
-        code = app(args=arguments or ["--help"], prog_name=NAME, standalone_mode=False)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        typer.secho(f"{NAME}: {_sentence(error)}", fg="red", err=True)
-        sys.exit(getattr(error, "exit_code", 1))
-    sys.exit(code)
+    with ExitOnSignals() as signals:
+        try:
+            code = app(args=arguments or ["--help"], prog_name=NAME, standalone_mode=False)
+        except KeyboardInterrupt:
+            code = 130
+        except Exception as error:
+            if signals.received is not None:  # of an import that a signal has cut short
+                sys.exit(signals.code)
+            if "--debug" in sys.argv:
+                raise
+            typer.secho(f"{NAME}: {_sentence(error)}", fg="red", err=True)
+            sys.exit(getattr(error, "exit_code", 1))
+        sys.exit(code)
 
 
 def _sentence(error: Any) -> str:

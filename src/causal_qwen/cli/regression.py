@@ -1,8 +1,10 @@
-"""Regression: fit and predict, on tables."""
+"""Regression: fit and predict, on tables; the cache of what the backbone has read."""
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +13,7 @@ from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import split_model, unless_embedded
-from causal_qwen.paths import check_output_directory
+from causal_qwen.outputs import check_output_directory, whole_file
 from causal_qwen.terminal import print_json, print_table
 
 
@@ -39,6 +41,7 @@ def fit(
     ] = 0.2,
     max_length: opt.RowLength = 512,
     seed: opt.Seed = 0,
+    no_cache: opt.NoCache = False,
     force: opt.Force = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -63,6 +66,7 @@ def fit(
         backbone=backbone,
         model=unless_embedded(model),
         max_length=max_length,
+        cache=not no_cache,
     )
     if as_json:
         print_json(report)
@@ -96,6 +100,7 @@ def predict(
     raw: Annotated[
         bool, Option("--raw", help="Use the Cauchy's interval without calibration.")
     ] = False,
+    no_cache: opt.NoCache = False,
     as_json: opt.Json = False,
 ) -> None:
     """Predict a median and an interval for every row of a table.
@@ -105,18 +110,60 @@ def predict(
     fitted, data = split_model(first, second, model)
     if not (fitted and data):
         raise ValueError("`predict` needs the directory that `fit` wrote, and a CSV file.")
-    from causal_qwen.regression.csv_io import predict_csv
+    from causal_qwen.regression.csv_io import predict_table
 
-    with warnings.catch_warnings(record=True) as notes:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        table = predict_csv(fitted, data, level=level, calibrated=False if raw else None)
-    for note in notes:
-        typer.echo(f"note: {note.message}", err=True)
+        calibrated, cache = False if raw else None, False if no_cache else None
+        table = predict_table(fitted, data, level=level, calibrated=calibrated, cache=cache)
+    for note in dict.fromkeys(str(warning.message) for warning in caught):
+        typer.echo(f"note: {note}", err=True)
     if output is not None:
-        table.to_csv(output, index=False)
+        with whole_file(output) as partial, partial.open("wb") as file:
+            file.writelines(line.encode() for line in table.csv())
         if as_json:
             print_json({"output": str(output), "rows": len(table)})
     elif as_json:
-        typer.echo(table.to_json(orient="records"))
+        print_json(table.frame().to_dict(orient="records"))
     else:
-        typer.echo(table.to_csv(index=False), nl=False)
+        _print_bytes(table.csv())
+
+
+def cache(
+    clear: Annotated[bool, Option("--clear", help="Delete the feature cache.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Show where `fit` and `predict` keep what the backbone has read, check it, or delete it.
+
+    Example: causal-qwen cache --clear
+    """
+    from rich.filesize import decimal
+
+    from causal_qwen.regression.feature_cache import cache_record, clear_cache
+
+    if clear:
+        deleted = clear_cache()
+        if as_json:
+            print_json({"deleted": deleted})
+        for name in [] if as_json else deleted or ["nothing: there is no feature cache"]:
+            typer.echo(f"deleted {name}")
+        return
+    record = cache_record()
+    if as_json:
+        print_json(record)
+        return
+    aside = ", ".join(record["set_aside"]) or "none"
+    rows = [("path", record["path"]), ("size", decimal(record["size"])), ("rows", record["rows"])]
+    print_table("feature cache", (), [*rows, ("set aside", aside)])
+    if record["problem"] is not None:
+        typer.echo(f"note: {record['problem']}", err=True)
+
+
+def _print_bytes(lines: Iterable[str]) -> None:
+    """UTF-8 on stdout, line ends unchanged, whatever the terminal's encoding."""
+    if (buffer := getattr(sys.stdout, "buffer", None)) is None:  # a stream of text, as in a test
+        sys.stdout.writelines(lines)
+        return
+    sys.stdout.flush()
+    buffer.writelines(line.encode() for line in lines)
+    buffer.flush()

@@ -12,14 +12,29 @@ from typer import Argument, Option
 from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import check_model, unless_embedded
 from causal_qwen.options import Initialization
-from causal_qwen.paths import check_output_directory
+from causal_qwen.outputs import check_output_directory
 from causal_qwen.terminal import print_json, print_table, status
 
 
-def doctor(as_json: opt.Json = False) -> None:
+def doctor(
+    directories: Annotated[
+        list[Path] | None,
+        Argument(
+            metavar="[DIRECTORY]...",
+            show_default=False,
+            help="Models, regressors or training runs whose files are to be verified.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    deep: Annotated[
+        bool, Option("--deep", help="Verify every byte, of the embedded model, too.")
+    ] = False,
+    as_json: opt.Json = False,
+) -> None:
     """Check the installation: packages, device, embedded model, and how to install what is missing.
 
-    Example: causal-qwen doctor
+    Example: causal-qwen doctor --deep
     """
     from rich.console import Console
 
@@ -27,7 +42,7 @@ def doctor(as_json: opt.Json = False) -> None:
 
     with status(not as_json) as progress:
         progress("examining the installation")
-        record = examine()
+        record = examine(directories or (), deep=deep)
     if as_json:
         print_json(record)
     else:
@@ -97,8 +112,19 @@ def convert(
 
 def playground(
     model: opt.ModelName = "",
-    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        Option(help="The address to listen on; other machines need the token that is printed."),
+    ] = "127.0.0.1",
     port: Annotated[int, Option(help="The port to listen on.", min=0, max=65535)] = 7860,
+    auth: Annotated[
+        str | None,
+        Option(
+            help="Ask for this user and password.",
+            metavar="USER:PASSWORD",
+            envvar="CAUSAL_QWEN_AUTH",
+        ),
+    ] = None,
     browser: Annotated[
         bool, Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
@@ -109,7 +135,7 @@ def playground(
     """
     from causal_qwen.playground import launch
 
-    launch(model=unless_embedded(model) or "", host=host, port=port, open_browser=browser)
+    launch(unless_embedded(model) or "", host, port, open_browser=browser, auth=auth)
 
 
 def _read_passages(path: Path) -> list[str]:

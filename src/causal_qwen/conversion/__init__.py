@@ -6,7 +6,7 @@ Out:  a directory with the causal model, its tokenizer and its generation settin
     base_models    find and load the base model; Llama -> Qwen2
     calibration    decision noise, thresholds, gamma and noise gains
     convert        base + calibration -> model; save to a directory, load from one
-    checkpoint_io  models from tensors; silence and error messages while loading files
+    checkpoint_io  checks before and after loading; models from tensors; silence
 
 Open `convert` first.
 """

@@ -5,25 +5,74 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    GgufConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
-from causal_qwen.conversion.checkpoint_io import assemble, damaged_files_named, quiet
+from causal_qwen.conversion.checkpoint_io import (
+    CONFIG,
+    assemble,
+    check_encodes,
+    check_finite,
+    check_loading_info,
+    check_settings,
+    check_tied,
+    check_weights,
+    damaged_files_named,
+    local_directory,
+    quiet,
+    tokenizer_checked,
+)
+from causal_qwen.engine.checkpoint import Shapes, check_checkpoint
+from causal_qwen.engine.weights import file_named, listed, read_json
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.paths import EMBEDDED, embedded_gguf
 
 EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+CLASSES: dict[str, Any] = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 LLAMA_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "hidden_act", "max_position_embeddings"),
     *("initializer_range", "rms_norm_eps", "tie_word_embeddings", "rope_parameters"),
     *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
+LLAMA_BIASES = ("attention_bias", "mlp_bias")
+GGUF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+GGUF_FIELDS = {  # the metadata's name, after that of the architecture -> that in config.json
+    "vocab_size": "vocab_size",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+}
 
 
 def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
@@ -31,18 +80,31 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
     name = _source(base)
     if name.endswith(".gguf"):
         return load_gguf(Path(name), dtype)
-    model_type = config_fields(name).get("model_type")
+    directory = local_directory(name)
+    fields = read_json(directory / CONFIG)
+    model_type = fields.get("model_type")
     if model_type == CausalQwen2Config.model_type:
         raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
-    classes = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
-    if model_type not in classes:
+    if model_type not in CLASSES:
         raise ValueError(
             f"{name} has the architecture {model_type!r}; only Qwen2 and Llama can be converted."
         )
-    with damaged_files_named(name), quiet():
-        return classes[model_type].from_pretrained(
-            name, dtype="auto" if dtype is None else dtype, use_safetensors=True
+    kind = CLASSES[model_type]
+    check_no_bias(fields)
+    check_weights(directory, fields)
+    check_settings(directory, fields, kind.config_class)
+    with file_named(directory / CONFIG), damaged_files_named(name), quiet():
+        model, info = kind.from_pretrained(
+            name,
+            dtype="auto" if dtype is None else dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+    check_loading_info(info, name)
+    check_finite(model, name)
+    check_tied(model, name)
+    return model
 
 
 def _source(base: str | os.PathLike[str]) -> str:
@@ -54,35 +116,87 @@ def _source(base: str | os.PathLike[str]) -> str:
 
 def load_gguf(path: Path, dtype: Any = None) -> Any:
     """A GGUF file, all weights dequantised (to float32 by default)."""
-    from transformers import AutoModelForCausalLM, GgufConfig
+    kind = CLASSES[check_gguf(path)]
+    with file_named(path), quiet(), contextlib.redirect_stderr(io.StringIO()):  # a stubborn bar
+        model, info = kind.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            dtype=torch.float32 if dtype is None else dtype,
+            quantization_config=GgufConfig(dequantize=True),
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    check_loading_info(info, str(path))
+    check_finite(model, str(path))
+    return model
 
+
+def check_gguf(path: Path) -> str:
+    """Compare a file's tensors with its metadata, before memory is allocated. -> architecture"""
     if not path.is_file():
         raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
-    try:
-        with quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar ignores all settings
-            return AutoModelForCausalLM.from_pretrained(
-                path.parent,
-                gguf_file=path.name,
-                dtype=torch.float32 if dtype is None else dtype,
-                quantization_config=GgufConfig(dequantize=True),
-            )
-    except (ValueError, IndexError, EOFError) as error:
+    with file_named(path):
+        header, (metadata, _) = GgufHeader.from_file(str(path)), read_gguf_metadata(str(path))
+    if header.architecture not in CLASSES:
         raise ValueError(
-            f"{path} is not a readable GGUF model ({error}); download it again."
-        ) from error
+            f"{path} has the architecture {header.architecture!r}; only Qwen2 and Llama can be "
+            "converted."
+        )
+    size = path.stat().st_size - header.data_start
+    if cut := [info.name for info in header.tensors if info.offset + info.nbytes > size]:
+        raise ValueError(f"{path} is truncated: it lacks data of {listed(cut)}; download it again.")
+    with file_named(path):
+        shapes = {_gguf_name(info.name): info.shape for info in header.tensors}
+        fields = _gguf_fields(header.architecture, metadata, shapes)
+        check_checkpoint(fields, shapes, str(path))
+    return str(header.architecture)
+
+
+def _gguf_name(name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
+    if found is None:
+        return name
+    layer, part, kind = found.groups()
+    prefix = "" if layer is None else f"model.layers.{layer}."
+    return f"{prefix}{GGUF_NAMES.get(part, part)}.{kind}"
+
+
+def _gguf_fields(architecture: str, metadata: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
+    """The fields of config.json that a file's metadata stand for."""
+    given = {
+        field: metadata[f"{architecture}.{key}"]
+        for key, field in GGUF_FIELDS.items()
+        if f"{architecture}.{key}" in metadata
+    }
+    embeddings = shapes.get("model.embed_tokens.weight", (0,))
+    return {
+        "model_type": architecture,
+        "vocab_size": metadata.get("tokenizer.ggml.tokens", embeddings[0]),
+        "tie_word_embeddings": "lm_head.weight" not in shapes,
+        **given,
+    }
 
 
 def load_tokenizer(base: str | os.PathLike[str]) -> Any:
-    """The base model's tokenizer, or None."""
-    name, options = _source(base), {}
+    """The base model's tokenizer, or None if it has none."""
+    name = _source(base)
     if name.endswith(".gguf"):
-        options["gguf_file"], name = Path(name).name, str(Path(name).parent)
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError, AttributeError):
-        return None
-    return tokenizer if len(tokenizer) > 1 else None
+        with file_named(name), quiet():
+            if "tokenizer.ggml.tokens" not in read_gguf_metadata(name)[0]:
+                return None
+            return AutoTokenizer.from_pretrained(
+                Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False
+            )
+    directory = local_directory(name)
+    with tokenizer_checked(directory) as file, quiet():
+        if not any((directory / part).exists() for part in VOCABULARIES):
+            if (directory / "tokenizer_config.json").exists():
+                raise FileNotFoundError(f"{file} does not exist; download the model again.")
+            return None
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    check_encodes(tokenizer, directory)
+    return tokenizer
 
 
 def as_qwen2(model: Any) -> Any:
@@ -94,9 +208,7 @@ def as_qwen2(model: Any) -> Any:
             f"{type(model).__name__} cannot be converted; pass a Qwen2 or Llama model."
         )
     old = model.config
-    for name in ("attention_bias", "mlp_bias"):
-        if getattr(old, name, False):
-            raise ValueError(f"A Llama model with {name}=True has no Qwen2 equivalent.")
+    check_no_bias({name: getattr(old, name, False) for name in LLAMA_BIASES})
     if old.head_dim * old.num_attention_heads != old.hidden_size:
         raise ValueError(
             f"A Llama model with head_dim={old.head_dim}, {old.num_attention_heads} heads and "
@@ -112,15 +224,7 @@ def as_qwen2(model: Any) -> Any:
     return qwen.eval()
 
 
-def config_fields(
-    path: str | os.PathLike[str], options: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """The fields of config.json, before a config class interprets them."""
-    hub = {k: v for k, v in (options or {}).items() if k in HUB_OPTIONS}
-    try:
-        fields: dict[str, Any] = Qwen2Config.get_config_dict(path, **hub)[0]
-    except OSError as error:
-        raise FileNotFoundError(
-            f"{path} is neither a local model directory nor a reachable hub model."
-        ) from error
-    return fields
+def check_no_bias(fields: Mapping[str, Any]) -> None:
+    for name in LLAMA_BIASES:
+        if fields.get("model_type", "llama") == "llama" and fields.get(name):
+            raise ValueError(f"A Llama model with {name}=True has no Qwen2 equivalent.")

@@ -1,21 +1,242 @@
-"""Checkpoint files: build models from tensors, silence Hugging Face, name damaged files."""
+"""Checkpoint files: check them, build models from tensors, silence Hugging Face."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
+from causal_qwen.decoding.settings import resolve_settings
+from causal_qwen.engine.checkpoint import (
+    CAUSAL,
+    SHAPE_FIELDS,
+    Shapes,
+    check_layers,
+    expected_tensors,
+)
+from causal_qwen.engine.heads import expected_tensors as causal_tensors
+from causal_qwen.engine.weights import (
+    DTYPES,
+    INDEX,
+    INFINITY,
+    TIED_DIFFERS,
+    check_shapes,
+    file_named,
+    is_finite,
+    listed,
+    read_headers,
+    read_json,
+    read_optional_json,
+)
+from causal_qwen.modeling.configuration import check_supported
+from causal_qwen.paths import HUB_FILES
 
-def assemble(from_pretrained: Any, config: Any, state: dict[str, Tensor], dtype: Any) -> Any:
-    """A model from tensors in memory; missing ones are initialised by the config."""
+OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
+CONFIG, GENERATION = "config.json", "generation_config.json"
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
+# types whose numbers are checked as integers: these integers, and the bits of infinity
+WORDS = {
+    torch.float32: (torch.uint32, INFINITY["F32"]),
+    torch.float16: (torch.uint16, INFINITY["F16"]),
+    torch.bfloat16: (torch.uint16, INFINITY["BF16"]),
+}
+FLOATS = {*DTYPES, "F64"}
+WEIGHTS_PER_BYTE = 8  # at most, in a quantised checkpoint
+SETTINGS = (
+    *("processor_config.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
+
+
+# ---------------------------------------------------------------- before loading
+
+
+def local_directory(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Path:
+    """The directory of a checkpoint; a hub model's is in the hub's cache, after a download."""
+    given = options or {}
+    if Path(path).is_dir():
+        return Path(path, given.get("subfolder") or "")
+    from huggingface_hub import snapshot_download
+
+    hub = {name: given[name] for name in HUB_OPTIONS if given.get(name) is not None}
+    try:
+        place = snapshot_download(os.fspath(path), allow_patterns=list(HUB_FILES), **hub)
+    except (OSError, ValueError) as error:  # not found, not reachable, or no name of a hub model
+        raise FileNotFoundError(
+            f"{path} is neither a local model directory nor a reachable hub model."
+        ) from error
+    return Path(place, given.get("subfolder") or "")
+
+
+def check_files(
+    path: str | os.PathLike[str], options: Mapping[str, Any], config_class: Any
+) -> dict[str, Any]:
+    """The fields of a checkpoint's config.json, once its files were checked.
+
+    `options` are those of `from_pretrained`: the hub's, and other fields or another config.
+    """
+    directory, config = local_directory(path, options), options.get("config")
+    given = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(options)
+    has_config = config is None or os.path.lexists(directory / CONFIG)
+    fields = read_json(directory / CONFIG) if has_config else given
+    with file_named(directory / CONFIG):
+        check_supported(fields.get("model_type", CAUSAL))
+    names = (*SHAPE_FIELDS, "causal_size", "head_bias")
+    if not any(options.get(name) for name in OTHER_WEIGHTS) and options["use_safetensors"]:
+        check_weights(directory, fields | {name: given[name] for name in names if name in given})
+    if has_config:
+        check_settings(directory, fields, config_class)
+    return fields
+
+
+def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any) -> None:
+    """Refuse fields of config.json that do not form a configuration, and a generation_config.json
+    that cannot be read: Hugging Face would ignore it."""
+    with file_named(directory / CONFIG):
+        config = config_class.from_pretrained(directory)
+        if not -config.vocab_size <= (config.pad_token_id or 0) < config.vocab_size:
+            raise ValueError(
+                f"pad_token_id={config.pad_token_id} is outside the vocabulary of "
+                f"{config.vocab_size}."
+            )
+    with file_named(directory / GENERATION):
+        saved = read_optional_json(directory / GENERATION)
+        GenerationConfig.from_dict(saved)
+        resolve_settings({}, saved, default_mode=fields.get("inference_mode", "standard"))
+
+
+def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
+    """Compare the headers of the weights' files with config.json, before memory is allocated."""
+    if os.path.lexists(directory / INDEX):
+        with file_named(directory / INDEX):
+            read_json(directory / INDEX)["metadata"].copy()  # Hugging Face needs it
+    headers = read_headers(directory)
+    entries = {name: entry for header in headers.values() for name, entry in header.items()}
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    if shapes and not any(name.startswith("model.") for name in shapes):
+        shapes = {f"model.{name}": shape for name, shape in shapes.items()}  # a backbone alone
+    with file_named(directory / CONFIG):
+        check_layers(fields, shapes, str(directory))
+        expected = expected_tensors(fields)
+    if fields.get("quantization_config") is None:
+        check_shapes(shapes, expected, str(directory))
+        if strange := [n for n, entry in entries.items() if entry.dtype not in FLOATS]:
+            raise ValueError(
+                f"{directory} stores {listed(strange)} as {entries[strange[0]].dtype}, which is no "
+                "floating-point type; download it again."
+            )
+    else:
+        _check_size(expected, sum(file.stat().st_size for file in headers), directory)
+    is_causal = fields.get("model_type", CAUSAL) == CAUSAL
+    if not is_causal and (ours := sorted(causal_tensors(fields).keys() & shapes.keys())):
+        raise ValueError(
+            f"{directory} has {listed(ours)} and model_type={fields.get('model_type')!r} in "
+            "config.json; use the config.json of this model."
+        )
+
+
+def _check_size(expected: Shapes, size: int, directory: Path) -> None:
+    weights = sum(map(math.prod, expected.values()))
+    if weights > WEIGHTS_PER_BYTE * size:
+        raise ValueError(
+            f"{directory / CONFIG} describes {weights} weights and its files have {size} bytes; "
+            "download them again."
+        )
+
+
+@contextlib.contextmanager
+def tokenizer_checked(directory: Path) -> Iterator[Path]:
+    """Refuse a tokenizer's or processor's files that cannot be read; what goes wrong in the body
+    is an error of tokenizer.json."""
+    for name in SETTINGS:
+        read_optional_json(directory / name)
+    tokenizer, template = directory / "tokenizer.json", directory / "chat_template.jinja"
+    for file in (tokenizer, template):
+        if os.path.lexists(file) and not file.is_file():
+            raise OSError(f"{file} cannot be read; download it again.")
+    with file_named(template):
+        if template.exists():
+            template.read_text(encoding="utf-8")
+    with file_named(tokenizer):
+        yield tokenizer
+
+
+def check_encodes(tokenizer: Any, directory: Path) -> None:
+    """Encode a text, which settings of the wrong type prevent."""
+    with file_named(directory / "tokenizer_config.json"):
+        tokenizer("a 1", truncation=True)
+
+
+# ---------------------------------------------------------------- after loading
+
+
+def check_loading_info(
+    info: Mapping[str, Any], where: str, may_lack: Collection[str] = (), may_have: Any = ()
+) -> None:
+    """Refuse what Hugging Face reports: missing tensors, which it has drawn at random, and
+    tensors that the model does not have."""
+    if missing := sorted({*info["missing_keys"]} - {*may_lack}):
+        raise ValueError(f"{where} lacks {listed(missing)}; download it again.")
+    if strange := sorted({*info["unexpected_keys"]} - {*may_have}):
+        raise ValueError(
+            f"{where} has {listed(strange)}, which its configuration does not describe; download "
+            "it again."
+        )
+
+
+def check_finite(model: torch.nn.Module, where: str) -> None:
+    """Refuse NaN and infinity in the weights that are in memory."""
+    broken = [name for name, tensor in model.state_dict().items() if not _is_finite(tensor)]
+    if broken:
+        raise ValueError(
+            f"{where} holds NaN or infinity in {listed(broken)} ({model.dtype}); download it again."
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.is_meta or not tensor.is_floating_point():
+        return True
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if local.is_cpu and local.dtype in WORDS:  # one core; torch's threads would wait for each other
+        integers, infinity = WORDS[local.dtype]
+        return is_finite(local.detach().contiguous().view(integers).numpy(), infinity)
+    total = local.sum(dtype=torch.float32)  # fast; it can also overflow
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(local).all())
+
+
+def check_tied(model: Any, where: str) -> None:
+    """Refuse a stored head that differs from the embeddings to which config.json ties it."""
+    if model.config.tie_word_embeddings and "lm_head.weight" not in model.all_tied_weights_keys:
+        raise ValueError(f"{where} {TIED_DIFFERS}")
+
+
+# ---------------------------------------------------------------- tensors and texts
+
+
+def assemble(
+    from_pretrained: Any,
+    config: Any,
+    state: dict[str, Tensor],
+    dtype: Any,
+    may_lack: Collection[str] = (),
+) -> Any:
+    """A model from tensors in memory; those it may lack are initialised by the config."""
     with quiet():
-        return from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+        model, info = from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+        )
+    check_loading_info(info, "The base model", may_lack)
+    return model
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Tensor] | None:
@@ -34,15 +255,44 @@ def damaged_files_named(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
+# ---------------------------------------------------------------- silence
+
+
+class _Silence:
+    """Hugging Face's verbosity belongs to the process: the first thread that asks for silence
+    begins it, and the last one ends it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.before = (logging.WARNING, True)  # verbosity, and whether bars are shown
+
+    def begin(self) -> None:
+        with self.lock:
+            if not self.count:
+                self.before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+                logging.set_verbosity_error()
+                logging.disable_progress_bar()
+            self.count += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.count -= 1
+            if not self.count:
+                verbosity, has_bars = self.before
+                logging.set_verbosity(verbosity)
+                if has_bars:
+                    logging.enable_progress_bar()
+
+
+_silence = _Silence()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars and the report of missing keys, which are expected here."""
-    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """Hide progress bars and reports of loading, which are checked here instead."""
+    _silence.begin()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()
+        _silence.end()

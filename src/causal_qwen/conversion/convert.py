@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,23 +17,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causal_qwen.conversion.base_models import as_qwen2, config_fields, load_base, load_tokenizer
+from causal_qwen.conversion.base_models import as_qwen2, load_base, load_tokenizer
 from causal_qwen.conversion.calibration import PROMPTS, TEXTS, Calibration, calibrate
-from causal_qwen.conversion.checkpoint_io import assemble, damaged_files_named, encode_texts, quiet
+from causal_qwen.conversion.checkpoint_io import (
+    assemble,
+    check_encodes,
+    check_files,
+    check_finite,
+    check_loading_info,
+    check_tied,
+    damaged_files_named,
+    encode_texts,
+    local_directory,
+    quiet,
+    tokenizer_checked,
+)
+from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.options import INITIALIZATIONS, check_choice
-from causal_qwen.paths import EMBEDDED, embedded_directory, is_converted, new_directory
+from causal_qwen.outputs import new_directory
+from causal_qwen.paths import EMBEDDED, embedded_directory, is_converted
 
+PLAIN = "qwen2"
+HEADS = {"lm_head.weight", "lm_head.bias"}  # unread by the backbone, with the causal parameters
 DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "gamma_init": 10.0,
     "b_noise_init": 0.1,
     "ovr_threshold_init": 100.0,
     "decision_noise": "zero",
 }
+WAIT_SECONDS = 0.5  # between looks at another process's conversion
 
 
 @dataclass(frozen=True)
@@ -79,7 +97,7 @@ def convert_model(
         source, base = base, load_base(base, dtype)
         tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
     qwen = as_qwen2(base)
-    check_finite(qwen)
+    check_finite(qwen, "the base model")
     size = qwen.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
     is_new = number is not None and number >= size
@@ -131,9 +149,20 @@ def convert(
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The directory of the embedded model, converted on first use into the cache directory."""
     output = embedded_directory()
-    if not is_converted(output):
-        with contextlib.suppress(FileExistsError):  # converted by another process
-            convert(EMBEDDED, output, progress=progress)
+    is_damaged, is_waiting = output.exists() and not is_converted(output), False
+    if is_damaged:
+        progress(f"{output} is damaged: converting the embedded model again")
+    while not is_converted(output):
+        try:
+            convert(EMBEDDED, output, overwrite=is_damaged, progress=progress)
+        except FileExistsError:
+            if not is_converted(output):  # by another process, just now
+                raise
+        except BlockingIOError:
+            if not is_waiting:
+                progress("waiting for another process that converts the embedded model")
+            is_waiting = True
+            time.sleep(WAIT_SECONDS)
     return output
 
 
@@ -151,7 +180,8 @@ def graft(qwen: Any, cls: Any, causal_size: int | None, fields: dict[str, Any]) 
     from_pretrained = super(cls, cls).from_pretrained
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the number head starts at random: conversion is reproducible
-        return assemble(from_pretrained, config, state, qwen.dtype).eval()
+        own = causal_tensors(config.to_dict())
+        return assemble(from_pretrained, config, state, qwen.dtype, own).eval()
 
 
 def resize_latent(head: Tensor, size: int) -> dict[str, Tensor]:
@@ -226,22 +256,24 @@ def head_error(qwen: Any, model: CausalModel) -> float:
 
 def open_model(path: str | os.PathLike[str]) -> tuple[CausalQwenProcessor, Any]:
     """Load a converted model and its processor for inference."""
+    directory = local_directory(path)
     with quiet():
         model = CausalQwenForCausalLM.from_pretrained(path).eval()
-        try:
-            processor = CausalQwenProcessor.from_pretrained(path)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        if not os.path.lexists(directory / "tokenizer.json"):
             raise ValueError(
                 f"{path} has no tokenizer; copy the base model's tokenizer files there."
-            ) from error
-    processor.check(model.config)
+            )
+        with tokenizer_checked(directory):
+            processor = CausalQwenProcessor.from_pretrained(path)
+            processor.check(model.config)
+        check_encodes(processor, directory)
     return processor, model
 
 
 def load(
     cls: Any,
     from_pretrained: Callable[..., Any],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     *args: Any,
     output_loading_info: bool = False,
     **kwargs: Any,
@@ -250,15 +282,13 @@ def load(
 
     A plain checkpoint lacks the causal parameters: they are calibrated here, on the built-in
     texts if the directory has a tokenizer. Loading stays fast: only conversion measures the noise
-    gains, here they are the typical ones.
+    gains, here they are the typical ones. Any other missing tensor is an error.
     """
-    kwargs.setdefault("use_safetensors", True)
-    fields = {} if kwargs.get("config") is not None else config_fields(path, kwargs)
-    is_plain = fields.get("model_type") == "qwen2"
-    with damaged_files_named(path), quiet() if is_plain else contextlib.nullcontext():
-        model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
+    model, info, fields = load_checked(from_pretrained, path, *args, **kwargs)
+    check_tied(model, str(path))
     model.generation_config = adopt_generation_config(model.generation_config)
-    if is_plain:
+    if fields.get("model_type") == PLAIN and kwargs.get("config") is None:
+        assert path is not None
         tokenizer = load_tokenizer(path)
         if tokenizer is not None:
             number = install_number_token(tokenizer, model.config.vocab_size)
@@ -270,7 +300,39 @@ def load(
     return (model, info) if output_loading_info else model
 
 
-def check_finite(model: CausalModel) -> None:
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ValueError(f"The base model's {name} contains NaN or infinity; replace its file.")
+def load_backbone(
+    from_pretrained: Callable[..., Any],
+    path: str | os.PathLike[str] | None,
+    *args: Any,
+    output_loading_info: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """`from_pretrained` of the backbone, which leaves the heads of a checkpoint unread."""
+    model, info, _ = load_checked(from_pretrained, path, *args, reads_heads=False, **kwargs)
+    return (model, info) if output_loading_info else model
+
+
+def load_checked(
+    from_pretrained: Callable[..., Any],
+    path: str | os.PathLike[str] | None,
+    *args: Any,
+    reads_heads: bool = True,
+    **kwargs: Any,
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The model, what Hugging Face reports of its loading, and the fields of config.json.
+
+    Only a plain Qwen2 checkpoint, or plain tensors without a path, may lack the causal parameters.
+    """
+    kwargs.setdefault("use_safetensors", True)
+    kwargs.setdefault("trust_remote_code", False)
+    fields = {} if path is None else check_files(path, kwargs, CausalQwen2Config)
+    is_plain, where = fields.get("model_type") == PLAIN, str(path or "The state_dict")
+    with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():
+        model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
+    own = set(causal_tensors(model.config.to_dict()))
+    if not reads_heads:
+        own = {name.removeprefix("model.") for name in own}
+    is_plain = is_plain or (path is None and own <= {*info["missing_keys"]})
+    check_loading_info(info, where, own if is_plain else (), () if reads_heads else HEADS | own)
+    check_finite(model, where)
+    return model, info, fields

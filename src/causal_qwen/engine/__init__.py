@@ -12,6 +12,7 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
     qwen2              the backbone, from token ids to hidden states and logits
     matrix             products with weights in 16 or 32 bits
     weights            safetensors files, memory-mapped
+    checkpoint         the tensors that a config.json describes
     tokenization       text <-> ids and values
     sampling           softmax, top-k, top-p, min-p, draws
     threads            shares work among cores

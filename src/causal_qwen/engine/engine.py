@@ -23,16 +23,27 @@ from causal_qwen.decoding.settings import (
     first_given,
     resolve_settings,
 )
+from causal_qwen.engine.checkpoint import CAUSAL, check_checkpoint
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
 from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
-from causal_qwen.engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2, Qwen2Config
+from causal_qwen.engine.qwen2 import (
+    Ints,
+    KeyValueCache,
+    Observer,
+    Qwen2,
+    Qwen2Config,
+    check_architecture,
+)
 from causal_qwen.engine.sampling import softmax
 from causal_qwen.engine.tokenization import TextReader
 from causal_qwen.engine.weights import (
     Float32,
     Stored,
-    find_not_finite,
+    check_finite,
+    check_tied,
+    file_named,
     read_json,
+    read_optional_json,
     read_tensors,
     widen,
 )
@@ -88,10 +99,15 @@ class Engine:
     ) -> None:
         self.fields, self.reader, self.saved = fields, reader, generation or {}
         self.parameters = parameters
+        check_architecture(fields)
+        check_checkpoint(fields, {name: stored.shape for name, stored in parameters.items()}, where)
+        check_finite(parameters, where)
         config = Qwen2Config.from_dict(fields)
-        is_causal = fields.get("model_type") == "causal_qwen2"
+        if config.tie_word_embeddings:
+            check_tied(parameters, where)
         self.model = Qwen2(config, parameters, where, fields.get("causal_size"))
-        self.heads = CausalHeads(fields, parameters, self.model.head, where) if is_causal else None
+        is_causal = fields.get("model_type") == CAUSAL
+        self.heads = CausalHeads(fields, parameters, self.model.head) if is_causal else None
 
     @property
     def own_mode(self) -> str:
@@ -114,19 +130,20 @@ class Engine:
             raise FileNotFoundError(
                 f"{directory} is not a directory; pass the directory of a saved model."
             )
-        fields = read_json(directory / "config.json")
-        Qwen2Config.from_dict(fields)  # refuse other architectures before reading their weights
+        config, generation = directory / "config.json", directory / "generation_config.json"
+        fields, saved = read_json(config), read_optional_json(generation)
+        with file_named(config):
+            check_architecture(fields)  # before the weights of another are read
         parameters = read_tensors(directory)
         if dtype == "float32":
             parameters = {name: np.array(widen(stored)) for name, stored in parameters.items()}
-        generation = directory / "generation_config.json"
-        return cls(
-            fields,
-            parameters,
-            TextReader.from_directory(directory, fields),
-            read_json(generation) if generation.exists() else {},
-            str(directory),
-        )
+        with file_named(config):
+            engine = cls(fields, parameters, generation=saved, where=str(directory))
+            engine.reader = TextReader.from_directory(directory, fields)
+        with file_named(generation):
+            engine._limits({})
+            engine.resolve()
+        return engine
 
     # ------------------------------------------------------------ generation
 
@@ -280,18 +297,13 @@ class Engine:
         return Limits(**lengths, stops=stops, pad=pad)
 
     def _steps(self, call: Generator) -> Iterator[DecodeStep]:
-        """The steps of a call; overflow becomes an error that names the damaged weight."""
+        """The steps of a call; overflow becomes an error."""
         try:
             for step in call:
                 warn_if_clamped(step.values)
                 yield step
         except FloatingPointError:
-            name = find_not_finite(self.parameters)
-            raise ValueError(
-                "Logits or scales overflow float32; use another checkpoint."
-                if name is None
-                else f"{name} holds NaN or infinity; download the checkpoint again."
-            ) from None
+            raise ValueError("Logits or scales overflow float32; use another checkpoint.") from None
 
     def _encode(
         self,

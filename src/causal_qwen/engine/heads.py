@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.engine.matrix import Matrix
-from causal_qwen.engine.weights import Float32, Stored, check_tensors, find_not_finite, widen
+from causal_qwen.engine.weights import Float32, Stored, widen
 from causal_qwen.options import NUMERIC_ENCODINGS, SCALE_ACTIVATIONS, VALUE_SPACES, check_choice
 
 Float64 = NDArray[np.float64]
@@ -122,14 +122,8 @@ class CausalHeads:
     """Abduction, action and thresholds: from the backbone's z to scores and values."""
 
     def __init__(
-        self, fields: Mapping[str, Any], parameters: Mapping[str, Stored], head: Matrix, where: str
+        self, fields: Mapping[str, Any], parameters: Mapping[str, Stored], head: Matrix
     ) -> None:
-        expected = expected_tensors(fields)
-        check_tensors(parameters, expected, where)
-        is_small = {name: len(shape) == 1 or shape[0] == 1 for name, shape in expected.items()}
-        broken = find_not_finite({name: parameters[name] for name in expected if is_small[name]})
-        if broken is not None:  # some modes would not read it, and others would
-            raise ValueError(f"{broken} holds NaN or infinity; download the checkpoint again.")
         self.activation = _chosen(fields, "scale_activation", SCALE_ACTIVATIONS)
         self.encoding = _chosen(fields, "numeric_encoding", NUMERIC_ENCODINGS)
         self.head = head  # W (V, C)

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from causal_qwen.decoding.context import context_length
 from causal_qwen.engine import threads
 from causal_qwen.engine.matrix import Matrix, project
-from causal_qwen.engine.weights import Float32, Stored, check_tensors, widen
+from causal_qwen.engine.weights import Float32, Stored, check_shapes, widen
 from causal_qwen.options import check_choice
 
 Ints = NDArray[np.int64]
@@ -62,14 +62,7 @@ class Qwen2Config:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Qwen2Config:
         """From config.json; defaults are those of Hugging Face's Qwen2."""
-        model_type = fields.get("model_type", "qwen2")
-        if model_type not in MODEL_TYPES:
-            raise ValueError(
-                f"The checkpoint has the architecture {model_type!r}; this engine runs Qwen2 "
-                "(`causal-qwen convert` turns Llama models into it)."
-            )
-        if (activation := fields.get("hidden_act", "silu")) != "silu":
-            raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
+        check_architecture(fields)
         sizes = {name: _size(fields, name) for name in _SIZES}
         heads = sizes["num_attention_heads"]
         given = {"num_key_value_heads": heads, "max_position_embeddings": 32_768}
@@ -96,6 +89,17 @@ class Qwen2Config:
     def context(self) -> int:
         """Context length, RoPE scaling included."""
         return context_length(self.max_position_embeddings, self.rope)
+
+
+def check_architecture(fields: Mapping[str, Any]) -> None:
+    model_type = fields.get("model_type", "qwen2")
+    if model_type not in MODEL_TYPES:
+        raise ValueError(
+            f"The checkpoint has the architecture {model_type!r}; this engine runs Qwen2 "
+            "(`causal-qwen convert` turns Llama models into it)."
+        )
+    if (activation := fields.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
 
 
 _SIZES = (
@@ -524,7 +528,7 @@ class Qwen2:
         head_size: int | None = None,
     ) -> None:
         expected = expected_tensors(config, head_size)
-        check_tensors(parameters, expected, where)
+        check_shapes({name: stored.shape for name, stored in parameters.items()}, expected, where)
         self.config = config
         self.rotary = RotaryEmbedding(config)
         self.embedding = Matrix(parameters["model.embed_tokens.weight"])  # (V, H)

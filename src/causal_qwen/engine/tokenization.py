@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from causal_qwen.engine.weights import read_json
+from causal_qwen.engine.weights import file_named, read_optional_json
 from causal_qwen.options import NUMBER_READINGS, check_choice
 from causal_qwen.text.numerals import PLACEHOLDER, render
 from causal_qwen.text.segmentation import (
@@ -44,7 +45,7 @@ class TextReader:
     def from_directory(cls, directory: Path, fields: dict[str, Any]) -> TextReader | None:
         """The tokenizer of a checkpoint directory, or None; it must match the config."""
         path = directory / "tokenizer.json"
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -58,12 +59,14 @@ class TextReader:
                 f"{fields['vocab_size']} and <NUM> at {num_token_id}; use its own tokenizer."
             )
         saved = directory / "processor_config.json"
-        encoding = read_json(saved).get("encode_numbers") if saved.exists() else None
-        encoding = encoding or fields.get("encode_numbers", "text")
-        saved = directory / "tokenizer_config.json"
-        settings = read_json(saved) if saved.exists() else {}
+        with file_named(saved):
+            encoding = read_optional_json(saved).get("encode_numbers")
+            encoding = encoding or fields.get("encode_numbers", "text")
+            check_choice("encode_numbers", encoding, NUMBER_READINGS)
+        settings = read_optional_json(directory / "tokenizer_config.json")
         file = directory / "chat_template.jinja"
-        template = file.read_text(encoding="utf-8") if file.exists() else None
+        with file_named(file):
+            template = file.read_text(encoding="utf-8") if os.path.lexists(file) else None
         template = template or settings.get("chat_template")
         special = {
             name: token["content"] if isinstance(token, dict) else token

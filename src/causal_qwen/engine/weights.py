@@ -1,27 +1,48 @@
 """Weights: read config.json and the tensors of a checkpoint, in their stored type.
 
 A safetensors file is eight bytes (the header's length), the header (JSON: name -> dtype, shape,
-offsets) and the data, which is memory-mapped: a tensor takes memory only when it is used, and the
-system can reclaim it. `ml_dtypes` adds bfloat16 to NumPy.
+offsets) and the data, which is memory-mapped: the system can reclaim what is not in use. The
+reference parser checks the header: data without overlaps and holes, of exactly the file's size.
+`ml_dtypes` adds bfloat16 to NumPy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 Stored = NDArray[Any]  # float32, float16 or bfloat16
 Float32 = NDArray[np.float32]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16}
+INFINITY = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits
+TILE = 2**16  # numbers checked at once: they stay in cache
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+TIED_DIFFERS = (
+    "has an lm_head.weight of its own and tie_word_embeddings=true in config.json; set it to false."
+)
+
+
+class Entry(NamedTuple):
+    """One tensor of a file: its type as in `DTYPES`, its shape, and the place of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 def widen(stored: Stored) -> Float32:
@@ -29,99 +50,181 @@ def widen(stored: Stored) -> Float32:
     return stored.astype(np.float32, copy=False)
 
 
+@contextlib.contextmanager
+def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What the parser of a damaged file raises, as one sentence that names the file."""
+    try:
+        yield
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # KeyError, struct.error, ZeroDivisionError, SafetensorError, ...
+        words = " ".join(str(error).split())
+        if isinstance(error, ValueError) and str(Path(path).parent) in words:
+            raise
+        if isinstance(error, ValueError) and words.endswith("."):  # a sentence that has the cure
+            raise ValueError(f"{path}: {words}") from error
+        reason = f"no {words}" if isinstance(error, KeyError) else words or type(error).__name__
+        raise ValueError(f"{path} is damaged ({reason}); download it again.") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist; pass the directory of a model.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror}); download it again.") from None
+    except (ValueError, RecursionError) as error:  # not JSON, not text, too many digits or levels
         raise ValueError(f"{path} is not valid JSON ({error}); download it again.") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path} holds {type(fields).__name__}, not an object; download it again.")
     return fields
 
 
-def read_safetensors(path: Path) -> dict[str, Stored]:
-    """Every tensor of one file, memory-mapped."""
-    damaged = f"{path} is damaged or truncated; download it again."
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """An empty dictionary if there is no such file; a file that cannot be read is an error."""
+    return read_json(path) if os.path.lexists(path) else {}
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Every tensor of one file, without its data."""
     try:
-        size = path.stat().st_size
+        with safe_open(path, framework="np"):  # raises unless the header fits the file
+            pass
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist; download the model again.") from None
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise ValueError(damaged)
-        try:
-            header = {**json.loads(file.read(length))}
-            header.pop("__metadata__", None)
-            edges = [entry["data_offsets"] for entry in header.values()]
-            is_inside = all(0 <= begin <= end <= size - 8 - length for begin, end in edges)
-        except (ValueError, TypeError, KeyError):  # not JSON, or not a header
-            raise ValueError(damaged) from None
-    if not is_inside:
-        raise ValueError(damaged)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or truncated ({error}); download it again.") from None
+    header.pop("__metadata__", None)
     start = 8 + length
-    data = np.memmap(path, np.uint8, "r") if header else np.zeros(0, np.uint8)
-    tensors: dict[str, Stored] = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in DTYPES:
+    return {
+        name: Entry(entry["dtype"], tuple(entry["shape"]), start + begin, start + end)
+        for name, entry in header.items()
+        for begin, end in [entry["data_offsets"]]
+    }
+
+
+def read_headers(directory: Path) -> dict[Path, dict[str, Entry]]:
+    """File -> its tensors, for the single file of a checkpoint or the shards of its index."""
+    if os.path.lexists(directory / SINGLE):
+        return {directory / SINGLE: read_header(directory / SINGLE)}
+    if not os.path.lexists(directory / INDEX):
+        raise FileNotFoundError(f"{directory} has no {SINGLE}; pass a model saved as safetensors.")
+    shards = read_weight_map(directory / INDEX)
+    headers = {
+        directory / name: read_header(directory / name) for name in sorted({*shards.values()})
+    }
+    found: dict[str, Path] = {}
+    for path, header in headers.items():
+        if twice := sorted(found.keys() & header.keys()):
             raise ValueError(
-                f"{name} in {path} is stored as {entry['dtype']}; only float32, float16 and "
-                "bfloat16 can be read; save the model in one of them."
+                f"{path} and {found[twice[0]].name} both hold {listed(twice)}; download them again."
             )
-        begin, end = (start + offset for offset in entry["data_offsets"])
-        dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
-        if end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(damaged)
+        found |= dict.fromkeys(header, path)
+    if lost := sorted(set(shards) - set(found)):
+        raise ValueError(
+            f"{listed(lost)} of {directory / INDEX} is in none of its files; download them again."
+        )
+    return headers
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor -> its file beside the index."""
+    shards = read_json(index).get("weight_map")
+    is_map = isinstance(shards, dict) and all(isinstance(name, str) for name in shards.values())
+    if not isinstance(shards, dict) or not is_map:
+        raise ValueError(f"{index} has no weight_map of file names; download it again.")
+    for name in shards.values():
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise ValueError(f"{index} names the file {name!r}, which is not beside it.")
+    return shards
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """Every tensor of one file, memory-mapped."""
+    return _map_tensors(path, read_header(path))
+
+
+def _map_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Stored]:
+    data = np.memmap(path, np.uint8, "r")
+    tensors: dict[str, Stored] = {}
+    for name, (dtype, shape, begin, end) in header.items():
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"{name} in {path} is stored as {dtype}; only float32, float16 and bfloat16 can "
+                "be read; save the model in one of them."
+            )
         # plain arrays over the map: slicing a np.memmap costs microseconds
-        tensors[name] = np.asarray(data[begin:end]).view(dtype).reshape(shape)
+        tensors[name] = np.asarray(data[begin:end]).view(DTYPES[dtype]).reshape(shape)
     return tensors
 
 
 def read_tensors(directory: Path) -> dict[str, Stored]:
     """Every tensor of a checkpoint, from one file or from the shards of an index."""
-    if (directory / SINGLE).exists():
-        return read_safetensors(directory / SINGLE)
-    if not (directory / INDEX).exists():
-        raise FileNotFoundError(f"{directory} has no {SINGLE}; pass a model saved as safetensors.")
-    index = read_json(directory / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(shard, str) for shard in index.values()):
-        raise ValueError(f"{directory / INDEX} has no weight_map of file names; download it again.")
     tensors: dict[str, Stored] = {}
-    for shard in sorted(set(index.values())):
-        tensors |= read_safetensors(directory / shard)
-    if lost := sorted(set(index) - set(tensors)):
-        raise ValueError(
-            f"{lost[0]} is listed in {INDEX} but in none of its files; download them again."
-        )
+    for path, header in read_headers(directory).items():
+        tensors |= _map_tensors(path, header)
     return tensors
 
 
-def check_tensors(
-    tensors: Mapping[str, Stored], expected: Mapping[str, tuple[int, ...]], where: str
+# ---------------------------------------------------------------- checks
+
+
+def check_shapes(
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
     """Raise an error that names missing tensors and wrong shapes."""
-    if missing := [name for name in expected if name not in tensors]:
-        raise ValueError(f"{where} lacks {_listed(missing)}; download it again.")
+    if missing := [name for name in expected if name not in shapes]:
+        raise ValueError(f"{where} lacks {listed(missing)}; download it again.")
     wrong = [
-        f"{name} of shape {tensors[name].shape} instead of {shape}"
+        f"{name} of shape {shapes[name]} instead of {shape}"
         for name, shape in expected.items()
-        if tensors[name].shape != shape
+        if shapes[name] != shape
     ]
     if wrong:
-        raise ValueError(f"{where} has {_listed(wrong)}; use the config.json of this model.")
+        raise ValueError(f"{where} has {listed(wrong)}; use the config.json of this model.")
 
 
-def find_not_finite(tensors: Mapping[str, Stored]) -> str | None:
-    """Name of the first tensor that holds NaN or infinity. Reads all data."""
+def check_tied(tensors: Mapping[str, Stored], where: str) -> None:
+    """Refuse a stored head that is not the embeddings that config.json ties it to."""
+    head, embeddings = tensors.get("lm_head.weight"), tensors["model.embed_tokens.weight"]
+    if head is not None and not np.array_equal(head, embeddings):
+        raise ValueError(f"{where} {TIED_DIFFERS}")
+
+
+def check_finite(tensors: Mapping[str, Stored], where: str) -> None:
+    """Refuse NaN and infinity. Reads all data."""
+    broken = []
     for name, stored in tensors.items():
-        if not np.isfinite(stored).all():
-            return name
-    return None
+        words = _as_words(stored)
+        if not (np.isfinite(stored).all() if words is None else is_finite(*words)):
+            broken.append(name)
+    if broken:
+        raise ValueError(f"{where} holds NaN or infinity in {listed(broken)}; download it again.")
 
 
-def _listed(names: Iterable[str], shown: int = 3) -> str:
+def _as_words(stored: Stored) -> tuple[NDArray[Any], int] | None:
+    """The numbers as unsigned integers, and the bits of infinity."""
+    kind = next((name for name, dtype in DTYPES.items() if stored.dtype == dtype), None)
+    if kind is None:
+        return None
+    words = np.uint32 if stored.dtype.itemsize == 4 else np.uint16
+    return np.ascontiguousarray(stored).view(words), INFINITY[kind]
+
+
+def is_finite(words: NDArray[Any], infinity: int) -> bool:
+    """Whether no exponent is all ones: with integers, much faster than `isfinite` of bfloat16."""
+    flat = words.reshape(-1)
+    magnitude = flat.dtype.type(np.iinfo(flat.dtype).max >> 1)  # all bits but the sign
+    tiles = (flat[start : start + TILE] for start in range(0, len(flat), TILE))
+    return all((tile & magnitude).max() < infinity for tile in tiles)
+
+
+def listed(names: Iterable[str], shown: int = 3) -> str:
+    """The first names and the count of the others."""
     names = list(names)
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more

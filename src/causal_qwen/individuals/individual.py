@@ -10,7 +10,6 @@ import json
 import math
 import numbers
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.individuals.noise import Noise, check_noise, draw_noise, from_cauchy, to_cauchy
+from causal_qwen.individuals.noise import (
+    MAX_SEED,
+    Noise,
+    check_noise,
+    draw_noise,
+    from_cauchy,
+    to_cauchy,
+)
 
-SAVED = ("seed", "min_density", "temperature", "name", "offset", "persistence")
+FORMAT = "1"  # of a saved individual; a file of version 0.3, which has no number, is the same
+SAVED: dict[str, tuple[type, ...]] = {  # field -> its types
+    "seed": (int, type(None)),
+    "min_density": (int, float),
+    "temperature": (int, float),
+    "name": (str, type(None)),
+    "offset": (int,),
+    "persistence": (int, float),
+}
+SINCE = {"persistence": 1.0}  # fields that older files lack
 OWN_FIELDS = ("temperature", "min_density", "persistence")  # beside the noise itself
 
 
@@ -168,31 +183,27 @@ class Individual:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file atomically: e, and the other fields as JSON in its header."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
-        path = Path(path)
-        fields = {name: getattr(self, name) for name in SAVED}
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            save_file({"noise": self.noise}, temporary, {"individual": json.dumps(fields)})
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        from causal_qwen.outputs import whole_file
+
+        named = {name: getattr(self, name) for name in SAVED}
+        fields = json.dumps(named, default=lambda value: value.item())  # of NumPy's numbers
+        metadata = {"individual": fields, "format": FORMAT, "sha256": _hash(fields, self.noise)}
+        with whole_file(path) as partial:
+            partial.write_bytes(save({"noise": self.noise}, metadata))  # with the umask
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Individual:
-        from safetensors import SafetensorError, safe_open
-
+        """Read what `save` wrote, and check every field and the hash of them all."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path} is not a file; write one with Individual.save.")
         try:
-            with safe_open(path, "numpy") as file:
-                fields = json.loads((file.metadata() or {})["individual"])
-                return cls(file.get_tensor("noise"), **fields)
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no individual ({error}).") from error
+            return _read(Path(path))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path} holds no individual ({error}); restore it, or save it again."
+            ) from None
 
     def __eq__(self, other: object) -> bool:
         """Same noise, truncation, temperature and persistence; the name is ignored."""
@@ -220,6 +231,58 @@ class Individual:
         drawn = (self.seed, self.offset) if self.is_fresh or self.has_chance else ()
         own = (getattr(self, name) for name in OWN_FIELDS)
         return (self.noise.shape, *own, *drawn)
+
+
+def _hash(fields: str, noise: Noise) -> str:
+    """Of the fields as they are written, and e with its shape."""
+    return hashlib.sha256(f"{fields}{noise.shape}".encode() + noise.tobytes()).hexdigest()
+
+
+def _read(path: Path) -> Individual:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata, names = file.metadata() or {}, list(file.keys())
+            kinds = {name: file.get_slice(name).get_dtype() for name in names}
+            if kinds != {"noise": "F64"}:
+                raise ValueError(f"its tensors are {kinds}, not noise in F64")
+            noise = file.get_tensor("noise")
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    if not noise.ndim or not noise.shape[-1]:
+        raise ValueError(f"its noise has shape {noise.shape}")
+    if metadata.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"it has format {metadata['format']!r}, and this version reads {FORMAT}")
+    if "individual" not in metadata:
+        raise ValueError("its header has no 'individual'")
+    fields = _read_fields(metadata["individual"])
+    if metadata.get("sha256", own := _hash(metadata["individual"], noise)) != own:
+        raise ValueError("its sha256 differs from the recorded one: it was damaged")
+    return Individual(noise, **fields)
+
+
+def _read_fields(text: str) -> dict[str, Any]:
+    """The saved fields, each of its type; `Individual` checks their ranges."""
+    fields = json.loads(text)
+    if isinstance(fields, dict):
+        fields = SINCE | fields
+    if not isinstance(fields, dict) or set(fields) != set(SAVED):
+        found = ", ".join(map(repr, fields)) if isinstance(fields, dict) else repr(fields)
+        raise ValueError(f"its fields are {found}, not {', '.join(SAVED)}")
+    for name, value in fields.items():
+        types = SAVED[name]
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}, which is of the wrong type")
+    for name in OWN_FIELDS:
+        if not abs(fields[name]) < math.inf or int(fields[name]) >= 2**63:
+            raise ValueError(f"{name} is {fields[name]!r}, which is too large")
+    seed, offset = fields["seed"], fields["offset"]
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed is {seed}, outside [0, 2**64)")
+    if abs(offset) >= 2**63:
+        raise ValueError(f"offset is {offset}, not a position")
+    return fields
 
 
 def resolve_individuals(

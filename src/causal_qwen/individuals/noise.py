@@ -41,16 +41,14 @@ def to_cauchy(noise: ArrayLike, min_density: float = 0.0) -> Noise:
 
 
 def from_cauchy(t: ArrayLike, min_density: float = 0.0) -> Noise:
-    """The inverse of `to_cauchy`. Untruncated tails use atan2: 1/2 + atan(t)/pi rounds to 1."""
+    """The inverse of `to_cauchy`, by the tail beyond |t|: 1/2 + atan(t)/pi rounds to 1."""
     t = np.asarray(t, dtype=np.float64)
     if (bound := noise_bound(min_density)) == 0:
         return np.full_like(t, 0.5)
-    if bound < math.inf:
-        e = 0.5 + np.arctan(t) / (2 * math.atan(bound))
-    else:
-        tail = np.arctan2(1.0, np.abs(t)) / math.pi
-        e = np.where(t < 0, tail, 1 - tail)
-    return np.clip(e, SMALLEST, 1 - SMALLEST)
+    size, inverse = np.abs(t), 1 / bound  # 0 without truncation
+    # atan(bound) - atan(|t|), numerator and denominator divided by the bound
+    tail = np.arctan2(1 - size * inverse, size + inverse) / (2 * math.atan(bound))
+    return np.clip(np.where(t < 0, tail, 1 - tail), SMALLEST, 1 - SMALLEST)
 
 
 def noise_bound(min_density: float) -> float:

@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
 NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
 NOT_INHERITED = ["model_type", "architectures", "transformers_version", "auto_map", "_name_or_path"]
+MOST_LAYERS = 10_000
 BARE_THRESHOLD = 5.0  # "auto" threshold of a model that starts from random weights
 
 # Saved with every checkpoint: `trust_remote_code=True` then finds the installed package.
@@ -119,6 +120,8 @@ class CausalQwen2Config(Qwen2Config):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.causal_size is None:
             self.causal_size = self.hidden_size
+        if self.num_hidden_layers > MOST_LAYERS:  # before a list of them is made
+            raise ValueError(f"num_hidden_layers={self.num_hidden_layers} exceeds {MOST_LAYERS}.")
         super().__post_init__(**kwargs)
         self.validate_causal_fields()
 
@@ -175,13 +178,9 @@ class CausalQwen2Config(Qwen2Config):
         """Accept plain Qwen2 configurations too; raise for other architectures."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         model_type = fields.get("model_type", cls.model_type)
+        check_supported(model_type)
         if model_type == Qwen2Config.model_type:
             fields = {k: v for k, v in fields.items() if k not in ("model_type", "architectures")}
-        elif model_type != cls.model_type:
-            raise ValueError(
-                f"The checkpoint has the architecture {model_type!r}, which CausalQwen cannot "
-                "load; Llama models can be converted with CausalQwenForCausalLM.from_qwen."
-            )
         return fields, unused
 
     @classmethod
@@ -215,6 +214,14 @@ class CausalQwen2Config(Qwen2Config):
     @property
     def initial_b_noise(self) -> float:
         return _number_or(self.b_noise_init, self.initial_gamma)
+
+
+def check_supported(model_type: str) -> None:
+    if model_type not in (Qwen2Config.model_type, CausalQwen2Config.model_type):
+        raise ValueError(
+            f"The checkpoint has the architecture {model_type!r}, which CausalQwen cannot load; "
+            "Llama models can be converted with CausalQwenForCausalLM.from_qwen."
+        )
 
 
 def _number_or(value: float | int | str, default: float) -> float:

@@ -195,6 +195,7 @@ class CausalQwenProcessor(ProcessorMixin):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
         """From a directory or hub name that has a tokenizer, and `encode_numbers` if saved."""
         encode_numbers = kwargs.pop("encode_numbers", None)
+        kwargs.setdefault("trust_remote_code", False)
         processor = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         if encode_numbers is not None:
             check_choice("encode_numbers", encode_numbers, NUMBER_READINGS)

@@ -7,6 +7,8 @@ Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, N
 
     page             the tabs, their components and handlers
     server           a model -> the page on 127.0.0.1
+    security         which requests are answered: Host, Origin, password, length
+    uploads          uploaded files -> within a total size, then deleted
     state            what all visitors share: the model, its worker, the predictors
     worker           the thread that runs the model, and the queue in front of it
     modes            the four decoding modes, side by side

@@ -20,6 +20,8 @@ from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.options import check_choice
 from causal_qwen.playground.text_edits import (
+    MAX_WORD,
+    check_length,
     check_prompt,
     parse_number,
     replace_number,
@@ -36,11 +38,11 @@ def compare(
     prompt: str,
     kind: str,
     *,
-    word: str = "",
-    other_word: str = "",
+    word: str | None = "",
+    other_word: str | None = "",
     index: int | None = None,
-    number: str = "",
-    other_prompt: str = "",
+    number: str | None = "",
+    other_prompt: str | None = "",
     max_new_tokens: int,
 ) -> Counterfactual:
     """Both texts of one edit; `kind` selects the fields that describe it."""
@@ -61,7 +63,8 @@ def compare(
         is_value = processor.encode_numbers == "value"
         edit = ChangedNumber(index, value) if is_value else ChangedPrompt(changed)
     else:
-        word, other = word.strip(), other_word.strip()
+        word = check_length("word", (word or "").strip(), MAX_WORD)
+        other = check_length("replacement", (other_word or "").strip(), MAX_WORD)
         if not word or not other:
             raise ValueError("A word or its replacement is missing; fill in both.")
         text = replace_word(prompt, word, other)

@@ -35,23 +35,23 @@ def draw_first(model: CausalModel) -> list[Individual]:
 def draw(
     individuals: Sequence[Individual],
     model: CausalModel,
-    name: str,
-    seed: str = "",
+    name: str | None,
+    seed: str | None = "",
     temperature: float = TEMPERATURE,
     min_density: float | None = None,
 ) -> list[Individual]:
     """The list with one more; an empty seed is drawn at random."""
     number = parse_seed(seed)
-    name = name.strip() or f"No. {number}"
+    name = (name or "").strip() or f"No. {number}"
     drawn = Individual.draw(
         model, seed=number, temperature=temperature, min_density=min_density, name=name
     )
     return add(individuals, drawn)
 
 
-def parse_seed(text: str) -> int:
+def parse_seed(text: str | None) -> int:
     """The seed in a field; a random one if the field is empty."""
-    if not (text := text.strip()):
+    if not (text := (text or "").strip()):
         return secrets.randbelow(10**6)
     if not text.isdecimal() or len(text) > MAX_SEED:
         raise ValueError(
@@ -85,7 +85,8 @@ def add(individuals: Sequence[Individual], new: Individual) -> list[Individual]:
     """The list with one more, whose name is short and not taken."""
     name = " ".join((new.name or "").split())
     if not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"The name {name!r} has {len(name)} characters; use 1 to {MAX_NAME}.")
+        shown = name[:MAX_NAME]
+        raise ValueError(f"The name {shown!r} has {len(name)} characters; use 1 to {MAX_NAME}.")
     if name in names(individuals):
         raise ValueError(f"The name {name} is taken; choose another one.")
     if len(individuals) >= MAX_INDIVIDUALS:
@@ -105,6 +106,14 @@ def save(individual: Individual, directory: Path) -> str:
 
 def names(individuals: Sequence[Individual]) -> list[str]:
     return [str(individual.name) for individual in individuals]
+
+
+def select(individuals: Sequence[Individual], chosen: Sequence[str] | None) -> list[Individual]:
+    """The individuals with these names, each once."""
+    chosen = chosen or []
+    if len(chosen) > MAX_INDIVIDUALS:
+        raise ValueError(f"{len(chosen)} individuals are selected; select 1 to {MAX_INDIVIDUALS}.")
+    return [find(individuals, name) for name in dict.fromkeys(chosen)]
 
 
 def find(individuals: Sequence[Individual], name: str | None) -> Individual:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -23,6 +24,7 @@ from causal_qwen.playground import (
     rendering,
     text_edits,
     token_view,
+    uploads,
 )
 from causal_qwen.playground.predictors import Predictor, Sweep
 from causal_qwen.playground.state import IRISES, OWN_HEAD, AppState
@@ -35,6 +37,8 @@ Update = dict[Any, Any]  # component -> new value; other outputs stay
 TITLE = "CausalQwen playground"
 MAX_NEW_TOKENS = 80
 MAX_TEXTS = 12  # generated at once
+MAX_PATH = 4096  # characters
+KEEP_SECONDS = (600, 3600)  # files are looked at every 10 minutes, deleted after an hour
 PROMPT = "The old lighthouse keeper opened the door and"
 PROMPTS = f"{PROMPT}\nThe best way to learn is to"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
@@ -119,9 +123,12 @@ CSS = (
 )
 
 
-def build(state: AppState) -> gr.Blocks:
-    """The whole page for one model; every visitor has a list of individuals of their own."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+def build(state: AppState, files: Path) -> gr.Blocks:
+    """The whole page for one model; every visitor has a list of individuals of their own.
+
+    Saved individuals are written to `files`, to be downloaded.
+    """
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
         gr.Markdown(
             "# CausalQwen\nA language model that infers an individual, U, from the context and "
             f"then decides what this individual writes. Model: `{state.name}`."
@@ -131,7 +138,7 @@ def build(state: AppState) -> gr.Blocks:
             with gr.Tab("Generate"):
                 _generate_tab(state)
             with gr.Tab("Individuals"):
-                choices = _individuals_tab(state, mine)
+                choices = _individuals_tab(state, mine, files)
             with gr.Tab("Counterfactual"):
                 choices.append(_counterfactual_tab(state, mine))
             with gr.Tab("Numbers") as numbers:
@@ -216,9 +223,11 @@ def _generate_tab(state: AppState) -> None:
 
 
 # Long, as the tab: its components, and the handlers that refer to them.
-def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
+def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
     """-> the components in which an individual is selected"""
     first = mine.value
+    saved_files = files / "saved"
+    saved_files.mkdir(exist_ok=True)
     table = gr.HTML(rendering.individuals_table(first))
     with gr.Row():
         with gr.Column():
@@ -235,7 +244,7 @@ def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
             saved = _individual_box(first, "Individual to save")
             with gr.Row():
                 save = gr.DownloadButton(
-                    "Save to a file", value=individuals.save(first[0], state.files)
+                    "Save to a file", value=individuals.save(first[0], saved_files)
                 )
                 load = gr.UploadButton("Load from a file", file_types=[individuals.SUFFIX])
     gr.Markdown("### Generate with every selected individual after every prompt")
@@ -253,19 +262,26 @@ def _individuals_tab(state: AppState, mine: gr.State) -> list[Any]:
         yield individuals.draw(them, state.model, *fields), "", ""
 
     @report_errors
-    def on_load(them: list[Individual], path: str) -> Iterator[list[Individual]]:
-        yield individuals.load(them, path, state.model)
+    def on_load(them: list[Individual], path: str | None) -> Iterator[list[Individual]]:
+        if not path:
+            raise ValueError("No file is uploaded; choose one.")
+        try:
+            yield individuals.load(them, path, state.model)
+        finally:
+            if not Path(path).is_relative_to(saved_files):  # which the page itself offers
+                uploads.remove(Path(path))
 
     def on_save(them: list[Individual], selected: str) -> str:
-        return individuals.save(individuals.find(them, selected), state.files)
+        return individuals.save(individuals.find(them, selected), saved_files)
 
     @queued(state, output)
     def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
+        speaking = individuals.select(them, selected)
         texts = state.worker.run(check_prompts, lines, state.processor)
-        rows = [(individuals.find(them, name), text) for text in texts for name in selected]
+        rows = [(one, text) for text in texts for one in speaking]
         if not 0 < len(rows) <= MAX_TEXTS:
             raise ValueError(
-                f"{len(selected)} individuals and {len(texts)} prompts make {len(rows)} texts; "
+                f"{len(speaking)} individuals and {len(texts)} prompts make {len(rows)} texts; "
                 f"select 1 to {MAX_TEXTS}."
             )
         who, after = map(list, zip(*rows, strict=True))
@@ -339,7 +355,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
     versions = itertools.count()
 
     def draw_text(words: str) -> str:
-        return rendering.draggable_text(words[: text_edits.MAX_CHARACTERS], next(versions))
+        return rendering.draggable_text((words or "")[: text_edits.MAX_CHARACTERS], next(versions))
 
     example = predictors.read_irises()[0][0]
     note = gr.HTML(rendering.note("The iris regressor is fitted when this tab is first opened."))
@@ -364,7 +380,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
     curve: gr.State = gr.State(None)  # the last sweep
     dragged = gr.JSON(visible=False)  # index, value and range, set by the browser
 
-    def show(predictor: Predictor, words: str) -> Iterator[Update]:
+    def show(predictor: Predictor, words: str | None) -> Iterator[Update]:
         """Everything below the text; then the sweep of its last number."""
         words = state.worker.run(check_prompt, words, state.processor)
         found = state.worker.run(predictor.forecast, words)
@@ -412,26 +428,26 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
         yield from show(state.predictor(asked), words)
 
     @queued(state)
-    def on_first(asked: str, words: str, known: Curve | None) -> Iterator[Update]:
-        if known is None and words.strip():
+    def on_first(asked: str, words: str | None, known: Curve | None) -> Iterator[Update]:
+        if known is None and (words or "").strip():
             yield from show(state.predictor(asked), words)
 
     @queued(state)
-    def on_drag(
-        asked: str, words: str, known: Curve | None, now: tuple[int, float, float, float, float]
-    ) -> Iterator[Update]:
-        predictor, (index, value, *ends) = state.predictor(asked), now
+    def on_drag(asked: str, words: str, known: Curve | None, now: list[float]) -> Iterator[Update]:
+        index, value, drag = text_edits.check_drag(now)
+        state.worker.run(check_prompt, words, state.processor)
+        predictor = state.predictor(asked)
         words = text_edits.replace_number(words, index, value)
         found = state.worker.run(predictor.forecast, words)
         yield {text: words, picture: rendering.forecast_picture(predictor.name, found)}
         if known is not None and known[0] != fixed_part(words, index):
             known = None
-        yield show_sweep(predictor, words, index, value, DragRange(*ends), found.median, known)
+        yield show_sweep(predictor, words, index, value, drag, found.median, known)
 
     @queued(state)
     def on_use(asked: str) -> Iterator[Update]:
         """Another predictor, with its example; a directory is read anew."""
-        asked = asked.strip()
+        asked = text_edits.check_length("directory", (asked or "").strip(), MAX_PATH)
         is_listed = asked in (IRISES, OWN_HEAD)
         predictor = state.predictor(asked) if is_listed else state.load_regressor(asked)
         yield {key: asked, note: rendering.note(predictor.note), text: predictor.example}
@@ -481,7 +497,9 @@ def _tokens_tab(state: AppState) -> None:
         yield buttons(words), words, rendering.note(CLICK_HINT)
 
     @queued(state)
-    def on_click(words: str, index: int) -> Iterator[tuple[str, str]]:
+    def on_click(words: str, index: Any) -> Iterator[tuple[str, str]]:
+        if not isinstance(index, int):
+            raise ValueError(CLICK_HINT)
         view = state.run(token_view.explain_token, words, index, state.typical)
         yield buttons(words, index), rendering.token_view(view)
 
@@ -533,13 +551,16 @@ def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
     ]
 
 
-def _number_box(text: str, selected: int | None = None) -> gr.Dropdown:
+def _number_box(text: str, selected: Any = None) -> gr.Dropdown:
     """The numbers of a text; the selected one stays selected if it still exists."""
     found = [
         (f"{surface} (number {index + 1})", index)
-        for index, (surface, _) in enumerate(text_edits.find_numbers(text))
+        for index, (surface, _) in enumerate(
+            text_edits.find_numbers((text or "")[: text_edits.MAX_CHARACTERS])
+        )
     ]
-    value = min(selected or 0, len(found) - 1) if found else None
+    index = selected if isinstance(selected, int) else 0
+    value = min(max(index, 0), len(found) - 1) if found else None
     # The browser may send a selection before it has the choices of a new text: `compare` checks it.
     return gr.Dropdown(
         found, value=value, label="Number to replace", min_width=240, allow_custom_value=True

@@ -19,7 +19,8 @@ from pandas import DataFrame
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.paths import cache_directory
 from causal_qwen.playground.text_edits import DragRange, replace_number
-from causal_qwen.regression.features import CACHE_FILE, features
+from causal_qwen.regression.feature_cache import CACHE_FILE
+from causal_qwen.regression.features import features
 from causal_qwen.regression.iris import iris_table
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenModel

@@ -1,4 +1,4 @@
-"""Server: a model -> the page, served on this machine only.
+"""Server: a model -> the page, served on this machine only unless `--host` says otherwise.
 
 The page loads nothing from other hosts and reports nothing: fonts are the system's, scripts come
 with Gradio, and its analytics are off.
@@ -7,74 +7,118 @@ with Gradio, and its analytics are off.
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import socket
+import sys
 import tempfile
-import threading
+import webbrowser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from causal_qwen.paths import install_hint
 
+if TYPE_CHECKING:
+    from causal_qwen.playground.security import BoundNames, Guard, Login
+
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
+MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
+MAX_FILES_BYTES = 20_000_000  # of all uploaded and saved individuals; the oldest are deleted
+MAX_CONNECTIONS = 200
 MAX_SESSIONS = 1000  # whose individuals are kept, the latest
+CLOSE_SECONDS = 2  # for running requests to end
 OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+WARNING = (
+    "Warning: the playground listens on {host}, so other machines can reach it. It asks for "
+    "{secret}, but the connection is not encrypted: use it in a network that you trust."
+)
 
 
 def launch(
-    model: str = "", host: str = "127.0.0.1", port: int = 7860, open_browser: bool = True
+    model: str = "",
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    open_browser: bool = True,
+    auth: str | None = None,
 ) -> None:
-    """Serve the page for a model (the embedded one by default) until Ctrl-C."""
-    port = check_port(host, port)
-    os.environ.update(OFFLINE)  # read when gradio is imported
-    try:
-        import gradio
-    except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise ImportError(
-            f"The playground needs gradio, which is not installed: {install_hint('app')}"
-        ) from None
-    from causal_qwen.playground.page import CSS, build
-    from causal_qwen.playground.state import AppState
+    """Serve the page for a model (the embedded one by default) until Ctrl-C.
 
-    print("Opening the model ...", flush=True)
-    with tempfile.TemporaryDirectory(prefix="causal-qwen-") as files:
-        state = AppState.open(model, Path(files))
-        page = build(state)
+    `auth` is "user:password". Without it, an address of other machines is protected by a token.
+    """
+    with bind(host, port) as bound:  # before a model is loaded
+        files = Path(tempfile.gettempdir(), f"causal-qwen-{secrets.token_hex(8)}")
+        configure_gradio(files)
+        _check_gradio()
+        from causal_qwen.playground.page import build
+        from causal_qwen.playground.security import BoundNames, Login
+        from causal_qwen.playground.state import AppState
+
+        names = BoundNames(host, bound.getsockname()[0])
+        login = None if auth is None else Login.parse(auth)
+        if login is None and not names.is_loopback:
+            login = Login.draw_token()
+        print("Opening the model ...", flush=True)
+        state = AppState.open(model)
+        files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         try:
-            _serve(gradio, page, CSS, host, port, open_browser)
+            app = make_app(build(state, files), files, names, login)
+            _serve(app, bound, host, open_browser)
         finally:
-            page.close(verbose=False)
             state.worker.close()
+            shutil.rmtree(files)
 
 
-def check_port(host: str, port: int) -> int:
-    """Check that a port is free, before a model is loaded. -> the port; a free one for 0"""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            return int(probe.getsockname()[1])
-        except OSError as error:
-            raise OSError(
-                f"{host}:{port} cannot be used ({error.strerror}); choose another with --port."
-            ) from None
+def configure_gradio(files: Path) -> None:
+    """Settings that Gradio reads when it is imported: no reports, and a directory for uploads."""
+    os.environ.update(OFFLINE)
+    os.environ["GRADIO_TEMP_DIR"] = str(files)
 
 
-def _serve(gradio: Any, page: Any, css: str, host: str, port: int, open_browser: bool) -> None:
-    page.launch(
-        server_name=host,
-        server_port=port,
-        inbrowser=open_browser,
-        prevent_thread_lock=True,
-        quiet=True,
-        share=False,
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for an address that is free; for port 0, any free port."""
+    try:
+        found = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise OSError(
+            f"{host}:{port} cannot be used ({error.strerror}); choose another --host."
+        ) from None
+    try:
+        if os.name == "posix":  # elsewhere it would share the port with another server
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise OSError(
+            f"{host}:{port} cannot be used ({error.strerror}); choose another with --port."
+        ) from None
+    return bound
+
+
+def make_app(page: Any, files: Path, names: BoundNames, login: Login | None = None) -> Guard:
+    """The page as an ASGI application that answers to `names` only; its files are in `files`."""
+    import gradio
+    from fastapi import FastAPI
+
+    from causal_qwen.playground.page import CSS
+    from causal_qwen.playground.security import Guard
+    from causal_qwen.playground.uploads import BoundedFiles
+
+    page.state_session_capacity = MAX_SESSIONS
+    app = gradio.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        page,
+        path="/",
+        show_error=True,  # of a malformed request; a message, without a traceback
         ssr_mode=False,
         pwa=False,
         run_history=False,
+        enable_monitoring=False,
         footer_links=[],
         max_file_size=MAX_FILE_BYTES,
-        state_session_capacity=MAX_SESSIONS,
         theme=gradio.themes.Base(
             primary_hue="teal",
             font=["system-ui", "sans-serif"],
@@ -85,13 +129,56 @@ def _serve(gradio: Any, page: Any, css: str, host: str, port: int, open_browser:
             button_primary_background_fill_dark="*primary_700",
             button_primary_background_fill_hover_dark="*primary_800",
         ),
-        css=css,
+        css=CSS,
     )
     # A browser opens six connections to one server: with a heartbeat beside every tab, three that
     # generate would leave none for Stop. Gradio keeps the latest sessions without it.
     page.config["connect_heartbeat"] = False
-    print(f"The playground is open at http://{host}:{port} (Ctrl-C closes it).", flush=True)
+    return Guard(BoundedFiles(app, files, MAX_FILES_BYTES), names, MAX_REQUEST_BYTES, login)
+
+
+def _check_gradio() -> None:
     try:
-        threading.Event().wait()
+        import gradio  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise ImportError(
+            f"The playground needs gradio, which is not installed: {install_hint('app')}"
+        ) from None
+
+
+def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> None:
+    import uvicorn
+
+    bound.listen()  # a browser that comes before the server waits
+    _, port = bound.getsockname()[:2]
+    address = _address(app, host, port)
+    if not app.names.is_loopback:
+        secret = "the token in its address" if app.login and app.login.is_token else "a password"
+        print(WARNING.format(host=host, secret=secret), file=sys.stderr, flush=True)
+    print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
+    if open_browser:
+        webbrowser.open(address)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+    )
+    try:
+        server.run(sockets=[bound])  # raises the signal that has ended it
     except KeyboardInterrupt:
         print("\nClosed.", flush=True)
+
+
+def _address(app: Guard, host: str, port: int) -> str:
+    name = socket.gethostname() if app.names.address.is_unspecified else host.strip("[]")
+    name = f"[{name}]" if ":" in name else name
+    token = f"/?token={app.login.password}" if app.login and app.login.is_token else ""
+    return f"http://{name}:{port}{token}"

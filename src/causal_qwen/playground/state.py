@@ -28,7 +28,6 @@ class AppState:
     name: str
     processor: Processor = field(repr=False)
     model: CausalModel = field(repr=False)
-    files: Path  # of saved individuals, to be downloaded
     worker: Worker = field(default_factory=Worker, repr=False)
     queue: AdmissionQueue = field(
         default_factory=lambda: AdmissionQueue(PARALLEL, WAITING), repr=False
@@ -38,11 +37,11 @@ class AppState:
     regressors: dict[str, Predictor] = field(default_factory=dict, repr=False)  # by directory
 
     @classmethod
-    def open(cls, model: str, files: Path) -> AppState:
+    def open(cls, model: str) -> AppState:
         """Load a model and generate one token, so that the first visitor need not wait."""
         path = model or str(default_model(lambda step: print(f"{step} ...", flush=True)))
         processor, causal = open_model(path)
-        state = cls(Path(path).name, processor, causal, files)
+        state = cls(Path(path).name, processor, causal)
         state.typical = state.run(measure_typical)
         list(state.worker.iterate(state.run(stream_text, ["Hello"], 1)))
         return state

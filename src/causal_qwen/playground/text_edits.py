@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from causal_qwen.modeling.protocols import Processor
-from causal_qwen.text.numerals import CJK, encode, render
+from causal_qwen.text.names import CJK
+from causal_qwen.text.numerals import encode, render
 
 MAX_CHARACTERS = 1000  # of a prompt
 MAX_TOKENS = 200
 MAX_PROMPTS = 5  # at once
+MAX_WORD = 100  # characters of a word or a number to insert
 MAX_MAGNITUDE = 1e300  # of a dragged number
 WORD_CHARACTER = rf"[^\W{CJK}]"  # of a script that separates words by spaces
 DIGITS = 15  # enough for every value that a drag can reach
@@ -29,22 +32,27 @@ class DragRange(NamedTuple):
         return float(render(self.low + steps * self.step, DIGITS - 3))
 
 
-def check_prompt(text: str, processor: Processor) -> str:
+def check_prompt(text: str | None, processor: Processor) -> str:
     """The prompt without surrounding spaces; an empty or too long one is refused."""
     text = (text or "").strip()
     if not text:
         raise ValueError("The text is empty; write a few words.")
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(
-            f"The text has {len(text):,} characters; the playground takes {MAX_CHARACTERS:,}."
-        )
+    check_length("text", text, MAX_CHARACTERS)
     if (tokens := len(processor(text)["input_ids"])) > MAX_TOKENS:
         raise ValueError(f"The text has {tokens} tokens; the playground takes {MAX_TOKENS}.")
     return text
 
 
-def check_prompts(lines: str, processor: Processor) -> list[str]:
+def check_length(name: str, text: str, most: int) -> str:
+    """Refuse a long text before any work is done on it."""
+    if len(text) > most:
+        raise ValueError(f"The {name} has {len(text):,} characters; the playground takes {most:,}.")
+    return text
+
+
+def check_prompts(lines: str | None, processor: Processor) -> list[str]:
     """One prompt per line."""
+    check_length("text", lines or "", MAX_PROMPTS * MAX_CHARACTERS)
     prompts = [line for line in (lines or "").splitlines() if line.strip()]
     if not 0 < len(prompts) <= MAX_PROMPTS:
         raise ValueError(f"There are {len(prompts)} prompts; write 1 to {MAX_PROMPTS}, one a line.")
@@ -63,11 +71,12 @@ def replace_number(text: str, index: int, value: float) -> str:
     return text[:start] + render(value, DIGITS) + text[end:]
 
 
-def parse_number(text: str) -> float:
+def parse_number(text: str | None) -> float:
     """The value of a field that holds one number and nothing else."""
-    found = find_numbers(text.strip())
-    if len(found) != 1 or found[0][0] != text.strip():
-        raise ValueError(f"{text.strip()!r} is not a number; write one such as 12 or -0.5.")
+    text = check_length("number", (text or "").strip(), MAX_WORD)
+    found = find_numbers(text)
+    if len(found) != 1 or found[0][0] != text:
+        raise ValueError(f"{text!r} is not a number; write one such as 12 or -0.5.")
     return found[0][1]
 
 
@@ -77,6 +86,20 @@ def replace_word(text: str, word: str, other: str) -> str | None:
     after = rf"(?!{WORD_CHARACTER})" if re.search(rf"{WORD_CHARACTER}\Z", word) else ""
     found = re.search(before + re.escape(word) + after, text)
     return None if found is None else text[: found.start()] + other + text[found.end() :]
+
+
+def check_drag(fields: Any) -> tuple[int, float, DragRange]:
+    """What the browser reports of a drag: the number's index, its value, and its range."""
+    is_valid = isinstance(fields, list) and len(fields) == 5 and all(map(_is_finite, fields))
+    if is_valid and isinstance(fields[0], int):
+        index, value, low, high, step = fields
+        if low < high and step > 0 and math.isfinite((high - low) / step):
+            return index, float(value), DragRange(low, high, step)
+    raise ValueError("The dragged number is unknown; press Predict, and drag it again.")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= MAX_MAGNITUDE
 
 
 def drag_range(text: str, index: int) -> DragRange:

@@ -5,11 +5,15 @@ Out:  medians, intervals, quantiles and whole distributions.
 
     sentences   rows of a table -> sentences that end where the number would follow; input checks
     backbone    the model that reads them, opened once and shared
-    features    sentences -> the backbone's hidden state, cached on disk
+    features    sentences -> the backbone's hidden state
+    feature_cache  hidden states on disk, every row with a checksum; without torch
+    workload    the time and memory that a large table needs, said before the work
     head        features + values -> a robust linear head (U and Y), or training of a whole model
     conformal   intervals with a coverage guarantee
     prediction  the distribution of one number
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
+    saved       the files of a saved regressor, every field checked
+    csv_table   a CSV file: its cells as they are written, and the values that the model reads
     csv_io      CSV files -> a saved regressor -> predictions
     iris        the example table
 

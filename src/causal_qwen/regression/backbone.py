@@ -11,9 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from causal_qwen.conversion.checkpoint_io import local_directory
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.paths import EMBEDDED
+from causal_qwen.paths import EMBEDDED, HUB_NAME
 from causal_qwen.terminal import status
 
 Pair = tuple[Any, Any]  # processor and model
@@ -56,12 +57,61 @@ class OpenModel:
 
 
 Source = str | os.PathLike[str] | OpenModel | None
+Record = dict[str, str | None]  # name, path and fingerprint of a backbone
 
 
 def backbone_name(source: Source) -> str:
     if isinstance(source, OpenModel):
         return source.name
     return EMBEDDED if source is None else os.fspath(source)
+
+
+def record_of(source: Source) -> Record:
+    """Name and place of a backbone, which stay valid in another working directory.
+
+    The place is None for the embedded model and for a hub model.
+    """
+    name = backbone_name(source)
+    is_local = source is not None and Path(name).is_dir()
+    return {"name": name, "path": os.path.abspath(name) if is_local else None}
+
+
+def saved_record(record: Record, directory: Path) -> Record:
+    """The record as a regressor saves it in its directory: with the way from there."""
+    path = record.get("path")
+    return {**record, "relative": path and os.path.relpath(path, os.path.abspath(directory))}
+
+
+def loaded_record(record: Record, directory: Path, model: Source = None) -> Record:
+    """The record that a regressor saved in `directory`, with the place where the backbone is now:
+    that of `model` if given, else where it was, or as far from the regressor as it was.
+
+    The hub is asked only for what was a hub model when the regressor was fitted.
+    """
+    if model is not None:
+        return {**record, **record_of(model)}
+    name, path, relative = str(record["name"]), record.get("path"), record.get("relative")
+    if name == EMBEDDED or ("path" in record and path is None):
+        return {**record, "path": None}
+    places = [path, relative and os.path.join(directory, relative), name]
+    for place in places:
+        if place and os.path.isdir(place):
+            return {**record, "path": os.path.abspath(place)}
+    if path is None and HUB_NAME.fullmatch(name):  # of 0.3.0, which did not record what it was
+        return {**record, "path": str(local_directory(name, {"local_files_only": True}))}
+    raise FileNotFoundError(
+        f"The backbone {name} of {directory} is not at {path or os.path.abspath(name)}; pass "
+        "model= with the directory to which it has moved."
+    )
+
+
+def located(source: Source, record: Record | None) -> Source:
+    """The backbone at its recorded place, unless another one has been set since."""
+    if record is None or source is None or isinstance(source, OpenModel):
+        return source
+    if record.get("path") is None or record["name"] != backbone_name(source):
+        return source
+    return record["path"]
 
 
 def open_shared(source: Source, verbose: bool) -> Pair:

@@ -8,21 +8,27 @@ Used by `causal-qwen fit` and `causal-qwen predict`.
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from causal_qwen.paths import check_output_directory, install_hint
+from causal_qwen.outputs import check_output_directory
 from causal_qwen.regression.conformal import rows_needed
+from causal_qwen.regression.csv_table import CsvTable, read_table
 from causal_qwen.regression.regressor import CausalTextRegressor
-from causal_qwen.regression.sentences import name_rows, require_columns
+from causal_qwen.regression.sentences import require_columns
 
 LEVEL = 0.9
-FIRST_LINE = 2  # the line of a CSV file's first row, as editors count
+SUFFIXES = ("predicted", "low", "high")  # of the predicted columns' names
+NUMBERS = "write numbers as 1870.5, without separators and units"
 
 
 def fit_csv(
@@ -46,27 +52,25 @@ def fit_csv(
     if not 0 <= calibration < 1:
         raise ValueError(f"calibration={calibration} must be a share of rows, 0 to below 1.")
     check_output_directory(output, overwrite)
-    frame = read_csv(data)
-    require_columns(frame, [*targets, *columns, *([weight] if weight else [])])
-    frame, notes = _finite_rows(frame, targets)
-    order = np.random.default_rng(seed).permutation(len(frame))
-    count = round(calibration * len(frame))
-    held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
-    names = targets[0] if len(targets) == 1 else list(targets)
-    used = [*columns, *targets] if columns else frame.columns.drop([weight] if weight else [])
+    notes: list[str] = []
     regressor = CausalTextRegressor(random_state=seed, **settings)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _collected(notes):
+        frame = _typed_rows(read_table(data), targets, columns, weight)
+        order = np.random.default_rng(seed).permutation(len(frame))
+        count = round(calibration * len(frame))
+        held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
+        names = targets[0] if len(targets) == 1 else list(targets)
+        used = [*columns, *targets] if columns else frame.columns.drop([weight] if weight else [])
         regressor.fit(training[used], names, sample_weight=training[weight] if weight else None)
         metrics = _measure(regressor, held_out[used], targets) if count else {}
         if count:
             regressor.calibrate(held_out[used], names)
-    notes += [str(warning.message) for warning in caught]
-    if 0 < count < (least := rows_needed(LEVEL)):
-        notes.append(
-            f"{count} calibration rows are too few for {LEVEL:.0%} intervals, which will be "
-            f"infinite; at least {least} are needed: give more rows or a larger --calibration."
-        )
+        if 0 < count < (least := rows_needed(LEVEL)):
+            warnings.warn(
+                f"{count} calibration rows are too few for {LEVEL:.0%} intervals, which will be "
+                f"infinite; at least {least} are needed: give more rows or a larger --calibration.",
+                stacklevel=2,
+            )
     regressor.save(output, overwrite=overwrite)
     counts = {"rows": len(training), "calibration_rows": count}
     return {**counts, "targets": metrics, "notes": notes}
@@ -78,51 +82,111 @@ def predict_csv(
     *,
     level: float = LEVEL,
     calibrated: bool | None = None,
+    cache: bool | None = None,
 ) -> Any:
-    """The table with a median and an interval beside it for every target: a DataFrame."""
+    """The table with a median and an interval beside it for every target: a DataFrame.
+
+    The table's own cells are texts, exactly as the file has them.
+    """
+    return predict_table(model, data, level=level, calibrated=calibrated, cache=cache).frame()
+
+
+def predict_table(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    *,
+    level: float = LEVEL,
+    calibrated: bool | None = None,
+    cache: bool | None = None,
+) -> PredictedTable:
+    """As `predict_csv`, with the text of the file. `cache` replaces the regressor's own setting."""
+    table = read_table(data)
     regressor = CausalTextRegressor.load(model)
-    frame = read_csv(data)
-    predicted = _predict(regressor, frame, level, calibrated)
-    for name, columns in zip(regressor.targets_, predicted, strict=True):
-        for suffix, column in zip(("predicted", "low", "high"), columns, strict=True):
-            frame[f"{name}_{suffix}"] = column
-    return frame
+    if cache is not None:
+        regressor.set_params(cache=cache)
+    names = [f"{name}_{suffix}" for name in regressor.targets_ for suffix in SUFFIXES]
+    if taken := [name for name in names if name in table.columns]:
+        raise ValueError(f"{data} has a column {taken[0]!r} already; rename or remove it.")
+    predicted = _predict(regressor, table.frame(), level, calibrated)
+    columns = predicted.reshape(len(names), len(table))
+    return PredictedTable(table, dict(zip(names, columns, strict=True)))
+
+
+@dataclass(frozen=True)
+class PredictedTable:
+    """A CSV file and the columns predicted for it."""
+
+    table: CsvTable
+    predicted: dict[str, NDArray[np.float64]]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def frame(self) -> Any:
+        """A DataFrame: the file's cells as texts, the predicted columns as numbers."""
+        import pandas
+
+        return pandas.DataFrame({**self.table.columns, **self.predicted})
+
+    def csv(self) -> Iterator[str]:
+        """The file's own lines, byte for byte, each followed by its predicted cells."""
+        names = io.StringIO(newline="")
+        csv.writer(names, lineterminator="").writerow(self.predicted)
+        yield _append(self.table.header, names.getvalue())
+        columns = [column.tolist() for column in self.predicted.values()]
+        for record, *cells in zip(self.table.records, *columns, strict=True):
+            yield _append(record, ",".join(map(repr, cells)))
 
 
 def read_csv(path: str | os.PathLike[str]) -> Any:
-    """A table with a header and at least one row."""
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Tables need pandas, which is not installed: {install_hint('tables')}"
-        ) from None
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is not a file; check the path.")
-    try:
-        frame = pandas.read_csv(path)
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a CSV file: {error}.") from error
-    if not len(frame):
-        raise ValueError(f"{path} has a header and no rows; give at least one row.")
-    return frame
+    """A table with a header and at least one row: a DataFrame of typed values."""
+    return read_table(path).frame().reset_index(drop=True)
 
 
-def _finite_rows(frame: Any, targets: Sequence[str]) -> tuple[Any, list[str]]:
-    """Rows whose targets are finite numbers, and a note with the lines of the others."""
-    import pandas
+def _append(record: str, cells: str) -> str:
+    """A record with more cells, before its line end."""
+    body = record.rstrip("\r\n")
+    return f"{body},{cells}{record[len(body) :]}"
 
-    frame = frame.copy()
-    names = list(targets)
-    numbers = frame[names].apply(pandas.to_numeric, errors="coerce").astype(float)
-    frame[names] = numbers
-    is_finite = np.isfinite(numbers.to_numpy()).all(1)
-    if not is_finite.any():
-        raise ValueError(f"no row has a finite number for {', '.join(map(repr, targets))}.")
-    lines = np.flatnonzero(~is_finite) + FIRST_LINE
-    where = name_rows(lines).replace("row", "line") if len(lines) else ""
-    notes = [f"{len(lines)} rows without a finite target are skipped: {where}."] if where else []
-    return frame[is_finite], notes
+
+@contextmanager
+def _collected(notes: list[str]) -> Iterator[None]:
+    """Append every warning to `notes`, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    notes += dict.fromkeys(str(warning.message) for warning in caught)
+
+
+def _typed_rows(
+    table: CsvTable, targets: Sequence[str], columns: Sequence[str], weight: str | None
+) -> Any:
+    """Typed values of the rows whose targets are finite numbers; a warning shows the others."""
+    require_columns(frame := table.frame(), [*targets, *columns, *([weight] if weight else [])])
+    is_usable = np.ones(len(table), dtype=bool)
+    for name in targets:
+        frame[name] = table.numbers(name)
+        is_finite = np.isfinite(frame[name].to_numpy())
+        if is_finite.all():
+            continue
+        where = table.name_lines(np.flatnonzero(~is_finite), name)
+        if not is_finite.any():
+            raise ValueError(f"no row has a finite number for {name!r}: {where}; {NUMBERS}.")
+        count = int((~is_finite).sum())
+        warnings.warn(
+            f"{count} rows without a finite {name} are skipped: {where}; {NUMBERS}.", stacklevel=3
+        )
+        is_usable &= is_finite
+    if not is_usable.any():
+        raise ValueError(f"no row has finite numbers for all of {', '.join(map(repr, targets))}.")
+    if weight is not None:
+        frame[weight] = weights = table.numbers(weight)
+        rows = np.flatnonzero(is_usable & ~((weights >= 0) & (weights < np.inf)))
+        if len(rows):
+            raise ValueError(
+                f"a row's weight is a finite number of at least 0: {table.name_lines(rows, weight)}"
+            )
+    return frame[is_usable]
 
 
 def _predict(

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -22,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.regression.feature_cache import FeatureCache
 
-CACHE_FILE = "features.sqlite"  # in the user's cache directory
 BATCH_TOKENS = 2048  # of a batch, padding included
+BLOCK = 16384  # texts that are held as tokens at a time
 FINGERPRINT_VALUES = 1024  # of every weight
-LOCK_TIMEOUT = 60.0  # seconds to wait for another process that writes
 
 BACKBONE_FIELDS = (  # config fields that change z and no weight's shape
     *("num_attention_heads", "num_key_value_heads", "hidden_act", "rms_norm_eps"),
@@ -98,19 +97,25 @@ def features(
 ) -> NDArray[np.float32]:
     """z of every text, (N, H). `cache` is the cache file, None for no cache."""
     distinct = list(dict.fromkeys(texts))
-    with closing(_Cache(cache, fingerprint(model, processor, max_length))) as store:
-        known = dict(store.read(distinct))
-        missing = [text for text in distinct if text not in known]
-        encoded = encode_texts(missing, processor, max_length)
-        progress(len(known), len(distinct))
-        for batch in batches_by_length(encoded):
-            z = hidden_at_end(model, [encoded[row] for row in batch]).float().cpu().numpy()
-            found = dict(zip((missing[row] for row in batch), z, strict=True))
-            store.write(found)
-            known |= found
-            progress(len(known), len(distinct))
-    rows = [known[text] for text in texts]
-    return np.stack(rows) if rows else np.zeros((0, model.config.hidden_size), np.float32)
+    place = {text: row for row, text in enumerate(distinct)}
+    z = np.empty((len(distinct), model.config.hidden_size), np.float32)
+    with closing(FeatureCache(cache, fingerprint(model, processor, max_length))) as store:
+        is_known = np.zeros(len(distinct), dtype=bool)
+        for text, found in store.read(distinct):
+            z[place[text]], is_known[place[text]] = found, True
+        missing = [distinct[row] for row in np.flatnonzero(~is_known)]
+        done = len(distinct) - len(missing)
+        progress(done, len(distinct))
+        for start in range(0, len(missing), BLOCK):
+            block = missing[start : start + BLOCK]
+            encoded = encode_texts(block, processor, max_length)
+            for batch in batches_by_length(encoded):
+                read = hidden_at_end(model, [encoded[row] for row in batch]).float().cpu().numpy()
+                of_texts = dict(zip((block[row] for row in batch), read, strict=True))
+                store.write(of_texts)
+                z[[place[text] for text in of_texts]] = read
+                progress(done := done + len(batch), len(distinct))
+    return z if len(distinct) == len(texts) else z[[place[text] for text in texts]]
 
 
 def fingerprint(model: CausalModel, processor: Processor, max_length: int) -> str:
@@ -123,35 +128,3 @@ def fingerprint(model: CausalModel, processor: Processor, max_length: int) -> st
         some = flat[:: max(len(flat) // FINGERPRINT_VALUES, 1)]
         digest.update(name.encode() + some.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:32]
-
-
-class _Cache:
-    """text -> z of one backbone, in a file; without a path in memory, until it is closed."""
-
-    def __init__(self, path: Path | None, backbone: str) -> None:
-        self.backbone = backbone
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self.connection = sqlite3.connect(path or ":memory:", timeout=LOCK_TIMEOUT)
-        with self.connection:
-            self.connection.execute(
-                "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, z BLOB NOT NULL) "
-                "WITHOUT ROWID"
-            )
-
-    def read(self, texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        query = "SELECT z FROM features WHERE key = ?"
-        for text in texts:
-            if row := self.connection.execute(query, (self._key(text),)).fetchone():
-                yield text, np.frombuffer(row[0], np.float32)
-
-    def write(self, found: dict[str, NDArray[np.float32]]) -> None:
-        rows = [(self._key(text), z.tobytes()) for text, z in found.items()]
-        with self.connection:
-            self.connection.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
-
-    def close(self) -> None:
-        self.connection.close()
-
-    def _key(self, text: str) -> str:
-        return self.backbone + hashlib.sha256(text.encode()).hexdigest()

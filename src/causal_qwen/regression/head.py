@@ -37,6 +37,7 @@ LEARNING_RATE, BETA1, BETA2 = 0.1, 0.9, 0.99
 NOISES = (0.03, 0.1, 0.3, 1.0)  # of the location, in interquartile ranges of the values
 ANNEALING_STEPS = 80  # in which a location's noise falls from 1 to its final value
 PATIENCE = 40  # steps without a better candidate
+BLOCK = 16384  # rows that are converted to float64 at a time
 NEGLIGIBLE = 1e-7  # components with less than this share of the largest variance are dropped
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (N, K, P), values (N, 1) -> (N, K)
@@ -79,13 +80,23 @@ class LinearHead(NamedTuple):
 
 def principal_basis(z: Tensor, weights: Tensor) -> Basis:
     """The principal components of standardised features (N, H), rows weighted by `weights` (N,)."""
-    share = (weights / weights.sum()).unsqueeze(-1)
-    center = (share * z).sum(0)
-    spread = (share * (z - center) ** 2).sum(0).sqrt()
+    share = (weights.double() / weights.double().sum()).unsqueeze(-1)
+
+    def total(of_rows: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The sum over all rows, in float64, block by block."""
+        blocks = zip(share.split(BLOCK), z.split(BLOCK), strict=True)
+        return torch.stack([of_rows(part, rows.double()) for part, rows in blocks]).sum(0)
+
+    center = total(lambda part, rows: (part * rows).sum(0))
+    spread = total(lambda part, rows: (part * (rows - center) ** 2).sum(0)).sqrt()
     spread = torch.where(spread > 0, spread, 1.0)
-    standard = (z - center) / spread
-    variance, vectors = torch.linalg.eigh(standard.T @ (share * standard))
-    is_kept = variance > NEGLIGIBLE * variance[-1].clamp_min(torch.finfo(z.dtype).tiny)
+
+    def covariance(part: Tensor, rows: Tensor) -> Tensor:
+        standard = (rows - center) / spread
+        return standard.T @ (part * standard)
+
+    variance, vectors = torch.linalg.eigh(total(covariance))
+    is_kept = variance > NEGLIGIBLE * variance[-1].clamp_min(torch.finfo(variance.dtype).tiny)
     variance, vectors = variance[is_kept], vectors[:, is_kept]
     directions = (vectors / variance.sqrt()).T / spread
     return Basis(directions, directions @ center, variance)
@@ -110,8 +121,9 @@ def fit_head(
     """
     weights = torch.ones(len(y)) if weights is None else weights
     loss_at = training_loss or (lambda step: loss)
-    basis = principal_basis(z.double(), weights.double())
-    t, y, weights = basis(z.double()).float(), y.float().unsqueeze(-1), weights.float()
+    basis = principal_basis(z, weights)
+    t = torch.cat([basis(rows.double()).float() for rows in z.split(BLOCK)])
+    y, weights = y.float().unsqueeze(-1), weights.float()
     fold = torch.randperm(len(t), generator=torch.Generator().manual_seed(seed))
     fold = fold % min(folds, len(t))  # (N,)
 
@@ -254,6 +266,8 @@ def _residual_loss(residuals: Tensor, weights: Tensor) -> float:
 class Chain(nn.Module):
     """z -> U -> Y: the model's own abduction and action, of C coordinates."""
 
+    SIZES = "abduction.loc.weight"  # the parameter of shape (C, H)
+
     def __init__(self, hidden_size: int, causal_size: int) -> None:
         super().__init__()
         config = CausalQwen2Config(
@@ -265,6 +279,13 @@ class Chain(nn.Module):
         )
         self.abduction, self.action = AbductionNetwork(config), ActionNetwork(config)
         self.requires_grad_(False).double()  # components are small differences of large features
+
+    @classmethod
+    def shapes(cls, causal_size: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of its parameters; nothing is allocated."""
+        with torch.device("meta"):
+            parameters = cls(hidden_size, causal_size).state_dict()
+        return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
 
     def forward(self, z: Tensor) -> tuple[Cauchy, Cauchy]:
         """U' (N, C) and Y (N,)"""

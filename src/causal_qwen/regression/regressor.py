@@ -17,8 +17,9 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from causal_qwen.conversion.checkpoint_io import quiet
@@ -34,12 +35,23 @@ from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
-from causal_qwen.paths import cache_directory, install_hint, new_directory
-from causal_qwen.regression import sentences
-from causal_qwen.regression.backbone import OpenModel, Pair, backbone_name, open_copy, open_shared
+from causal_qwen.outputs import MANIFEST, damaged_files, new_directory
+from causal_qwen.paths import cache_directory, install_hint
+from causal_qwen.regression import sentences, workload
+from causal_qwen.regression.backbone import (
+    OpenModel,
+    Pair,
+    Source,
+    loaded_record,
+    located,
+    open_copy,
+    open_shared,
+    record_of,
+    saved_record,
+)
 from causal_qwen.regression.conformal import Conformal
+from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import (
-    CACHE_FILE,
     Progress,
     batches_by_length,
     encode_texts,
@@ -58,7 +70,24 @@ from causal_qwen.regression.head import (
     train_model,
 )
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.sentences import is_table, join_sentences, name_rows, read_targets
+from causal_qwen.regression.saved import (
+    CURE,
+    FORMAT,
+    MODEL,
+    SETTINGS,
+    TENSORS,
+    file_sha256,
+    read_settings,
+    read_tensors,
+    wrong,
+)
+from causal_qwen.regression.sentences import (
+    is_table,
+    join_sentences,
+    name_rows,
+    read_targets,
+    row_index,
+)
 from causal_qwen.terminal import progress_bar
 from causal_qwen.training.from_scratch import new_model
 
@@ -80,8 +109,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
     "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
     "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
 }
+FORWARDS_OF_A_STEP = 3  # the time of a training step: forward and backward
+BLOCK = 16384  # rows that are predicted at a time
 LENGTH = 512  # tokens of a text, by default
-SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
 
 
 @dataclass
@@ -103,7 +133,7 @@ class Target:
     def from_tensors(cls, space: ValueSpace, tensors: dict[str, Tensor]) -> Target:
         target, scores = cls(space), tensors.pop("scores", None)
         if tensors:
-            causal_size, hidden_size = tensors["abduction.loc.weight"].shape
+            causal_size, hidden_size = tensors[Chain.SIZES].shape
             target.chain = Chain(hidden_size, causal_size)
             target.chain.load_state_dict(tensors)
         if scores is not None:
@@ -199,12 +229,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.columns_ = self._columns(X, list(values))
         texts = self._texts(X, list(values))
         weights = sentences.read_weights(sample_weight, len(texts))
-        texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows)
-        weights = weights[is_usable]
+        index = row_index(X)
+        texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows, index)
+        weights, index = weights[is_usable], None if index is None else index[is_usable]
         for name, column in values.items():
             _check_variety(name, column)
         if self.backbone != "scratch":  # whose tokenizer does not exist yet
-            self._warn_long_texts(texts)
+            self._warn_long_texts(texts, index=index)
+            self._announce(texts)
         self.targets_ = {name: Target(ValueSpace()) for name in values}
         if self.backbone == "frozen":
             self._fit_chains(texts, values, weights)
@@ -216,20 +248,26 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`."""
         check_is_fitted(self, "targets_")
         values, _ = read_targets(X, y)
-        texts, values, _ = sentences.usable_rows(self.sentences(X), values, self.bad_rows)
+        texts, values, is_usable = sentences.usable_rows(
+            self.sentences(X), values, self.bad_rows, index := row_index(X)
+        )
+        index = None if index is None else index[is_usable]
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
             raise ValueError(f"y has {len(values)} targets; give those of fit: {names}.")
-        predictions = self._distributions(texts)
+        blocks = [
+            {name: number.y for name, number in found.items()}
+            for found in self._predictions(texts, BLOCK, index)
+        ]
         for (name, target), column in zip(self.targets_.items(), values.values(), strict=True):
             encoded = target.space.encode(torch.from_numpy(column))
-            target.conformal = Conformal.fit(predictions[name].y, encoded)
+            parts = zip(*(y_dists[name] for y_dists in blocks), strict=True)  # locs, scales
+            target.conformal = Conformal.fit(Cauchy(*map(torch.cat, parts)), encoded)
         return self
 
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
         z = torch.from_numpy(self._features(texts))
-        name = backbone_name(self.model)
-        self.backbone_ = {"name": name, "fingerprint": self._fingerprint()}
+        self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
         with progress_bar("fitting", self.verbose) as progress:
             for name, column in values.items():
                 self.targets_[name] = self._fit_chain(z, column, weights, progress)
@@ -251,6 +289,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """One model for all targets: every text is repeated with the question for each target."""
         asked = [text for name in values for text in self._asked(texts, name)]
         self.processor_, self.model_ = self._new_or_copied_model(asked, values)
+        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
+        given = {name: value for name, value in given.items() if value is not None}
+        options = DEFAULTS[self.backbone] | given
+        self._announce(asked, passes=FORWARDS_OF_A_STEP * options["epochs"], is_kept=True)
         y = []
         for name, column in values.items():
             self.model_.fit_value_field(name, column)
@@ -270,8 +312,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             chain, _ = fit_chain(z, loss.y, loss.weights, folds=folds, seed=seed)
             init_from_chain(self.model_, chain)
             self.model_.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
-        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
-        given = {name: value for name, value in given.items() if value is not None}
         with progress_bar("training", self.verbose) as progress:
             train_model(
                 self.model_,
@@ -281,7 +321,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 held_out=self.held_out,
                 seed=self.random_state,
                 progress=progress,
-                **DEFAULTS[self.backbone] | given,
+                **options,
             )
 
     def _new_or_copied_model(self, texts: list[str], values: dict[str, Array]) -> Pair:
@@ -344,7 +384,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        found = self._distributions(self.sentences(X))
+        texts = self.sentences(X)
+        (found,) = self._predictions(texts, max(len(texts), 1), row_index(X))
         return next(iter(found.values())) if self.is_single_ else found
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -355,27 +396,34 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
         """`compute` of every target's prediction, stacked on axis 1 if there are several."""
-        found = self._distributions(self.sentences(X))
-        columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
-        return columns[0] if self.is_single_ else np.stack(columns, 1)
+        parts = []
+        for found in self._predictions(self.sentences(X), BLOCK, row_index(X)):
+            columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
+            parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
+        return np.concatenate(parts)
 
     @torch.no_grad()
-    def _distributions(self, texts: list[str]) -> dict[str, NumberPrediction]:
+    def _predictions(
+        self, texts: list[str], block: int, index: Any = None
+    ) -> Iterator[dict[str, NumberPrediction]]:
+        """The predictions by target, for `block` rows at a time: U of a row is large."""
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            raise ValueError(f"{name_rows(empty)} without a text; give at least one word.")
-        self._warn_long_texts(texts)
-        certain = np.ones(len(texts))  # the next token is taken to be a number
+            raise ValueError(f"{name_rows(empty, index)} without a text; give at least one word.")
+        self._warn_long_texts(texts, index=index)
         if self.backbone == "frozen":
             self._check_backbone()
             z = torch.from_numpy(self._features(texts))
-        found = {}
-        for name, target in self.targets_.items():
-            if target.chain is not None:
-                u, head = target.chain(z)[0], target.chain.action.value
-            else:
-                u, head = self._abduce(self._asked(texts, name)), self.model_.action.value
-            found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
-        return found
+        for start in range(0, max(len(texts), 1), block):
+            rows = slice(start, start + block)
+            certain = np.ones(len(texts[rows]))  # the next token is taken to be a number
+            found = {}
+            for name, target in self.targets_.items():
+                if target.chain is not None:
+                    u, head = target.chain(z[rows])[0], target.chain.action.value
+                else:
+                    u, head = self._abduce(self._asked(texts[rows], name)), self.model_.action.value
+                found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
+            yield found
 
     def _abduce(self, texts: list[str]) -> Cauchy:
         """U' of the trained model, in float64. -> (N, C)"""
@@ -484,24 +532,40 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """The trained processor and model, else the backbone."""
         if hasattr(self, "model_"):
             return self.processor_, self.model_
-        return open_shared(self.model, self.verbose)
+        return open_shared(self._source(), self.verbose)
+
+    def _source(self) -> Source:
+        """The backbone's recorded place; `model` may be relative to another directory."""
+        return located(self.model, getattr(self, "backbone_", None))
 
     def _max_tokens(self) -> int:
         """`max_length`, or fewer if the model has fewer positions."""
         positions: int = self._open()[1].config.max_position_embeddings
         return min(self.max_length, positions)
 
-    def _warn_long_texts(self, texts: list[str], processor: Any = None) -> None:
+    def _warn_long_texts(self, texts: list[str], processor: Any = None, index: Any = None) -> None:
         most = self.max_length if processor else self._max_tokens()
         if rows := too_long(texts, processor or self._open()[0], most):
             warnings.warn(
                 f"{len(rows)} of {len(texts)} texts are longer than {most} tokens (max_length, or "
-                f"the model's context) and lose their beginning: {name_rows(rows)}.",
+                f"the model's context) and lose their beginning: {name_rows(rows, index)}.",
                 stacklevel=4,
             )
 
+    def _announce(self, texts: list[str], **how: Any) -> None:
+        """Say what a large table needs before the work, and refuse what cannot be done."""
+        if len(texts) < workload.LARGE:
+            return
+        processor, model = self._open()
+        need = workload.estimate(texts, model, processor, self._max_tokens(), **how)
+        workload.check_memory(need)
+        disk = workload.cache_size(len(texts), model.config.hidden_size)
+        more = f"; the feature cache grows by up to {disk}, without --no-cache (cache=False)"
+        if self.verbose:
+            print(f"{need}{more if self.cache and not how else ''}.", file=sys.stderr, flush=True)
+
     def _features(self, texts: list[str]) -> NDArray[np.float32]:
-        processor, model = open_shared(self.model, self.verbose)
+        processor, model = open_shared(self._source(), self.verbose)
         cache = cache_directory() / CACHE_FILE if self.cache else None
         options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
@@ -524,11 +588,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Write a directory, completely or not at all. Frozen: the chains, the backbone's name."""
         check_is_fitted(self, "targets_")
         settings = {
+            "format": FORMAT,
             "parameters": self.get_params() | {"model": self.model and os.fspath(self.model)},
             "columns": self.columns_,
             "is_single": self.is_single_,
             "targets": {name: list(target.space) for name, target in self.targets_.items()},
-            "backbone": getattr(self, "backbone_", None),
+            "backbone": saved_record(self.backbone_, Path(path))
+            if hasattr(self, "backbone_")
+            else None,
         }
         tensors = {
             f"{place}.{name}": tensor.contiguous()
@@ -536,8 +603,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             for name, tensor in target.tensors().items()
         }
         with new_directory(Path(path), overwrite) as directory:
+            (directory / TENSORS).write_bytes(safetensors_bytes(tensors))  # with the umask
+            settings["tensors_sha256"] = file_sha256(directory / TENSORS)
             (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
-            save_file(tensors, directory / TENSORS)
             if hasattr(self, "model_"):
                 with quiet():
                     self.model_.save_pretrained(directory / MODEL)
@@ -550,25 +618,41 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
         directory to which it has moved, or an `OpenModel`."""
         directory = Path(path)
-        if not (directory / SETTINGS).is_file():
-            raise FileNotFoundError(f"{directory} has no {SETTINGS}; is it a saved regressor?")
-        settings = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
-        regressor = cls(**settings["parameters"] | ({} if model is None else {"model": model}))
-        regressor.columns_, regressor.is_single_ = settings["columns"], settings["is_single"]
-        of_targets: list[dict[str, Tensor]] = [{} for _ in settings["targets"]]
-        for key, tensor in load_file(directory / TENSORS).items():
-            place, _, name = key.partition(".")
-            of_targets[int(place)][name] = tensor
+        saved = read_settings(directory)
+        regressor = cls(**saved.parameters)
+        try:
+            regressor._check_settings()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{directory / SETTINGS}: {error}") from None
+        if model is not None:
+            regressor.set_params(model=model)
+        regressor.columns_, regressor.is_single_ = saved.columns, saved.is_single
+        tensors = read_tensors(directory, saved)
+        has_manifest = (directory / MANIFEST).is_file()  # 0.3.0 wrote none
+        if has_manifest and (damage := damaged_files(directory, hashes=True)):
+            raise ValueError(f"{directory / damage[0]}; {CURE}.")
         regressor.targets_ = {
-            name: Target.from_tensors(ValueSpace(*space), tensors)
-            for (name, space), tensors in zip(settings["targets"].items(), of_targets, strict=True)
+            name: Target.from_tensors(space, of_target)
+            for (name, space), of_target in zip(saved.spaces.items(), tensors, strict=True)
         }
-        if (directory / MODEL).is_dir():
-            regressor.processor_, regressor.model_ = open_model(directory / MODEL)
-        else:
-            regressor.backbone_ = settings["backbone"]
+        if saved.backbone is not None:
+            regressor.backbone_ = loaded_record(saved.backbone, directory, model)
             regressor._check_backbone()
+            regressor._check_chains(directory / TENSORS)
+            return regressor
+        if not (directory / MODEL).is_dir():
+            raise FileNotFoundError(f"{directory / MODEL} is missing; restore it, or fit again.")
+        regressor.processor_, regressor.model_ = open_model(directory / MODEL)
         return regressor
+
+    def _check_chains(self, file: Path) -> None:
+        size = self._open()[1].config.hidden_size
+        for name, target in self.targets_.items():
+            assert target.chain is not None  # `read_tensors` has found one
+            if (found := target.chain.abduction.loc.weight.shape[1]) != size:
+                raise wrong(
+                    file, f"the hidden size of {name}", str(found), f"the backbone's {size}"
+                )
 
 
 def _check_variety(name: str, values: Array) -> None:

@@ -28,6 +28,7 @@ Array = NDArray[np.float64]
 UNKNOWN = "unknown"
 UNNAMED = "value"  # a target without a name
 ROWS_LISTED = 5  # in a message
+LINE = "line"  # the name of an index of lines of a file
 DIGITS, WHOLE = 10, 1e15  # whole numbers are written out up to here
 UNIT = re.compile(r"^(.*\S)\s*[(\[]([^()\[\]]+)[)\]]$")
 SENTENCE_END = re.compile(r"[.!?:;。！？]$")
@@ -204,17 +205,18 @@ def read_weights(sample_weight: Any, rows: int) -> Array:
 
 
 def usable_rows(
-    texts: list[str], values: dict[str, Array], bad_rows: str
+    texts: list[str], values: dict[str, Array], bad_rows: str, index: Any = None
 ) -> tuple[list[str], dict[str, Array], NDArray[np.bool_]]:
     """Rows with a text and finite targets; other rows raise an error, or are skipped and named."""
     for name, column in values.items():
         if len(column) != len(texts):
             raise ValueError(f"target {name!r} has {len(column)} values for {len(texts)} rows.")
     is_usable = np.array([bool(text.strip()) for text in texts], dtype=bool)
-    why = [] if is_usable.all() else [f"{name_rows(np.flatnonzero(~is_usable))} without a text"]
+    empty = np.flatnonzero(~is_usable)
+    why = [f"{name_rows(empty, index)} without a text"] if len(empty) else []
     for name, column in values.items():
         if len(rows := np.flatnonzero(~np.isfinite(column))):
-            why.append(f"target {name!r} is NaN or infinite in {name_rows(rows)}")
+            why.append(f"target {name!r} is NaN or infinite in {name_rows(rows, index)}")
             is_usable[rows] = False
     if why and bad_rows == "raise":
         raise ValueError(f"{'; '.join(why)}: correct them, drop them, or set bad_rows='skip'.")
@@ -230,11 +232,21 @@ def is_table(X: Any) -> bool:
     return hasattr(X, "columns") and hasattr(X, "isna")
 
 
-def name_rows(rows: Any) -> str:
-    """ "row 3", "rows 3, 5 and 7", "9 rows (3, 5, 7, 8, 9, ...)"."""
-    numbers = [str(int(row)) for row in rows]
-    if len(numbers) == 1:
-        return f"row {numbers[0]}"
-    if len(numbers) <= ROWS_LISTED:
-        return f"rows {', '.join(numbers[:-1])} and {numbers[-1]}"
-    return f"{len(numbers)} rows ({', '.join(numbers[:ROWS_LISTED])}, ...)"
+def row_index(X: Any) -> Any:
+    """The index of a DataFrame, which names its rows in messages; None for texts."""
+    return X.index if is_table(X) else None
+
+
+def name_rows(rows: Any, index: Any = None) -> str:
+    """ "row 3", "rows 3, 5 and 7", "9 rows (3, 5, 7, 8, 9, ...)"; by `index`, a table's labels.
+
+    A table read from a file has its lines as the index: "line 3".
+    """
+    noun = LINE if getattr(index, "name", None) == LINE else "row"
+    shown = [int(row) for row in rows[: ROWS_LISTED + 1]]
+    names = [str(row if index is None else index[row]) for row in shown]
+    if len(names) == 1:
+        return f"{noun} {names[0]}"
+    if len(names) <= ROWS_LISTED:
+        return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"
+    return f"{len(rows)} {noun}s ({', '.join(names[:ROWS_LISTED])}, ...)"

@@ -22,7 +22,8 @@ Full-width forms (U+FF01..FF5E) are read as their ASCII twins. The digits are 0-
               | [" "] times [" "] "10" ("^" [sign] d[d[d]] | "^{" [sign] d[d[d]] "}" | superscript)
     times     = "×" | "x" | "X" | "*" | "·" | "⋅" | "\times"
 
-*Number of digits.* A bare integer may have 15; longer ones are card numbers and keys. With a point
+*Number of digits.* A bare integer may have 15; longer ones are card numbers and keys, and some
+shorter ones are phones and dates (`causal_qwen.text.names`). With a point
 or an exponent 17 significant digits are allowed (leading zeros are not counted), as many as a
 double needs: ``repr`` of every finite float is a number of this grammar and encodes to that float.
 The value is the correctly rounded binary64. Overflow, and underflow of a nonzero number to 0, stay
@@ -47,9 +48,12 @@ or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part o
 
 * A *sign* is at the start, or after white space, an opening bracket, a quote, an operator, a comma
   or a currency symbol; never after a letter (COVID-19) or a closing bracket. After a CJK letter
-  "-" is a sign only behind a word like 为 or 是 (长征-5 is a rocket).
-* A *range* has one dash; a unit on its left must be repeated on its right. Not ranges: what looks
-  like a phone (555-1234), a month (2024-11, 11-2024), short years (2024-25) or a ZIP+4.
+  "-" is a sign if the number has a point, %, a degree or a measure that can be negative (气温-5℃,
+  利润-20万), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is a rocket.
+* A *range* has one dash; a unit on its left must be repeated on its right, also a CJK unit
+  (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short
+  years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends with three digits
+  or more on both sides, unless it is part of a calculation (500-300=200) or has a measure.
 * A *list* stays text if a neighbouring pair could be one number (1,234,56), or if a list of two
   could be one number with a decimal comma (1,5 and 1.299,00; but 1.5,2.5 splits).
 
@@ -58,11 +62,14 @@ Everything else stays text: 10:30, 1/2, 1.2.3, 1-2-3, 10^6, A1B2, a@b7.org, #5, 
 
 * integers separated by single plain spaces, if one has a leading zero or one after the first
   has three digits (1 000 000; 4111 1111 1111 1111), or from three on after a "+" (+33 6 12 34);
-* a URL or query string, a phone number with brackets, 7 digits after tel/call/电话, "+" and 8
-  digits, ISBN, version, No.;
-* a month's name beside a day or a year, am/pm/o'clock, 月日号点时 after an integer and 年 after a
-  year (3年 is a duration), 第 before it;
+* a URL or query string, host:port (a known host or port), a phone number with brackets, "+" and 8
+  digits;
+* a label before it, a month's name beside it: see `causal_qwen.text.names`;
+* am/pm/o'clock/Uhr, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before
+  it;
 * a mixed fraction (1 1/2, 3 ½), a decade (1990s, '90s), an emoticon (:3), a LaTeX index (x_{2}).
+
+A slash between two quantities breaks: 12 wins/8 losses, 100元/3天. A year alone is a number.
 
 The scan is linear: every pattern below is bounded, or starts only where a maximal run starts.
 """
@@ -71,8 +78,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+
+from causal_qwen.text.names import (
+    CJK,
+    DASH,
+    HIDDEN,
+    MEASURE,
+    MEASURE_WORD,
+    SIGN,
+    SPACES,
+    hide_names,
+    is_name,
+)
 
 __all__ = ["PLACEHOLDER", "Encoded", "canonical", "decode", "encode", "render"]
 
@@ -166,7 +186,8 @@ def render(value: float, digits: int = 6) -> str:
     """The text of a generated value: ``%g`` with so many significant digits.
 
     ``encode`` recognises what this writes. Where ``%g`` would leave the grammar (an integer beyond
-    15 digits, or a value rounded up beyond the largest double) it is ``canonical`` instead.
+    15 digits or with the digits of a phone or a date, or a value rounded up beyond the largest
+    double) it is ``canonical`` instead.
     """
     if not 1 <= digits <= 17:
         raise ValueError(f"digits must be 1 to 17 (17 write every double exactly), got {digits}")
@@ -174,7 +195,7 @@ def render(value: float, digits: int = 6) -> str:
     if math.isinf(float(text)):
         return canonical(value)
     is_long = len(text.lstrip("-")) > _MAX_INTEGER_DIGITS and text.lstrip("-").isdigit()
-    return canonical(float(text)) if is_long else text
+    return canonical(float(text)) if is_long or is_name(text) else text
 
 
 def _finite(value: float) -> float:
@@ -186,41 +207,39 @@ def _finite(value: float) -> float:
 
 # ---------------------------------------------------------------- characters
 
-_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-CJK = "\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff5f-\uffdf\U00020000-\U0003ffff"
+_PICTURES = (
+    "\u2190-\u2211\u2213\u2214\u2216-\u2235\u2237-\u22ff"  # arrows, operators but minus, slashes
+    "\u2300-\u245f\u2500-\u2775\u2794-\u2bff\u2e00-\u2e7f"  # pictures but circled digits
+    "\U0001f000-\U0001f0ff\U0001f200-\U0001fbef"
+)
 _BREAKS = (
     r"\s\x00-\x20!\"&()*;<=>?\[\]`{|}~,"
     "¡¦¨©«¬®¯±´¶¸»¿×÷"
     "\u2014-\u2018\u201a-\u2023\u2026\u2038-\u203b\u2045-\u205e"  # dashes, quotes, bullets
-    "\u2190-\u2211\u2213\u2214\u2216-\u2235\u2237-\u22ff"  # arrows, operators but minus and slashes
-    "\u2300-\u245f\u2500-\u2775\u2794-\u2bff\u2e00-\u2e7f"  # pictures but circled digits
-    "\U0001f000-\U0001f0ff\U0001f200-\U0001fbef" + CJK
+    + _PICTURES
+    + CJK
 )
 _GLUE = f"[^{_BREAKS}]"
-_SPACES = "\u00a0\u2009\u202f"  # thousands separators
-_SIGN = "[-+\u2212]"
-_DASH = "[-\u2010-\u2013\u2212]"
 _MONEY = "$¢-¥฿\u20a0-\u20cf￠￡￥￦"
 _LETTER = r"[^\W\d_²³]"  # still holds ½ and the like: see _is_unit
 _SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
-_HIDDEN = "\ue000"  # replaces a digit that is not part of a number
 _DATE_MARKS = "年月日号號点點时時番년월일시번"
 
 
 # ---------------------------------------------------------------- the parts of a number
 
 _TIMES = r"(?:[×xX*·⋅]|\\times)"
-_GROUPS = "|".join(f"(?:{sep}[0-9]{{3}})+" for sep in "," + _SPACES)
+_GROUPS = "|".join(f"(?:{sep}[0-9]{{3}})+" for sep in "," + SPACES)
 _BODY = rf"(?:(?:[1-9][0-9]{{0,2}}(?:{_GROUPS})|0|[1-9][0-9]*)(?:\.[0-9]+)?|\.[0-9]+)"
 _POWER = (
-    rf" ?{_TIMES} ?10(?:\^{_SIGN}?[0-9]{{1,3}}|\^\{{{_SIGN}?[0-9]{{1,3}}\}}"
+    rf" ?{_TIMES} ?10(?:\^{SIGN}?[0-9]{{1,3}}|\^\{{{SIGN}?[0-9]{{1,3}}\}}"
     "|[⁺⁻]?[⁰¹²³⁴-⁹]{1,3})"
 )
-_NUMBER = rf"{_BODY}(?:[eE]{_SIGN}?[0-9]{{1,3}}|{_POWER})?"
+_NUMBER = rf"{_BODY}(?:[eE]{SIGN}?[0-9]{{1,3}}|{_POWER})?"
 _CURRENCY = rf"(?:[A-Z]{{0,3}}\\?[{_MONEY}])"
 
 _POWER_OF_TEN = re.compile(rf"[eE]| ?{_TIMES} ?10")
-_TO_ASCII = str.maketrans("\u2212" + _SUPERSCRIPT, "-0123456789+-", "," + _SPACES + "^{}")
+_TO_ASCII = str.maketrans("\u2212" + _SUPERSCRIPT, "-0123456789+-", "," + SPACES + "^{}")
 _MAX_INTEGER_DIGITS = 15
 _MAX_DOUBLE_DIGITS = 17
 
@@ -242,87 +261,114 @@ def _value(number: str) -> float | None:
 
 # ---------------------------------------------------------------- words
 
-_DIGIT = f"[0-9{_HIDDEN}]"
+_DIGIT = f"[0-9{HIDDEN}]"
+_CHAIN = (
+    rf"{_GLUE}*(?:(?:(?<=[0-9{HIDDEN}.:/^]),+(?=[-+\u2212.:/^0-9{HIDDEN}])"
+    rf"|(?<={_DIGIT})[{SPACES}](?={_DIGIT})){_GLUE}+)*"
+)
 _ANY_WORD = (
-    rf"{_GLUE}*(?:(?:(?<=[0-9{_HIDDEN}.:/^]),+(?=[-+\u2212.:/^0-9{_HIDDEN}])"
-    rf"|(?<={_DIGIT})[{_SPACES}](?={_DIGIT})){_GLUE}+)*"
-    rf"(?: ?{_TIMES} ?10(?:\^\{{?|(?=[{_SUPERSCRIPT}])|{_SIGN}(?=[0-9])){_GLUE}*(?:\}}{_GLUE}*)?)*"
+    rf"{_CHAIN}(?: ?{_TIMES} ?10(?:\^\{{?|(?=[{_SUPERSCRIPT}])|{SIGN}(?=[0-9]))"
+    rf"{_CHAIN}(?:\}}{_CHAIN})?)*"
 )
 # Fast path: a short plain number whose surroundings cannot change its reading.
 _PLAIN_WORD = (
-    rf"(?<![^\x00-z|}}~{CJK}])(?<![第제点點时時시])(?<![第제] )"
-    r"[$]?((?:(?<![^\s(=])-)?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,8})?(?:e[-+]?[0-9]{1,2})?)"
-    rf"(?=[.,:]?(?:[\x00-\x20!\"&()*;<=>?\[\]`{{|}}~]|(?![{_DATE_MARKS}])[{CJK}]|\Z))"
+    r"(?<![{第제点點时時시])(?<![第제] )"
+    r"[$]?((?:(?<![^\s(=])-)?(?:0|[1-9][0-9]{0,6})(?:\.[0-9]{1,8})?(?:e[-+]?[0-9]{1,2})?)"
+    rf"(?=[.,:]?(?:[\x00-\x20!\"&()*;<=>?\[\]`{{|}}~{_PICTURES}]|(?![{_DATE_MARKS}])[{CJK}]|\Z))"
     rf"(?! ?{_TIMES})"
 )
-_WORD = re.compile(f"{_PLAIN_WORD}|([^{_BREAKS}0-9{_HIDDEN}]*{_DIGIT}{_ANY_WORD})|{_GLUE}+")
+_WORD = re.compile(f"{_PLAIN_WORD}|([^{_BREAKS}0-9{HIDDEN}]*{_DIGIT}{_ANY_WORD})|{_GLUE}+")
 _BEFORE_WORD = ":'’\ufe0f"
 _AFTER_WORD = ".,:'’/\\+-\u2010\u2011\u2012\u2013\u2212"
+_LEFT, _RIGHT = 8, 16  # so many characters before and after a word can change its reading
+_MAX_CACHED = 48  # characters; longer words are read anew
 
 
 def _find_numbers(text: str) -> list[Found]:
     found: list[Found] = []
-    shadow = _hide_names(text)
+    shadow = hide_names(text)
     for match in _WORD.finditer(shadow):
         if plain := match[1]:
             end = match.end()
             found.append((end - len(plain), end, float(plain)))
-        elif (word := match[2]) and _HIDDEN not in word:
-            found += _read_word(shadow, *match.span())
+        elif (word := match[2]) and HIDDEN not in word:
+            start, end = match.span()
+            before = shadow[max(start - _LEFT, 0) : start]
+            read = _read_word if end - start <= _MAX_CACHED else _read_word.__wrapped__
+            for first, last, value in read(before, word, shadow[end : end + _RIGHT]):
+                found.append((start + first, start + last, value))
     return found
 
 
-def _read_word(shadow: str, start: int, end: int) -> list[Found]:
-    """The numbers of the word at [start, end), or none."""
-    word = shadow[start:end].lstrip(_BEFORE_WORD)
-    begin = end - len(word)
-    word = word.rstrip(_AFTER_WORD)
-    close = begin + len(word)
-    if _is_refused(shadow, start, begin) or _is_date(shadow, begin, close):
-        return []
+@lru_cache(maxsize=4096)
+def _read_word(before: str, word: str, after: str) -> tuple[Found, ...]:
+    """The numbers of a word between its neighbouring characters, or none; the word begins at 0."""
+    body = word.lstrip(_BEFORE_WORD)
+    begin = len(word) - len(body)
+    body = body.rstrip(_AFTER_WORD)
+    after = word[begin + len(body) :] + after
+    if _is_refused(before, word[:begin], body, after) or _is_date(body, after):
+        return ()
+    if _is_end_of_range(before, body, after):
+        begin, body = begin + 1, body[1:]
+    is_quantity = _is_quantity(before, after)
+    if _is_model(body) and not (is_quantity or before.endswith(("=", "= "))):
+        return ()
     for read in (_read_single, _read_range, _read_items, _read_sum):
-        if numbers := read(word, begin):
-            return numbers
-    return []
+        if numbers := read(body, begin, is_quantity):
+            return tuple(numbers)
+    return ()
 
 
 # ---------------------------------------------------------------- kinds of words
 
+_HOST_AND_PORT = (
+    "(?:(?i:localhost|host(?:name)?|server|redis|postgres(?:ql)?|mysql|mariadb|mongo(?:db)?|kafka"
+    "|rabbitmq|nginx|memcached|elasticsearch|zookeeper|etcd|minio|ollama|db|database|api|web|app"
+    "|backend|frontend|proxy|gateway|broker|node|worker|master|cache):[0-9]{2,5}"
+    "|[A-Za-z]+:(?:3306|5432|6379|6443|8080|8081|8443|8888|9090|9092|9200|11211|11434|27017|50051))"
+)
 _SINGLE = re.compile(
-    r"(?!\+[0-9]{8,}\Z|[12][0-9]{2}0s\Z|localhost:)"
-    rf"(?:[^\W\d]+:)?(?:\+?{_CURRENCY})?({_SIGN}?{_NUMBER})([^0-9,.]*)"
+    rf"(?!\+[0-9]{{8,}}\Z|[12][0-9]{{2}}0s\Z|{_HOST_AND_PORT}\Z)"
+    rf"(?:[^\W\d]+:)?(?:\+?{_CURRENCY})?({SIGN}?{_NUMBER})([^0-9,.]*)"
 )
 _NO_DASH = r"[^-\u2010-\u2013\u22120-9,.]*"
 _RANGE = re.compile(
-    rf"{_CURRENCY}?({_NUMBER})({_NO_DASH}){_DASH}{_CURRENCY}?({_NUMBER})({_NO_DASH})"
+    rf"{_CURRENCY}?({_NUMBER})({_NO_DASH}){DASH}{_CURRENCY}?({_NUMBER})({_NO_DASH})"
 )
 _NO_RANGE = re.compile(
-    rf"[0-9]{{3}}{_DASH}[0-9]{{4,}}|[0-9]{{1,4}}{_DASH}[0-9]{{7,}}|[0-9]{{5}}{_DASH}[0-9]{{4}}"
-    rf"|[0-9]{{4}}{_DASH}[0-9]{{1,2}}|[0-9]{{1,2}}{_DASH}(?:19|20)[0-9]{{2}}"
+    rf"[0-9]{{3}}{DASH}[0-9]{{4,}}|[0-9]{{1,4}}{DASH}[0-9]{{7,}}|[0-9]{{5}}{DASH}[0-9]{{4}}"
+    rf"|[0-9]{{4}}{DASH}[0-9]{{1,2}}|[0-9]{{1,2}}{DASH}(?:19|20)[0-9]{{2}}"
 )
+_MODEL = re.compile("(7[0-9]7)[-\u2010-\u2013][0-9]{1,3}|([0-9]{3,})[-\u2010-\u2013]([0-9]{3,})")
 _PLUS = re.compile(r"(?<![eE])\+")
 _TERM = re.compile(rf"{_CURRENCY}?({_NUMBER})([^0-9,.]*)")
-_ITEM = re.compile(rf"{_SIGN}?{_NUMBER}")
-_PLAIN_ITEMS = re.compile("(?:(?:0|[1-9][0-9]{0,8}),)+(?:0|[1-9][0-9]{0,8})")
+_ITEM = re.compile(rf"{SIGN}?{_NUMBER}")
+_PLAIN_ITEMS = re.compile("(?:(?:0|[1-9][0-9]{0,6}),)+(?:0|[1-9][0-9]{0,6})")
 _GROUPED_PAIR = re.compile(r"(?<![0-9.])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _DECIMAL_COMMA = re.compile(
-    rf"{_SIGN}?(?:[0-9{_SPACES}]+|[1-9][0-9]{{0,2}}(?:\.[0-9]{{3}})+),[0-9][^.,]*"
+    rf"{SIGN}?(?:[0-9{SPACES}]+|[1-9][0-9]{{0,2}}(?:\.[0-9]{{3}})+),[0-9][^.,]*"
 )
 
 
-def _read_single(word: str, begin: int) -> list[Found]:
+def _read_single(word: str, begin: int, is_quantity: bool) -> list[Found]:
     match = _SINGLE.fullmatch(word)
     if match is None or not _is_unit(match[2]):
+        return []
+    has_currency = match.start(1) > 0 and word[match.start(1) - 1] != ":"
+    if not (is_quantity or has_currency or match[2]) and is_name(match[1]):
         return []
     value = _value(match[1])
     return [] if value is None else [(begin + match.start(1), begin + match.end(1), value)]
 
 
-def _read_range(word: str, begin: int) -> list[Found]:
+def _read_range(word: str, begin: int, is_quantity: bool) -> list[Found]:
     match = _RANGE.fullmatch(word)
     if match is None or _NO_RANGE.fullmatch(word):
         return []
     left, left_unit, right, right_unit = match.groups()
+    if not is_quantity and (is_name(left) or is_name(right)):
+        return []
     if left_unit not in ("", right_unit) or not _is_unit(right_unit):
         return []
     low, high = _value(left), _value(right)
@@ -334,13 +380,21 @@ def _read_range(word: str, begin: int) -> list[Found]:
     ]
 
 
-def _read_items(word: str, begin: int) -> list[Found]:
+def _is_model(word: str) -> bool:
+    """Whether two integers with a dash are a designation like 747-400: a range would ascend."""
+    match = _MODEL.fullmatch(word)
+    return match is not None and (match[1] is not None or int(match[2]) > int(match[3]))
+
+
+def _read_items(word: str, begin: int, is_quantity: bool) -> list[Found]:
     items = word.split(",")
     if len(items) < 2 or _GROUPED_PAIR.search(word) or _DECIMAL_COMMA.fullmatch(word):
         return []
     if _PLAIN_ITEMS.fullmatch(word):  # fast path for long lists
         values: Iterable[float | None] = map(float, items)
     elif all(map(_ITEM.fullmatch, items)):
+        if not is_quantity and any(map(is_name, items)):
+            return []
         values = map(_value, items)
     else:
         return []
@@ -354,7 +408,7 @@ def _read_items(word: str, begin: int) -> list[Found]:
     return found
 
 
-def _read_sum(word: str, begin: int) -> list[Found]:
+def _read_sum(word: str, begin: int, _: bool) -> list[Found]:
     terms = _PLUS.split(word)
     found = []
     for term in terms if len(terms) > 1 else ():
@@ -374,6 +428,7 @@ def _read_sum(word: str, begin: int) -> list[Found]:
 _UNIT = re.compile(
     rf"\\?[%‰‱°℃℉′″{_MONEY}]*(?:({_LETTER}+)[²³]?)?(?:/{_LETTER}+[²³]?)?((?:-{_LETTER}{{2,}})*)"
 )
+_RELEASE = re.compile("-(?:alpha|beta|rc|dev|pre|post|snapshot|stable|release|final|nightly|lts)")
 _UNIT_LETTERS = frozenset("bcdghjklmpstvwxyBKLMNTVWXµμΩÅ")
 _NO_UNIT_NAME = re.compile(
     "st|nd|rd|th|er|re|ère|[eè]me|nde|ˢᵗ|ⁿᵈ|ʳᵈ|ᵗʰ|[ap]m|[a-f]{2,}", re.IGNORECASE
@@ -393,7 +448,7 @@ def _is_unit(unit: str) -> bool:
     if unit.isalpha():
         return _is_unit_name(unit)
     match = _UNIT.fullmatch(unit)
-    if match is None or match[2] != match[2].lower():
+    if match is None or match[2] != match[2].lower() or _RELEASE.match(match[2]):
         return False
     if any(c.isnumeric() and c not in "²³" for c in unit):
         return False
@@ -412,119 +467,69 @@ def _is_unit_name(name: str) -> bool:
 
 _SIGNS = frozenset("+-\u2212")
 _CLOSING = frozenset(")]}»›”」』】》〉〕")
-_COPULAS = frozenset("为為是到至约約于於在达達比得有和与與或は")
-_REFUSING = re.compile(r"(?<=[第제])|(?<=[第제] )|(?<=[0-9][点點时時시])|(?<=[\^_]\{)")
+_BEFORE_NEGATIVE = frozenset(
+    "为為是到至约約于於在达達比得有和与與或は温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損"
+)
+_MEASURED = re.compile(f"(?:{MEASURE})+")
+_UNIT_BEFORE = re.compile(f"[0-9]([{CJK}]{{1,4}})$")
+_NEGATIVE_MEASURE = re.compile(
+    "[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元"
+)
+_REFUSING = re.compile(r"[第제] ?$|[0-9][点點时時시]$|[\^_]\{$")
 _SHORT_YEAR = re.compile("[0-9]{2}(?:s|(?!['’0-9A-Za-z]))")
 _DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?![间間])|월|일|시(?!간)|번")
 _YEAR = re.compile("(?<![0-9])(?:[0-9]{4}[年년]|[0-9]{2}[年년] ?[0-9]{1,2}[月월])")
+_QUANTITY_AFTER = re.compile(rf" ?\)?(?: ?[=*×÷+] ?|/)[-0-9(.$]|{MEASURE}|{MEASURE_WORD}")
+_QUANTITY_BEFORE = re.compile(
+    rf"(?:[0-9)] ?[=*×÷+]|(?<![A-Z])(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW)|[{_MONEY}]) ?$"
+)
 
 
-def _is_refused(shadow: str, start: int, begin: int) -> bool:
-    """Whether the characters before the word at `begin` keep it text.
-
-    shadow[start:begin] are the quotes and the colon in front of it.
-    """
-    before = shadow[start - 1 : start] if start else ""
-    lead = shadow[start:begin]
-    if ":" in lead and (lead.count(":") > 1 or not before.strip()):
-        return True  # :: of addresses, :3 of chats
-    if lead.endswith(("'", "’")) and _SHORT_YEAR.match(shadow, begin):
+def _is_refused(before: str, lead: str, body: str, after: str) -> bool:
+    """Whether the characters before a word keep it text; `lead` are its quotes and its colon."""
+    if ":" in lead and (lead.count(":") > 1 or before[-1:] == "]" or not before[-1:].strip()):
+        return True  # :: and [::1]:80 of addresses, :3 of chats
+    if lead.endswith(("'", "’")) and _SHORT_YEAR.match(body + after):
         return True
-    if not lead and shadow[begin] in _SIGNS and not _sign_can_follow(before, shadow[begin]):
+    if not lead and body[0] in _SIGNS and not _is_sign(before, body, after):
         return True
-    return _REFUSING.match(shadow, start) is not None
+    return _REFUSING.search(before) is not None
 
 
-def _sign_can_follow(before: str, sign: str) -> bool:
-    if before in _CLOSING:
+def _is_sign(before: str, body: str, after: str) -> bool:
+    """Whether the sign at the start of a word belongs to its number."""
+    last = before[-1:]
+    if last in _CLOSING:
         return False
-    return sign != "-" or not before.isalpha() or before in _COPULAS
+    if body[0] != "-" or not last.isalpha():
+        return True
+    if _is_end_of_range(before, body, after):
+        return True
+    unit = _UNIT_BEFORE.search(before)
+    if unit and _MEASURED.fullmatch(unit[1]):
+        return False  # 5元-10
+    if last in "号號码碼型版":
+        return False
+    is_measured = "." in body or body[-1] in "%‰°℃℉C" or _NEGATIVE_MEASURE.match(after)
+    return last in _BEFORE_NEGATIVE or bool(is_measured)
 
 
-def _is_date(shadow: str, begin: int, close: int) -> bool:
+def _is_end_of_range(before: str, body: str, after: str) -> bool:
+    """Whether a word begins with the dash of a range whose unit is a CJK word: 5元-10元."""
+    match = _UNIT_BEFORE.search(before) if body[0] == "-" else None
+    if match is None or not after.startswith(match[1]):
+        return False
+    return _MEASURED.fullmatch(match[1]) is not None or match[1][-1] not in _BEFORE_NEGATIVE
+
+
+def _is_date(body: str, after: str) -> bool:
     """Whether the word is an integer that a CJK letter after it makes a date or a time."""
-    if shadow[close : close + 1] not in _DATE_MARKS or close == len(shadow):
+    if not after or after[0] not in _DATE_MARKS or "." in body:
         return False
-    if "." in shadow[begin:close]:
-        return False
-    years = (_YEAR.match(shadow, max(begin, close - length)) for length in (4, 2))
-    return _DATE.match(shadow, close) is not None or any(years)
+    years = (_YEAR.match(body + after, max(0, len(body) - length)) for length in (4, 2))
+    return _DATE.match(after) is not None or any(years)
 
 
-# ---------------------------------------------------------------- wider context
-
-_MONTH = (
-    "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?"
-    "|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
-)
-_YEAR_NUMBER = r"[0-9]{4}(?!\.?[0-9])"
-_DAY = "[0-9]{1,2}"
-_HOUR = r"[0-9]{1,2}(?:\.[0-9]{2})?"
-# The patterns of a row are tried only on texts that match its first expression.
-_CONTEXTS = tuple(
-    (re.compile(needle), re.compile("|".join(patterns)))
-    for needle, *patterns in (
-        (
-            r"://|www\.|=",
-            rf"(?:://|www\.|[?&][A-Za-z_][\w.-]{{0,40}}=)[^\s\"<>{CJK}]*",
-        ),
-        (
-            r"\(",
-            r"\+[0-9]{1,3}[ .-]?\([0-9]{1,5}\)(?:[ .-]?[0-9]{1,15})*",
-            r"(?:1[ .-]?)?\([0-9]{2,5}\)[ .-]?[0-9]{3,4}[ .-]?[0-9]{3,5}(?![0-9])",
-        ),
-        (
-            "[A-DF-Za-df-z电電手热전]",
-            r"(?i:\b(?:tel|phone|fax|mobile|call))\.?:? ?\+?[0-9]{7}",
-            r"(?:电话|電話|手机|手機|热线|전화)(?:号码|號碼|番号|번호)?[是为:]? ?\+?[0-9]{7}",
-            r"(?i:\b(?:ISBN|ISSN)(?:-1[03])?|\bver(?:sion|\.)?):? ?[0-9]",
-            r"\b[Nn]os?\. ?[0-9]",
-            rf"\b{_MONTH}\.? {_DAY}(?:{_DASH}{_DAY})?(?!\.?[0-9])(?:,? {_YEAR_NUMBER})?",
-            rf"\b{_MONTH}\.?,? {_YEAR_NUMBER}",
-            rf"(?<![0-9.,]){_DAY} (?:of )?{_MONTH}\b(?:,? {_YEAR_NUMBER})?",
-            rf"(?<![0-9.,]){_HOUR}[ \u00a0\u202f]?(?i:[ap]m\b|[ap]\.m\b|o['’]clock)",
-        ),
-        (
-            "[/⁄¼-¾⅐-⅞]",
-            r"(?<![0-9])[0-9]{1,15} (?:[¼-¾⅐-⅞]|[0-9]{1,15}[/⁄][0-9])",
-        ),
-    )
-)
-_SPACED = re.compile(rf"(?<![0-9])[0-9]+(?:[ {_SPACES}][0-9]+)+")
-_GAP = re.compile(f"[ {_SPACES}]")
-_NO_INTEGER = re.compile(rf"(?<=[.^A-Za-z_])|(?<=[0-9]:)|(?<=[eE]{_SIGN})")  # ends 1.5, 1e5, 10:30
-_NO_SPACED_LIST = re.compile("[0-9] (?:0[0-9]|[0-9]{3})|(?<![0-9])0[0-9]+ ")
-_MIXED_WIDTHS = re.compile("[0-9][,.，．]?[０-９]|[０-９][,.，．]?[0-9]|[0-9]，[0-9]{3}(?![0-9])")
-_HIDE = dict.fromkeys(range(ord("0"), ord("9") + 1), _HIDDEN)
-
-
-def _hide_names(text: str) -> str:
-    """The text in ASCII forms, with the digits of dates and names hidden; same length."""
-    spans = []
-    shadow = text
-    if not text.isascii():
-        spans += [match.span() for match in _MIXED_WIDTHS.finditer(text)]
-        shadow = text.translate(_FULL_WIDTH)
-    spans += _spaced_groups(shadow)
-    for needle, pattern in _CONTEXTS:
-        if needle.search(shadow):
-            spans += [match.span() for match in pattern.finditer(shadow)]
-    parts = []
-    done = 0
-    for start, end in sorted(spans):
-        parts.append(shadow[done:start])
-        parts.append(shadow[max(done, start) : end].translate(_HIDE))
-        done = max(done, end)
-    return "".join((*parts, shadow[done:]))
-
-
-def _spaced_groups(shadow: str) -> Iterator[tuple[int, int]]:
-    """Chains of integers and plain spaces that could be one number, a card or a phone."""
-    for chain in _SPACED.finditer(shadow):
-        start, end = chain.span()
-        if _NO_INTEGER.match(shadow, start):
-            gap = _GAP.search(shadow, start)
-            start = gap.end() if gap else end
-        is_phone = shadow.startswith("+", start - 1) and shadow.count(" ", start, end) > 1
-        if is_phone or _NO_SPACED_LIST.search(shadow, start, end):
-            yield start, end
+def _is_quantity(before: str, after: str) -> bool:
+    """Whether a measure or an operator beside a word makes it a number whatever its shape."""
+    return bool(_QUANTITY_AFTER.match(after) or _QUANTITY_BEFORE.search(before))

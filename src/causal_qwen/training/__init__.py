@@ -6,7 +6,8 @@ Out:  a model directory, metrics.json and the log of the run.
     data          files -> rows -> padded or packed batches
     from_scratch  texts -> a tokenizer and an untrained model
     metrics       what is measured on held-out text
-    checkpoints   which checkpoints of a run are complete
+    record        what a run was started with
+    checkpoints   the lock of a run; which of its checkpoints are whole
     progress      the run in the terminal
     trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics
     run           a whole run, as `causal-qwen train` starts it

@@ -1,21 +1,56 @@
-"""Checkpoints of a training run: find complete ones, read their log."""
+"""Checkpoints of a training run: lock its directory, find whole checkpoints, read their log.
+
+A checkpoint is whole once its manifest is written, after all other files.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from causal_qwen.outputs import LOCK, MANIFEST, damaged_files, lock, unlock
+
 PREFIX = "checkpoint-"
-STATE = "trainer_state.json"  # the trainer writes it last
+STATE = "trainer_state.json"
+RECORD = "run.json"  # what the run was started with, see `record`
+
+logger = logging.getLogger("transformers.causal_qwen")
 
 
-def last_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint with a readable state; incomplete ones are skipped."""
+@contextlib.contextmanager
+def locked_run(run: Path) -> Iterator[None]:
+    """Create a run's directory and hold its lock; without any files in the end it is removed."""
+    is_new = not run.exists()
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PermissionError(f"{run} cannot be written: {error.strerror}.") from error
+    try:
+        with lock(run / LOCK, run):
+            try:
+                yield
+            finally:
+                unlock(run / LOCK)
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                run.rmdir()
+
+
+def last_checkpoint(run: Path, *, hashes: bool = False) -> Path | None:
+    """The newest whole checkpoint by the sizes of its files, with `hashes` by their content.
+    A warning names newer ones that are damaged."""
     found = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*")}
     numbered = [path for path, step in found.items() if step.isdecimal()]
-    newest = sorted(numbered, key=lambda path: int(found[path]), reverse=True)
-    return next((path for path in newest if _state(path) is not None), None)
+    for path in sorted(numbered, key=lambda path: int(found[path]), reverse=True):
+        if not (damage := _damage(path, hashes)):
+            return path
+        logger.warning(f"{path} is passed over: {damage}.")
+    return None
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
@@ -26,6 +61,16 @@ def read_log(run: Path) -> list[dict[str, float]]:
         raise FileNotFoundError(f"{run} has no checkpoint with a log; is it a training run?")
     log: list[dict[str, float]] = state["log_history"]
     return log
+
+
+def _damage(checkpoint: Path, hashes: bool) -> str:
+    """Why a checkpoint cannot be used; empty for a whole one."""
+    if (checkpoint / MANIFEST).exists():
+        return ", ".join(damaged_files(checkpoint, hashes=hashes))
+    if (checkpoint.parent / RECORD).exists():
+        return f"it has no {MANIFEST}, so it was not completed"
+    is_readable = _state(checkpoint) is not None  # version 0.3.0 wrote no manifests
+    return "" if is_readable else f"{STATE} is missing or damaged"
 
 
 def _state(directory: Path) -> dict[str, Any] | None:

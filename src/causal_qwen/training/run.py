@@ -6,9 +6,10 @@ Training is Hugging Face's Trainer (see `trainer`); the command line and Python 
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from causal_qwen.conversion.calibration import PROMPTS, TEXTS
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.outputs import LOCK, write_manifest
 from causal_qwen.paths import install_hint
-from causal_qwen.training.checkpoints import last_checkpoint
+from causal_qwen.training.checkpoints import last_checkpoint, locked_run
 from causal_qwen.training.data import Collator, Examples, Row, encode_rows, pack, read_rows
 from causal_qwen.training.from_scratch import new_model, texts_of
 from causal_qwen.training.metrics import MetricAccumulator
 from causal_qwen.training.progress import TrainingProgress
+from causal_qwen.training.record import Record, check_unchanged, describe, write_record
 from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -59,9 +62,22 @@ class Run:
 def train(run: Run) -> dict[str, float]:
     """Train, evaluate before and after, recalibrate the noise, save. Returns the final metrics."""
     output = Path(run.output)
+    if not _is_first_process():
+        return _train(run, output)
+    with locked_run(output):
+        return _train(run, output)
+
+
+def _train(run: Run, output: Path) -> dict[str, float]:
     checkpoint = _checkpoint(output, run.resume)
     rows, held_out_rows = _rows(run)
     processor, model = _model(run, rows)
+    if _is_first_process():
+        record = _record(run, rows, held_out_rows, model)
+        if run.resume:
+            check_unchanged(output, record)
+        else:
+            write_record(output, record)
     has_targets = any("target" in row for row in rows)
     processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
     model.config.compat_loss_weight = run.compat_weight
@@ -89,7 +105,9 @@ def train(run: Run) -> dict[str, float]:
     is_shown = not trainer.args.disable_tqdm and trainer.is_world_process_zero()
     trainer.finish(processor, texts, prompts, progress.announce if is_shown else None)
     trainer.save_state()
-    (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+    if trainer.args.should_save:
+        (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+        write_manifest(output, sorted(file.name for file in output.iterdir()))
     return metrics
 
 
@@ -140,6 +158,21 @@ def _rows(run: Run) -> tuple[list[Row], list[Row]]:
     return rows[count:], rows[:count]
 
 
+def _is_first_process() -> bool:
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def _record(run: Run, rows: Sequence[Row], held_out: Sequence[Row], model: CausalModel) -> Record:
+    options = {**asdict(run), **run.arguments}
+    for name in ("model", "data", "eval_data", "output", "output_dir", "resume", "arguments"):
+        options.pop(name, None)
+    return describe(
+        {"data": (run.data, rows), "held-out rows": (run.eval_data or run.data, held_out)},
+        ("from scratch", None) if run.model is None else (run.model, model),
+        options,
+    )
+
+
 def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
     """The model to continue from, or a new one, reproducible for the same rows and seed."""
     if run.model is not None:
@@ -176,18 +209,40 @@ def _examples(
 
 
 def _checkpoint(output: Path, resume: bool) -> str | None:
-    last = last_checkpoint(output)
-    if resume and last is None:
-        raise ValueError(f"{output} has no checkpoint to resume from; omit --resume.")
-    if not resume and output.is_dir() and any(output.iterdir()):
+    if resume:
+        last = last_checkpoint(output, hashes=True)
+        if last is None:
+            raise ValueError(
+                f"{output} has no whole checkpoint to resume from; omit --resume, and train into a "
+                "new directory."
+            )
+        return str(last)
+    if _is_first_process() and any(file.name != LOCK for file in output.iterdir()):
         raise FileExistsError(f"{output} is not empty; choose another, or continue with --resume.")
-    return None if last is None else str(last)
+    return None
+
+
+def check_lora_rank(model: torch.nn.Module, rank: int) -> None:
+    """Refuse a rank above that of the smallest projection, where LoRA would only cost memory."""
+    shapes = {
+        name.rpartition(".")[2]: tuple(module.weight.shape)
+        for name, module in model.named_modules()
+        if name.endswith(LORA_MODULES) and isinstance(module.weight, torch.Tensor)
+    }
+    smallest = min(shapes, key=lambda name: min(shapes[name]))
+    rows, columns = shapes[smallest]
+    if rank > min(rows, columns):
+        raise ValueError(
+            f"lora={rank} exceeds the rank of {smallest}, a matrix of {rows} x {columns}; choose "
+            f"at most {min(rows, columns)}."
+        )
 
 
 def _with_lora(model: Any, rank: int) -> Any:
     """LoRA on the backbone's projections; the causal heads are trained in full."""
     if not rank:
         return model
+    check_lora_rank(model, rank)
     try:
         from peft import LoraConfig, get_peft_model
     except ModuleNotFoundError:

@@ -11,18 +11,20 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import rotate_checkpoints
 
 from causal_qwen.conversion.calibration import calibrate_noise
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.options import check_choice
-from causal_qwen.training.checkpoints import PREFIX
+from causal_qwen.outputs import write_manifest
+from causal_qwen.training.checkpoints import PREFIX, last_checkpoint
 from causal_qwen.training.metrics import MetricAccumulator
 
 HEADS = ("abduction.", "action.", "decision.", "model.value_direction")
@@ -107,12 +109,24 @@ class CausalTrainer(Trainer):
 
     def _record(self, loss: Tensor, outputs: Any) -> None:
         if not loss.isfinite():
-            raise FloatingPointError(
-                f"loss={loss.item()} at step {self.state.global_step + 1}; check that batch, or "
-                f"lower the learning rate; checkpoints in {self.args.output_dir} are intact."
-            )
+            self._diverge(f"loss={loss.item()} at step {self.state.global_step + 1}")
         for name, (key, _) in TERMS.items():
             self._terms[name].append(float(outputs[key].detach()))
+
+    def _check_weights(self) -> None:
+        """Refuse to save NaN: a finite loss can have a gradient that is not."""
+        for name, parameter in self.causal_model.named_parameters():
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # FSDP
+            if not local.isfinite().all():
+                self._diverge(f"{name} has NaN or infinity after step {self.state.global_step}")
+
+    def _diverge(self, finding: str) -> NoReturn:
+        last = last_checkpoint(Path(self.args.output_dir))
+        good = "no checkpoint was saved before" if last is None else f"{last} is the last good one"
+        raise FloatingPointError(
+            f"{finding}; {good}. Check the rows, or train into another directory with a lower "
+            "learning rate."
+        )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the loss terms: summed over processes and accumulated batches, mean over steps."""
@@ -163,19 +177,32 @@ class CausalTrainer(Trainer):
 
     # ------------------------------------------------------------ saving
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save a complete checkpoint, or remove it: a full disk leaves no partial one."""
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a whole checkpoint, or remove it: a full disk leaves no partial one. Older ones are
+        deleted after its manifest is written."""
+        self._check_weights()
+        run, name = Path(self._get_output_dir(trial)), f"{PREFIX}{self.state.global_step}"
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             with quiet():
-                super()._save_checkpoint(*args, **kwargs)
-        except Exception as error:
-            name = f"{PREFIX}{self.state.global_step}"
+                super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()  # all processes write files
             if self.args.should_save:
-                shutil.rmtree(Path(self.args.output_dir) / name, ignore_errors=True)
+                write_manifest(run / name)
+        except BaseException as error:
+            if self.args.should_save:
+                shutil.rmtree(run / name, ignore_errors=True)
+            if not isinstance(error, Exception):
+                raise
             raise OSError(
                 f"{name} could not be saved in {self.args.output_dir} ({error}); fix the cause and "
                 "continue with --resume: earlier checkpoints are intact."
             ) from error
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(run), limit, best, use_mtime=True)
 
     # ------------------------------------------------------------ afterwards
 
@@ -187,6 +214,7 @@ class CausalTrainer(Trainer):
         progress: Callable[[str], None] | None = None,
     ) -> None:
         """Merge LoRA, recalibrate the noise, and save model and processor."""
+        self._check_weights()
         if hasattr(self.causal_model, "merge_and_unload"):
             merged = self.causal_model.merge_and_unload()
             self.model = self.model_wrapped = self.causal_model = merged

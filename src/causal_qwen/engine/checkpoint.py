@@ -1,0 +1,59 @@
+"""Checkpoint: the tensors that a config.json describes, checked before anything is built.
+
+Both engines use it: the NumPy engine on the tensors that it maps, conversion on the headers of
+the files that torch is about to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from causal_qwen.engine import heads, qwen2
+from causal_qwen.engine.weights import LAYER, check_shapes, listed
+
+CAUSAL, LLAMA = "causal_qwen2", "llama"
+SHAPE_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
+)
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
+    """Refuse tensors (name -> shape) that are not those of config.json's fields.
+
+    The number of layers is compared first: then no size of a damaged config.json leads to work
+    or memory beyond what the file's own tensors need.
+    """
+    check_layers(fields, shapes, where)
+    expected = expected_tensors(fields)
+    check_shapes(shapes, expected, where)
+    # A tied head may be stored; old checkpoints hold the rotary frequencies, which are computed.
+    known = {*expected, "lm_head.weight"}
+    strange = [n for n in shapes if n not in known and not n.endswith("rotary_emb.inv_freq")]
+    if strange:
+        raise ValueError(
+            f"{where} has {listed(strange)}, which its configuration does not describe; download "
+            "it again."
+        )
+
+
+def check_layers(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
+    layers = len({found[1] for name in shapes if (found := LAYER.search(name))})
+    if fields.get("num_hidden_layers") != layers:
+        raise ValueError(
+            f"{where} has num_hidden_layers={fields.get('num_hidden_layers')!r} and weights of "
+            f"{layers} layers; download it again."
+        )
+
+
+def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a Qwen2, Llama or causal checkpoint."""
+    given = {name: fields[name] for name in SHAPE_FIELDS if name in fields}
+    shapes = qwen2.expected_tensors(qwen2.Qwen2Config.from_dict(given), fields.get("causal_size"))
+    if fields.get("model_type") == LLAMA:  # Qwen2 without biases
+        shapes = {name: shape for name, shape in shapes.items() if not name.endswith(".bias")}
+    if fields.get("model_type") == CAUSAL:
+        shapes |= heads.expected_tensors(fields)
+    return shapes

@@ -1,0 +1,58 @@
+"""Uploads: the directory of uploaded and saved individuals stays within a total size.
+
+An uploaded file is deleted as soon as it is read (`page`); what is never read ends here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+BLOCK = 4096  # bytes that the smallest file takes
+UNUSED = ("/gradio_api/deep_link", "/gradio_api/process_recording")  # of Gradio; they write files
+
+
+class BoundedFiles:
+    """ASGI middleware: before every write, the oldest files are deleted to keep within a size."""
+
+    def __init__(self, app: ASGIApp, directory: Path, max_bytes: int) -> None:
+        self.app, self.directory, self.max_bytes = app, directory, max_bytes
+        self.kept = frozenset(_files(directory))  # of the page as every visitor first sees it
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if scope["path"].startswith(UNUSED):
+                await PlainTextResponse("Not Found", 404)(scope, receive, send)
+                return
+            if scope["method"] not in ("GET", "HEAD"):
+                self.prune()
+        await self.app(scope, receive, send)
+
+    def prune(self) -> None:
+        """Delete the oldest files beyond the total size."""
+        found = []
+        for path in _files(self.directory):
+            with contextlib.suppress(FileNotFoundError):  # deleted since
+                if path not in self.kept:
+                    facts = path.stat()
+                    found.append((facts.st_mtime, max(facts.st_size, BLOCK), path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self.max_bytes:
+                return
+            remove(path)
+            total -= size
+
+
+def remove(path: Path) -> None:
+    """Delete a file, and its directory if nothing else is in it."""
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]

@@ -1,0 +1,235 @@
+"""CSV table: a file's cells as they are written, and the values that the model reads.
+
+    table = read_table("rings.csv")
+    table.columns["code"]      # ["007", "1.10", "NA"]: as in the file
+    table.frame()["code"]      # [7.0, 1.1, NaN]: typed as by `pandas.read_csv`
+
+A record with more or fewer cells than the header is refused and its line named: it usually has an
+unquoted comma (1,870), which would move every later cell into the wrong column. Files that are not
+comma-separated UTF-8 text are refused in one sentence.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import os
+import re
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_qwen.paths import install_hint
+from causal_qwen.regression.sentences import LINE, name_rows
+
+BOM = "\ufeff"
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}  # not read; named in an error
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+SHOWN = 60  # characters of a line or cell in a message
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A header and at least one row; every row has a cell in every column."""
+
+    path: str
+    columns: dict[str, list[str]]  # name -> cells; a column without a name is "Unnamed: 0", ...
+    lines: list[int]  # in which the rows begin, as editors count
+    header: str  # the text of the header's line, its end included
+    records: list[str]  # the text of every row, its line end included
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def frame(self) -> Any:
+        """A DataFrame of typed values: numbers, booleans, texts, NaN for empty cells and "NA".
+
+        Its index has the lines of the file, which name the rows in messages.
+        """
+        import pandas
+
+        frame = pandas.DataFrame({name: _typed(cells) for name, cells in self.columns.items()})
+        return frame.set_index(pandas.Index(self.lines, name=LINE))
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as numbers, NaN where a cell is none: "1,870", "5 kg" and "True" are none."""
+        import pandas
+
+        cells = pandas.Series(self.columns[name], dtype=object)
+        return pandas.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+
+    def name_lines(self, rows: Sequence[int] | NDArray[np.int64], name: str) -> str:
+        """ "lines 5 and 7 (line 5: price 'n/a')": where rows begin, and the first one's cell."""
+        lines = [self.lines[row] for row in rows]
+        where = name_rows(lines).replace("row", "line", 1)
+        return f"{where} (line {lines[0]}: {name} {_shown(self.columns[name][rows[0]])})"
+
+
+def read_table(path: str | os.PathLike[str]) -> CsvTable:
+    """Read a comma-separated UTF-8 file; a .gz, .bz2 or .xz file is decompressed."""
+    require_pandas()
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not a file; check the path.")
+    opener = OPENERS.get(Path(path).suffix.lower(), open)
+    try:
+        with opener(path, "rt", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            _check_separator(os.fspath(path), file)
+            file.seek(0)
+            return _parse(_Lines(os.fspath(path), file))
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} cannot be decompressed: {error}; copy it again.") from error
+
+
+def require_pandas() -> None:
+    try:
+        import pandas  # noqa: F401
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"Tables need pandas, which is not installed: {install_hint('tables')}"
+        ) from None
+
+
+class _Lines:
+    """The lines of a file, checked one by one; `take` returns those since its last call."""
+
+    def __init__(self, path: str, file: TextIO) -> None:
+        self.path, self.file, self.number, self.taken = path, file, 0, 0
+        self.pending: list[str] = []
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self.file)
+        self.number += 1
+        if "\0" in line:
+            raise ValueError(
+                f"{self.path}, line {self.number} has a NUL byte; save the table as UTF-8 text."
+            )
+        try:
+            line.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{self.path}, line {self.number} is not UTF-8; save the table as UTF-8 text."
+            ) from None
+        self.pending.append(line)
+        return line.removeprefix(BOM) if self.number == 1 else line
+
+    def take(self) -> tuple[str, int]:
+        """The text of a record, and the line in which it begins."""
+        first, self.taken = self.taken + 1, self.number
+        text = "".join(self.pending)
+        self.pending.clear()
+        return text, first
+
+
+def _parse(lines: _Lines) -> CsvTable:
+    header = ""
+    names: list[str] = []
+    rows: list[list[str]] = []
+    places: list[tuple[str, int]] = []  # text and first line of every row
+    blank: list[tuple[str, int]] = []  # not yet known to lie between rows
+    skipped: list[int] = []
+    for cells, place in _records(lines):
+        if not names:
+            if cells:
+                header, names = place[0], _check_names(lines.path, cells)
+            continue
+        if not cells or (len(names) > 1 and not place[0].strip()):
+            blank.append(place)
+            continue
+        if len(cells) != len(names):
+            raise ValueError(_wrong_width(lines.path, place, len(cells), len(names)))
+        if len(names) == 1:  # an empty line between rows is an empty cell
+            rows += [[""] for _ in blank]
+            places += blank
+        else:
+            skipped += [line for _, line in blank]
+        blank = []
+        rows.append(cells)
+        places.append(place)
+    if not names:
+        raise ValueError(f"{lines.path} is empty; a CSV file has a header and at least one row.")
+    if not rows:
+        raise ValueError(f"{lines.path} has a header and no rows; give at least one row.")
+    if skipped:
+        where = name_rows(skipped).replace("row", "line", 1)
+        warnings.warn(f"{lines.path}: {where} skipped, being empty.", stacklevel=4)
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    texts, numbers = (list(part) for part in zip(*places, strict=True))
+    return CsvTable(lines.path, columns, numbers, header, texts)
+
+
+def _records(lines: _Lines) -> Iterator[tuple[list[str], tuple[str, int]]]:
+    """The cells of every record, with its text and first line."""
+    reader = csv.reader(lines, strict=True)
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            text, line = lines.take()
+            raise ValueError(
+                f"{lines.path}, line {line} is not CSV ({error}): {_shown(text)}; write a quote "
+                'inside a quoted cell as "" and close every quote.'
+            ) from None
+        yield cells, lines.take()
+
+
+def _check_separator(path: str, file: TextIO) -> None:
+    """Refuse a file whose header has as many of another separator as commas, or more, and whose
+    first row has the same number of it. Quoted cells do not count."""
+    texts = islice((line for line in file if line.strip()), 2)
+    header, *row = [QUOTED.sub("", line) for line in texts] or [""]
+    for mark, name in SEPARATORS.items():
+        count = header.count(mark)
+        if count >= max(header.count(","), 1) and all(line.count(mark) == count for line in row):
+            raise ValueError(
+                f"{path} is separated by {name}, it seems ({_shown(header.removeprefix(BOM))}); "
+                "save it with commas, or quote the cells that contain other marks."
+            )
+
+
+def _check_names(path: str, names: list[str]) -> list[str]:
+    """The columns' names; one without a name has that which pandas gives it."""
+    named = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+    if len(set(named)) < len(named):
+        twice = Counter(named).most_common(1)[0][0]
+        raise ValueError(f"{path} has two columns {_shown(twice)}; rename one of them.")
+    return named
+
+
+def _wrong_width(path: str, place: tuple[str, int], cells: int, names: int) -> str:
+    text, line = place
+    cure = 'quote a cell that contains a comma, such as "1,870"'
+    if cells < names:
+        cure = "write a comma for every empty cell, and check that the file is complete"
+    return f"{path}, line {line} has {cells} cells and the header {names}: {_shown(text)}; {cure}."
+
+
+def _typed(cells: list[str]) -> Any:
+    """The cells as pandas types a column of a CSV file, whatever their quotes."""
+    import pandas
+
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows([cell] for cell in cells)
+    buffer.seek(0)
+    return pandas.read_csv(buffer, header=None, low_memory=False)[0]
+
+
+def _shown(text: str) -> str:
+    text = text.rstrip("\r\n")
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")

@@ -1,0 +1,492 @@
+"""Loading: the weights of the file, all of them and no others, or an error that names them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from _damage import copy_of
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForCausalLM, Qwen2ForCausalLM
+from transformers.utils import logging
+
+from causal_qwen import CausalQwenForCausalLM
+from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.convert import convert, open_model
+from causal_qwen.engine import Engine
+from causal_qwen.training.run import check_lora_rank
+
+CAUSAL: dict[str, Callable[[Path], Any]] = {
+    "from_pretrained": CausalQwenForCausalLM.from_pretrained,
+    "AutoModelForCausalLM": AutoModelForCausalLM.from_pretrained,
+    "open_model": open_model,
+    "Engine": Engine.from_pretrained,
+}
+PLAIN: dict[str, Callable[[Path], Any]] = {
+    "from_pretrained": CausalQwenForCausalLM.from_pretrained,
+    "convert": lambda path: convert(path, path.parent / "out", measure_noise=False),
+    "from_qwen": lambda path: CausalQwenForCausalLM.from_qwen(path, measure_noise=False),
+    "Engine": Engine.from_pretrained,
+}
+LOADERS = [("causal", name) for name in CAUSAL] + [("plain", name) for name in PLAIN]
+every_loader = pytest.mark.parametrize(("kind", "name"), LOADERS)
+
+
+@pytest.fixture
+def places(tiny_directory: Path, tmp_path: Path) -> dict[str, Path]:
+    """Copies of a converted model and of its plain base."""
+    return {
+        "causal": copy_of(tiny_directory, tmp_path / "causal"),
+        "plain": copy_of(tiny_directory.parent / "base", tmp_path / "plain"),
+    }
+
+
+def refused(kind: str, name: str, directory: Path, message: str) -> None:
+    loader = (CAUSAL if kind == "causal" else PLAIN)[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        loader(directory)
+    assert str(directory) in str(caught.value)
+    assert not (directory.parent / "out").exists()
+
+
+def sentence(call: Callable[[], Any]) -> str:
+    """What a call raises, or nothing."""
+    try:
+        call()
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def configure(directory: Path, file: str = "config.json", **fields: Any) -> None:
+    path = directory / file
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**saved, **fields}), encoding="utf-8")
+
+
+# ---------------------------------------------------------------- which tensors
+
+
+@every_loader
+def test_missing_tensor_is_refused_by_name(kind: str, name: str, places: dict[str, Path]) -> None:
+    rewrite(places[kind], lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    refused(kind, name, places[kind], r"lacks model\.layers\.1\.mlp\.up_proj\.weight;")
+
+
+@every_loader
+def test_missing_tensors_are_named_and_counted(
+    kind: str, name: str, places: dict[str, Path]
+) -> None:
+    def drop(tensors: dict[str, Any]) -> None:
+        for key in [key for key in tensors if key.endswith(("up_proj.weight", "_proj.bias"))]:
+            del tensors[key]
+
+    rewrite(places[kind], drop)
+    refused(kind, name, places[kind], r"lacks .*_proj.* and 5 more;")
+
+
+@every_loader
+@pytest.mark.parametrize("layers", [1, 3])
+def test_another_number_of_layers_than_the_file_has_is_refused(
+    kind: str, name: str, layers: int, places: dict[str, Path]
+) -> None:
+    configure(places[kind], num_hidden_layers=layers, layer_types=["full_attention"] * layers)
+    refused(kind, name, places[kind], rf"num_hidden_layers={layers} .* 2 layers")
+
+
+@every_loader
+def test_a_layer_lost_from_the_file_is_refused(
+    kind: str, name: str, places: dict[str, Path]
+) -> None:
+    def drop(tensors: dict[str, Any]) -> None:
+        for key in [key for key in tensors if key.startswith("model.layers.1.")]:
+            del tensors[key]
+
+    rewrite(places[kind], drop)
+    refused(kind, name, places[kind], "num_hidden_layers=2 .* 1 layers")
+
+
+@every_loader
+def test_tensor_that_the_model_does_not_have_is_refused(
+    kind: str, name: str, places: dict[str, Path]
+) -> None:
+    rewrite(places[kind], lambda tensors: tensors.update({"extra.weight": torch.ones(2)}))
+    refused(kind, name, places[kind], r"has extra\.weight, which")
+
+
+@every_loader
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(
+    kind: str, name: str, value: float, places: dict[str, Path]
+) -> None:
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.0.self_attn.o_proj.weight"][3, 4] = value
+        tensors["model.norm.weight"][5] = value
+
+    rewrite(places[kind], spoil)
+    names = r"model\.(norm|layers\.0\.self_attn\.o_proj)\.weight"
+    refused(kind, name, places[kind], rf"NaN or infinity in {names}, {names}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_infinity_is_found_in_every_type_and_large_numbers_are_not(
+    dtype: torch.dtype, places: dict[str, Path]
+) -> None:
+    def fill(value: float) -> Callable[[dict[str, Any]], None]:
+        def change(tensors: dict[str, Any]) -> None:
+            for key, tensor in tensors.items():
+                tensors[key] = tensor.to(dtype)
+            tensors["model.norm.weight"][:] = value
+
+        return change
+
+    for sign in (1, -1):
+        rewrite(places["causal"], fill(sign * torch.finfo(dtype).max))
+        Engine.from_pretrained(places["causal"])
+        CausalQwenForCausalLM.from_pretrained(places["causal"], dtype=dtype)
+        rewrite(places["causal"], fill(sign * torch.inf))
+        for name in ("Engine", "from_pretrained"):
+            refused("causal", name, places["causal"], r"infinity in model\.norm\.weight")
+
+
+def test_converted_model_without_its_causal_parameters_is_refused(places: dict[str, Path]) -> None:
+    def drop(tensors: dict[str, Any]) -> None:
+        for key in [key for key in tensors if key.startswith(("abduction", "action", "decision"))]:
+            del tensors[key]
+
+    rewrite(places["causal"], drop)
+    for name in CAUSAL:
+        refused("causal", name, places["causal"], r"lacks abduction\.loc\.weight")
+
+
+def test_converted_weights_with_the_config_of_a_plain_model_are_refused(
+    places: dict[str, Path],
+) -> None:
+    shutil.copy(places["plain"] / "config.json", places["causal"])
+    for name in PLAIN:
+        refused("plain", name, places["causal"], r"has abduction\.loc\.bias")
+
+
+def test_head_that_differs_from_the_embeddings_it_is_tied_to_is_refused(
+    places: dict[str, Path],
+) -> None:
+    def untie(tensors: dict[str, Any]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+    for kind, directory in places.items():
+        rewrite(directory, untie)
+        for name in CAUSAL if kind == "causal" else PLAIN:
+            refused(kind, name, directory, "tie_word_embeddings=true")
+
+
+def test_backbone_alone_is_loaded_whole_or_refused(places: dict[str, Path]) -> None:
+    whole = CausalQwenForCausalLM.from_pretrained(places["causal"]).model.state_dict()
+    backbone = AutoModel.from_pretrained(places["causal"])
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in backbone.state_dict().items())
+    rewrite(places["causal"], lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(ValueError, match=r"lacks model\.norm\.weight"):
+        AutoModel.from_pretrained(places["causal"])
+
+
+# ---------------------------------------------------------------- what keeps working
+
+
+def test_sharded_checkpoint_loads_like_a_single_file(places: dict[str, Path]) -> None:
+    model = CausalQwenForCausalLM.from_pretrained(places["causal"])
+    (places["causal"] / "model.safetensors").unlink()
+    model.save_pretrained(places["causal"], max_shard_size="40KB")
+    assert len(list(places["causal"].glob("*.safetensors"))) > 2
+    again = CausalQwenForCausalLM.from_pretrained(places["causal"]).state_dict()
+    engine = Engine.from_pretrained(places["causal"])
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again[name], tensor), name
+        if name in engine.parameters:
+            assert np.array_equal(engine.parameters[name], tensor.numpy()), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_map": {"a": "../model.safetensors"}}, "not beside it"),
+        ({"weight_map": []}, "no weight_map"),
+        ({"weight_map": {"a": "lost.safetensors"}}, r"lost\.safetensors does not exist"),
+    ],
+)
+def test_damaged_index_is_refused(
+    change: dict[str, Any], message: str, places: dict[str, Path]
+) -> None:
+    directory = places["causal"]
+    (directory / "model.safetensors").rename(directory / "a.safetensors")
+    configure(directory, "model.safetensors.index.json", metadata={}, **change)
+    for name in CAUSAL:
+        with pytest.raises((ValueError, OSError), match=message):
+            CAUSAL[name](directory)
+
+
+def test_stored_copy_of_a_tied_head_and_old_rotary_buffers_are_accepted(
+    places: dict[str, Path],
+) -> None:
+    def add(tensors: dict[str, Any]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+    rewrite(places["plain"], add)
+    for load in PLAIN.values():
+        load(places["plain"])
+
+
+def test_tensors_in_memory_load_if_complete(places: dict[str, Path]) -> None:
+    model = CausalQwenForCausalLM.from_pretrained(places["causal"])
+    state = dict(model.state_dict())
+    again = CausalQwenForCausalLM.from_pretrained(None, config=model.config, state_dict=state)
+    assert all(torch.equal(again.state_dict()[name], state[name]) for name in state)
+    del state["decision.threshold"]
+    with pytest.raises(ValueError, match=r"state_dict lacks decision\.threshold"):
+        CausalQwenForCausalLM.from_pretrained(None, config=model.config, state_dict=state)
+
+
+def test_loading_info_is_returned_on_request(places: dict[str, Path]) -> None:
+    _, info = CausalQwenForCausalLM.from_pretrained(places["causal"], output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    _, info = CausalQwenForCausalLM.from_pretrained(places["plain"], output_loading_info=True)
+    assert "decision.threshold" in info["missing_keys"]
+
+
+def test_transformers_own_class_reads_a_converted_model(places: dict[str, Path]) -> None:
+    with quiet():
+        plain = Qwen2ForCausalLM.from_pretrained(places["causal"])
+    ours = CausalQwenForCausalLM.from_pretrained(places["causal"])
+    assert torch.equal(plain.model.norm.weight, ours.model.norm.weight)
+
+
+def test_model_in_the_hub_cache_is_checked_too(places: dict[str, Path], tmp_path: Path) -> None:
+    commit, repository = "a" * 40, tmp_path / "cache" / "models--org--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    snapshot = copy_of(places["causal"], repository / "snapshots" / commit)
+    options = {"cache_dir": tmp_path / "cache", "local_files_only": True}
+    CausalQwenForCausalLM.from_pretrained("org/tiny", **options)
+    configure(snapshot, num_hidden_layers=10**9)
+    with pytest.raises(ValueError, match=r"num_hidden_layers=1000000000 .* 2 layers"):
+        CausalQwenForCausalLM.from_pretrained("org/tiny", **options)
+    with pytest.raises(FileNotFoundError, match="org/other is neither"):
+        CausalQwenForCausalLM.from_pretrained("org/other", **options)
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"causal_mode": "causal", "top_k": "a"}'])
+def test_damaged_generation_config_is_refused(text: str, places: dict[str, Path]) -> None:
+    file = places["causal"] / "generation_config.json"
+    file.write_text(text, encoding="utf-8")
+    for load in CAUSAL.values():
+        with pytest.raises(ValueError, match=r"generation_config\.json"):
+            load(places["causal"])
+
+
+def test_unreadable_generation_config_is_refused(places: dict[str, Path]) -> None:
+    file = places["causal"] / "generation_config.json"
+    file.unlink()
+    file.symlink_to("nowhere")
+    for load in CAUSAL.values():
+        with pytest.raises(OSError, match=r"generation_config\.json"):
+            load(places["causal"])
+
+
+def test_model_without_a_generation_config_loads(places: dict[str, Path]) -> None:
+    (places["causal"] / "generation_config.json").unlink()
+    for load in CAUSAL.values():
+        load(places["causal"])
+
+
+@pytest.mark.parametrize(
+    "field", ["num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "causal_size"]
+)
+@every_loader
+def test_impossible_size_is_refused_before_memory_is_allocated(
+    kind: str, name: str, field: str, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*sizes: Any, **_: Any) -> None:
+        raise AssertionError(f"memory of {sizes} was allocated")
+
+    if name == "AutoModelForCausalLM" or (kind == "plain" and field == "causal_size"):
+        return  # Hugging Face reads config.json first; a plain model has no such field
+    monkeypatch.setattr(torch, "empty_like", refuse)
+    configure(places[kind], **{field: 10**9})
+    refused(kind, name, places[kind], "1000000000")
+
+
+def test_code_of_other_directories_is_neither_run_nor_asked_for(
+    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: Any) -> str:
+        raise AssertionError("the user was asked whether to run code")
+
+    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("signal.alarm", asked)
+    trap = places["plain"].parent / "ran"
+    code = f"import pathlib; pathlib.Path({str(trap)!r}).touch()\n"
+    for directory in places.values():
+        (directory / "own.py").write_text(code, encoding="utf-8")
+        configure(directory, auto_map={"AutoConfig": "own.A", "AutoModelForCausalLM": "own.B"})
+        names = {"auto_map": {"AutoTokenizer": ["own.C", "own.C"]}, "tokenizer_class": "Own"}
+        configure(directory, "tokenizer_config.json", **names)
+    for kind, directory in places.items():
+        for load in (CAUSAL if kind == "causal" else PLAIN).values():
+            with contextlib.suppress(ValueError):
+                load(directory)
+    assert not trap.exists()
+
+
+def test_base_with_a_damaged_tokenizer_is_not_converted_without_one(
+    places: dict[str, Path],
+) -> None:
+    (places["plain"] / "tokenizer.json").write_text("{", encoding="utf-8")
+    refused("plain", "convert", places["plain"], r"tokenizer\.json")
+    refused("plain", "from_pretrained", places["plain"], r"tokenizer\.json")
+
+
+# ---------------------------------------------------------------- GGUF
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Callable[..., Path]:
+    """`gguf(layers=1, **metadata)`: a file of a tiny Llama, without a tokenizer."""
+    writer = pytest.importorskip("gguf")
+
+    def make(
+        change: Callable[[dict[str, Any]], Any] = lambda tensors: None, **metadata: int
+    ) -> Path:
+        sizes = {"block_count": 1, "embedding_length": 32, "feed_forward_length": 48} | metadata
+        file = writer.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+        for name, size in sizes.items():
+            file.add_uint32(f"llama.{name}", size)
+        file.add_uint32("llama.context_length", 64)
+        file.add_uint32("llama.vocab_size", 97)
+        file.add_uint32("llama.attention.head_count", 4)
+        file.add_uint32("llama.attention.head_count_kv", 2)
+        file.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
+        generator = np.random.default_rng(0)
+        shapes = {"token_embd": (97, 32), "output_norm": (32,)}
+        parts = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32)}
+        parts |= {"attn_output": (32, 32), "attn_norm": (32,), "ffn_norm": (32,)}
+        parts |= {"ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48)}
+        shapes |= {f"blk.0.{name}": shape for name, shape in parts.items()}
+        tensors = {
+            f"{name}.weight": generator.standard_normal(shape, np.float32)
+            for name, shape in shapes.items()
+        }
+        change(tensors)
+        for name, tensor in tensors.items():
+            file.add_tensor(name, tensor)
+        file.write_header_to_file()
+        file.write_kv_data_to_file()
+        file.write_tensors_to_file()
+        file.close()
+        return tmp_path / "tiny.gguf"
+
+    return make
+
+
+def test_whole_gguf_file_is_converted(gguf: Callable[..., Path], tmp_path: Path) -> None:
+    report = convert(gguf(), tmp_path / "out", measure_noise=False)
+    assert report.standard_agreement == 1
+    model = CausalQwenForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.num_hidden_layers == 1
+
+
+GGUF_DAMAGE: dict[str, tuple[Any, dict[str, int], str]] = {
+    "no tensors": (lambda tensors: tensors.clear(), {}, "num_hidden_layers=1 .* 0 layers"),
+    "a lost tensor": (
+        lambda tensors: tensors.pop("blk.0.ffn_up.weight"),
+        {},
+        r"lacks model\.layers\.0\.mlp\.up_proj\.weight",
+    ),
+    "NaN": (
+        lambda tensors: tensors["output_norm.weight"].fill(np.nan),
+        {},
+        r"NaN or infinity in model\.norm\.weight",
+    ),
+    "a strange tensor": (
+        lambda tensors: tensors.update({"rope_freqs.weight": np.ones(4, np.float32)}),
+        {},
+        r"rope_freqs\.weight",
+    ),
+    "billions of layers": (lambda tensors: None, {"block_count": 4 * 10**9}, "4000000000"),
+    "a huge width": (lambda tensors: None, {"embedding_length": 4 * 10**9}, "4000000000"),
+    "a huge inner width": (lambda tensors: None, {"feed_forward_length": 10**9}, "1000000000"),
+}
+
+
+@pytest.mark.parametrize("what", list(GGUF_DAMAGE))
+def test_damaged_gguf_file_is_refused(what: str, gguf: Callable[..., Path], tmp_path: Path) -> None:
+    change, metadata, message = GGUF_DAMAGE[what]
+    path = gguf(change, **metadata)
+    with pytest.raises(ValueError, match=message) as caught:
+        convert(path, tmp_path / "out")
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_cut_or_flipped_gguf_file_is_refused_or_converted(
+    gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = gguf()
+    whole, chance = path.read_bytes(), np.random.default_rng(0)
+    for size in (0, 3, 4, 20, 24, 100, 600, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"tiny\.gguf"):
+            convert(path, tmp_path / "out")
+    for place in chance.integers(0, 900, 40):  # magic, counts, metadata and tensor table
+        changed = bytearray(whole)
+        changed[place] ^= 1 << int(chance.integers(8))
+        path.write_bytes(changed)
+        message = sentence(lambda: CausalQwenForCausalLM.from_qwen(path, measure_noise=False))
+        assert message == "" or (str(path) in message and "\n" not in message), place
+
+
+# ---------------------------------------------------------------- silence and LoRA
+
+
+def test_silence_lasts_until_the_last_thread_leaves_it() -> None:
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with quiet():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with quiet():
+        thread.start()
+        inside.wait(10)
+    assert logging.get_verbosity() == logging.ERROR  # the other thread is still inside
+    assert not logging.is_progress_bar_enabled()
+    leave.set()
+    thread.join()
+    assert logging.get_verbosity() == verbosity
+    assert logging.is_progress_bar_enabled() == has_bars
+
+
+def test_lora_rank_is_bounded_by_the_smallest_projection(make_model: Callable[..., Any]) -> None:
+    model = make_model()  # k_proj and v_proj are 16 x 32
+    check_lora_rank(model, 16)
+    with pytest.raises(ValueError, match=r"lora=17 exceeds .* 16 x 32; choose at most 16"):
+        check_lora_rank(model, 17)

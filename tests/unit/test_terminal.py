@@ -1,0 +1,98 @@
+"""Terminal output: every text prints in every encoding."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from unittest import mock
+
+import pytest
+
+from causal_qwen.cli import doctor, main
+from causal_qwen.terminal import escape_unencodable, print_json, status
+
+ENCODINGS = ["ascii", "cp1252", "cp437", "gbk", "shift_jis", "utf-8"]
+TEXT = "✓ caf\u00e9 – “你好” … \U0001f44d \ud800"
+
+
+class Stream(io.TextIOWrapper):
+    """Standard output as Python opens it for a terminal with this encoding."""
+
+    def __init__(self, encoding: str, is_terminal: bool = False) -> None:
+        super().__init__(io.BytesIO(), encoding=encoding, errors="strict", write_through=True)
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    @property
+    def text(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode(self.encoding)  # type: ignore[attr-defined]
+
+
+def program(*words: str, encoding: str, is_terminal: bool = False) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    out, err = Stream(encoding, is_terminal), Stream(encoding, is_terminal)
+    with (
+        mock.patch.object(sys, "argv", ["causal-qwen", *words]),
+        mock.patch.object(sys, "stdout", out),
+        mock.patch.object(sys, "stderr", err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    return int(end.value.code or 0), out.text
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_doctor_prints_in_every_encoding(
+    encoding: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_device", lambda: ("cpu", None))
+    code, text = program("doctor", encoding=encoding, is_terminal=is_terminal)
+    assert code == 0
+    mark = "✓" if encoding == "utf-8" else "+"
+    assert f"{mark} always" in text.replace("\x1b[32m", "").replace("\x1b[0m", "")
+    assert "\\u" not in text
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_help_page_prints_in_every_encoding(encoding: str) -> None:
+    code, text = program("--help", encoding=encoding)
+    assert code == 0
+    assert "causal-qwen demo" in text
+
+
+def test_symbols_become_ascii_and_other_characters_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    for encoding in ("ascii", "cp1252", "utf-8"):
+        monkeypatch.setattr(sys, "stdout", Stream(encoding))
+        escape_unencodable()
+        print(TEXT, end="")
+        shown[encoding] = sys.stdout.text  # type: ignore[attr-defined]
+    assert shown == {
+        "ascii": '+ caf\\xe9 - "\\u4f60\\u597d" ... \\U0001f44d \\ud800',
+        "cp1252": "+ café – “\\u4f60\\u597d” … \\U0001f44d \\ud800",
+        "utf-8": "✓ café – “你好” … 👍 \\ud800",
+    }
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_json_is_exact_in_every_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Stream(encoding))
+    escape_unencodable()
+    print_json({"text": "✓ café 你好 👍"})
+    assert json.loads(sys.stdout.text) == {"text": "✓ café 你好 👍"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_the_spinner_turns_in_every_encoding(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Stream(encoding, is_terminal=True))
+    with status() as progress:
+        progress("working")
+    assert "working ..." in sys.stderr.text  # type: ignore[attr-defined]
