@@ -5,7 +5,7 @@ Conversion copies the base model's scores; these four make the causal model beha
     a_k    = max_j ||W_j||_1 - ||W_k||_1     every token has the same scale for a constant scale_U
     C      the 90th percentile of the best score
     gamma  = b, so that the median of sum_k P_k is 1
-    kappa  so that at T = 1 noise changes as many choices as softmax sampling with min-p 0.1
+    kappa  so that at T = 1 noise is as lively as softmax sampling with top-p 0.9
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.generation.streaming import end_ids
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
 from causal_qwen.modeling.abduction import inverse_activation
 from causal_qwen.modeling.action import row_norms
 from causal_qwen.modeling.cauchy import Cauchy
@@ -31,13 +29,13 @@ TOP_QUANTILE = 0.9
 POSITIONS = 128  # positions at which sum_k P_k is measured
 NEW_TOKENS = 40
 TOP_P = 0.9
-MIN_P = 0.1  # individuals choose among tokens with at least this share of the largest probability
-PERSISTENCE = 0.6  # saved: the share of noise that is the same at all positions
-SHARED_GAIN_FACTOR = 1.0  # gain of `causal` over that of `sampling`
-GAINS = (1e-8, 1e8)  # of the search
-NOISE_STEPS = 40
-NOISE_POSITIONS = 256
-DRAWS = 64  # at every position
+TRUNCATION = 0.05  # saved min_density: the far tails of Cauchy noise break a text
+SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: aim for a calmer text
+SHARED_GAIN_FACTOR = 4.0  # its search is untruncated; without tails, shared noise can be larger
+SHARED_RANGE = (0.02, 3.0)  # of the search, in units of the scores' own spread
+FRESH_RANGE = (0.5, 40.0)  # truncated noise adds up like a Gaussian: it takes a larger gain
+NOISE_STEPS = 6
+TYPICAL_NOISE = (0.465, 8.1)  # found gains, shared and fresh, in these units: embedded model
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
@@ -195,67 +193,60 @@ def calibrate_noise(
     prompts: Sequence[Tensor] | None = None,
     texts: Sequence[Tensor] | None = None,
 ) -> tuple[float, float]:
-    """Find and save the noise gains, and the defaults of individuals: candidates, persistence.
+    """Find and save the gains of shared and of fresh noise, and the truncation.
 
-    Read along real texts, `sampling` at T = 1 differs from the likeliest token as often as softmax
-    sampling from the same candidates (min-p) would. Nothing is generated, so loops cannot mislead
-    the search. Repeat after training, on texts like those to be generated. Without texts the
-    model's own samples are read.
+    At its gain and T = 1, noise is as lively as softmax with top-p 0.9. Liveliness is the mean
+    log-probability of the generated tokens under softmax(loc_S). Shared noise lowers it less than
+    fresh noise, so each has its own gain. The fresh gain is that of truncated noise; the shared
+    one is searched untruncated and multiplied by SHARED_GAIN_FACTOR. All three go to the model's
+    generation config; repeat after training. Without prompts, the gains are TYPICAL_NOISE in units
+    of the model's scores.
     """
     was_training = model.training
     model.eval()
-    choices = ChoicesAlong(model, texts or prompts or own_samples(model))
-    fresh = choices.find_gain(choices.softmax_rate())
-    shared = SHARED_GAIN_FACTOR * fresh
+    unit = gain_unit(model, texts or prompts or own_samples(model))
+    if prompts is None:
+        shared, fresh = (relative * unit for relative in TYPICAL_NOISE)
+    else:
+        batch = pad_left(prompts, model)
+        softmax: dict[str, Any] = {
+            "causal_mode": "compatible",
+            "do_sample": True,
+            "top_p": TOP_P,
+            "top_k": 0,
+        }
+        target = liveliness(model, batch, **softmax)
+        shared = find_gain(model, batch, unit, target + SHARED_MARGIN, "causal")
+        fresh = find_gain(model, batch, unit, target, "sampling", FRESH_RANGE, TRUNCATION)
+    shared *= SHARED_GAIN_FACTOR
     saved = model.generation_config
-    saved.noise_gain, saved.fresh_noise_gain = shared, fresh
-    saved.causal_min_p, saved.persistence, saved.min_density = MIN_P, PERSISTENCE, 0.0
+    saved.noise_gain, saved.fresh_noise_gain, saved.min_density = shared, fresh, TRUNCATION
     model.train(was_training)
     return shared, fresh
 
 
-class ChoicesAlong:
-    """Choices among the candidates at positions of given texts, under noise of any gain."""
+def find_gain(
+    model: CausalModel,
+    batch: dict[str, Tensor],
+    unit: float,
+    target: float,
+    causal_mode: str,
+    span: tuple[float, float] = SHARED_RANGE,
+    min_density: float = 0.0,
+) -> float:
+    """The noise gain at which the mode's liveliness falls to `target`, by bisection.
 
-    def __init__(self, model: CausalModel, texts: Sequence[Tensor], draws: int = DRAWS) -> None:
-        hidden = torch.cat([model.model(ids.reshape(1, -1)).last_hidden_state[0] for ids in texts])
-        every = max(len(hidden) // NOISE_POSITIONS, 1)
-        u = model.abduct(hidden[::every][:NOISE_POSITIONS])
-        loc = model.lm_head(u.loc).float()
-        self.log_probs: list[Tensor] = []  # (K,) of the candidates of each position
-        self._moved: list[Tensor] = []  # (K, R) what noise of gain 1 adds to their scores
-        scale = model.action.b_noise.abs()  # as in `sampling`; scale_U at conversion
-        size = model.config.latent_size
-        for index, scores in enumerate(loc):
-            keep = (scores >= scores.max() + math.log(MIN_P)).nonzero().flatten()
-            noise = [to_cauchy(draw_noise(draw, size, index)) for draw in range(draws)]
-            t = torch.from_numpy(np.stack(noise, axis=1)).to(loc)  # (C, R)
-            weight = model.lm_head.weight[keep].to(loc)
-            self._moved.append(weight @ (scale[:, None].to(loc) * t))
-            self.log_probs.append(scores[keep].log_softmax(-1))
-
-    def softmax_rate(self) -> float:
-        """The share of softmax draws that are not the likeliest candidate."""
-        return 1 - float(torch.stack([row.max().exp() for row in self.log_probs]).mean())
-
-    def noise_rate(self, gain: float) -> float:
-        """The same share under noise of a gain."""
-        shares = [
-            (row[:, None] + gain * moved).argmax(0).ne(row.argmax()).float().mean()
-            for row, moved in zip(self.log_probs, self._moved, strict=True)
-        ]
-        return float(torch.stack(shares).mean())
-
-    def find_gain(self, rate: float) -> float:
-        """The gain at which `noise_rate` is `rate`, by bisection on its logarithm: more noise
-        changes more choices."""
-        low, high = (math.log(edge) for edge in GAINS)
-        for _ in range(NOISE_STEPS):
-            middle = (low + high) / 2
-            low, high = (
-                (middle, high) if self.noise_rate(math.exp(middle)) < rate else (low, middle)
-            )
-        return math.exp((low + high) / 2)
+    Every gain uses the same individuals: common random numbers make the curve smooth.
+    """
+    low, high = (math.log(edge * unit) for edge in span)
+    options = {"causal_mode": causal_mode, "individual": list(range(len(batch["input_ids"])))}
+    for _ in range(NOISE_STEPS):
+        middle = (low + high) / 2
+        if liveliness(model, batch, min_density, noise_gain=math.exp(middle), **options) > target:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
 
 
 def gain_unit(model: CausalModel, texts: Sequence[Tensor]) -> float:
