@@ -275,7 +275,7 @@ def test_edit_without_change_leaves_the_text_unchanged(model: Any, mode: str, fr
         one = Individual.draw(C, seed=seed, fresh=fresh)
         result = ask(model, ChangedPrompt(PROMPT), one, mode=mode)
         assert result.divergence is None
-        assert result.stability() == (NEW, 0, 0)
+        assert result.stability() == (NEW, 0, 0, 0)
 
 
 def test_fresh_noise_follows_steps_not_positions(model: Any) -> None:
@@ -318,7 +318,7 @@ def test_with_equal_scales_no_alternative_wins_that_became_less_likely(
     one = Individual.draw(C, seed=seed, temperature=heat)
     text, other = prompts(2, seed=world)
     result = ask(even, ChangedPrompt(other), one, text=text)
-    steps, changed, violations = result.stability()
+    steps, changed, violations, _ = result.stability()
     assert steps == NEW
     assert changed <= steps
     assert violations == 0
@@ -351,7 +351,7 @@ def test_stability_violations_sums_the_counts_of_its_results(model: Any) -> None
     results = [ask(model, ChangedPrompt(OTHER), seed) for seed in range(3)]
     total = stability_violations(*results)
     assert total == tuple(np.sum([result.stability() for result in results], axis=0))
-    assert stability_violations() == (0, 0, 0)
+    assert stability_violations() == (0, 0, 0, 0)
 
 
 # --- shown
