@@ -126,9 +126,6 @@ class CausalGenerationMixin:
         is_ovr = settings.normalization == "ovr"
         if is_ovr and compatible_only:
             raise ValueError("normalization='ovr' runs with one beam and no assistant only.")
-        if settings.is_noisy:
-            kwargs["min_p"] = settings.min_p
-            asked["min_p"] = settings.min_p
         if settings.mode != "compatible":
             generation_config, kwargs = _without_softmax(generation_config, kwargs, settings, asked)
         prepared, model_kwargs = super()._prepare_generation_config(  # type: ignore[misc]
@@ -285,7 +282,12 @@ def _without_softmax(
     """The arguments with which HF's validation accepts several texts per prompt, or cuts."""
     is_one = (asked["num_return_sequences"] or 1) == 1
     is_cut = is_one and any(asked[name] is not None for name in CUTS)
-    neutral = {"do_sample": True if settings.is_noisy or is_cut else None, "temperature": None}
+    neutral: dict[str, Any] = {
+        "do_sample": True if settings.is_noisy or is_cut else None,
+        "temperature": None,
+    }
+    if settings.is_noisy:
+        neutral["min_p"] = settings.min_p  # which `causal_min_p` may have set
     if generation_config is None:
         return None, kwargs | neutral
     generation_config = copy.deepcopy(generation_config)
