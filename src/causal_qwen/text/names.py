@@ -19,11 +19,11 @@ A *label* makes the number after it a name: ``QQ：123``, ``arXiv:2301.12345``, 
 word "number", and single spaces. The labels are listed below: `_LABELS` and `_PLACES`; `_TITLES`
 only capitalised (Room 5), `_ACRONYMS` only in capitals or with a mark (VIN 5, ``vin: 5``),
 `_ABBREVIATIONS` only with their point, `_LONG_LABELS` and `_PHONES` only before five digits
-(order 12345), `_CJK_LABEL` not before a measure (密码6位). So do a number sign (№ 5, n° 5, § 5) and a
-US state (CA 90210). A plural label has a list: pages 3, 5 and 7. Without a mark `_NOUNS`,
-`_LONG_LABELS` and `_PHONES` are ordinary words before %, a measure or a plural: ``port 5 km away``,
-``order 10000 units``. "Is" may be between a code or a number with an owner and its digits: ``your code is
-482913``, ``my number is 62751234``.
+(order 12345), `_CJK_LABEL` not before a measure (密码6位). So do a number sign (№ 5, n° 5, § 5)
+and a US state (CA 90210). A plural label has a list: pages 3, 5 and 7. Without a mark `_NOUNS`,
+`_LONG_LABELS` and `_PHONES` are ordinary words before %, a measure or a plural: ``port 5 km
+away``, ``order 10000 units``. "Is" may be between a code, or a number with an owner, and its
+digits: ``your code is 482913``, ``my number is 62751234``.
 
 A *date* has the name of a month in English, German, French, Spanish, Italian, Portuguese, Dutch,
 Danish, Norwegian, Swedish or Russian beside a day (1 to 31) or a year (1000 to 2199). Not a year:
@@ -102,7 +102,7 @@ _VERBS = (  # and other words that end in s and are no plurals
     "|goes|comes|runs|stops|starts|begins|ends|leaves|arrives|departs|opens|closes|listens|works"
     "|returns|refers|appears|seems|occurs|indicates|contains|includes|describes|requires|allows"
     "|adds|fixes|breaks|removes|changes|affects|causes|fails|expires|ships|remains|becomes|gets"
-    "|keeps|tells|covers|lets|wants|belongs|exists|sometimes|besides|towards|afterwards"
+    "|keeps|tells|passes|sells|smells|looks|feels|covers|lets|wants|belongs|exists|sometimes|besides|towards|afterwards"
 )
 _PLURAL = rf" (?!(?:{_VERBS})\b)[a-zà-ÿ]{{1,19}}[a-rtv-zà-ÿ]s\b"
 _COUNTED = re.compile(
@@ -189,7 +189,7 @@ def _labelled(shadow: str) -> Iterator[tuple[int, int]]:
         is_marked = bool(point or separator.strip())
         is_counted = (
             not is_marked
-            and (not is_numbered or number_word.strip() in _BARE_SIGNS)
+            and (not is_numbered or (number_word.strip() in _BARE_SIGNS and label == low))
             and _COUNTED.match(shadow, match.end(5)) is not None
         )
         if (
@@ -292,17 +292,18 @@ _BEFORE_THOUSANDS = (
     r"(?:€|R\$|[₫₺]|\b(?:EUR|Rp\.?|[Kk]r\.?)) ?"
     r"|\b(?:D(?:ie|er|as|en|em)|d(?:er|as|en|em)|[Hh]at(?:te|ten)?|[Hh]aben|[Ss]ind|[Ww]aren"
     r"|[Ww]urden|[Rr]und|[Ee]twa|[Cc]irca|[Cc]a\.|[Üü]ber|[Kk]napp|[Ii]nsgesamt|[Mm]indestens"
-    r"|[Mm]ehr als|Fast|[Mm]it|[Vv]on|[Aa]uf|[Ff]ür|[Kk]oste(?:t|n|te)|[Oo]ngeveer|[Bb]ijna|[Mm]eer dan"
+    r"|[Mm]ehr als|Fast|[Mm]it|[Vv]on|[Aa]uf|[Ff]ür|[Kk]oste(?:t|n|te)|[Bb]eträgt|[Vv]erdient"
+    r"|[Zz]ählt|[Gg]ibt|[Ll]eben|DM|[Oo]ngeveer|[Bb]ijna|[Mm]eer dan"
     r"|[Cc]uestan?|[Cc]ostó|[Ss]on|[Hh]ay|[Uu]n[oa]s|[Cc]asi|[Tt]ienen?|[Cc]erca de|[Mm]ás de"
     r"|[Cc]osta(?:no)?|[Ss]ono|[Qq]uasi|[Oo]ltre|[Pp]iù di|[Cc]ustam?|[Mm]ais de"
     r"|[Ee]nviron|[Cc]oûten?t?|[Pp]lus de|[Pp]resque) "
 )
 _AFTER_THOUSANDS = (
     r"(?: ?(?:€|[₫₺]|EUR\b|kr\b)| (?:[Ee]uros?|[Kk]ilometer|[Pp]ersone[nr]?|neuen?|weiteren?"
-    r"|Einwohnern?|Menschen|Punkten?|Stück|Leuten?|Jahren?|Metern?|Kilo|Kilogramm|Gramm|Tonnen|Litern?"
+    r"|Einwohnern?|Menschen|Punkten?|Mann|Stück|Leuten?|Jahren?|Metern?|Kilo|Kilogramm|Gramm|Tonnen|Litern?"
     r"|Stunden|Tagen?|Kindern?|Frauen|Männern?|Soldaten|Studenten|Schülern?|Mitgliedern?|Mitarbeitern?"
     r"|Bürgern?|Besuchern?|Zuschauern?|Teilnehmern?|Häusern?|Autos|Fällen?|Stellen|Toten?|Franken"
-    r"|Dollar|Mark|Seiten|Wörtern?|Büchern?|Arbeitsplätzen?|[A-ZÄÖÜ][a-zäöüß]{2,20}"
+    r"|Arbeitern?|Dollar|Mark|Seiten|Wörtern?|Büchern?|Arbeitsplätzen?|[A-ZÄÖÜ][a-zäöüß]{2,20}"
     r"(?:ungen|heiten|keiten|schaften|innen|leuten?)"
     r"|habitantes|personas|pesos|dólares|años|metros|kilómetros|puntos|casos|muertos|soldados"
     r"|empleados|trabajadores|estudiantes|viviendas|kilos|abitanti|anni|metri|chilometri|punti"

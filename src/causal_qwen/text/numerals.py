@@ -49,7 +49,8 @@ or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part o
 * A *sign* is at the start, or after white space, an opening bracket, a quote, an operator, a comma
   or a currency symbol; never after a letter (COVID-19) or a closing bracket. After a CJK letter
   "-" is a sign if the number has a point, %, a degree or a measure that can be negative (气温-5℃,
-  利润-20万, 今天-3到5度), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is a rocket.
+  利润-20万, 今天-3到5度), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is
+  a rocket.
 * A *range* has one dash; a unit on its left must be repeated on its right, also a CJK unit
   (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short
   years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends to a multiple of
