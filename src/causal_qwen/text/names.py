@@ -105,8 +105,11 @@ _VERBS = (  # and other words that end in s and are no plurals
     "|keeps|tells|passes|sells|smells|looks|feels|covers|lets|wants|belongs|exists|sometimes|besides|towards|afterwards"
 )
 _PLURAL = rf" (?!(?:{_VERBS})\b)[a-zà-ÿ]{{1,19}}[a-rtv-zà-ÿ]s\b"
+_SHARE = r" ?%| per ?cent\b| [mb]illion| thousand| hundred| Prozent\b"
 _COUNTED = re.compile(
-    rf"(?:[.,][0-9]{{1,9}})?(?: ?%|{MEASURE}|{MEASURE_WORD}"
+    rf"(?:[.,][0-9]{{1,9}})?(?:{_SHARE}|{MEASURE}|{MEASURE_WORD}"
+    r"| (?:Sekunden?|Minuten?|Stunden?|Tagen?|Wochen?|Jahren?|Metern?|Kilometern?|Euro|Leuten?"
+    r"|Menschen|Personen|Kindern?)\b"
     r"|(?: (?:new|more|additional|extra|other|different|small|large|affordable|free|young))?"
     rf"{_PLURAL})"
 )
@@ -186,7 +189,7 @@ def _labelled(shadow: str) -> Iterator[tuple[int, int]]:
         is_plural = low.endswith("s") or low == "pp"
         is_numbered = number_word is not None
         is_long = is_numbered or (len(digits) > 4 and not _FRACTION.match(shadow, match.end(5)))
-        is_marked = bool(point or separator.strip())
+        is_marked = separator.strip() != ""
         is_counted = (
             not is_marked
             and (not is_numbered or (number_word.strip() in _BARE_SIGNS and label == low))
@@ -244,7 +247,6 @@ _PEOPLE = (
     r" (?:people|persons|men|women|children|kids|of (?:them|the|us)|Leuten?|Menschen|Personen"
     r"|Einwohner|Kinder|Männer|Frauen|Soldaten|Euro)\b"
 )
-_SHARE = r" ?%| per ?cent\b| [mb]illion| thousand| hundred| Prozent\b"
 _DATED_YEAR = (
     rf"{_YEAR}(?!{_PEOPLE}|{_SHARE})(?!(?<=1[0-8][0-9]0){_PLURAL})(?!(?<=21[0-9]0){_PLURAL})"
 )
