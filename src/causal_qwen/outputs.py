@@ -49,6 +49,13 @@ class Entry(NamedTuple):
 # ---------------------------------------------------------------- writing
 
 
+def check_not_inside(output: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
+    """Refuse an output that is or contains one of the inputs, which would be deleted."""
+    for one in inputs:
+        if Path(one).exists() and Path(one).resolve().is_relative_to(Path(output).resolve()):
+            raise ValueError(f"{output} contains {one}, which is read; name another output.")
+
+
 def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse an output that is not empty (unless `overwrite`, and all in it was written by this
     program), a file, a broken link, a mount point, or above the working directory."""
@@ -270,6 +277,16 @@ def damaged_files(directory: Path, *, hashes: bool = False) -> list[str]:
         elif hashes and _sha256(file) != entry.sha256:
             found.append(f"{name} has changed since it was written")
     return found
+
+
+def check_complete(directory: Path) -> None:
+    """Refuse a directory without a file that its manifest lists."""
+    for name in read_manifest(directory) or {}:
+        if not os.path.lexists(directory / name):
+            raise FileNotFoundError(
+                f"{directory / name} is missing, and {MANIFEST} lists it; restore it, or save the "
+                "directory again."
+            )
 
 
 def damaged_parts(directory: Path, *, hashes: bool = False) -> list[str]:

@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "text": {"options"},
     "individuals": {"options", "outputs"},
     "decoding": {"options", "individuals"},
-    "engine": _TORCH_FREE | {"terminal"},
+    "engine": _TORCH_FREE | {"outputs", "terminal"},
     "modeling": _TORCH_FREE,
     "generation": _TORCH_FREE | {"modeling"},
     "model": _TORCH_FREE | {"modeling", "generation"},

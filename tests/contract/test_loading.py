@@ -22,6 +22,7 @@ from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import convert, open_model
 from causal_qwen.engine import Engine
+from causal_qwen.outputs import write_manifest
 from causal_qwen.training.run import check_lora_rank
 
 CAUSAL: dict[str, Callable[[Path], Any]] = {
@@ -208,6 +209,7 @@ def test_backbone_alone_is_loaded_whole_or_refused(places: dict[str, Path]) -> N
 def test_sharded_checkpoint_loads_like_a_single_file(places: dict[str, Path]) -> None:
     model = CausalQwenForCausalLM.from_pretrained(places["causal"])
     (places["causal"] / "model.safetensors").unlink()
+    (places["causal"] / "manifest.json").unlink(missing_ok=True)
     model.save_pretrained(places["causal"], max_shard_size="40KB")
     assert len(list(places["causal"].glob("*.safetensors"))) > 2
     again = CausalQwenForCausalLM.from_pretrained(places["causal"]).state_dict()
@@ -230,6 +232,7 @@ def test_damaged_index_is_refused(
     change: dict[str, Any], message: str, places: dict[str, Path]
 ) -> None:
     directory = places["causal"]
+    (directory / "manifest.json").unlink(missing_ok=True)
     (directory / "model.safetensors").rename(directory / "a.safetensors")
     configure(directory, "model.safetensors.index.json", metadata={}, **change)
     for name in CAUSAL:
@@ -311,6 +314,7 @@ def test_unreadable_generation_config_is_refused(places: dict[str, Path]) -> Non
 
 def test_model_without_a_generation_config_loads(places: dict[str, Path]) -> None:
     (places["causal"] / "generation_config.json").unlink()
+    (places["causal"] / "manifest.json").unlink(missing_ok=True)
     for load in CAUSAL.values():
         load(places["causal"])
 
@@ -330,6 +334,27 @@ def test_impossible_size_is_refused_before_memory_is_allocated(
     monkeypatch.setattr(torch, "empty_like", refuse)
     configure(places[kind], **{field: 10**9})
     refused(kind, name, places[kind], "1000000000")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"num_labels": 10**9}, {"layer_types": ["full_attention"] * 20_000}, {"hidden_act": "foo"}],
+    ids=["num_labels", "layer_types", "hidden_act"],
+)
+def test_lists_of_any_length_and_unknown_activations_are_refused(
+    fields: dict[str, Any], places: dict[str, Path]
+) -> None:
+    configure(places["plain"], **fields)
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        CausalQwenForCausalLM.from_qwen(places["plain"], measure_noise=False)
+
+
+def test_a_file_that_the_manifest_lists_is_missed(places: dict[str, Path]) -> None:
+    write_manifest(places["causal"])
+    (places["causal"] / "generation_config.json").unlink()
+    for load in CAUSAL.values():
+        with pytest.raises(FileNotFoundError, match=r"generation_config\.json is missing"):
+            load(places["causal"])
 
 
 def test_code_of_other_directories_is_neither_run_nor_asked_for(

@@ -28,7 +28,7 @@ from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.outputs import LOCK, damaged_files, read_manifest, write_manifest
-from causal_qwen.training.checkpoints import last_checkpoint, locked_run
+from causal_qwen.training.checkpoints import delete_oldest, last_checkpoint, locked_run
 from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.training.from_scratch import new_model
 from causal_qwen.training.metrics import MetricAccumulator
@@ -667,8 +667,31 @@ def test_bad_runs_are_refused(directory: Path, data: Path, trained: Path, tmp_pa
     with pytest.raises(ValueError, match="no whole checkpoint"):
         train(Run(str(directory), str(data), str(tmp_path / "new"), resume=True))
     assert not (tmp_path / "new").exists()
+    command = (str(directory), str(data), str(tmp_path / "new"))
+    with pytest.raises(ValueError, match="lora=1000"):
+        train(Run(*command, lora=1000, arguments=QUICK))
+    assert not (tmp_path / "new" / "run.json").exists()  # the corrected run may begin
     with pytest.raises(ValueError, match="train='some'"):
         CausalTrainingArguments(output_dir=str(tmp_path), train="some")
+
+
+def test_only_numbered_checkpoints_of_ours_are_deleted(tmp_path: Path) -> None:
+    for name in ("checkpoint-1", "checkpoint-2", "checkpoint-10", "checkpoint-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state").touch()
+        write_manifest(tmp_path / name)
+    shutil.copytree(tmp_path / "checkpoint-1", tmp_path / "checkpoint-1-best")
+    (tmp_path / "checkpoint-0").mkdir()  # not ours
+
+    def left() -> set[str]:
+        return {path.name.removeprefix("checkpoint-") for path in tmp_path.iterdir()}
+
+    delete_oldest(tmp_path, None, None)
+    assert left() == {"0", "1", "1-best", "2", "3", "10"}
+    delete_oldest(tmp_path, 2, str(tmp_path / "checkpoint-2"))
+    assert left() == {"0", "1-best", "2", "10"}
+    delete_oldest(tmp_path, 1, None)
+    assert left() == {"0", "1-best", "10"}
 
 
 def test_simulation_recovers_the_true_parameters() -> None:

@@ -128,13 +128,8 @@ def test_compressed_files_are_read_and_damaged_ones_refused(write: Any) -> None:
 # --- values
 
 
-def test_cells_are_typed_as_pandas_types_them(write: Any) -> None:
-    content = (
-        "a,b,c,d,e,f,g\n"
-        "007,1.10,NA,True,,x,99999999999999999999\n"
-        '"8"," 2",n/a,False,,"",1\n'
-        "9,-3e2,0,True,,y,2\n"
-    )
+def test_columns_of_one_kind_are_typed_as_pandas_types_them(write: Any) -> None:
+    content = 'a,b,c,d,e,f\n7,1.10,,True,,x\n"8"," 2",,False,,""\n9,-3e2,0,True,,y\n'
     path = write(content)
     pd.testing.assert_frame_equal(read_csv(path), pd.read_csv(path))
 
@@ -168,10 +163,27 @@ def test_a_cell_that_is_no_plain_number_is_none(write: Any, cell: str) -> None:
     np.testing.assert_array_equal(table.numbers("price"), [np.nan, 12, -350])
 
 
+def test_a_cell_has_the_same_value_beside_any_other_row(write: Any) -> None:
+    row = '007,1.10,red,"1,46",True,12345678901234567890'
+    names = "code,carat,colour,price,is_new,id"
+    alone = read_table(write(f"{names}\n{row}\n")).frame()
+    beside = read_table(write(f"{names}\n{row}\nabc,big,5,7,maybe,1\n")).frame()
+    expected = ["007", 1.1, "red", "1,46", True, "12345678901234567890"]
+    assert alone.iloc[0].tolist() == beside.iloc[0].tolist() == expected
+
+
+def test_a_name_that_is_read_as_missing_is_shown(write: Any) -> None:
+    table = read_table(write("colour,price\nred,1\nNA,2\n,3\n"))
+    with pytest.warns(UserWarning, match=r"1 cell is read as missing: .*line 3: colour 'NA'"):
+        frame = table.frame()
+    assert frame["colour"].isna().tolist() == [False, True, True]
+
+
 # --- many files
 
 
 @pytest.mark.fuzz
+@pytest.mark.filterwarnings("ignore:.*read as missing")
 @pytest.mark.parametrize("seed", seeds(40, 400))
 def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
     content, columns = random_csv(seed)
@@ -186,6 +198,7 @@ def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
 
 
 @pytest.mark.fuzz
+@pytest.mark.filterwarnings("ignore:.*read as missing")
 @pytest.mark.parametrize("seed", seeds(80, 600))
 @pytest.mark.filterwarnings("ignore:.*skipped, being empty")
 def test_a_damaged_file_is_read_as_it_is_written_or_refused(seed: int, write: Any) -> None:

@@ -271,6 +271,7 @@ def test_a_password_admits_its_user_only() -> None:
         {"Authorization": "Basic"},
         {"Authorization": "Basic ???"},
         {"Authorization": "Basic /w=="},
+        {"Authorization": b"Basic \xe9"},
         {"Authorization": "Digest x"},
         {"Cookie": f"{security.COOKIE}=se:cret"},
     ):
@@ -521,6 +522,14 @@ def test_new_tokens_are_limited(client: TestClient, tokens: float) -> None:
     done = call(client, "run", [TEXT, 1, 1, 1, 0, "1", tokens])
     assert not done["success"]
     assert "Value" in done["output"]["error"]
+
+
+def test_no_address_is_fetched_for_a_visitor(client: TestClient) -> None:
+    for path in ("http://example.com/x.safetensors", " HTTPS://example.com/x", "ftp://example.com"):
+        file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+        answer = client.post(JOIN, json={"data": [[{"deep": file}]], "fn_index": 0})
+        assert answer.status_code == 400
+        assert "uploaded" in answer.text
 
 
 # ---------------------------------------------------------------- hostile calls

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 from causal_qwen.decoding.settings import resolve_settings
@@ -38,11 +39,13 @@ from causal_qwen.engine.weights import (
     read_json,
     read_optional_json,
 )
-from causal_qwen.modeling.configuration import check_supported
+from causal_qwen.modeling.configuration import MOST_LAYERS, check_supported
+from causal_qwen.outputs import check_complete
 from causal_qwen.paths import HUB_FILES
 
 OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
 CONFIG, GENERATION = "config.json", "generation_config.json"
+LISTS = ("id2label", "label2id", "layer_types")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 # types whose numbers are checked as integers: these integers, and the bits of infinity
 WORDS = {
@@ -87,10 +90,12 @@ def check_files(
     """
     directory, config = local_directory(path, options), options.get("config")
     given = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(options)
+    check_complete(directory)
     has_config = config is None or os.path.lexists(directory / CONFIG)
     fields = read_json(directory / CONFIG) if has_config else given
     with file_named(directory / CONFIG):
         check_supported(fields.get("model_type", CAUSAL))
+        check_lengths(fields)
     names = (*SHAPE_FIELDS, "causal_size", "head_bias")
     if not any(options.get(name) for name in OTHER_WEIGHTS) and options["use_safetensors"]:
         check_weights(directory, fields | {name: given[name] for name in names if name in given})
@@ -99,11 +104,23 @@ def check_files(
     return fields
 
 
+def check_lengths(fields: Mapping[str, Any]) -> None:
+    """Refuse lists that Hugging Face would make, or read, entry by entry for minutes."""
+    labels = fields.get("num_labels")
+    lengths = {"num_labels": labels if isinstance(labels, int) else 0}
+    lengths |= {n: len(fields[n]) for n in LISTS if isinstance(fields.get(n), list | dict)}
+    for name, length in lengths.items():
+        if length > MOST_LAYERS:
+            raise ValueError(f"{name} has {length} entries, more than {MOST_LAYERS}.")
+
+
 def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any) -> None:
     """Refuse fields of config.json that do not form a configuration, and a generation_config.json
     that cannot be read: Hugging Face would ignore it."""
     with file_named(directory / CONFIG):
         config = config_class.from_pretrained(directory)
+        if config.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={config.hidden_act!r} is unknown; Qwen2 has 'silu'.")
         if not -config.vocab_size <= (config.pad_token_id or 0) < config.vocab_size:
             raise ValueError(
                 f"pad_token_id={config.pad_token_id} is outside the vocabulary of "

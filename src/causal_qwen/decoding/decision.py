@@ -24,6 +24,7 @@ Array = Any  # a NumPy array or a torch tensor
 TIE = 1e-5  # relative difference below which two scales count as equal
 SLACK = 1e-4  # rounding allowance of every float32 bound: positive sums of <= 1000s of terms
 SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
+NO_CHOICE = "loc_S holds NaN: no token can be chosen; check the model's weights and config.json."
 EXACT_CANDIDATES = 64  # so few are decided in float64 without further pruning
 
 
@@ -120,7 +121,7 @@ def choose_pruned(loc: Array, scale: Array, head: Head) -> int:
         product = head.absolute(scale, rows) + noise[keep]
         keep = keep[_may_win(over[keep], product, product)]
     if len(keep) == 0:
-        raise ValueError("loc_S holds NaN: no token can be chosen; check the model's weights.")
+        raise ValueError(NO_CHOICE)
     wide = xp.astype(scale, xp.float64)
     exact = xp.abs(xp.astype(head.rows(keep), xp.float64)) @ wide
     exact = exact + xp.astype(head.decision_noise[keep], xp.float64) * xp.mean(wide)

@@ -48,6 +48,7 @@ from causal_qwen.engine.weights import (
     widen,
 )
 from causal_qwen.individuals.individual import Individual
+from causal_qwen.outputs import check_complete
 from causal_qwen.text.segmentation import stable_prefix
 
 DTYPES = (None, "float32")
@@ -130,6 +131,7 @@ class Engine:
             raise FileNotFoundError(
                 f"{directory} is not a directory; pass the directory of a saved model."
             )
+        check_complete(directory)
         config, generation = directory / "config.json", directory / "generation_config.json"
         fields, saved = read_json(config), read_optional_json(generation)
         with file_named(config):

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from transformers.generation import LogitsProcessor
 from transformers.utils import ModelOutput
 
-from causal_qwen.decoding.decision import choose, choose_individual, decide, margin
+from causal_qwen.decoding.decision import (
+    NO_CHOICE,
+    choose,
+    choose_individual,
+    decide,
+    margin,
+)
 from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.modeling.cauchy import Cauchy
@@ -106,6 +112,8 @@ class DecisionProcessor(LogitsProcessor):
         threshold = self.model.decision.threshold.to(loc.device)
         if mode == "causal":
             over: Tensor = margin(loc, threshold)
+            if over.isnan().any():
+                raise ValueError(NO_CHOICE)
             if not self.want_scores:
                 return over
             return force_argmax(over.float(), choose_individual(loc, threshold))

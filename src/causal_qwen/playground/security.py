@@ -11,7 +11,6 @@ Such a request carries the foreign name in `Host` or in `Origin`; `Guard` answer
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 import re
 import secrets
@@ -136,7 +135,7 @@ class Login:
             return False
         try:
             text = base64.b64decode(value.strip(), validate=True).decode("utf-8")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # no base64, or no text in it
             return False
         user, _, password = text.partition(":")
         return self.admits(user, password)
@@ -176,7 +175,7 @@ class Guard:
                 long = Refusal(413, f"The request is longer than {self.max_bytes:,} bytes.\n")
                 await _refuse(long, scope, receive, send)
                 return
-            receive, send = _replay(body, receive), _with_headers(send)
+            receive, send = replay(body, receive), _with_headers(send)
         await self.app(scope, receive, send)
 
     def check_host(self, headers: Headers) -> Refusal | None:
@@ -265,18 +264,18 @@ async def _read_body(headers: Headers, receive: Receive, most: int) -> bytes | N
             return bytes(body)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the body at once, and then waits for the end of the connection."""
     is_given = False
 
-    async def replay() -> Message:
+    async def again() -> Message:
         nonlocal is_given
         if is_given:
             return await receive()
         is_given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replay
+    return again
 
 
 def _with_headers(send: Send) -> Send:

@@ -6,12 +6,18 @@ An uploaded file is deleted as soon as it is read (`page`); what is never read e
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from causal_qwen.playground.security import replay
+
 BLOCK = 4096  # bytes that the smallest file takes
+ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 UNUSED = ("/gradio_api/deep_link", "/gradio_api/process_recording")  # of Gradio; they write files
 
 
@@ -29,6 +35,12 @@ class BoundedFiles:
                 return
             if scope["method"] not in ("GET", "HEAD"):
                 self.prune()
+                body: bytes = (await receive())["body"]  # whole: `Guard` has read it
+                if names_address(body):
+                    message = "Files are uploaded, not fetched from an address.\n"
+                    await PlainTextResponse(message, 400)(scope, receive, send)
+                    return
+                receive = replay(replace_surrogates(body), receive)
         await self.app(scope, receive, send)
 
     def prune(self) -> None:
@@ -45,6 +57,31 @@ class BoundedFiles:
                 return
             remove(path)
             total -= size
+
+
+def replace_surrogates(body: bytes) -> bytes:
+    """JSON whose texts can be encoded: half of a character becomes a question mark."""
+    if b"\\ud" not in body.lower():
+        return body
+    try:
+        return json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace")
+    except (ValueError, RecursionError):
+        return body
+
+
+def names_address(body: bytes) -> bool:
+    """Whether a file of a request is an address, which Gradio would fetch."""
+    try:
+        nodes: list[Any] = [json.loads(body)]
+    except (ValueError, RecursionError):
+        return False  # a form, or nothing that Gradio could read
+    for node in nodes:  # grows as it goes
+        if isinstance(node, dict):
+            path = node.get("path")  # `url` is where the page shows an uploaded file
+            if isinstance(path, str) and ADDRESS.match(path):
+                return True
+        nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return False
 
 
 def remove(path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.outputs import check_output_directory
+from causal_qwen.outputs import check_not_inside, check_output_directory
 from causal_qwen.regression.conformal import rows_needed
 from causal_qwen.regression.csv_table import CsvTable, read_table
 from causal_qwen.regression.regressor import CausalTextRegressor
@@ -52,6 +52,8 @@ def fit_csv(
     if not 0 <= calibration < 1:
         raise ValueError(f"calibration={calibration} must be a share of rows, 0 to below 1.")
     check_output_directory(output, overwrite)
+    model = settings.get("model")
+    check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
     regressor = CausalTextRegressor(random_state=seed, **settings)
     with _collected(notes):
@@ -162,7 +164,9 @@ def _typed_rows(
     table: CsvTable, targets: Sequence[str], columns: Sequence[str], weight: str | None
 ) -> Any:
     """Typed values of the rows whose targets are finite numbers; a warning shows the others."""
-    require_columns(frame := table.frame(), [*targets, *columns, *([weight] if weight else [])])
+    require_columns(
+        frame := table.frame(targets), [*targets, *columns, *([weight] if weight else [])]
+    )
     is_usable = np.ones(len(table), dtype=bool)
     for name in targets:
         frame[name] = table.numbers(name)

@@ -2,7 +2,9 @@
 
     table = read_table("rings.csv")
     table.columns["code"]      # ["007", "1.10", "NA"]: as in the file
-    table.frame()["code"]      # [7.0, 1.1, NaN]: typed as by `pandas.read_csv`
+    table.frame()["code"]      # ["007", 1.1, NaN]: every cell by itself
+
+The value of a cell does not depend on other rows, so a row's prediction does not either.
 
 A record with more or fewer cells than the header is refused and its line named: it usually has an
 unquoted comma (1,870), which would move every later cell into the wrong column. Files that are not
@@ -14,8 +16,8 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-import io
 import lzma
+import math
 import os
 import re
 import warnings
@@ -38,6 +40,14 @@ QUOTED = re.compile(r'"(?:[^"]|"")*"')
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}  # not read; named in an error
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 SHOWN = 60  # characters of a line or cell in a message
+MISSING = frozenset(("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"))
+TRUTH = {
+    text: text.lower() == "true" for text in ("True", "TRUE", "true", "False", "FALSE", "false")
+}
+# At most 15 digits before the point, which a double holds exactly.
+NUMBER = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?"
+)
 
 
 @dataclass(frozen=True)
@@ -53,14 +63,22 @@ class CsvTable:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def frame(self) -> Any:
+    def frame(self, targets: Sequence[str] = ()) -> Any:
         """A DataFrame of typed values: numbers, booleans, texts, NaN for empty cells and "NA".
 
-        Its index has the lines of the file, which name the rows in messages.
+        Its index has the lines of the file, which name the rows in messages. A warning shows a
+        cell such as "NA", which may be a name, unless it is in a target's column.
         """
         import pandas
 
-        frame = pandas.DataFrame({name: _typed(cells) for name, cells in self.columns.items()})
+        typed = {name: list(map(_value, cells)) for name, cells in self.columns.items()}
+        for name, cells in self.columns.items():
+            rows = [row for row, cell in enumerate(cells) if cell.strip() in MISSING]
+            if rows and name not in targets:
+                count = "1 cell is" if len(rows) == 1 else f"{len(rows)} cells are"
+                where = self.name_lines(rows, name)
+                warnings.warn(f"{self.path}: {count} read as missing: {where}.", stacklevel=3)
+        frame = pandas.DataFrame(typed, dtype=object).infer_objects()
         return frame.set_index(pandas.Index(self.lines, name=LINE))
 
     def numbers(self, name: str) -> NDArray[np.float64]:
@@ -220,14 +238,18 @@ def _wrong_width(path: str, place: tuple[str, int], cells: int, names: int) -> s
     return f"{path}, line {line} has {cells} cells and the header {names}: {_shown(text)}; {cure}."
 
 
-def _typed(cells: list[str]) -> Any:
-    """The cells as pandas types a column of a CSV file, whatever their quotes."""
-    import pandas
-
-    buffer = io.StringIO(newline="")
-    csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows([cell] for cell in cells)
-    buffer.seek(0)
-    return pandas.read_csv(buffer, header=None, low_memory=False)[0]
+def _value(cell: str) -> Any:
+    """A number, a truth value, NaN or the text itself; digits such as 007 are a name."""
+    text = cell.strip()
+    if not text or text in MISSING:
+        return math.nan
+    if text in TRUTH:
+        return TRUTH[text]
+    if NUMBER.fullmatch(text) is None:
+        return cell
+    is_whole = text.lstrip("+-").isdecimal()
+    number = int(text) if is_whole else float(text)
+    return number if math.isfinite(number) else cell
 
 
 def _shown(text: str) -> str:

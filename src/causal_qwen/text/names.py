@@ -17,14 +17,23 @@ A measure makes it a number: ``13812345678元``, ``5558675309 bytes``, ``USD 138
 A *label* makes the number after it a name: ``QQ：123``, ``arXiv:2301.12345``, ``ZIP 90210``,
 ``Op. 125``, ``"id": 7``, ``订单号123``. Between them may be a point, one of ``: = #``, a quote, the
 word "number", and single spaces. The labels are listed below: `_LABELS` and `_PLACES`; `_TITLES`
-only capitalised (Room 5), `_ABBREVIATIONS` only with their point, `_LONG_LABELS` and `_PHONES` only
-before five digits (order 12345), `_CJK_LABEL` not before a measure (密码6位). So do a number sign
-(№ 5, n° 5, § 5) and a US state (CA 90210). A plural label has a list: pages 3, 5 and 7.
+only capitalised (Room 5), `_ACRONYMS` only in capitals or with a mark (VIN 5, ``vin: 5``),
+`_ABBREVIATIONS` only with their point, `_LONG_LABELS` and `_PHONES` only before five digits
+(order 12345), `_CJK_LABEL` not before a measure (密码6位). So do a number sign (№ 5, n° 5, § 5)
+and a US state (CA 90210). A plural label has a list: pages 3, 5 and 7. Without a mark `_NOUNS`,
+`_LONG_LABELS` and `_PHONES` are ordinary words before %, a measure or a plural: ``port 5 km
+away``, ``order 10000 units``. "Is" may be between a code, or a number with an owner, and its
+digits: ``your code is 482913``, ``my number is 62751234``.
 
 A *date* has the name of a month in English, German, French, Spanish, Italian, Portuguese, Dutch,
 Danish, Norwegian, Swedish or Russian beside a day (1 to 31) or a year (1000 to 2199). Not a year:
 ``May 1500 people``, and ``May 1500 cars`` (a multiple of ten outside 1900 to 2099 before a
-plural). Not a day: ``in May 15 people``.
+plural). Neither: ``May 15%``, ``May 10 million``. Not a day after "in": ``in May 15 new cases``. In
+German, ``am 12.11.`` is a day and ``um 20.15`` a time.
+
+A *point before thousands* (1.500: one to three digits, a point, three digits) is not a decimal
+point beside € or a word of a language that writes it: ``1.500 Einwohner``, ``Rund 1.500``, ``Cuesta
+1.500 euros``. Such digits stay text. The words are in `_BEFORE_THOUSANDS` and `_AFTER_THOUSANDS`.
 
 A *German ordinal* is an integer with a point before a name of a month, before a word like
 Jahrhundert or Platz, or between an article and a word: der 3. Versuch.
@@ -88,6 +97,22 @@ MEASURE_WORD = (
     "|rupees?|[kcm]?m|k?g|tons?|tonnes?|years?|days?|hours?|seconds?|[mn]s|USD|EUR|GBP|JPY|CNY|RMB"
     "|INR|CHF|KRW|parameters?|tokens?|[KMGT]?B)\\b"
 )
+_VERBS = (  # and other words that end in s and are no plurals
+    "was|is|has|its|this|his|as|does|perhaps|always|means|uses|needs|shows|says|gives|takes|makes"
+    "|goes|comes|runs|stops|starts|begins|ends|leaves|arrives|departs|opens|closes|listens|works"
+    "|returns|refers|appears|seems|occurs|indicates|contains|includes|describes|requires|allows"
+    "|adds|fixes|breaks|removes|changes|affects|causes|fails|expires|ships|remains|becomes|gets"
+    "|keeps|tells|passes|sells|smells|looks|feels|covers|lets|wants|belongs|exists|sometimes|besides|towards|afterwards"
+)
+_PLURAL = rf" (?!(?:{_VERBS})\b)[a-zà-ÿ]{{1,19}}[a-rtv-zà-ÿ]s\b"
+_SHARE = r" ?%| per ?cent\b| [mb]illion| thousand| hundred| Prozent\b"
+_COUNTED = re.compile(
+    rf"(?:[.,][0-9]{{1,9}})?(?:{_SHARE}|{MEASURE}|{MEASURE_WORD}"
+    r"| (?:Sekunden?|Minuten?|Stunden?|Tagen?|Wochen?|Jahren?|Metern?|Kilometern?|Euro|Leuten?"
+    r"|Menschen|Personen|Kindern?)\b"
+    r"|(?: (?:new|more|additional|extra|other|different|small|large|affordable|free|young))?"
+    rf"{_PLURAL})"
+)
 _COUNTER = f"{MEASURE}|[位部条條张張种種行格名家本台辆輛套项項年天周秒]"
 
 
@@ -101,18 +126,19 @@ def _words(words: str) -> frozenset[str]:
 _LABELS = _words(
     "qq vx wx wechat weixin whatsapp id ids uid gid pid uuid guid isbn issn doi pmid pmcid "
     "pmc arxiv orcid oclc lccn asin sku skus upc ean gtin imei imsi iccid ip ips iban bic "
-    "swift ssn ein vin sn pnr cve cwe cas rfc rfcs iso iec ieee din astm pep bwv hwv kv opus "
-    "ngc zip zipcode postcode plz pin otp code codes port ports errno serial version versions "
-    "ver"
+    "ssn sn pnr cve cwe rfc rfcs iso iec ieee astm bwv hwv kv opus ngc zip zipcode postcode "
+    "plz otp errno serial version versions ver"
 )
+_ACRONYMS = _words("swift ein vin cas din pep pin")
+_NOUNS = _words("code codes port ports No Nos Nr Op Bus Tram Code Codes Port Ports CODE PORT")
 _PLACES = _words("chapter chapters section sections figure page pages pp paragraph")
 _TITLES = _words(
-    "No Nos Nr Room Rooms Flight Flights Route Routes Highway Interstate Apt Apartment Suite "
+    "Room Rooms Flight Flights Route Routes Highway Interstate Apt Apartment Suite "
     "Gate Table Tables Equation Equations Figures Appendix Article Articles Platform Runway "
     "Boeing Airbus Windows iPhone iPad iOS Android MacOS macOS Ubuntu Debian Fedora Xbox "
     "PlayStation Python Java PHP Ruby Perl CUDA RTX GTX GeForce Radeon Ryzen Pentium HTTP "
-    "Apollo Soyuz Psalm Psalms Bus Tram Seite Zimmer Kapitel Abschnitt Tabelle Abbildung "
-    "Artikel Postfach Op"
+    "Apollo Soyuz Psalm Psalms Seite Zimmer Kapitel Abschnitt Tabelle Abbildung "
+    "Artikel Postfach"
 )
 _ABBREVIATIONS = _words(
     "no nos nr nrs num núm op fig figs eq eqs vol vols ch chap sec sect art arts abs kap bd p "
@@ -133,7 +159,8 @@ _LABEL = re.compile(
     rf"({_SEPARATOR})(?<![^\W\d_])[+]?([0-9]+)((?:[ .-][0-9]{{2,}}){{0,6}})"
     r"((?:(?:,? (?:and|or|to|und|et|bis) |, ?| & )[0-9]{1,9}\b){0,20})"
 )
-_NUMBER_SIGNS = ("No", "Nos", "Nr", "No.", "Nos.", "Nr.", "no.", "nos.", "nr.")
+_BARE_SIGNS = ("No", "Nos", "Nr")
+_NUMBER_SIGNS = (*_BARE_SIGNS, "No.", "Nos.", "Nr.", "no.", "nos.", "nr.")
 _FRACTION = re.compile("[.,][0-9]|%")
 _CAMEL_ID = re.compile("[a-z]I[dD]s?$")
 _CJK_LABEL = re.compile(
@@ -141,6 +168,15 @@ _CJK_LABEL = re.compile(
     r"|QQ群?|[Vv]X)(?:[是为為:=]|は|는|은)? ?[\"“]?"
     r"|(?:电话|電話|手机|手機|热线|熱線|传真|傳真|座机|座機|固话|전화)[是为為:=]? ?\+?(?=[0-9]{5}))"
     rf"([0-9]+)(?![0-9]|{_COUNTER})"
+)
+_TOLD = (  # your code is 482913
+    r"\b(?:(?i:(?:my|your|his|her|our|their|meine|deine|ihre|seine|unsere|phone|mobile|telephone|fax"
+    r"|account|card|order|tracking|reference|serial|passport|policy|customer|member|student|ticket"
+    r"|booking|confirmation|registration|invoice|case) num(?:ber|mer)"
+    r"|(?:telefon|handy|konto)nummer|postleitzahl) (?:is|ist|lautet):? (?=[0-9]{5})"
+    r"|(?i:code|pin|otp|password|passcode|passwort|kennwort|código|contraseña)"
+    r" (?:is|ist|lautet|est|es):? (?=[0-9]{3}[ -]?[0-9]))"
+    rf"[0-9]+(?:[ -][0-9]{{2,9}}){{0,6}}(?![0-9]|[.,][0-9]|{_COUNTED.pattern})"
 )
 _SYMBOL_LABEL = re.compile(r"(?:№№?|§§?|¶|(?<![^\W\d_])[nN][°ºª])\.? ?[0-9]+")
 
@@ -153,18 +189,32 @@ def _labelled(shadow: str) -> Iterator[tuple[int, int]]:
         is_plural = low.endswith("s") or low == "pp"
         is_numbered = number_word is not None
         is_long = is_numbered or (len(digits) > 4 and not _FRACTION.match(shadow, match.end(5)))
+        is_marked = separator.strip() != ""
+        is_counted = (
+            not is_marked
+            and (not is_numbered or (number_word.strip() in _BARE_SIGNS and label == low))
+            and _COUNTED.match(shadow, match.end(5)) is not None
+        )
         if (
-            (is_numbered and number_word.strip() in _NUMBER_SIGNS)
-            or low in _LABELS
+            low in _LABELS
             or label in _TITLES
+            or (low in _ACRONYMS and (is_marked or is_numbered or label.isupper()))
             or (low in _PLACES and not (is_plural and ":" in separator))
             or (point and low in _ABBREVIATIONS)
-            or (is_long and low in _LONG_LABELS)
             or _CAMEL_ID.search(label)
             or low.endswith(("straße", "strasse"))
+            or (point and low.endswith("str"))
         ):
+            is_label = True
+        else:
+            is_label = not is_counted and (
+                (is_numbered and number_word.strip() in _NUMBER_SIGNS)
+                or label in _NOUNS
+                or (is_long and low in _LONG_LABELS)
+            )
+        if is_label:
             yield match.start(5), match.end(7 if is_plural else 5)
-        elif is_long and low in _PHONES:
+        elif is_long and low in _PHONES and not is_counted:
             yield match.start(5), match.end(6)
         elif low in ("call", "dial") and digits in ("911", "999", "112", "110"):
             yield match.span(5)
@@ -193,14 +243,21 @@ _FOREIGN_MONTHS = _words(
 )
 _YEAR = r"(?:1[0-9]{3}|2[01][0-9]{2})(?![0-9]|[.,][0-9])"
 _DAY = "(?:0?[1-9]|[12][0-9]|3[01])"
-_PEOPLE = r" (?:people|persons|men|women|children|kids|of (?:them|the|us))\b"
-_PLURAL = r" (?!(?:was|is|has|its|this|his|as|us|does|versus|vs|perhaps|always)\b)[a-z]{2,20}s\b"
-_DATED_YEAR = rf"{_YEAR}(?!{_PEOPLE})(?!(?<=1[0-8][0-9]0){_PLURAL})(?!(?<=21[0-9]0){_PLURAL})"
-_NO_NUMBER = r"(?!\.?[0-9]|,[0-9]{3})"  # after a day
+_PEOPLE = (
+    r" (?:people|persons|men|women|children|kids|of (?:them|the|us)|Leuten?|Menschen|Personen"
+    r"|Einwohner|Kinder|Männer|Frauen|Soldaten|Euro)\b"
+)
+_DATED_YEAR = (
+    rf"{_YEAR}(?!{_PEOPLE}|{_SHARE})(?!(?<=1[0-8][0-9]0){_PLURAL})(?!(?<=21[0-9]0){_PLURAL})"
+)
+_NO_NUMBER = rf"(?!\.?[0-9]|,[0-9]{{3}}|{_SHARE})"  # after a day
+# after "in May 15"
+_NO_COUNT = rf"(?!{DASH}[0-9]| (?!(?:and|or|through|at|with|when|the)\b)[a-zà-ÿ])"
+_NO_AMOUNT = r"(?![0-9]|[.,][0-9]| ?[%€]| Prozent| Euro)"  # after 12.11 or 20.15
 _DATES = (
-    rf"(?<![Ii]n )\b{_MONTH}\.? {_DAY}(?:{DASH}{_DAY})?{_NO_NUMBER}(?:,? {_YEAR})?",
-    rf"(?<=[Ii]n ){_MONTH}\.? {_DAY}(?:{DASH}{_DAY})?{_NO_NUMBER}(?!{_PEOPLE}|{_PLURAL})"
-    rf"(?:,? {_YEAR})?",
+    rf"(?<![IiEe][nm] )\b{_MONTH}\.? {_DAY}(?:{DASH}{_DAY})?{_NO_NUMBER}(?:,? {_YEAR})?",
+    rf"(?<=[IiEe]n ){_MONTH}\.? {_DAY}(?:{DASH}{_DAY})?{_NO_NUMBER}{_NO_COUNT}(?:,? {_YEAR})?",
+    rf"(?<=[Ii]m ){_MONTH}\.? {_DAY}(?:{DASH}{_DAY})?{_NO_NUMBER}(?! [^\W\d_])",
     rf"\b{_MONTH}\.?,? {_DATED_YEAR}",
     rf"(?<![0-9.,]){_DAY}(?:{DASH}{_DAY})? (?:of )?{_MONTH}\b(?:[.,]? {_YEAR})?",
     r"(?<![0-9.,])[0-9]{1,3}\. (?:Jahrhundert|Weltkrieg|Bundesliga|Liga|Platz|Quartal|Auflage"
@@ -209,6 +266,9 @@ _DATES = (
     r"|eine?[nmrs]?|seine?[nmrs]?|ihre?[nmrs]?) [0-9]{1,3}\.(?= [^\W\d_])",
     r"(?<![0-9.,])[0-9]{1,2}(?:\.[0-9]{2})?[ \u00a0\u202f]?"
     r"(?:(?i:[ap]m\b|[ap]\.m\b|o['’]clock)|Uhr\b)",
+    rf"(?:\bAm|(?<!I )\bam|\b[Vv]om|\b[Bb]is zum|\b[Ss]eit dem) {_DAY}\.(?:0[1-9]|1[0-2]|[1-9])"
+    rf"{_NO_AMOUNT}",
+    rf"\b(?:[Uu]m|[Gg]egen) (?:[01]?[0-9]|2[0-4])\.[0-5][0-9]{_NO_AMOUNT}",
 )
 _DAY_AND_WORD = re.compile(
     rf"(?<![0-9.,]){_DAY}(?:\. ?| )(?:(?:und|bis|et|y|e|en|og|och) {_DAY}\.? )?(?:de |d['’])?"
@@ -227,6 +287,34 @@ def _foreign_dates(shadow: str) -> Iterator[tuple[int, int]]:
                 yield match.span()
 
 
+# ---------------------------------------------------------------- thousands with a point
+
+_THOUSANDS = r"[1-9][0-9]{0,2}\.[0-9]{3}(?![0-9]|[.,][0-9])"
+_BEFORE_THOUSANDS = (
+    r"(?:€|R\$|[₫₺]|\b(?:EUR|Rp\.?|[Kk]r\.?)) ?"
+    r"|\b(?:D(?:ie|er|as|en|em)|d(?:er|as|en|em)|[Hh]at(?:te|ten)?|[Hh]aben|[Ss]ind|[Ww]aren"
+    r"|[Ww]urden|[Rr]und|[Ee]twa|[Cc]irca|[Cc]a\.|[Üü]ber|[Kk]napp|[Ii]nsgesamt|[Mm]indestens"
+    r"|[Mm]ehr als|Fast|[Mm]it|[Vv]on|[Aa]uf|[Ff]ür|[Kk]oste(?:t|n|te)|[Bb]eträgt|[Vv]erdient"
+    r"|[Zz]ählt|[Gg]ibt|[Ll]eben|DM|[Oo]ngeveer|[Bb]ijna|[Mm]eer dan"
+    r"|[Cc]uestan?|[Cc]ostó|[Ss]on|[Hh]ay|[Uu]n[oa]s|[Cc]asi|[Tt]ienen?|[Cc]erca de|[Mm]ás de"
+    r"|[Cc]osta(?:no)?|[Ss]ono|[Qq]uasi|[Oo]ltre|[Pp]iù di|[Cc]ustam?|[Mm]ais de"
+    r"|[Ee]nviron|[Cc]oûten?t?|[Pp]lus de|[Pp]resque) "
+)
+_AFTER_THOUSANDS = (
+    r"(?: ?(?:€|[₫₺]|EUR\b|kr\b)| (?:[Ee]uros?|[Kk]ilometer|[Pp]ersone[nr]?|neuen?|weiteren?"
+    r"|Einwohnern?|Menschen|Punkten?|Mann|Stück|Leuten?|Jahren?|Metern?|Kilo|Kilogramm|Gramm|Tonnen|Litern?"
+    r"|Stunden|Tagen?|Kindern?|Frauen|Männern?|Soldaten|Studenten|Schülern?|Mitgliedern?|Mitarbeitern?"
+    r"|Bürgern?|Besuchern?|Zuschauern?|Teilnehmern?|Häusern?|Autos|Fällen?|Stellen|Toten?|Franken"
+    r"|Arbeitern?|Dollar|Mark|Seiten|Wörtern?|Büchern?|Arbeitsplätzen?|[A-ZÄÖÜ][a-zäöüß]{2,20}"
+    r"(?:ungen|heiten|keiten|schaften|innen|leuten?)"
+    r"|habitantes|personas|pesos|dólares|años|metros|kilómetros|puntos|casos|muertos|soldados"
+    r"|empleados|trabajadores|estudiantes|viviendas|kilos|abitanti|anni|metri|chilometri|punti"
+    r"|dipendenti|casi|morti|studenti|lire|habitants|personnes|pessoas|reais|anos|mortes|mortos"
+    r"|quil[óô]metros|inwoners|mensen|jaar|gulden|kroner|kronor|indbyggere|innbyggere|invånare"
+    r"|mennesker|människor|orang|rupiah|kişi|lira|TL|đồng|người|VND)\b)"
+)
+
+
 # ---------------------------------------------------------------- all names of a text
 
 # The patterns of a row are tried only on texts that match its first expression.
@@ -243,6 +331,13 @@ _CONTEXTS = tuple(
             r"(?:1[ .-]?)?\([0-9]{2,5}\)[ .-]?[0-9]{3,4}[ .-]?[0-9]{3,5}(?![0-9])",
         ),
         (r"[A-Za-zà-ÿа-я]{2}", *_DATES),
+        (r"[A-Za-z] (?:is|ist|lautet|est|es):? [0-9]{3}", _TOLD),
+        (
+            r"[0-9]\.[0-9]{3}(?![0-9])",
+            rf"(?:{_BEFORE_THOUSANDS}){_THOUSANDS}",
+            rf"(?<![0-9.,])(?:{_THOUSANDS}(?:{DASH}| (?:bis|und|oder|tot|en|y|a|o|e|à|et|ou) ))?"
+            rf"{_THOUSANDS}{_AFTER_THOUSANDS}",
+        ),
         (
             ", [A-Z]{2} [0-9]{5}",
             ", (?:A[KLRZ]|C[AOT]|D[CE]|FL|GA|HI|I[ADLN]|K[SY]|LA|M[ADEINOST]|N[CDEHJMVY]|O[HKR]|PA"

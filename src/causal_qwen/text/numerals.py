@@ -49,11 +49,13 @@ or stays text; ``: '`` before it and ``. , : ' / \ + -`` after it are not part o
 * A *sign* is at the start, or after white space, an opening bracket, a quote, an operator, a comma
   or a currency symbol; never after a letter (COVID-19) or a closing bracket. After a CJK letter
   "-" is a sign if the number has a point, %, a degree or a measure that can be negative (气温-5℃,
-  利润-20万), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is a rocket.
+  利润-20万, 今天-3到5度), or behind a word of change or amount, 为 or 是 (下降了-3); 长征-5 is
+  a rocket.
 * A *range* has one dash; a unit on its left must be repeated on its right, also a CJK unit
   (5元-10元). Not ranges: what looks like a phone (555-1234), a month (2024-11, 11-2024), short
-  years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends with three digits
-  or more on both sides, unless it is part of a calculation (500-300=200) or has a measure.
+  years (2024-25) or a ZIP+4; a designation (747-400), which is 7x7-n or descends to a multiple of
+  100 (not the score 112-105), unless it is part of a calculation (500-300=200) or has a measure.
+  Its ends may have signs if the dash is U+2013: -5–10 °C.
 * A *list* stays text if a neighbouring pair could be one number (1,234,56), or if a list of two
   could be one number with a decimal comma (1,5 and 1.299,00; but 1.5,2.5 splits).
 
@@ -66,7 +68,8 @@ Everything else stays text: 10:30, 1/2, 1.2.3, 1-2-3, 10^6, A1B2, a@b7.org, #5, 
   digits;
 * a label before it, a month's name beside it: see `causal_qwen.text.names`;
 * am/pm/o'clock/Uhr, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before
-  it;
+  it; 点 is no hour after an integer above 24 or a rise (涨12点) or before a noun (3点意见);
+* a thousands point: 1.500 Einwohner (`causal_qwen.text.names`);
 * a mixed fraction (1 1/2, 3 ½), a decade (1990s, '90s), an emoticon (:3), a LaTeX index (x_{2}).
 
 A slash between two quantities breaks: 12 wins/8 losses, 100元/3天. A year alone is a number.
@@ -307,7 +310,7 @@ def _read_word(before: str, word: str, after: str) -> tuple[Found, ...]:
     begin = len(word) - len(body)
     body = body.rstrip(_AFTER_WORD)
     after = word[begin + len(body) :] + after
-    if _is_refused(before, word[:begin], body, after) or _is_date(body, after):
+    if _is_refused(before, word[:begin], body, after) or _is_date(before, body, after):
         return ()
     if _is_end_of_range(before, body, after):
         begin, body = begin + 1, body[1:]
@@ -334,7 +337,7 @@ _SINGLE = re.compile(
 )
 _NO_DASH = r"[^-\u2010-\u2013\u22120-9,.]*"
 _RANGE = re.compile(
-    rf"{_CURRENCY}?({_NUMBER})({_NO_DASH}){DASH}{_CURRENCY}?({_NUMBER})({_NO_DASH})"
+    rf"{_CURRENCY}?({SIGN}?{_NUMBER})({_NO_DASH})({DASH}){_CURRENCY}?({SIGN}?{_NUMBER})({_NO_DASH})"
 )
 _NO_RANGE = re.compile(
     rf"[0-9]{{3}}{DASH}[0-9]{{4,}}|[0-9]{{1,4}}{DASH}[0-9]{{7,}}|[0-9]{{5}}{DASH}[0-9]{{4}}"
@@ -364,9 +367,11 @@ def _read_single(word: str, begin: int, is_quantity: bool) -> list[Found]:
 
 def _read_range(word: str, begin: int, is_quantity: bool) -> list[Found]:
     match = _RANGE.fullmatch(word)
-    if match is None or _NO_RANGE.fullmatch(word):
+    if match is None or _NO_RANGE.fullmatch(word.lstrip("+-\u2212")):
         return []
-    left, left_unit, right, right_unit = match.groups()
+    left, left_unit, dash, right, right_unit = match.groups()
+    if dash != "\u2013" and (left[0] in _SIGNS or right[0] in _SIGNS):
+        return []  # -3-5
     if not is_quantity and (is_name(left) or is_name(right)):
         return []
     if left_unit not in ("", right_unit) or not _is_unit(right_unit):
@@ -376,14 +381,16 @@ def _read_range(word: str, begin: int, is_quantity: bool) -> list[Found]:
         return []
     return [
         (begin + match.start(1), begin + match.end(1), low),
-        (begin + match.start(3), begin + match.end(3), high),
+        (begin + match.start(4), begin + match.end(4), high),
     ]
 
 
 def _is_model(word: str) -> bool:
-    """Whether two integers with a dash are a designation like 747-400: a range would ascend."""
+    """Whether two integers with a dash are a designation like 747-400, not a range or a score."""
     match = _MODEL.fullmatch(word)
-    return match is not None and (match[1] is not None or int(match[2]) > int(match[3]))
+    if match is None or match[1] is not None:
+        return match is not None
+    return match[3].endswith("00") and int(match[2]) > int(match[3])
 
 
 def _read_items(word: str, begin: int, is_quantity: bool) -> list[Found]:
@@ -431,10 +438,10 @@ _UNIT = re.compile(
 _RELEASE = re.compile("-(?:alpha|beta|rc|dev|pre|post|snapshot|stable|release|final|nightly|lts)")
 _UNIT_LETTERS = frozenset("bcdghjklmpstvwxyBKLMNTVWXµμΩÅ")
 _NO_UNIT_NAME = re.compile(
-    "st|nd|rd|th|er|re|ère|[eè]me|nde|ˢᵗ|ⁿᵈ|ʳᵈ|ᵗʰ|[ap]m|[a-f]{2,}", re.IGNORECASE
+    "st|nd|rd|th|er|re|ère|[eè]me|nde|ˢᵗ|ⁿᵈ|ʳᵈ|ᵗʰ|[ap]m|(?!(?-i:dBA?)\\Z)[a-f]{2,}", re.IGNORECASE
 )
 _UNIT_NAME = re.compile(  # in whatever case; a lower-case word needs no mention
-    "[pnµmckMGT]?(?:i?b|bps|hz|w|wh|v|a|ah|j|ev|n|pa|ω|g|m|l|s|t|mol|bq|sv|gy|cal)|d[bl]|dbm|hpa"
+    "[pnµmckMGT]?(?:i?b|bps|hz|w|wh|v|a|ah|j|ev|n|pa|ω|g|m|l|s|t|mol|bq|sv|gy|cal)|d[bl]|dba|dbm|hpa|mmhg"
     "|lbs?|oz|ft|mi|yd|mph|kph|rpm|fps|pp[mb]|px|dpi|mp|[mb]n"
     "|usd|eur|gbp|jpy|cny|rmb|cad|aud|inr|chf|hkd|krw|btc|eth",
     re.IGNORECASE,
@@ -468,17 +475,24 @@ def _is_unit_name(name: str) -> bool:
 _SIGNS = frozenset("+-\u2212")
 _CLOSING = frozenset(")]}»›”」』】》〉〕")
 _BEFORE_NEGATIVE = frozenset(
-    "为為是到至约約于於在达達比得有和与與或は温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損"
+    "为為是到至约約于於在达達比得有和与與或は温溫率幅额額值速润潤降跌涨漲升增减減了差亏虧损損低高"
 )
+_RISES = ("涨", "漲", "跌", "升", "降", "挫")
 _MEASURED = re.compile(f"(?:{MEASURE})+")
 _UNIT_BEFORE = re.compile(f"[0-9]([{CJK}]{{1,4}})$")
 _NEGATIVE_MEASURE = re.compile(
-    "[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元"
+    "(?:[到至~] ?[-\u2212]?[0-9]{1,4}(?:\\.[0-9]{1,2})?)?"
+    "(?:[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元)"
+    "|[到至~] ?[-\u2212]?[0-9]{1,4}(?:\\.[0-9]{1,2})?[%‰°℃℉]"
 )
-_REFUSING = re.compile(r"[第제] ?$|[0-9][点點时時시]$|[\^_]\{$")
+_REFUSING = re.compile(r"[第제] ?$|(?<![0-9])[0-9]{1,2}[点點时時시]$|[\^_]\{$")
 _SHORT_YEAR = re.compile("[0-9]{2}(?:s|(?!['’0-9A-Za-z]))")
 _DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?![间間])|월|일|시(?!간)|번")
-_YEAR = re.compile("(?<![0-9])(?:[0-9]{4}[年년]|[0-9]{2}[年년] ?[0-9]{1,2}[月월])")
+_POINTS = re.compile(
+    "[点點](?:意[见見]|建[议議]|要求|看法|想法|原因|理由|共[识識]|好[处處]|体会|體會|结论|結論)"
+)
+_LAST_INTEGER = re.compile("[0-9]{1,3}(?:,[0-9]{3})+$|[0-9]+$")
+_YEAR = re.compile("(?<![0-9])(?:(?:1[0-9]|2[01])[0-9]{2}[年년]|[0-9]{2}[年년] ?[0-9]{1,2}[月월])")
 _QUANTITY_AFTER = re.compile(rf" ?\)?(?: ?[=*×÷+] ?|/)[-0-9(.$]|{MEASURE}|{MEASURE_WORD}")
 _QUANTITY_BEFORE = re.compile(
     rf"(?:[0-9)] ?[=*×÷+]|(?<![A-Z])(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW)|[{_MONEY}]) ?$"
@@ -522,12 +536,22 @@ def _is_end_of_range(before: str, body: str, after: str) -> bool:
     return _MEASURED.fullmatch(match[1]) is not None or match[1][-1] not in _BEFORE_NEGATIVE
 
 
-def _is_date(body: str, after: str) -> bool:
+def _is_date(before: str, body: str, after: str) -> bool:
     """Whether the word is an integer that a CJK letter after it makes a date or a time."""
     if not after or after[0] not in _DATE_MARKS or "." in body:
         return False
+    if after[0] in "点點" and not _is_hour(before, body, after):
+        return False
     years = (_YEAR.match(body + after, max(0, len(body) - length)) for length in (4, 2))
     return _DATE.match(after) is not None or any(years)
+
+
+def _is_hour(before: str, body: str, after: str) -> bool:
+    """Whether an integer before 点 can be an hour: 3点, not 300点, 涨35点 or 3点意见."""
+    if _POINTS.match(after) or before[-1:] in _RISES:
+        return False
+    last = _LAST_INTEGER.search(body, max(0, len(body) - _RIGHT))
+    return last is None or (len(last[0]) < 3 and int(last[0]) <= 24)
 
 
 def _is_quantity(before: str, after: str) -> bool:

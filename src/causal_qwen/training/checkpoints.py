@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,27 @@ def last_checkpoint(run: Path, *, hashes: bool = False) -> Path | None:
             return path
         logger.warning(f"{path} is passed over: {damage}.")
     return None
+
+
+def delete_oldest(run: Path, limit: int | None, best: str | None) -> None:
+    """Keep the newest `limit` checkpoints, and the best one; copies with other names stay."""
+    if not limit:
+        return
+    numbered = [path for path in run.glob(f"{PREFIX}*") if _step(path) is not None]
+    own = sorted((p for p in numbered if (p / MANIFEST).is_file()), key=lambda p: _step(p) or 0)
+    kept = own[-limit:]
+    the_best = [path for path in own[:-limit] if best and path.name == Path(best).name]
+    if the_best:
+        kept = the_best + own[-max(limit - 1, 1) :]
+    for path in own:
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _step(path: Path) -> int | None:
+    """The number of a directory that is called checkpoint-NUMBER."""
+    step = path.name.removeprefix(PREFIX)
+    return int(step) if step.isdecimal() and not path.is_symlink() else None
 
 
 def read_log(run: Path) -> list[dict[str, float]]:

@@ -21,9 +21,9 @@ from causal_qwen.conversion.calibration import PROMPTS, TEXTS
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
-from causal_qwen.outputs import LOCK, write_manifest
+from causal_qwen.outputs import KNOWN, LOCK, write_manifest
 from causal_qwen.paths import install_hint
-from causal_qwen.training.checkpoints import last_checkpoint, locked_run
+from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run
 from causal_qwen.training.data import Collator, Examples, Row, encode_rows, pack, read_rows
 from causal_qwen.training.from_scratch import new_model, texts_of
 from causal_qwen.training.metrics import MetricAccumulator
@@ -36,6 +36,7 @@ logger = logging.get_logger("transformers.causal_qwen")
 COMPAT_WEIGHT = 10.0  # best beside one-vs-rest: benchmarks/learning.py
 HELD_OUT = 0.05
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
 
 
 @dataclass
@@ -76,8 +77,6 @@ def _train(run: Run, output: Path) -> dict[str, float]:
         record = _record(run, rows, held_out_rows, model)
         if run.resume:
             check_unchanged(output, record)
-        else:
-            write_record(output, record)
     has_targets = any("target" in row for row in rows)
     processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
     model.config.compat_loss_weight = run.compat_weight
@@ -96,6 +95,10 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     if not trainer.args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(progress)
+    if checkpoint is not None:
+        _check_unfinished(output, trainer.args.max_steps, checkpoint)
+    if _is_first_process() and not run.resume:
+        write_record(output, record)  # once nothing is refused any more
     trainer.train(resume_from_checkpoint=checkpoint)
     metrics: dict[str, float] = trainer.evaluate()
     texts, prompts = (
@@ -107,8 +110,18 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     trainer.save_state()
     if trainer.args.should_save:
         (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
-        write_manifest(output, sorted(file.name for file in output.iterdir()))
+        own = (file.name for file in output.iterdir())
+        write_manifest(output, sorted(n for n in own if KNOWN.fullmatch(n) or n in WRITTEN))
     return metrics
+
+
+def _check_unfinished(output: Path, steps: int, checkpoint: str) -> None:
+    """Refuse to resume a run that has made all of its steps: Hugging Face would make one more."""
+    state = json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8"))
+    if 0 < steps <= state["global_step"]:
+        raise ValueError(
+            f"{output} has made {state['global_step']} of {steps} steps; resume it with more."
+        )
 
 
 @torch.no_grad()

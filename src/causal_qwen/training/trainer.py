@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import rotate_checkpoints
 
 from causal_qwen.conversion.calibration import calibrate_noise
 from causal_qwen.conversion.checkpoint_io import quiet
@@ -24,7 +23,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.options import check_choice
 from causal_qwen.outputs import write_manifest
-from causal_qwen.training.checkpoints import PREFIX, last_checkpoint
+from causal_qwen.training.checkpoints import PREFIX, delete_oldest, last_checkpoint
 from causal_qwen.training.metrics import MetricAccumulator
 
 HEADS = ("abduction.", "action.", "decision.", "model.value_direction")
@@ -202,7 +201,7 @@ class CausalTrainer(Trainer):
             self.args.save_total_limit = limit
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(run), limit, best, use_mtime=True)
+            delete_oldest(run, limit, best)
 
     # ------------------------------------------------------------ afterwards
 
