@@ -520,7 +520,10 @@ def test_a_run_of_version_0_3_0_resumes_without_a_comparison(
     """It has neither manifests nor a record."""
     for file in (*run_copy.glob("**/manifest.json"), run_copy / "run.json"):
         file.unlink()
-    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    longer = {**QUICK, "max_steps": QUICK["max_steps"] + 2}
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=longer)
+    with pytest.raises(ValueError, match="has made 6 of 6 steps"):
+        train(dataclasses.replace(run, resume=True, arguments=QUICK))
     with reported(caplog):
         metrics = train(dataclasses.replace(run, resume=True))
     assert "has no readable run.json: it resumes without a comparison" in caplog.text
