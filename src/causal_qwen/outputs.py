@@ -237,7 +237,7 @@ def write_manifest(directory: Path, files: Iterable[str] | None = None) -> None:
         "format": FORMAT,
         "version": version("causal-qwen"),
         "files": {
-            name: Entry((directory / name).stat().st_size, _sha256(directory / name))._asdict()
+            name: Entry((directory / name).stat().st_size, file_sha256(directory / name))._asdict()
             for name in names
         },
     }
@@ -274,7 +274,7 @@ def damaged_files(directory: Path, *, hashes: bool = False) -> list[str]:
             found.append(f"{name} is missing")
         elif size != entry.size and (hashes or not _is_edited(file)):
             found.append(f"{name} has {size} bytes instead of {entry.size}")
-        elif hashes and _sha256(file) != entry.sha256:
+        elif hashes and file_sha256(file) != entry.sha256:
             found.append(f"{name} has changed since it was written")
     return found
 
@@ -340,7 +340,7 @@ def _is_edited(file: Path) -> bool:
     return file.name == EDITABLE and isinstance(_read_json(file), dict)
 
 
-def _sha256(file: Path) -> str:
+def file_sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -7,6 +7,7 @@ import os
 import re
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from causal_qwen.outputs import damaged_files
 
@@ -49,11 +50,16 @@ def model_directory(name: str) -> Path:
     """A local directory, or the hub cache's directory of a hub model, downloaded on first use."""
     if Path(name).exists() or HUB_NAME.fullmatch(name) is None:
         return Path(name)
+    return download(name)
+
+
+def download(name: str, **options: Any) -> Path:
+    """The hub cache's directory of a hub model; `options` are those of the hub's library."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
-    except (OSError, ValueError) as error:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), **options))
+    except (OSError, ValueError) as error:  # not found, not reachable, or no name of a hub model
         raise FileNotFoundError(
             f"{name} is neither a local model directory nor a reachable hub model."
         ) from error

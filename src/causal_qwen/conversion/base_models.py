@@ -25,7 +25,6 @@ from causal_qwen.conversion.checkpoint_io import (
     assemble,
     check_encodes,
     check_finite,
-    check_lengths,
     check_loading_info,
     check_settings,
     check_tied,
@@ -91,8 +90,6 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
             f"{name} has the architecture {model_type!r}; only Qwen2 and Llama can be converted."
         )
     kind = CLASSES[model_type]
-    with file_named(directory / CONFIG):
-        check_lengths(fields)
     check_no_bias(fields)
     check_weights(directory, fields)
     check_settings(directory, fields, kind.config_class)

@@ -41,7 +41,7 @@ from causal_qwen.engine.weights import (
 )
 from causal_qwen.modeling.configuration import MOST_LAYERS, check_supported
 from causal_qwen.outputs import check_complete
-from causal_qwen.paths import HUB_FILES
+from causal_qwen.paths import download
 
 OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -69,16 +69,8 @@ def local_directory(path: str | os.PathLike[str], options: Mapping[str, Any] | N
     given = options or {}
     if Path(path).is_dir():
         return Path(path, given.get("subfolder") or "")
-    from huggingface_hub import snapshot_download
-
     hub = {name: given[name] for name in HUB_OPTIONS if given.get(name) is not None}
-    try:
-        place = snapshot_download(os.fspath(path), allow_patterns=list(HUB_FILES), **hub)
-    except (OSError, ValueError) as error:  # not found, not reachable, or no name of a hub model
-        raise FileNotFoundError(
-            f"{path} is neither a local model directory nor a reachable hub model."
-        ) from error
-    return Path(place, given.get("subfolder") or "")
+    return Path(download(os.fspath(path), **hub), given.get("subfolder") or "")
 
 
 def check_files(
@@ -95,7 +87,6 @@ def check_files(
     fields = read_json(directory / CONFIG) if has_config else given
     with file_named(directory / CONFIG):
         check_supported(fields.get("model_type", CAUSAL))
-        check_lengths(fields)
     names = (*SHAPE_FIELDS, "causal_size", "head_bias")
     if not any(options.get(name) for name in OTHER_WEIGHTS) and options["use_safetensors"]:
         check_weights(directory, fields | {name: given[name] for name in names if name in given})
@@ -118,6 +109,7 @@ def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any
     """Refuse fields of config.json that do not form a configuration, and a generation_config.json
     that cannot be read: Hugging Face would ignore it."""
     with file_named(directory / CONFIG):
+        check_lengths(fields)
         config = config_class.from_pretrained(directory)
         if config.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act={config.hidden_act!r} is unknown; Qwen2 has 'silu'.")

@@ -36,11 +36,15 @@ class BoundedFiles:
             if scope["method"] not in ("GET", "HEAD"):
                 self.prune()
                 body: bytes = (await receive())["body"]  # whole: `Guard` has read it
-                if names_address(body):
+                tree = _parse(body)
+                if names_address(tree):
                     message = "Files are uploaded, not fetched from an address.\n"
                     await PlainTextResponse(message, 400)(scope, receive, send)
                     return
-                receive = replay(replace_surrogates(body), receive)
+                if tree is not None and b"\\ud" in body.lower():
+                    # half of a character, which cannot be encoded, becomes a question mark
+                    body = json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")
+                receive = replay(body, receive)
         await self.app(scope, receive, send)
 
     def prune(self) -> None:
@@ -59,22 +63,17 @@ class BoundedFiles:
             total -= size
 
 
-def replace_surrogates(body: bytes) -> bytes:
-    """JSON whose texts can be encoded: half of a character becomes a question mark."""
-    if b"\\ud" not in body.lower():
-        return body
+def _parse(body: bytes) -> Any:
+    """The JSON of a request; None for a form, and for what Gradio could not read either."""
     try:
-        return json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace")
+        return json.loads(body)
     except (ValueError, RecursionError):
-        return body
+        return None
 
 
-def names_address(body: bytes) -> bool:
+def names_address(tree: Any) -> bool:
     """Whether a file of a request is an address, which Gradio would fetch."""
-    try:
-        nodes: list[Any] = [json.loads(body)]
-    except (ValueError, RecursionError):
-        return False  # a form, or nothing that Gradio could read
+    nodes = [tree]
     for node in nodes:  # grows as it goes
         if isinstance(node, dict):
             path = node.get("path")  # `url` is where the page shows an uploaded file

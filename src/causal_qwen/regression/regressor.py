@@ -35,7 +35,7 @@ from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
-from causal_qwen.outputs import MANIFEST, damaged_files, new_directory
+from causal_qwen.outputs import MANIFEST, damaged_files, file_sha256, new_directory
 from causal_qwen.paths import cache_directory, install_hint
 from causal_qwen.regression import sentences, workload
 from causal_qwen.regression.backbone import (
@@ -76,7 +76,6 @@ from causal_qwen.regression.saved import (
     MODEL,
     SETTINGS,
     TENSORS,
-    file_sha256,
     read_settings,
     read_tensors,
     wrong,

@@ -6,7 +6,6 @@ ValueError that names the file, the field, its value and the cure.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from causal_qwen.modeling.value_space import LARGEST, ValueSpace
 from causal_qwen.options import VALUE_SPACES
+from causal_qwen.outputs import file_sha256
 from causal_qwen.regression.head import Chain
 
 SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
@@ -128,11 +128,6 @@ def read_settings(directory: Path) -> Settings:
     is_frozen = parameters["backbone"] == "frozen"
     backbone = _backbone(file, settings["backbone"]) if is_frozen else None
     return Settings(parameters, columns, is_single, spaces, backbone, sha256)
-
-
-def file_sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def wrong(file: Path, field: str, what: str, wanted: str) -> ValueError:

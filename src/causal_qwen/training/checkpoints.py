@@ -45,9 +45,7 @@ def locked_run(run: Path) -> Iterator[None]:
 def last_checkpoint(run: Path, *, hashes: bool = False) -> Path | None:
     """The newest whole checkpoint by the sizes of its files, with `hashes` by their content.
     A warning names newer ones that are damaged."""
-    found = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*")}
-    numbered = [path for path, step in found.items() if step.isdecimal()]
-    for path in sorted(numbered, key=lambda path: int(found[path]), reverse=True):
+    for path in reversed(_numbered(run)):
         if not (damage := _damage(path, hashes)):
             return path
         logger.warning(f"{path} is passed over: {damage}.")
@@ -58,8 +56,7 @@ def delete_oldest(run: Path, limit: int | None, best: str | None) -> None:
     """Keep the newest `limit` checkpoints, and the best one; copies with other names stay."""
     if not limit:
         return
-    numbered = [path for path in run.glob(f"{PREFIX}*") if _step(path) is not None]
-    own = sorted((p for p in numbered if (p / MANIFEST).is_file()), key=lambda p: _step(p) or 0)
+    own = [p for p in _numbered(run) if (p / MANIFEST).is_file() and not p.is_symlink()]
     kept = own[-limit:]
     the_best = [path for path in own[:-limit] if best and path.name == Path(best).name]
     if the_best:
@@ -69,10 +66,11 @@ def delete_oldest(run: Path, limit: int | None, best: str | None) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _step(path: Path) -> int | None:
-    """The number of a directory that is called checkpoint-NUMBER."""
-    step = path.name.removeprefix(PREFIX)
-    return int(step) if step.isdecimal() and not path.is_symlink() else None
+def _numbered(run: Path) -> list[Path]:
+    """What is called checkpoint-NUMBER in a run, the oldest first."""
+    steps = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*")}
+    numbered = [path for path, step in steps.items() if step.isdecimal()]
+    return sorted(numbered, key=lambda path: int(steps[path]))
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
