@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.analysis import gumbel
 from causal_qwen.analysis.gumbel import GumbelIndividual
-from causal_qwen.conversion.calibration import LogProbRecorder, pad_left
+from causal_qwen.conversion.calibration import pad_left
 from causal_qwen.individuals.individual import Individual
 
 PROMPTS = (  # none of these was used to choose the stored gains
@@ -109,6 +109,33 @@ class Texts(NamedTuple):
 def end_tokens(model: Any) -> set[int]:
     eos = model.generation_config.eos_token_id
     return set() if eos is None else set(np.atleast_1d(eos).tolist())
+
+
+class LogProbRecorder(LogitsProcessor):
+    """Records the base model's log-probability of each chosen token; does not change the scores."""
+
+    def __init__(self, prompt_length: int, eos: set[int]) -> None:
+        self.prompt_length = prompt_length
+        self.eos = torch.tensor(sorted(eos) or [-1])
+        self.previous: torch.Tensor | None = None
+        self.log_probs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.record(input_ids)
+        self.previous = scores.log_softmax(-1)
+        return scores
+
+    def record(self, input_ids: torch.Tensor) -> None:
+        if self.previous is not None:
+            self.log_probs.append(self.previous.gather(-1, input_ids[:, -1:]).squeeze(-1))
+
+    def per_row(self, sequences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum and number of log-probabilities up to and including end-of-text. -> (B,), (B,)"""
+        self.record(sequences)
+        log_probs = torch.stack(self.log_probs, dim=-1).double()  # (B, new tokens)
+        is_eos = torch.isin(sequences[:, self.prompt_length :], self.eos.to(sequences.device))
+        is_valid = (is_eos.cumsum(-1) - is_eos.long()) == 0
+        return log_probs.where(is_valid, 0.0).sum(-1), is_valid.sum(-1)
 
 
 @torch.no_grad()

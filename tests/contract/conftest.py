@@ -32,5 +32,5 @@ def tiny_directory(
         torch.manual_seed(0)
         Qwen2ForCausalLM(Qwen2Config(**fields)).save_pretrained(directory / "base")
     byte_tokenizer(chat_template=CHAT).save_pretrained(directory / "base")
-    convert(directory / "base", directory / "model", measure_noise=False)
+    convert(directory / "base", directory / "model")
     return directory / "model"

@@ -43,7 +43,7 @@ def numpy_weights(directory: Path) -> Weights:
 
 def base_weights(directory: Path) -> Weights:
     """Convert a plain base."""
-    model = convert_model(directory, model_class=CausalQwenForCausalLM, measure_noise=False)
+    model = convert_model(directory, model_class=CausalQwenForCausalLM)
     return {n: t.numpy() for n, t in model.state_dict().items() if n.startswith("model.layers")}
 
 

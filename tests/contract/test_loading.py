@@ -33,8 +33,8 @@ CAUSAL: dict[str, Callable[[Path], Any]] = {
 }
 PLAIN: dict[str, Callable[[Path], Any]] = {
     "from_pretrained": CausalQwenForCausalLM.from_pretrained,
-    "convert": lambda path: convert(path, path.parent / "out", measure_noise=False),
-    "from_qwen": lambda path: CausalQwenForCausalLM.from_qwen(path, measure_noise=False),
+    "convert": lambda path: convert(path, path.parent / "out"),
+    "from_qwen": lambda path: CausalQwenForCausalLM.from_qwen(path),
     "Engine": Engine.from_pretrained,
 }
 LOADERS = [("causal", name) for name in CAUSAL] + [("plain", name) for name in PLAIN]
@@ -346,7 +346,7 @@ def test_lists_of_any_length_and_unknown_activations_are_refused(
 ) -> None:
     configure(places["plain"], **fields)
     with pytest.raises(ValueError, match=next(iter(fields))):
-        CausalQwenForCausalLM.from_qwen(places["plain"], measure_noise=False)
+        CausalQwenForCausalLM.from_qwen(places["plain"])
 
 
 def test_a_file_that_the_manifest_lists_is_missed(places: dict[str, Path]) -> None:
@@ -430,7 +430,7 @@ def gguf(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_whole_gguf_file_is_converted(gguf: Callable[..., Path], tmp_path: Path) -> None:
-    report = convert(gguf(), tmp_path / "out", measure_noise=False)
+    report = convert(gguf(), tmp_path / "out")
     assert report.standard_agreement == 1
     model = CausalQwenForCausalLM.from_pretrained(tmp_path / "out")
     assert model.config.num_hidden_layers == 1
@@ -482,7 +482,7 @@ def test_cut_or_flipped_gguf_file_is_refused_or_converted(
         changed = bytearray(whole)
         changed[place] ^= 1 << int(chance.integers(8))
         path.write_bytes(changed)
-        message = sentence(lambda: CausalQwenForCausalLM.from_qwen(path, measure_noise=False))
+        message = sentence(lambda: CausalQwenForCausalLM.from_qwen(path))
         assert message == "" or (str(path) in message and "\n" not in message), place
 
 

@@ -16,6 +16,7 @@ from causal_qwen.conversion.convert import convert
 from causal_qwen.generation.streaming import end_ids
 
 Make = Callable[..., Any]
+SAVED = ("min_density", "noise_gain", "fresh_noise_gain", "causal_min_p", "persistence")
 
 
 @pytest.fixture
@@ -35,74 +36,100 @@ def test_zero_one_or_several_end_tokens(fresh_model: Make, saved: Any, ends: set
 def test_conversion_reports_each_stage_once(base: Qwen2ForCausalLM, tmp_path: Path) -> None:
     base.save_pretrained(tmp_path / "base")
     stages: list[str] = []
-    convert(tmp_path / "base", tmp_path / "out", measure_noise=False, progress=stages.append)
+    convert(tmp_path / "base", tmp_path / "out", progress=stages.append)
     assert stages.count("loading the base model") == 1
     assert len(set(stages)) == len(stages)
 
 
-def test_shared_gain_is_multiplied_and_fresh_gain_is_found_under_truncation(
+def softmax_rate(model: Any, texts: list[torch.Tensor], min_p: float = calibration.MIN_P) -> float:
+    """The share of softmax draws with min-p that are not the likeliest token."""
+    rates = []
+    for ids in texts:
+        p = model(ids[None]).logits[0].double().softmax(-1)
+        best = p.amax(-1, keepdim=True)
+        kept = p.where(p >= min_p * best, 0.0)
+        rates.append(1 - best[:, 0] / kept.sum(-1))
+    return float(torch.cat(rates).mean())
+
+
+@pytest.mark.parametrize("mode", ["causal", "sampling"])
+@pytest.mark.parametrize("is_trained", [False, True])
+@torch.no_grad()
+def test_at_temperature_1_noise_changes_as_many_choices_as_softmax_with_min_p(
+    base: Qwen2ForCausalLM, mode: str, is_trained: bool
+) -> None:
+    """The choices of real generation after real texts, by individuals that were not drawn before;
+    also where scale_U depends on the context."""
+    model = CausalQwenForCausalLM.from_qwen(base)
+    if is_trained:
+        torch.manual_seed(1)
+        model.abduction.scale.weight.normal_(std=0.02)
+        model.action.b_noise.mul_(torch.rand(model.config.latent_size) * 4)
+    texts = list(torch.randint(model.config.vocab_size, (8, 32)))
+    calibration.calibrate_noise(model, texts)
+    expected, changed = softmax_rate(model, texts), []
+    for ids in texts:
+        for stop in range(1, 33, 2):
+            prompt = ids[None, :stop]
+            call = {"causal_mode": mode, "individual": 1000 + stop, "num_return_sequences": 16}
+            said = model.generate(prompt, **call, max_new_tokens=1)[:, -1]
+            changed.append(said != model(prompt).logits[0, -1].argmax())
+    rate = float(torch.cat(changed).float().mean())
+    assert expected > 0.1
+    assert rate == pytest.approx(expected, abs=0.06)
+
+
+def test_gain_is_found_at_any_scale_of_the_weights(base: Qwen2ForCausalLM) -> None:
+    gains = []
+    texts = [torch.arange(3, 40)]
+    for factor in (1.0, 1e-3):
+        model = CausalQwenForCausalLM.from_qwen(base)
+        model.action.b_noise.data *= factor
+        gains.append(calibration.calibrate_noise(model, texts)[1])
+    assert gains[1] == pytest.approx(1000 * gains[0], rel=1e-3)
+
+
+def test_texts_with_one_candidate_everywhere_leave_the_gain_at_1(
     base: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = CausalQwenForCausalLM.from_qwen(base, measure_noise=False)
-    calls: list[tuple[Any, ...]] = []
-
-    def find(*arguments: Any) -> float:
-        calls.append(arguments[4:])
-        return 0.5
-
-    monkeypatch.setattr(calibration, "find_gain", find)
-    prompts = [torch.tensor([1, 2, 3])]
-    assert calibration.calibrate_noise(model, prompts) == (2.0, 0.5)
-    # untruncated and then multiplied; under the truncation that is saved
-    assert calls == [("causal",), ("sampling", calibration.FRESH_RANGE, calibration.TRUNCATION)]
-    assert model.generation_config.noise_gain == 2.0
-    assert model.generation_config.fresh_noise_gain == 0.5
+    monkeypatch.setattr(calibration, "MIN_P", 1.0)
+    model = CausalQwenForCausalLM.from_qwen(base)
+    assert calibration.calibrate_noise(model, [torch.arange(9)]) == (1.0, 1.0)
 
 
-def test_typical_shared_gain_is_multiplied_too(base: Qwen2ForCausalLM) -> None:
-    model = CausalQwenForCausalLM.from_qwen(base, measure_noise=False)
-    shared, fresh = calibration.TYPICAL_NOISE
-    saved = model.generation_config
-    assert saved.noise_gain / saved.fresh_noise_gain == pytest.approx(4 * shared / fresh)
+def test_measure_noise_has_no_effect_and_says_so(base: Qwen2ForCausalLM) -> None:
+    with pytest.warns(DeprecationWarning, match="measure_noise"):
+        model = CausalQwenForCausalLM.from_qwen(base, measure_noise=False)
+    assert not hasattr(model.config, "measure_noise")
 
 
 def test_saved_noise_settings_survive_saving_and_make_the_default_individual(
     base: Qwen2ForCausalLM, tmp_path: Path
 ) -> None:
-    model = CausalQwenForCausalLM.from_qwen(base, measure_noise=False)
+    model = CausalQwenForCausalLM.from_qwen(base)
     model.save_pretrained(tmp_path)
     loaded = CausalQwenForCausalLM.from_pretrained(tmp_path)
-    for name in ("min_density", "noise_gain", "fresh_noise_gain"):
+    for name in SAVED:
         saved = getattr(loaded.generation_config, name)
         assert saved == getattr(model.generation_config, name)
-    assert loaded.generation_config.min_density == 0.05
-    assert Individual.draw(loaded, seed=7).min_density == 0.05
+    assert loaded.generation_config.causal_min_p == calibration.MIN_P
+    assert Individual.draw(loaded, seed=7).persistence == calibration.PERSISTENCE
     ids = torch.tensor([[1, 2, 3]])
-    call = {"causal_mode": "causal", "individual": 7, "max_new_tokens": 8}
-    explicit = loaded.generate(ids, **call, min_density=0.05, temperature=1.0)
+    call = {"individual": 7, "max_new_tokens": 8}
+    named = {"min_p": calibration.MIN_P, "persistence": calibration.PERSISTENCE}
+    explicit = loaded.generate(ids, **call, **named, min_density=0.0, temperature=1.0)
     assert torch.equal(loaded.generate(ids, **call), explicit)
 
 
-def test_plain_checkpoint_is_loaded_with_truncated_noise(
+def test_plain_checkpoint_is_loaded_with_candidates_and_persistence(
     base: Qwen2ForCausalLM, tmp_path: Path
 ) -> None:
     base.save_pretrained(tmp_path)
-    assert CausalQwenForCausalLM.from_pretrained(tmp_path).generation_config.min_density == 0.05
+    saved = CausalQwenForCausalLM.from_pretrained(tmp_path).generation_config
+    assert (saved.causal_min_p, saved.persistence) == (calibration.MIN_P, calibration.PERSISTENCE)
 
 
 def test_documents_initialisation_saves_no_noise_settings(base: Qwen2ForCausalLM) -> None:
     saved = CausalQwenForCausalLM.from_qwen(base, init="documents").generation_config
-    for name in ("min_density", "noise_gain", "fresh_noise_gain"):
+    for name in SAVED:
         assert getattr(saved, name, None) is None
-
-
-@pytest.mark.parametrize("mode", ["causal", "sampling"])
-def test_gain_search_ignores_saved_truncation(base: Qwen2ForCausalLM, mode: str) -> None:
-    model = CausalQwenForCausalLM.from_qwen(base, measure_noise=False)
-    batch = calibration.pad_left([torch.tensor([1, 2, 3])] * 4, model)
-    options = {"causal_mode": mode, "individual": [0, 1, 2, 3], "noise_gain": 20.0}
-    found = []
-    for min_density in (0.0, 0.9):
-        model.generation_config.min_density = min_density
-        found.append(calibration.liveliness(model, batch, **options))
-    assert found[0] == found[1]

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -202,9 +203,7 @@ def test_samples_use_the_individuals_temperature_and_truncation() -> None:
     both = many.sample([plain, cut])
     assert both.shape == (3, 2)
     np.testing.assert_allclose(both[:, 1] - middle[:, 0], reach, rtol=1e-9)
-    with pytest.raises(ValueError, match="fresh"):
-        many.sample([Individual.draw(C, seed=5, fresh=True)])
-    with pytest.raises(ValueError, match=rf"is \({C},\) numbers"):
+    with pytest.raises(ValueError, match=f"{C + 1} coordinates"):
         many.sample(Individual.draw(C + 1, seed=5))
 
 
@@ -385,6 +384,29 @@ def test_a_batch_predicts_the_same_as_its_texts_alone(
         np.testing.assert_allclose(getattr(many, name), expected, rtol=1e-4)
     np.testing.assert_allclose(many.y.scale, [one.y.scale for one in alone], rtol=1e-4)
     np.testing.assert_allclose(many.sample([3]), [one.sample([3]) for one in alone], rtol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"persistence": 0.3}, {"fresh": True}])
+def test_an_individual_gives_the_same_number_in_prediction_and_generation(
+    model: Any, processor: Any, options: dict[str, Any]
+) -> None:
+    saved = {"noise_gain": 3.0, "fresh_noise_gain": 5.0, "min_density": 0.1, "persistence": 0.4}
+    with mock.patch.dict(vars(model.generation_config), saved):
+        who = [Individual.draw(model, seed=seed, **options) for seed in (3, 4)]
+        for text in TEXTS:
+            sampled = model.predict(text, processor).sample(who)
+            if not options:
+                assert np.array_equal(sampled, model.predict(text, processor).sample([3, 4]))
+            inputs = processor(processor.ask(text), return_tensors="pt")
+            said = model.generate(
+                **inputs,
+                individual=who,
+                num_return_sequences=2,
+                max_new_tokens=1,
+                suppress_tokens=[k for k in range(V) if k != processor.num_token_id],
+                return_dict_in_generate=True,
+            )
+            np.testing.assert_allclose(sampled, said.numeric_values[:, -1], rtol=1e-3)
 
 
 def test_empty_batch_returns_empty_prediction(model: Any, processor: Any) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.analysis.token_sequence import TokenSequence, observe
+from causal_qwen.generation.mixin import CUTS
 from causal_qwen.individuals.noise import Noise, draw_noise
 from causal_qwen.modeling.protocols import CausalModel
 
@@ -86,7 +87,10 @@ def generate(
     attention_mask: Tensor,
     **options: Any,
 ) -> Any:
-    """`model.generate` with one Gumbel individual per row; the options are the same."""
+    """`model.generate` with one Gumbel individual per row; the options are the same.
+
+    top_k, top_p, min_p and their kin restrict the candidates, as they do for an `Individual`.
+    """
     size = model.config.vocab_size
     for one in individuals:
         if one.size != size:
@@ -96,11 +100,13 @@ def generate(
             )
     padding = (attention_mask == 0).sum(-1).tolist()
     others = options.pop("logits_processor", None) or []
+    cuts = {"top_k": 0} | {name: options.pop(name) for name in CUTS if name in options}
+    processors = [*others, *model.warpers(**cuts), GumbelProcessor(individuals, padding)]
     return model.generate(
         attention_mask=attention_mask,
         causal_mode="compatible",
         do_sample=False,
-        logits_processor=LogitsProcessorList([*others, GumbelProcessor(individuals, padding)]),
+        logits_processor=LogitsProcessorList(processors),
         **options,
     )
 

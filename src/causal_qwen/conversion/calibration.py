@@ -5,7 +5,7 @@ Conversion copies the base model's scores; these four make the causal model beha
     a_k    = max_j ||W_j||_1 - ||W_k||_1     every token has the same scale for a constant scale_U
     C      the 90th percentile of the best score
     gamma  = b, so that the median of sum_k P_k is 1
-    kappa  so that at T = 1 noise is as lively as softmax sampling with top-p 0.9
+    kappa  so that at T = 1 noise changes as many choices as softmax sampling with min-p does
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.generation.streaming import end_ids
+from causal_qwen.individuals.noise import draw_noise, to_cauchy
 from causal_qwen.modeling.abduction import inverse_activation
 from causal_qwen.modeling.action import row_norms
 from causal_qwen.modeling.cauchy import Cauchy
@@ -27,15 +28,12 @@ from causal_qwen.modeling.protocols import CausalModel
 
 TOP_QUANTILE = 0.9
 POSITIONS = 128  # positions at which sum_k P_k is measured
+NOISE_POSITIONS = 256  # positions at which choices are counted
+DRAWS = 64  # of noise, at each of them
 NEW_TOKENS = 40
-TOP_P = 0.9
-TRUNCATION = 0.05  # saved min_density: the far tails of Cauchy noise break a text
-SHARED_MARGIN = 0.35  # shared noise makes a text repeat itself: aim for a calmer text
-SHARED_GAIN_FACTOR = 4.0  # its search is untruncated; without tails, shared noise can be larger
-SHARED_RANGE = (0.02, 3.0)  # of the search, in units of the scores' own spread
-FRESH_RANGE = (0.5, 40.0)  # truncated noise adds up like a Gaussian: it takes a larger gain
-NOISE_STEPS = 6
-TYPICAL_NOISE = (0.465, 8.1)  # found gains, shared and fresh, in these units: embedded model
+# Saved by calibration, chosen on a grid (docs/results/individuals.md):
+MIN_P = 0.1
+PERSISTENCE = 0.4
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
@@ -50,20 +48,6 @@ TEXTS = (
     "    return total / len(values)\n",
     "Dear Mr. Lind, thank you for your letter of last week. We are sorry that the chair arrived "
     "with a broken leg, and we will send you a new one as soon as our workshop has finished it.",
-)
-PROMPTS = (
-    "The old lighthouse keeper opened the door and",
-    "My grandmother's recipe for soup begins with",
-    "The best way to learn a new language is",
-    "On Monday morning the whole office",
-    "Deep in the forest there lived",
-    "The history of chess begins",
-    "If I could travel anywhere in the world,",
-    "The mayor promised the citizens that",
-    "When the rain finally stopped,",
-    "To build a small wooden boat, you first",
-    "Scientists announced yesterday that",
-    "She looked at the painting for a long time and",
 )
 
 
@@ -83,21 +67,32 @@ class Calibration:
 def calibrate(
     model: CausalModel,
     texts: Sequence[Tensor] | None = None,
-    prompts: Sequence[Tensor] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
     """Set a, C, gamma, b and the noise gains of a model with its base model's scores.
 
-    texts and prompts are token ids; without texts, the model's own samples are used. Config
-    fields that are numbers instead of "auto" are used unchanged.
+    texts are token ids; without them, the model's own samples are used. Config fields that are
+    numbers instead of "auto" are used unchanged.
     """
     was_training = model.training
     model.eval()
-    config = model.config
     texts = own_samples(model) if texts is None else texts
     progress("decision noise")
     set_decision_noise(model)
     progress("thresholds and scales")
+    threshold, gamma, b_noise, sum_p_median = calibrate_scales(model, texts)
+    progress("noise gains")
+    gains = calibrate_noise(model, texts)
+    model.train(was_training)
+    return Calibration(threshold, gamma, b_noise, sum_p_median, *gains)
+
+
+@torch.no_grad()
+def calibrate_scales(
+    model: CausalModel, texts: Sequence[Tensor]
+) -> tuple[float, float, float, float]:
+    """Set C, gamma and b. -> them, and the median of sum_k P_k"""
+    config = model.config
     loc = sample_scores(model, texts)  # (N, V)
     per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
     threshold, gamma, b_noise = (
@@ -112,11 +107,8 @@ def calibrate(
     model.decision.threshold.fill_(threshold)
     model.abduction.scale.bias.fill_(inverse_activation(gamma, config.scale_activation))
     model.action.b_noise.fill_(b_noise)
-    progress("noise gains")
-    gains = calibrate_noise(model, prompts, texts)
-    model.train(was_training)
     sum_p_median = float(sum_p(loc, per_token, threshold, gamma + b_noise).median())
-    return Calibration(threshold, gamma, b_noise, sum_p_median, *gains)
+    return threshold, gamma, b_noise, sum_p_median
 
 
 @torch.no_grad()
@@ -129,11 +121,16 @@ def set_decision_noise(model: CausalModel) -> None:
     model.action.decision_noise.copy_(noise)
 
 
+def abduct_along(model: CausalModel, texts: Sequence[Tensor], positions: int) -> Cauchy:
+    """U at up to so many positions of the texts, evenly spaced. -> (N, C)"""
+    hidden = torch.cat([model.model(ids.reshape(1, -1)).last_hidden_state[0] for ids in texts])
+    every = max(len(hidden) // positions, 1)
+    return model.abduct(hidden[::every][:positions])
+
+
 def sample_scores(model: CausalModel, texts: Sequence[Tensor]) -> Tensor:
     """loc_S at up to POSITIONS positions of the texts, evenly spaced. -> (N, V)"""
-    hidden = torch.cat([model.model(ids.reshape(1, -1)).last_hidden_state[0] for ids in texts])
-    every = max(len(hidden) // POSITIONS, 1)
-    scores: Tensor = model.lm_head(model.abduct(hidden[::every][:POSITIONS]).loc)
+    scores: Tensor = model.lm_head(abduct_along(model, texts, POSITIONS).loc)
     return scores.float()
 
 
@@ -160,118 +157,55 @@ def solve_gamma(loc: Tensor, per_token: Tensor, threshold: float, b_noise: float
     return math.exp(low)
 
 
-class LogProbRecorder(LogitsProcessor):
-    """Records the base model's log-probability of each chosen token; does not change the scores."""
-
-    def __init__(self, prompt_length: int, eos: set[int]) -> None:
-        self.prompt_length = prompt_length
-        self.eos = torch.tensor(sorted(eos) or [-1])
-        self.previous: Tensor | None = None
-        self.log_probs: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.record(input_ids)
-        self.previous = scores.log_softmax(-1)
-        return scores
-
-    def record(self, input_ids: Tensor) -> None:
-        if self.previous is not None:
-            self.log_probs.append(self.previous.gather(-1, input_ids[:, -1:]).squeeze(-1))
-
-    def per_row(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum and number of log-probabilities up to and including end-of-text. -> (B,), (B,)"""
-        self.record(sequences)
-        log_probs = torch.stack(self.log_probs, dim=-1).double()  # (B, new tokens)
-        is_eos = torch.isin(sequences[:, self.prompt_length :], self.eos.to(sequences.device))
-        is_valid = (is_eos.cumsum(-1) - is_eos.long()) == 0
-        return log_probs.where(is_valid, 0.0).sum(-1), is_valid.sum(-1)
-
-
 @torch.no_grad()
 def calibrate_noise(
-    model: CausalModel,
-    prompts: Sequence[Tensor] | None = None,
-    texts: Sequence[Tensor] | None = None,
+    model: CausalModel, texts: Sequence[Tensor] | None = None
 ) -> tuple[float, float]:
-    """Find and save the gains of shared and of fresh noise, and the truncation.
+    """Find and save the noise gains, and the other defaults of individuals.
 
-    At its gain and T = 1, noise is as lively as softmax with top-p 0.9. Liveliness is the mean
-    log-probability of the generated tokens under softmax(loc_S). Shared noise lowers it less than
-    fresh noise, so each has its own gain. The fresh gain is that of truncated noise; the shared
-    one is searched untruncated and multiplied by SHARED_GAIN_FACTOR. All three go to the model's
-    generation config; repeat after training. Without prompts, the gains are TYPICAL_NOISE in units
-    of the model's scores.
+    At each position of the texts, the choice among the candidates leaves the likeliest token as
+    often under noise at T = 1 as under softmax sampling with the same `min_p`. Texts are read, not
+    generated: a model's own loops would pass for good text. Repeat after training, on texts like
+    those to be generated; without texts, the model's own samples are used.
     """
     was_training = model.training
     model.eval()
-    unit = gain_unit(model, texts or prompts or own_samples(model))
-    if prompts is None:
-        shared, fresh = (relative * unit for relative in TYPICAL_NOISE)
-    else:
-        batch = pad_left(prompts, model)
-        softmax: dict[str, Any] = {
-            "causal_mode": "compatible",
-            "do_sample": True,
-            "top_p": TOP_P,
-            "top_k": 0,
-        }
-        target = liveliness(model, batch, **softmax)
-        shared = find_gain(model, batch, unit, target + SHARED_MARGIN, "causal")
-        fresh = find_gain(model, batch, unit, target, "sampling", FRESH_RANGE, TRUNCATION)
-    shared *= SHARED_GAIN_FACTOR
+    texts = own_samples(model) if texts is None else texts
+    u = abduct_along(model, texts, NOISE_POSITIONS)
+    exogenous = model.action.b_noise.abs()
+    # Cauchy noise is 1-stable: shared and exogenous parts add up to noise of their summed scale
+    shared = find_gain(model, u, PERSISTENCE * u.scale + (1 - PERSISTENCE) * exogenous)
+    fresh = find_gain(model, u, exogenous.expand_as(u.scale))
     saved = model.generation_config
-    saved.noise_gain, saved.fresh_noise_gain, saved.min_density = shared, fresh, TRUNCATION
+    saved.noise_gain, saved.fresh_noise_gain = shared, fresh
+    saved.causal_min_p, saved.persistence, saved.min_density = MIN_P, PERSISTENCE, 0.0
     model.train(was_training)
     return shared, fresh
 
 
-def find_gain(
-    model: CausalModel,
-    batch: dict[str, Tensor],
-    unit: float,
-    target: float,
-    causal_mode: str,
-    span: tuple[float, float] = SHARED_RANGE,
-    min_density: float = 0.0,
-) -> float:
-    """The noise gain at which the mode's liveliness falls to `target`, by bisection.
+def find_gain(model: CausalModel, u: Cauchy, scale: Tensor) -> float:
+    """The gain at which noise of a scale changes as many choices as softmax sampling does.
 
-    Every gain uses the same individuals: common random numbers make the curve smooth.
+    The choice moves from the likeliest candidate to candidate k when the gain exceeds the lead
+    over k divided by what the noise adds to k more than to the likeliest. The smallest such gain
+    decides, so the gain for a share of changed choices is that quantile of the smallest gains.
     """
-    low, high = (math.log(edge * unit) for edge in span)
-    options = {"causal_mode": causal_mode, "individual": list(range(len(batch["input_ids"])))}
-    for _ in range(NOISE_STEPS):
-        middle = (low + high) / 2
-        if liveliness(model, batch, min_density, noise_gain=math.exp(middle), **options) > target:
-            low = middle
-        else:
-            high = middle
-    return math.exp((low + high) / 2)
-
-
-def gain_unit(model: CausalModel, texts: Sequence[Tensor]) -> float:
-    """The gain at which the typical noise of a score is as large as the scores' own spread."""
-    spread = sample_scores(model, texts).std(-1).mean()
-    scale = model.abduct(model.model(texts[0].reshape(1, -1)).last_hidden_state).scale
-    return float(spread / (scale.mean() * row_norms(model.lm_head.weight).mean()))
-
-
-def liveliness(
-    model: CausalModel, batch: dict[str, Tensor], min_density: float = 0.0, **options: Any
-) -> float:
-    """Mean log-probability per generated token under softmax(loc_S)."""
-    recorder = LogProbRecorder(batch["input_ids"].shape[1], end_ids(model))
-    sequences = _generate(
-        model,
-        batch,
-        logits_processor=LogitsProcessorList([recorder]),
-        temperature=1.0,
-        min_density=min_density,
-        repetition_penalty=1.0,
-        **options,
-    )
-    total, count = recorder.per_row(sequences)
-    return float(total.sum() / count.sum())
+    loc = model.lm_head(u.loc).float()  # (N, V)
+    draws = [to_cauchy(draw_noise(seed, u.loc.shape[-1])) for seed in range(DRAWS)]
+    t = torch.from_numpy(np.stack(draws, axis=-1)).to(loc)  # (C, R)
+    critical, changed = [], []
+    for scores, each in zip(loc, scale.to(loc), strict=True):
+        keep = (scores >= scores.max() + math.log(MIN_P)).nonzero().flatten()  # (K,)
+        candidates = scores[keep]
+        best = candidates.argmax()
+        changed.append(1 - candidates.softmax(-1)[best])
+        added = model.lm_head.weight[keep].to(loc) @ (each[:, None] * t)  # (K, R) at gain 1
+        gained = added - added[best]
+        gain = (candidates[best] - candidates)[:, None] / gained
+        critical.append(gain.where(gained > 0, math.inf).amin(0))
+    smallest, rate = torch.cat(critical).sort().values, float(torch.stack(changed).mean())
+    gain = float(smallest[int(rate * len(smallest))])
+    return gain if math.isfinite(gain) else 1.0
 
 
 def own_samples(model: CausalModel) -> list[Tensor]:
@@ -282,7 +216,7 @@ def own_samples(model: CausalModel) -> list[Tensor]:
 
 def random_prompts(model: CausalModel) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (len(PROMPTS), 4), generator=generator)
+    ids = torch.randint(model.config.vocab_size, (len(TEXTS), 4), generator=generator)
     return list(ids.to(model.device))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.conversion.base_models import as_qwen2, load_base, load_tokenizer
-from causal_qwen.conversion.calibration import PROMPTS, TEXTS, Calibration, calibrate
+from causal_qwen.conversion.calibration import TEXTS, Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
     assemble,
     check_encodes,
@@ -76,7 +77,6 @@ def convert_model(
     causal_size: int | None = None,
     dtype: Any = None,
     texts: Sequence[str] | None = None,
-    measure_noise: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     **config_fields: Any,
 ) -> Any:
@@ -87,11 +87,16 @@ def convert_model(
         causal_size: C; larger than H pads (exact), smaller takes the best low-rank head.
         dtype: of the weights; the base model's own by default.
         texts: text to calibrate on instead of the built-in texts.
-        measure_noise: generate text to measure the noise gains; False uses typical gains.
         config_fields: further fields of `CausalQwen2Config`.
     """
     if check_choice("init", init, INITIALIZATIONS) == "documents":
         config_fields = {**DOCUMENTS, **config_fields}
+    if config_fields.pop("measure_noise", None) is not None:
+        warnings.warn(
+            "measure_noise has no effect: conversion generates no text since version 0.4.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     if not isinstance(base, torch.nn.Module):
         progress("loading the base model")
         source, base = base, load_base(base, dtype)
@@ -105,7 +110,7 @@ def convert_model(
         config_fields.setdefault("num_token_id", number)
     model = graft(qwen, model_class, causal_size, config_fields)
     model.generation_config = adopt_generation_config(qwen.generation_config)
-    initialize(model, tokenizer, init, texts, measure_noise, progress)
+    initialize(model, tokenizer, init, texts, progress)
     if number is not None and is_new:
         model.resize_token_embeddings(number + 1)
         model.config.num_token_id = number
@@ -126,8 +131,6 @@ def convert(
         progress("loading the base model")
         qwen = as_qwen2(load_base(base, options.pop("dtype", None)))
         tokenizer = load_tokenizer(base)
-        # the typical gains were measured on the embedded model
-        options.setdefault("measure_noise", str(base) != EMBEDDED)
         model = convert_model(
             qwen,
             model_class=CausalQwenForCausalLM,
@@ -206,15 +209,13 @@ def initialize(
     tokenizer: Any,
     init: str,
     texts: Sequence[str] | None = None,
-    measure_noise: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Any:
     """Set the causal parameters of a grafted model, and its `calibration`."""
     model.calibration = None
     if init == "calibrated":
         encoded = encode_texts(tokenizer, TEXTS if texts is None else texts)
-        prompts = encode_texts(tokenizer, PROMPTS) if measure_noise else None
-        model.calibration = calibrate(model, encoded, prompts, progress)
+        model.calibration = calibrate(model, encoded, progress)
     return model
 
 

@@ -63,6 +63,11 @@ class ScaleNetwork(Float32Module, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return float32_linear(input, self.weight, self.bias)
 
+    @property
+    def is_constant(self) -> bool:
+        """The same for every z, as after a conversion."""
+        return not bool(self.weight.any())
+
     def reset(self, gamma: float, activation: str) -> None:
         init.zeros_(self.weight)
         init.constant_(self.bias, inverse_activation(gamma, activation))

@@ -4,14 +4,15 @@
 
 Given that the next token is a number, its value is Y ~ Cauchy(w.loc_U' + c, |w|.scale_U') on the
 scale of `value_space`; medians, quantiles and intervals map back exactly. A Cauchy has no mean: the
-median is the point prediction.
+median is the point prediction. This law is predictive: it covers all individuals and exogenous
+noise. `sample` gives the numbers of single individuals, the same as `causal` generation.
 """
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from torch import Tensor
 from transformers.utils import logging
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
-from causal_qwen.individuals.individual import Individual
-from causal_qwen.individuals.noise import check_noise, draw_noise, to_cauchy
+from causal_qwen.decoding.noise import NoiseGains
+from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.individuals.individual import Individual, resolve_individuals
+from causal_qwen.individuals.noise import check_noise
 from causal_qwen.modeling.action import ValueHead
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.one_vs_rest import HeadParams
@@ -39,6 +42,60 @@ ROWS_SHOWN = 10
 PLOT_LEVEL, PLOT_RANGE, PLOT_POINTS = 0.9, (0.02, 0.98), 400
 
 
+@dataclass(frozen=True, eq=False)
+class IndividualLaw:
+    """u = loc_U + T kappa (p scale_U t + (1 - p) b eps) of an individual, in every row."""
+
+    scale: Tensor  # scale_U (..., C)
+    b: Tensor  # (C,)
+    positions: Tensor  # of the last token (...,), as in generation
+    settings: DecodingSettings
+
+    def __getitem__(self, row: Any) -> IndividualLaw:
+        return replace(self, scale=self.scale[row], positions=self.positions[row])
+
+    def shifts(self, individuals: Any, weight: Tensor) -> Tensor:
+        """w.(u - loc_U) of n individuals. -> (..., n)"""
+        people = self.resolve(individuals)
+        gains = NoiseGains(self.settings.noise_gain, self.settings.fresh_noise_gain)
+        shifts = torch.empty(*self.positions.shape, len(people), dtype=torch.float64)
+        for position in self.positions.unique().tolist() if people else ():
+            at, places = self.positions == position, [position] * len(people)
+            t = torch.from_numpy(gains.noise(people, places))  # (n, C)
+            shifts[at] = (self.scale[at] * weight) @ t.T
+            if (exogenous := gains.exogenous(people, None, places)) is not None:
+                shifts[at] += torch.from_numpy(exogenous) @ (self.b * weight)
+        return shifts
+
+    def resolve(self, individuals: Any) -> list[Individual]:
+        """A count, seeds, Individuals or noise e, as individuals."""
+        size = len(self.b)
+        if isinstance(individuals, numbers.Integral):
+            if individuals < 0:
+                raise ValueError(f"individuals={individuals} is negative; pass a count from 0.")
+            individuals = range(int(individuals))
+        if isinstance(individuals, Individual):
+            individuals = [individuals]
+        # NumPy converts a list of small seeds and seeds above 2**63 to floats; objects stay exact
+        given = np.asarray(individuals, dtype=object if np.ndim(individuals) == 1 else None)
+        is_list = given.ndim == 1 and all(
+            isinstance(x, (numbers.Integral, Individual)) for x in given
+        )
+        if not is_list:
+            individuals = np.atleast_2d(check_noise(individuals, size))
+        settings = self.settings
+        return resolve_individuals(
+            individuals,
+            len(individuals),
+            1,
+            size,
+            fresh=settings.fresh_noise,
+            min_density=settings.min_density,
+            temperature=settings.temperature,
+            persistence=settings.persistence,
+        )
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class NumberPrediction:
     """The distribution of a number, or of a batch of numbers (then all results are arrays).
@@ -52,16 +109,22 @@ class NumberPrediction:
     individuals: Cauchy = field(repr=False)  # U' (..., C), whose linear image y is
     weight: Tensor = field(repr=False)  # (C,)
     bias: float = 0.0
+    law: IndividualLaw | None = field(default=None, repr=False)
 
     @classmethod
     def from_individuals(
-        cls, u: Cauchy, head: ValueHead, space: ValueSpace, probability: Any
+        cls,
+        u: Cauchy,
+        head: ValueHead,
+        space: ValueSpace,
+        probability: Any,
+        law: IndividualLaw | None = None,
     ) -> NumberPrediction:
         """Y = w.U' + c for a batch U' (B, C), in float64."""
         u = Cauchy(u.loc.double(), u.scale.double())
         weight, bias = head.weight.detach()[0].double().cpu(), float(head.bias.detach())
         y = Cauchy(u.loc @ weight + bias, (u.scale @ weight.abs()).clamp_min(SCALE_FLOOR))
-        return cls(y, space, probability, u, weight, bias)
+        return cls(y, space, probability, u, weight, bias, law)
 
     @property
     def median(self) -> Any:
@@ -115,16 +178,19 @@ class NumberPrediction:
     ) -> Array:
         """The numbers of these individuals: w.u + c. -> (n,), or (B, n) for a batch.
 
-        `individuals` are seeds, `Individual`s (each with its own temperature and truncation), noise
-        e (n, C), or a count n: the individuals 0 to n - 1. The same individuals are used in every
-        row.
+        `individuals` are seeds, `Individual`s, noise e (n, C), or a count n: the individuals 0 to
+        n - 1. The same individuals are used in every row. A model's individuals give the number
+        that they give in `causal` generation after the same text, by the law of its generation
+        config. A prediction without such a law (a regressor's) takes u = loc_U' + scale_U' t, so
+        that samples are distributed as the prediction.
         """
-        if isinstance(individuals, numbers.Integral):
-            if individuals < 0:
-                raise ValueError(f"individuals={individuals} is negative; pass a count from 0.")
-            individuals = range(int(individuals))
-        t = torch.from_numpy(_cauchy_noise(individuals, len(self.weight)))  # (n, C)
-        moved = self.y.loc.unsqueeze(-1) + (self.individuals.scale * self.weight) @ t.T
+        law = self.law or IndividualLaw(
+            self.individuals.scale,
+            torch.zeros_like(self.weight),
+            torch.zeros(self.y.loc.shape, dtype=torch.long),
+            DecodingSettings("causal"),
+        )
+        moved = self.y.loc.unsqueeze(-1) + law.shifts(individuals, self.weight)
         return self.space.decode(moved).numpy()
 
     def plot(self, level: float = PLOT_LEVEL, ax: Any = None) -> Any:
@@ -161,7 +227,8 @@ class NumberPrediction:
         len(self)  # raises for one number
         y, u = (Cauchy(*(x[row] for x in dist)) for dist in (self.y, self.individuals))
         probability = _out(torch.as_tensor(self.probability)[row])
-        return NumberPrediction(y, self.space, probability, u, self.weight, self.bias)
+        law = None if self.law is None else self.law[row]
+        return NumberPrediction(y, self.space, probability, u, self.weight, self.bias, law)
 
     def __iter__(self) -> Iterator[NumberPrediction]:
         return (self[row] for row in range(len(self)))
@@ -184,24 +251,6 @@ class NumberPrediction:
         if self.y.loc.dim() and v.dim() and v.shape[-1] not in (1, len(self)):
             raise ValueError(f"value has {v.shape[-1]} numbers; pass 1 or {len(self)}.")
         return v
-
-
-def _cauchy_noise(individuals: Any, size: int) -> Array:
-    """t of seeds, of Individuals or of noise e. -> (n, C)"""
-    if isinstance(individuals, Individual):
-        individuals = [individuals]
-    # NumPy converts a list of small seeds and seeds above 2**63 to floats; objects stay exact
-    given = np.asarray(individuals, dtype=object if np.ndim(individuals) == 1 else None)
-    if given.ndim == 1 and all(isinstance(one, numbers.Integral) for one in given):
-        e = np.reshape([draw_noise(int(seed), size) for seed in given], (-1, size))
-        return to_cauchy(e)
-    if given.ndim == 1 and all(isinstance(one, Individual) for one in given):
-        for one in given:
-            if one.is_fresh:
-                raise ValueError(f"{one!r} is fresh at every position; give its noise e at one.")
-            check_noise(one.noise, size)
-        return np.stack([one.temperature * one.cauchy() for one in given])
-    return to_cauchy(np.atleast_2d(check_noise(individuals, size)))
 
 
 @torch.no_grad()
@@ -238,13 +287,18 @@ def predict(
     space = field_space(model.config, field)
     many = [texts] if isinstance(texts, str) else list(texts)
     none = torch.empty(0, model.config.latent_size)
-    parts = [(none, none, torch.empty(0))]
+    parts = [(none, none, none, torch.empty(0), torch.empty(0, dtype=torch.long))]
     for start in range(0, len(many), batch_size):
         batch = many[start : start + batch_size]
         parts.append(_last_position(model, processor, batch, reading, start))
-    loc, scale, probability = (torch.cat(column) for column in zip(*parts, strict=True))
-    u, p = Cauchy(loc, scale), probability.double().numpy()
-    found = NumberPrediction.from_individuals(u, model.action.value, space, p)
+    loc, wide, scale, probability, positions = (
+        torch.cat(column) for column in zip(*parts, strict=True)
+    )
+    u, p = Cauchy(loc, wide), probability.double().numpy()
+    b = model.action.b_noise.detach().abs().double().cpu()
+    settings = model.resolve_settings(causal_mode="causal")
+    law = IndividualLaw(scale.double(), b, positions, settings)
+    found = NumberPrediction.from_individuals(u, model.action.value, space, p, law)
     return found[0] if isinstance(texts, str) else found
 
 
@@ -254,8 +308,9 @@ def _last_position(
     texts: Sequence[str],
     reading: dict[str, Any],
     start: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """loc and scale of U' and P_<NUM>, at the end of every text. -> (B, C), (B, C), (B,)"""
+) -> tuple[Tensor, ...]:
+    """loc_U', scale_U', scale_U, P_<NUM> and the position, at the end of every text.
+    -> (B, C), (B, C), (B, C), (B,), (B,)"""
     asked = [processor.ask(text) for text in texts]
     inputs = processor(asked, return_tensors="pt", padding_side="left", **reading)
     if (is_empty := inputs["attention_mask"].sum(-1) == 0).any():
@@ -272,7 +327,8 @@ def _last_position(
     )
     last = Cauchy(output.loc_U[:, -1], output.scale_U[:, -1])
     u = model.action.widen(last)
-    return u.loc.float().cpu(), u.scale.float().cpu(), _number_probability(model, last).cpu()
+    found = (u.loc.float(), u.scale.float(), last.scale.float(), _number_probability(model, last))
+    return *(column.cpu() for column in found), positions[:, -1].cpu()
 
 
 def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from transformers import EarlyStoppingCallback, ProgressCallback
 from transformers.utils import logging
 
-from causal_qwen.conversion.calibration import PROMPTS, TEXTS
+from causal_qwen.conversion.calibration import calibrate_scales
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
@@ -35,6 +35,7 @@ logger = logging.get_logger("transformers.causal_qwen")
 
 COMPAT_WEIGHT = 10.0  # best beside one-vs-rest: benchmarks/learning.py
 HELD_OUT = 0.05
+CALIBRATION_ROWS = 16  # of the training rows
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
 
@@ -81,6 +82,9 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
     model.config.compat_loss_weight = run.compat_weight
     fit_fields(model, rows)
+    texts = _calibration_texts(rows, processor, run.max_length)
+    if checkpoint is None and run.model is not None and model.abduction.scale.is_constant:
+        calibrate_scales(model, texts)  # never trained: only conversion set C and the scales
     learn, held_out = (_examples(part, processor, model, run) for part in (rows, held_out_rows))
     trainer = CausalTrainer(
         model=_with_lora(model, run.lora),
@@ -101,12 +105,8 @@ def _train(run: Run, output: Path) -> dict[str, float]:
         write_record(output, record)  # once nothing is refused any more
     trainer.train(resume_from_checkpoint=checkpoint)
     metrics: dict[str, float] = trainer.evaluate()
-    texts, prompts = (
-        [torch.tensor(processor(text, encode_numbers="text")["input_ids"]) for text in some]
-        for some in (TEXTS, PROMPTS)
-    )
     is_shown = not trainer.args.disable_tqdm and trainer.is_world_process_zero()
-    trainer.finish(processor, texts, prompts, progress.announce if is_shown else None)
+    trainer.finish(processor, texts, progress.announce if is_shown else None)
     trainer.save_state()
     if trainer.args.should_save:
         (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
@@ -169,6 +169,15 @@ def _rows(run: Run) -> tuple[list[Row], list[Row]]:
     random.Random(run.arguments.get("seed", 0)).shuffle(rows)
     count = max(int(len(rows) * HELD_OUT), 1)
     return rows[count:], rows[:count]
+
+
+def _calibration_texts(
+    rows: Sequence[Row], processor: CausalQwenProcessor, max_length: int
+) -> list[torch.Tensor]:
+    """Token ids of a few rows, evenly spaced, with numbers as text."""
+    sample = rows[:: max(len(rows) // CALIBRATION_ROWS, 1)][:CALIBRATION_ROWS]
+    reader = CausalQwenProcessor(processor.tokenizer)
+    return [row["input_ids"] for row in encode_rows(sample, reader, max_length)]
 
 
 def _is_first_process() -> bool:

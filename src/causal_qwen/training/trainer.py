@@ -209,7 +209,6 @@ class CausalTrainer(Trainer):
         self,
         processor: Processor,
         texts: Sequence[Tensor],
-        prompts: Sequence[Tensor],
         progress: Callable[[str], None] | None = None,
     ) -> None:
         """Merge LoRA, recalibrate the noise, and save model and processor."""
@@ -221,7 +220,7 @@ class CausalTrainer(Trainer):
             if self.args.recalibrate:
                 if progress is not None:
                     progress("measuring noise gains")
-                calibrate_noise(self.causal_model, prompts, texts)
+                calibrate_noise(self.causal_model, texts)
             self.causal_model.config.encode_numbers = processor.encode_numbers
             self.save_model()
         if self.args.should_save:
