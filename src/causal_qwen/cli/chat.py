@@ -55,13 +55,17 @@ class Conversation:
         system: str | None = None,
         temperature: float | None = None,
         min_density: float | None = None,
+        persistence: float | None = None,
+        min_p: float | None = None,
         max_new_tokens: int = 200,
     ) -> None:
         self.processor, self.model = processor, model
         self.noise_options: dict[str, Any] = {
             "temperature": temperature,
             "min_density": min_density,
+            "persistence": persistence,
         }
+        self.min_p = min_p
         self.max_new_tokens = max_new_tokens
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []  # user and assistant in turn
@@ -101,8 +105,9 @@ class Conversation:
             inputs = chat_inputs(self.processor, [*self.system, *turns])
         individual = self.individual
         options = self.noise_options if individual is None else {}  # an Individual has its own
-        if self.mode == "compatible" and options["temperature"]:
-            options = {**options, "do_sample": True}  # as in `generate`
+        options = {**options, "min_p": self.min_p}
+        if self.mode == "compatible" and (options["temperature"] or self.min_p):
+            options["do_sample"] = True  # as in `generate`
         with interruption() as is_interrupted:
             answer = generate_text(
                 self.model,

@@ -26,6 +26,8 @@ def np_generate(
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
+    persistence: opt.Persistence = None,
+    min_p: opt.MinP = None,
     top_k: opt.TopK = None,
     top_p: opt.TopP = None,
     seed: opt.SoftmaxSeed = None,

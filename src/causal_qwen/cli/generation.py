@@ -33,6 +33,8 @@ def generate(
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
+    persistence: opt.Persistence = None,
+    min_p: opt.MinP = None,
     top_k: opt.TopK = None,
     top_p: opt.TopP = None,
     seed: opt.SoftmaxSeed = None,
@@ -90,6 +92,8 @@ def chat(
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
+    persistence: opt.Persistence = None,
+    min_p: opt.MinP = None,
     max_new_tokens: opt.NewTokens = 200,
     numbers: opt.Numbers = None,
     system: Annotated[str | None, Option(help="A system message.")] = None,
@@ -114,6 +118,8 @@ def chat(
         system=system,
         temperature=temperature,
         min_density=min_density,
+        persistence=persistence,
+        min_p=min_p,
         max_new_tokens=max_new_tokens,
     )
     if run(conversation, as_json=as_json):
@@ -137,6 +143,8 @@ def counterfactual(
     model: opt.ModelName = "",
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
+    persistence: opt.Persistence = None,
+    min_p: opt.MinP = None,
     max_new_tokens: opt.NewTokens = 40,
     html: Annotated[
         Path | None, Option(help="Also write an HTML table.", callback=opt.writable)
@@ -158,8 +166,13 @@ def counterfactual(
         edit = parse_edit(other_model=load(other_model)[1])
     encoding = "value" if number is not None else None
     inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
-    noise = {"temperature": temperature, "min_density": min_density}
-    options: dict[str, Any] = {name: x for name, x in noise.items() if x is not None}
+    named = {
+        "temperature": temperature,
+        "min_density": min_density,
+        "persistence": persistence,
+        "min_p": min_p,
+    }
+    options: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
     with status() as progress:
         progress("generating both texts")
         result = run(

@@ -61,6 +61,22 @@ Temperature = Annotated[
 MinDensity = Annotated[
     float | None, Option(help="Likelihood truncation. Default: the model's.", min=0.0, max=1.0)
 ]
+Persistence = Annotated[
+    float | None,
+    Option(
+        help="Share of the noise that is the same for every token. Default: the model's.",
+        min=0.0,
+        max=1.0,
+    ),
+]
+MinP = Annotated[
+    float | None,
+    Option(
+        help="Keep tokens with this share of the largest probability. Default: the model's.",
+        min=0.0,
+        max=1.0,
+    ),
+]
 TopK = Annotated[int | None, Option(help="Keep the k most likely tokens.", min=1)]
 TopP = Annotated[
     float | None,
@@ -113,10 +129,11 @@ def decoding_options(
 ) -> tuple[dict[str, Any], int | None]:
     """-> options of `generate`, softmax seed. Draws the individual or the seed if none is given.
 
-    In `compatible`, a temperature, top-k, top-p or seed asks for softmax sampling, as in Qwen.
+    In `compatible`, a temperature, top-k, top-p, min-p or seed asks for softmax sampling, as in
+    Qwen.
     """
-    seed, softmax = context.params["seed"], ("temperature", "top_k", "top_p")
-    options |= {name: context.params[name] for name in (*softmax, "min_density")}
+    seed, softmax = context.params["seed"], ("temperature", "top_k", "top_p", "min_p")
+    options |= {name: context.params[name] for name in (*softmax, "min_density", "persistence")}
     settings = resolve(**options)
     check_seed(seed, settings.mode)
     if settings.is_noisy and settings.individual is None:

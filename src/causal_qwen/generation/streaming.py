@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from causal_qwen.decoding.context import context_length
-from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.settings import INDIVIDUAL_FIELDS, DecodingSettings
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.text.segmentation import stable_prefix
@@ -67,7 +67,7 @@ class TokenStream:
             self.settings = self.settings or result.settings
             if (individuals := result.get("individual")) is not None:
                 options["individual"] = self.individuals = individuals  # drawn once, then kept
-                for name in ("temperature", "min_density", "fresh_noise"):
+                for name in INDIVIDUAL_FIELDS:
                     options.pop(name, None)  # they are the individual's now
             for row, token in enumerate(self.ids[:, -1].tolist()):
                 is_over[row] |= token in ends

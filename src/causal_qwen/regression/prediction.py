@@ -287,7 +287,9 @@ def predict(
     space = field_space(model.config, field)
     many = [texts] if isinstance(texts, str) else list(texts)
     none = torch.empty(0, model.config.latent_size)
-    parts = [(none, none, none, torch.empty(0), torch.empty(0, dtype=torch.long))]
+    parts: list[tuple[Tensor, ...]] = [
+        (none, none, none, torch.empty(0), torch.empty(0, dtype=torch.long))
+    ]
     for start in range(0, len(many), batch_size):
         batch = many[start : start + batch_size]
         parts.append(_last_position(model, processor, batch, reading, start))

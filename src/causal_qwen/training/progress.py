@@ -1,8 +1,9 @@
-"""Progress of a training run on the terminal: loss, speed and remaining time."""
+"""Progress of a training run on the terminal: loss, speed, remaining time, and what is said."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +17,14 @@ SHOWN = {"total_loss": "loss", "eval_accuracy": "accuracy", "eval_ovr_nll": "one
 class TrainingProgress(TrainerCallback):
     """A bar on a terminal, a line per log elsewhere; only from the first process."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        speak: Callable[[Any], list[str]] | None = None,
+    ) -> None:
+        """`speak` generates lines of text with the model, which are printed at every evaluation."""
         self.console = console or Console(stderr=True)
+        self.speak = speak
         self.bar: Progress | None = None
         self.latest: dict[str, float] = {}
 
@@ -54,9 +61,12 @@ class TrainingProgress(TrainerCallback):
         if self.bar is not None and eval_dataloader is not None:
             self.bar.update(self.rows, total=len(eval_dataloader), visible=True, advance=1)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self.bar is not None:
             self.bar.reset(self.rows, visible=False)
+        if self.speak is not None and model is not None and args.world_size == 1:
+            for line in self.speak(model):
+                self._print(f"  {line}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         news = {name: logs[name] for name in SHOWN if name in (logs or {})}
@@ -75,7 +85,7 @@ class TrainingProgress(TrainerCallback):
             self.bar = None
 
     def _print(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _note(self, state: Any) -> str:
         parts = [f"{SHOWN[name]} {value:.4g}" for name, value in self.latest.items()]

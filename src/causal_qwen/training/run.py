@@ -18,13 +18,23 @@ from transformers import EarlyStoppingCallback, ProgressCallback
 from transformers.utils import logging
 
 from causal_qwen.conversion.calibration import calibrate_scales
+from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
+from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.outputs import KNOWN, LOCK, write_manifest
 from causal_qwen.paths import install_hint
 from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run
-from causal_qwen.training.data import Collator, Examples, Row, encode_rows, pack, read_rows
+from causal_qwen.training.data import (
+    Collator,
+    Example,
+    Examples,
+    Row,
+    encode_rows,
+    pack,
+    read_rows,
+)
 from causal_qwen.training.from_scratch import new_model, texts_of
 from causal_qwen.training.metrics import MetricAccumulator
 from causal_qwen.training.progress import TrainingProgress
@@ -36,6 +46,8 @@ logger = logging.get_logger("transformers.causal_qwen")
 COMPAT_WEIGHT = 10.0  # best beside one-vs-rest: benchmarks/learning.py
 HELD_OUT = 0.05
 CALIBRATION_ROWS = 16  # of the training rows
+INDIVIDUALS = (1, 2, 3)  # speak at every evaluation
+PROMPT_TOKENS, SPOKEN_TOKENS = 8, 24
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
 
@@ -95,7 +107,10 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     )
     if run.patience:
         trainer.add_callback(EarlyStoppingCallback(run.patience))
-    progress = TrainingProgress()
+    has_text = any("target" not in row for row in held_out_rows)
+    progress = TrainingProgress(
+        speak=(lambda model: _speak(model, processor, held_out[0])) if has_text else None
+    )
     if not trainer.args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(progress)
@@ -177,7 +192,34 @@ def _calibration_texts(
     """Token ids of a few rows, evenly spaced, with numbers as text."""
     sample = rows[:: max(len(rows) // CALIBRATION_ROWS, 1)][:CALIBRATION_ROWS]
     reader = CausalQwenProcessor(processor.tokenizer)
-    return [row["input_ids"] for row in encode_rows(sample, reader, max_length)]
+    texts = (row.ids for row in encode_rows(sample, reader, max_length))
+    return [torch.tensor([k for k in ids if k != reader.num_token_id]) for ids in texts]
+
+
+def _speak(model: Any, processor: CausalQwenProcessor, example: Example) -> list[str]:
+    """A line of each of a few individuals after the prompt of a held-out row."""
+    learned = [place for place, label in enumerate(example.labels) if label != IGNORE]
+    end = learned[0] if learned and learned[0] else PROMPT_TOKENS
+    ids = torch.tensor([example.ids[:end]])
+    was_training = model.training
+    model.eval()
+    with quiet():
+        said = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=torch.ones_like(ids).to(model.device),
+            numeric_values=torch.tensor([example.values[:end]], dtype=torch.float64),
+            individual=list(INDIVIDUALS),
+            num_return_sequences=len(INDIVIDUALS),
+            max_new_tokens=SPOKEN_TOKENS,
+            return_dict_in_generate=True,
+        )
+    model.train(was_training)
+    rows = zip(INDIVIDUALS, said.sequences[:, end:], said.numeric_values[:, end:], strict=True)
+    lines = []
+    for seed, new, values in rows:
+        text = processor.decode(new, values, skip_special_tokens=True)
+        lines.append(f"individual {seed}: {' '.join(text.split())}")
+    return lines
 
 
 def _is_first_process() -> bool:
