@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo app test fuzz chromium lint format docs notebooks reproduce env clean bench-decode \
-        bench-liveliness bench-loss bench-learning bench-numbers bench-engine bench-individuals
+        bench-loss bench-learning bench-numbers bench-engine bench-individuals
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,9 +82,6 @@ reproduce: env  ## the headline results on another base model (MODEL=hub-name-or
 bench-decode: env  ## time per token of every mode against the base model
 	$(BIN)/python benchmarks/decode.py $(ARGS)
 
-bench-liveliness: env  ## are individuals alive and fluent, beside softmax sampling
-	$(BIN)/python benchmarks/liveliness.py $(ARGS)
-
 bench-loss: env  ## the loss beside cross-entropy: time and memory (ARGS=--step adds a whole step)
 	$(BIN)/python benchmarks/loss.py $(ARGS)
 
@@ -97,7 +94,7 @@ bench-numbers: env  ## the text regressor on real tables, with corrupted labels
 bench-engine: env  ## the NumPy engine beside torch: speed, memory, share of the bandwidth
 	$(BIN)/python benchmarks/engine.py $(ARGS)
 
-bench-individuals: env  ## personas, diversity, counterfactuals: five parts, hours (ARGS=... for one)
+bench-individuals: env  ## individuals beside softmax and Gumbel, counterfactuals: an hour (ARGS=... for one)
 	$(BIN)/python benchmarks/individuals.py $(or $(ARGS),all)
 
 env: $(STAMP)  ## make or update the environment only

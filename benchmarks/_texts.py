@@ -1,8 +1,12 @@
-"""Texts of a model, and measures of texts, for `liveliness` and `individuals`."""
+"""Texts of a model, and measures of texts."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +15,12 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.analysis import gumbel
 from causal_qwen.analysis.gumbel import GumbelIndividual
-from causal_qwen.conversion.calibration import pad_left
+from causal_qwen.conversion.calibration import TEXTS, pad_left
+from causal_qwen.conversion.checkpoint_io import encode_texts
+from causal_qwen.conversion.convert import open_model
 from causal_qwen.individuals.individual import Individual
 
-PROMPTS = (  # none of these was used to choose the stored gains
+PROMPTS = (  # none of these took part in the choice of a default
     "The carpenter measured the plank twice and",
     "Far from the coast, the fishermen",
     "One of the oldest instruments in the world",
@@ -38,57 +44,87 @@ QUESTIONS = (  # asked through the chat template
     "Give me three tips for saving money.",
     "Who invented the printing press?",
 )
+TUNING_PROMPTS = (  # of the grid that chose the saved defaults
+    "The old lighthouse keeper opened the door and",
+    "My grandmother's recipe for soup begins with",
+    "The best way to learn a new language is",
+    "On Monday morning the whole office",
+    "Deep in the forest there lived",
+    "The history of chess begins",
+    "If I could travel anywhere in the world,",
+    "The mayor promised the citizens that",
+    "When the rain finally stopped,",
+    "To build a small wooden boat, you first",
+    "Scientists announced yesterday that",
+    "She looked at the painting for a long time and",
+)
+TUNING_QUESTIONS = (
+    "What makes a good friend?",
+    "How does a bicycle stay upright?",
+    "Tell me about the planet Mars.",
+    "What should I cook tonight?",
+)
+MIN_P = 0.1
 SOFTMAX: dict[str, Any] = {"causal_mode": "compatible", "do_sample": True, "top_k": 0}
 
 
-def prompt_ids(tokenizer: Any) -> list[torch.Tensor]:
-    """Token ids of all openings, then of all questions, through the chat template if any."""
-    texts = [*PROMPTS]
-    for question in QUESTIONS:
+def prompt_ids(
+    tokenizer: Any, openings: Sequence[str] = PROMPTS, questions: Sequence[str] = QUESTIONS
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Token ids of openings, and of questions through the chat template if there is one."""
+
+    def ask(question: str) -> str:
         chat = [{"role": "user", "content": question}]
-        texts.append(
-            question
-            if tokenizer.chat_template is None
-            else tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        )
-    return [torch.tensor(tokenizer(text).input_ids) for text in texts]
+        if tokenizer.chat_template is None:
+            return question
+        text: str = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return text
+
+    texts = [*openings], [ask(question) for question in questions]
+    first, second = ([torch.tensor(tokenizer(text).input_ids) for text in part] for part in texts)
+    return first, second
 
 
-# ---------------------------------------------------------------- noise
+def in_turn(first: list[torch.Tensor], second: list[torch.Tensor]) -> list[torch.Tensor]:
+    """One of each in turn; the rest of the longer list comes last."""
+    pairs = itertools.zip_longest(first, second)
+    return [one for pair in pairs for one in pair if one is not None]
 
 
-def restore_untruncated_gains(model: Any) -> Any:
-    """Set the noise settings of version 0.3.0, in whose units the pages state temperatures.
+# ---------------------------------------------------------------- a random bias of the logits
 
-    Later conversions save `min_density`, and gains for truncated noise: the shared one 4 times,
-    the fresh one 87 times (8.1 / 0.093, measured on the embedded model) the untruncated gain.
+
+@dataclass(frozen=True, eq=False)
+class BiasIndividual(GumbelIndividual):
+    """The same Gaussian bias of the logits at all positions."""
+
+    strength: float = 1.0
+
+    def at(self, position: int) -> np.ndarray:
+        bias: np.ndarray = np.random.default_rng(self.seed).normal(size=self.size) * self.strength
+        return bias
+
+
+@functools.lru_cache(maxsize=1)
+@torch.no_grad()
+def bias_strength(model: Any, draws: int = 64) -> float:
+    """The strength at which a bias changes as many choices of real text as softmax with min-p.
+
+    The choice leaves the likeliest candidate when the strength exceeds its lead over another one,
+    divided by what the bias gains for that one: the strength is a quantile of these ratios.
     """
-    saved = model.generation_config
-    if getattr(saved, "min_density", None):
-        saved.noise_gain /= 4
-        saved.fresh_noise_gain *= 0.093 / 8.1
-        saved.min_density = 0.0
-    return model
-
-
-def noise(
-    temperature: float, min_density: float = 0.0, mode: str = "causal", fresh: bool = False
-) -> dict[str, Any]:
-    """Options of `generate_texts` for noise that does not depend on the saved defaults."""
-    options = {"causal_mode": mode, "temperature": temperature, "min_density": min_density}
-    return options | ({"fresh_noise": True} if fresh else {})
-
-
-def draw_individual(
-    model: Any, seed: int, temperature: float = 1.0, fresh: bool = False, min_density: float = 0.0
-) -> Individual:
-    return Individual.draw(
-        model,
-        seed=seed,
-        fresh=fresh,
-        temperature=temperature,
-        min_density=min_density,
-    )
+    tokenizer = open_model(model.name_or_path)[0].tokenizer
+    hidden = [model.model(ids[None]).last_hidden_state[0] for ids in encode_texts(tokenizer, TEXTS)]
+    rng, critical, changed = np.random.default_rng(0), [], []
+    for logits in model.lm_head(torch.cat(hidden)[::2]).double().numpy():
+        kept = np.sort(logits[logits >= logits.max() + np.log(MIN_P)])[::-1]
+        changed.append(1 - 1 / np.exp(kept - kept[0]).sum())
+        gained = rng.normal(size=(draws, len(kept)))
+        gained -= gained[:, :1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(gained > 0, (kept[0] - kept) / gained, np.inf)
+        critical.append(ratio.min(1))
+    return float(np.quantile(np.concatenate(critical), np.mean(changed), method="lower"))
 
 
 # ---------------------------------------------------------------- texts
@@ -170,6 +206,11 @@ def repetition(tokens: list[int]) -> float:
     """The share of trigrams that occur more than once."""
     grams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
     return 1 - len(set(grams)) / max(len(grams), 1)
+
+
+def broken_share(log_probs: Sequence[np.ndarray]) -> float:
+    """The share of tokens whose base probability is below 1e-4."""
+    return float((np.concatenate(log_probs) < math.log(1e-4)).mean())
 
 
 def word_distance(first: str, second: str) -> float:

@@ -1,18 +1,19 @@
-"""Individuals and counterfactuals: six pieces of evidence on the embedded model.
+"""Individuals and counterfactuals: seven pieces of evidence on the embedded model.
 
     python benchmarks/individuals.py all [--model DIR] [--output docs/results/individuals.md]
-    python benchmarks/individuals.py persona --speakers 10 --prompts 10 --tokens 40
+    python benchmarks/individuals.py speakers --speakers 6 --prompts 10 --tokens 32
 
-    persona    can a classifier recognise the speaker of a text?
-    quality    log-probability against diversity
+    grid       how the saved defaults were chosen, on prompts of its own
+    speakers   individuals beside softmax sampling and shared Gumbel noise: quality, diversity,
+               and whether a classifier recognises the speaker
     stability  how far a small edit moves a text, beside the Gumbel-max baseline
     truth      counterfactuals against a known structural model
     analytic   closed forms against a million draws
     replay     the same text alone, in a batch, without a cache, and in NumPy
+    reading    fifty texts at plain defaults, to be read
 
 Each part writes its own section of the page; the others are kept from the JSON beside it. Every
-part first prints how long it will take on this machine. Temperatures of shared noise count the gain
-that was calibrated without truncation as 1.
+part first prints how long it will take on this machine.
 """
 
 from __future__ import annotations
@@ -25,22 +26,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import torch
+from _judges import TrigramModel
 from _results import Row, interval, load, log, make_parser, parse, save, span, table
 from _texts import (
+    MIN_P,
     PROMPTS,
     SOFTMAX,
+    TUNING_PROMPTS,
+    TUNING_QUESTIONS,
+    BiasIndividual,
     Texts,
-    draw_individual,
+    bias_strength,
+    broken_share,
     generate_texts,
-    noise,
+    in_turn,
     prompt_ids,
     repetition,
-    restore_untruncated_gains,
     word_distance,
 )
 
@@ -52,12 +58,15 @@ from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.engine import Engine
 from causal_qwen.generation.logits import DecisionProcessor
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 
-BISECTION_STEPS = 7
 Options = argparse.Namespace
+READ = 5  # individuals
+GROUP = 6  # speakers among whom one is recognised: chance is 1 / 6
+BASELINE = "softmax min-p 0.1"
 
 
 class Subject:
@@ -66,10 +75,7 @@ class Subject:
     def __init__(self, path: Path, prompts: int, tokens: int) -> None:
         self.path, self.tokens = path, tokens
         self.processor, self.model = open_model(path)
-        restore_untruncated_gains(self.model)
-        ids = prompt_ids(self.processor.tokenizer)
-        in_turn = itertools.chain.from_iterable(zip(ids[:10], ids[10:], strict=True))
-        self.prompts = list(in_turn)[:prompts]
+        self.prompts = in_turn(*prompt_ids(self.processor.tokenizer))[:prompts]
 
     def generate(self, prompts: Sequence[torch.Tensor], **options: Any) -> Texts:
         return generate_texts(self.model, prompts, **{"tokens": self.tokens, **options})
@@ -80,97 +86,173 @@ class Subject:
     def announce(self, part: str, texts: int, rows: int = 20) -> None:
         """Print how long `texts` texts will take, `rows` at a time, from one batch."""
         start = time.perf_counter()
-        self.generate(self.prompts[:1] * rows, tokens=8, individual=0, **noise(1.0))
+        self.generate(self.prompts[:1] * rows, tokens=8, individual=0)
         each = (time.perf_counter() - start) / (rows * 8) * self.tokens
         print(f"{part}: {texts} texts, about {each * texts / 60:.0f} minutes", flush=True)
 
-    def draw(self, kind: str, seed: int, temperature: float) -> Any:
-        """A speaker of a kind: "shared", "fresh", "gumbel" or "shared gumbel"."""
-        if "gumbel" in kind:
-            is_fresh = kind == "gumbel"
-            return GumbelIndividual.draw(
-                self.model, seed=seed, fresh=is_fresh, temperature=temperature
-            )
-        return draw_individual(self.model, seed, temperature, fresh=kind == "fresh")
-
-    def texts_of(
-        self, kind: str, prompts: list[torch.Tensor], speakers: int, temperature: float
-    ) -> Texts:
+    def texts_of(self, kind: Kind, prompts: list[torch.Tensor], seeds: Sequence[int]) -> Texts:
         """Texts of every speaker after every prompt, speaker by speaker."""
-        if kind == "softmax":
-            options = {**SOFTMAX, "temperature": temperature}
-            parts = [self.generate(prompts, seed=seed, **options) for seed in range(speakers)]
-            return Texts(*(list(itertools.chain(*column)) for column in zip(*parts, strict=True)))
-        drawn = [self.draw(kind, seed, temperature) for seed in range(speakers)]
-        each = [speaker for speaker in drawn for _ in prompts]
-        return self.generate(prompts * speakers, speakers=each)
-
-    def match_temperature(
-        self, kind: str, prompts: list[torch.Tensor], speakers: int, target: float
-    ) -> float:
-        """The temperature at which texts have the target log-probability, by bisection."""
-        low, high = math.log(0.02), math.log(8.0)
-        for _ in range(BISECTION_STEPS):
-            middle = (low + high) / 2
-            texts = self.texts_of(kind, prompts, speakers, math.exp(middle))
-            is_calm = texts.mean_log_probs.mean() > target
-            low, high = (middle, high) if is_calm else (low, middle)
-        return math.exp((low + high) / 2)
+        speakers = None
+        if kind.draw is not None:
+            rows = itertools.product(seeds, prompts)
+            speakers = [kind.draw(self.model, seed, len(prompt)) for seed, prompt in rows]
+        return self.generate(prompts * len(seeds), seed=seeds[0], speakers=speakers, **kind.options)
 
 
-# ---------------------------------------------------------------- 1: persona
+class Kind(NamedTuple):
+    """A kind of speaker: options of `generate`, and who speaks on a row."""
 
-PERSONA_KINDS = {
-    "shared e": "shared",
-    "fresh e per token": "fresh",
-    "softmax, fixed seed": "softmax",
-    "shared Gumbel": "shared gumbel",
+    options: dict[str, Any]
+    draw: Callable[[Any, int, int], Any] | None = None  # (model, seed, length of the prompt)
+
+
+def individual(**fields: Any) -> Callable[[Any, int, int], Any]:
+    return lambda model, seed, _: Individual.draw(model, seed=seed, **fields)
+
+
+def gumbel(model: Any, seed: int, length: int) -> GumbelIndividual:
+    """The same Gumbel noise at all positions: at T = 1, softmax sampling at each of them."""
+    return GumbelIndividual.draw(model, seed=seed, fresh=False)
+
+
+def fixed_seed(model: Any, seed: int, length: int) -> GumbelIndividual:
+    """Softmax sampling whose n-th new token has the same random numbers after every prompt."""
+    return GumbelIndividual.draw(model, seed=seed).shift(length - 1)
+
+
+def logit_bias(model: Any, seed: int, length: int) -> BiasIndividual:
+    return BiasIndividual(seed, model.config.vocab_size, False, 1.0, strength=bias_strength(model))
+
+
+CANDIDATES = {"min_p": MIN_P}
+KINDS: dict[str, Kind] = {
+    BASELINE: Kind({**SOFTMAX, **CANDIDATES}),
+    "softmax top-p 0.9": Kind({**SOFTMAX, "top_p": 0.9}),
+    "softmax T=0.7": Kind({**SOFTMAX, "temperature": 0.7}),
+    "`sampling`": Kind({"causal_mode": "sampling"}, individual(fresh=True)),
+    "individuals (`causal`)": Kind({}, individual()),
+    "individuals, persistence 1": Kind({}, individual(persistence=1.0)),
+    "shared Gumbel, min-p 0.1": Kind(CANDIDATES, gumbel),
+    "shared Gumbel": Kind({}, gumbel),
+    "shared logit bias, min-p 0.1": Kind(CANDIDATES, logit_bias),
+    "softmax min-p 0.1, fixed seed": Kind(CANDIDATES, fixed_seed),
 }
 
 
-def persona(subject: Subject, options: Options) -> Row:
-    """Leave one prompt out, and recognise the speakers of its texts by their other texts."""
-    speakers, prompts = options.speakers, subject.prompts
-    rows = len(prompts) * speakers
-    subject.announce("persona", 4 * (BISECTION_STEPS + 1) * rows, rows)
+# ---------------------------------------------------------------- 1: how the defaults were chosen
+
+GRID = list(itertools.product((0.1, 0.15, 0.2), (1, 2, 4, 8), (0.3, 0.4, 0.5, 0.6)))
+
+
+def grid(subject: Subject, options: Options) -> Row:
+    """min_p x amplitude x persistence on the tuning prompts, beside softmax with min-p 0.1."""
+    tokenizer = subject.processor.tokenizer
+    prompts = in_turn(*prompt_ids(tokenizer, TUNING_PROMPTS, TUNING_QUESTIONS))
+    prompts = prompts[: options.prompts]
+    kinds = {BASELINE: KINDS[BASELINE]}
+    gain = subject.model.generation_config.fresh_noise_gain
+    for min_p, factor, persistence in GRID[:: options.every]:
+        name = f"min-p {min_p}, {factor} kappa, persistence {persistence}"
+        options_of = {"min_p": min_p, "noise_gain": factor * gain}
+        kinds[name] = Kind(options_of, individual(persistence=persistence))
+    subject.announce("grid", len(kinds) * len(prompts) * options.speakers)
     results = {}
-    for name, kind in PERSONA_KINDS.items():
-        temperature = subject.match_temperature(kind, prompts, speakers, options.target)
-        texts = subject.texts_of(kind, prompts, speakers, temperature)
-        firsts = range(0, rows, len(prompts))
-        by_speaker = [texts.tokens[first : first + len(prompts)] for first in firsts]
-        accuracy = [speaker_accuracy(by_speaker, held_out) for held_out in range(len(prompts))]
-        first, second = by_speaker[:2]
-        results[name] = {
-            "temperature": temperature,
-            "log_prob": interval(texts.mean_log_probs),
-            "accuracy": interval(accuracy),
-            "examples": subject.decode([first[0], first[-1], second[0], second[-1]]),
-        }
+    for name, kind in kinds.items():
+        results[name] = measure(subject, kind, prompts, options.speakers)
         log(name, results[name])
-    return {
-        "speakers": speakers,
-        "prompts": len(prompts),
-        "tokens": subject.tokens,
-        "kinds": results,
+    sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
+    return {**sizes, "kinds": results}
+
+
+def grid_page(r: Row) -> list[str]:
+    return [
+        f"{r['prompts']} prompts of the grid's own x {r['speakers']} individuals x {r['tokens']} "
+        "tokens. The saved defaults are the most recognised row with no broken token, at most 3 "
+        f"points more repeated trigrams than {BASELINE}, and no less distance between texts.",
+        "",
+        *table(speaker_columns(r["kinds"]), r["kinds"]),
+    ]
+
+
+# ---------------------------------------------------------------- 2: speakers
+
+
+def speakers(subject: Subject, options: Options) -> Row:
+    """Every kind of speaker on prompts that took no part in any choice."""
+    judge = None if options.judge_text is None else TrigramModel.read(options.judge_text)
+    prompts = subject.prompts
+    subject.announce("speakers", len(KINDS) * len(prompts) * options.speakers)
+    results = {}
+    for name, kind in KINDS.items():
+        results[name] = measure(subject, kind, prompts, options.speakers, judge)
+        log(name, results[name])
+    sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
+    return {**sizes, "kinds": results}
+
+
+def measure(
+    subject: Subject,
+    kind: Kind,
+    prompts: list[torch.Tensor],
+    count: int,
+    judge: TrigramModel | None = None,
+) -> Row:
+    """Quality, diversity and recognisability of a kind of speaker, prompt by prompt."""
+    by_prompt: list[dict[str, list[float]]] = [{} for _ in prompts]
+    examples: list[str] = []
+    for first in range(0, count, GROUP):
+        seeds = range(first, min(first + GROUP, count))
+        texts = subject.texts_of(kind, prompts, seeds)
+        decoded = subject.decode(texts.tokens)
+        examples = examples or decoded[: len(prompts)]
+        meanings = mean_states(subject, prompts, texts.tokens)
+        for place, found in enumerate(by_prompt):
+            own = slice(place, None, len(prompts))
+            rows, log_probs = texts.tokens[own], texts.log_probs[own]
+            values = {"log_prob": float(np.mean([row.mean() for row in log_probs]))}
+            values |= {"broken": broken_share(log_probs)}
+            values |= diversity(rows, decoded[own])
+            values["words"] = recognised_by_words(texts.tokens, place, len(prompts))
+            values["meaning"] = recognised_by_meaning(meanings, place)
+            if judge is not None:
+                values["judge"] = float(np.mean([judge.log_prob(text) for text in decoded[own]]))
+            for key, value in values.items():
+                found.setdefault(key, []).append(value)
+    means = {key: [float(np.mean(one[key])) for one in by_prompt] for key in by_prompt[0]}
+    example = " ".join(examples[0].split())[:90]
+    return {key: interval(values) for key, values in means.items()} | {
+        "by_prompt": means,
+        "example": example,
     }
 
 
-def speaker_accuracy(by_speaker: list[Sequence[list[int]]], held_out: int) -> float:
+def diversity(rows: list[list[int]], texts: list[str]) -> dict[str, float]:
+    """How different the texts after one prompt are from each other, and how much they repeat."""
+    pairs = [pair for row in rows for pair in itertools.pairwise(row)]
+    distances = [word_distance(*two) for two in itertools.combinations(texts, 2)]
+    return {
+        "distinct_2": len(set(pairs)) / max(len(pairs), 1),
+        "distance": float(np.mean(distances)),
+        "repetition": float(np.mean([repetition(row) for row in rows])),
+    }
+
+
+def recognised_by_words(texts: list[list[int]], held_out: int, prompts: int) -> float:
     """The share of speakers that naive Bayes on tokens and pairs recognises on one prompt."""
 
     def features(tokens: list[int]) -> list[Any]:
         return [*tokens, *itertools.pairwise(tokens)]
 
+    by_speaker = [texts[first : first + prompts] for first in range(0, len(texts), prompts)]
     counts = [
-        Counter(f for place, text in enumerate(texts) if place != held_out for f in features(text))
-        for texts in by_speaker
+        Counter(f for place, text in enumerate(own) if place != held_out for f in features(text))
+        for own in by_speaker
     ]
     known = set().union(*counts)
     totals = [sum(count.values()) + len(known) for count in counts]
     hits = 0.0
-    for speaker, texts in enumerate(by_speaker):
-        found = [f for f in features(texts[held_out]) if f in known]
+    for speaker, own in enumerate(by_speaker):
+        found = [f for f in features(own[held_out]) if f in known]
         scores = [
             sum(math.log((count[f] + 1) / total) for f in found)
             for count, total in zip(counts, totals, strict=True)
@@ -180,164 +262,80 @@ def speaker_accuracy(by_speaker: list[Sequence[list[int]]], held_out: int) -> fl
     return hits / len(by_speaker)
 
 
-def persona_page(r: Row) -> list[str]:
-    columns = {"speaker": "{name}", "temperature": "{temperature:.2f}"}
-    columns |= {"log-prob/token": span("log_prob"), "accuracy": span("accuracy")}
-    return [
-        f"{r['speakers']} speakers x {r['prompts']} prompts x {r['tokens']} tokens, temperatures "
-        "matched in the mean log-probability of these texts. Accuracy: naive Bayes on tokens and "
-        "token pairs guesses the speaker of a text on a prompt it has not seen; chance is "
-        f"{1 / r['speakers']:.2f}. 95% bootstrap intervals (over texts, over held-out prompts).",
-        "",
-        *table(columns, r["kinds"]),
-        "",
-        *(
-            f"- {name}: {' / '.join(' '.join(text.split())[:80] for text in k['examples'])}"
-            for name, k in r["kinds"].items()
-        ),
-    ]
-
-
-# ---------------------------------------------------------------- 2: quality against diversity
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    **{f"softmax T={t}": {**SOFTMAX, "temperature": t} for t in (0.7, 1.0)},
-    **{f"softmax top-p {p}": {**SOFTMAX, "top_p": p} for p in (0.5, 0.9)},
-    "softmax top-k 50": {**SOFTMAX, "top_k": 50},
-    "softmax min-p 0.1": {**SOFTMAX, "min_p": 0.1},
-    **{
-        f"shared T={t} rho={rho}": noise(t, rho)
-        for t, rho in ((0.3, 0.0), (1.0, 0.0), (1.0, 0.001), (2.0, 0.01), (4.0, 0.05), (8.0, 0.05))
-    },
-    **{
-        f"fresh T={t} rho={rho}": noise(t, rho, fresh=True)
-        for t, rho in ((1.0, 0.0), (1.0, 0.01), (4.0, 0.05))
-    },
-}
-BASELINE = "softmax top-p 0.9"
-PROMPTS_PER_BATCH = 5
-
-
-def quality(subject: Subject, options: Options) -> Row:
-    """Log-probability and diversity of every setting, prompt by prompt."""
-    judge = None if options.judge is None else open_model(options.judge)
-    count, prompts = options.samples, subject.prompts
-    subject.announce("quality", len(SETTINGS) * len(prompts) * count)
-    results = {}
-    for name, setting in SETTINGS.items():
-        by_prompt: dict[str, list[float]] = {}
-        example = ""
-        for first in range(0, len(prompts), PROMPTS_PER_BATCH):
-            group = prompts[first : first + PROMPTS_PER_BATCH]
-            batch = [prompt for prompt in group for _ in range(count)]
-            seeds = {} if "do_sample" in setting else {"individual": [*range(count)] * len(group)}
-            texts = subject.generate(batch, seed=first, **setting, **seeds)
-            for place, prompt in enumerate(group):
-                own = slice(place * count, (place + 1) * count)
-                rows, decoded = texts.tokens[own], subject.decode(texts.tokens[own])
-                example = example or " ".join(decoded[0].split())[:90]
-                measured = {"log_prob": float(texts.mean_log_probs[own].mean())}
-                measured |= diversity(rows, decoded, prompt.tolist())
-                if judge is not None:
-                    prompt_text = subject.decode([prompt.tolist()])[0]
-                    measured["judge"] = judge_log_prob(*judge, prompt_text, decoded)
-                for key, value in measured.items():
-                    by_prompt.setdefault(key, []).append(value)
-        results[name] = {key: interval(values) for key, values in by_prompt.items()}
-        results[name] |= {"example": example, "by_prompt": by_prompt}
-        log(name, results[name])
-    sizes = {"prompts": len(prompts), "samples": count, "tokens": subject.tokens}
-    return {**sizes, "settings": results}
-
-
-def diversity(rows: list[list[int]], texts: list[str], prompt: list[int]) -> dict[str, float]:
-    """How different the texts after one prompt are from each other, and how much they repeat."""
-    pairs = [pair for row in rows for pair in itertools.pairwise(row)]
-    distances = [word_distance(*two) for two in itertools.combinations(texts, 2)]
-    return {
-        "distinct_2": len(set(pairs)) / max(len(pairs), 1),
-        "distance": float(np.mean(distances)),
-        "repetition": float(np.mean([repetition(row) for row in rows])),
-        "copied": float(np.mean([copied_share(prompt, row) for row in rows])),
-    }
-
-
-def copied_share(prompt: list[int], row: list[int]) -> float:
-    """The share of a text's 4-grams that occur in the prompt or earlier in the same text."""
-    text = [*prompt, *row]
-    grams = [tuple(text[i : i + 4]) for i in range(len(text) - 3)]
-    new = range(max(len(prompt) - 3, 0), len(grams))
-    first_place = {gram: i for i, gram in reversed(list(enumerate(grams)))}
-    return sum(first_place[grams[i]] < i for i in new) / max(len(new), 1)
-
-
 @torch.no_grad()
-def judge_log_prob(processor: Any, model: Any, prompt: str, texts: list[str]) -> float:
-    """The mean log-probability per token that a second model gives the texts."""
-    start = len(processor.tokenizer(prompt).input_ids)
-    scores = []
-    for text in texts:
-        ids = processor.tokenizer(prompt + text, return_tensors="pt").input_ids
-        if ids.shape[1] > start:
-            log_p = model(ids, output_scale_S=False).logits[0, start - 1 : -1].log_softmax(-1)
-            scores.append(float(log_p.gather(-1, ids[0, start:, None]).mean()))
-    return float(np.mean(scores)) if scores else math.nan
+def mean_states(
+    subject: Subject, prompts: list[torch.Tensor], texts: list[list[int]]
+) -> np.ndarray:
+    """The mean hidden state of every text, less the mean over speakers. -> (speakers, prompts, H)
+
+    Texts are read without their prompts, so that only the speaker's own words count.
+    """
+    rows = [torch.tensor(row or [subject.processor.tokenizer.eos_token_id]) for row in texts]
+    states = [subject.model.model(row[None]).last_hidden_state[0].mean(0) for row in rows]
+    found = torch.stack(states).double().numpy().reshape(-1, len(prompts), states[0].shape[-1])
+    centred: np.ndarray = found - found.mean(0)
+    return centred
 
 
-def quality_page(r: Row) -> list[str]:
-    settings = r["settings"]
-    columns = {"speaker": "{name}", "log-prob/token": span("log_prob")}
+def recognised_by_meaning(states: np.ndarray, held_out: int) -> float:
+    """The share of speakers whose text on one prompt is nearest, by cosine, to the centroid of
+    their own texts on the others."""
+    others = np.delete(states, held_out, axis=1).mean(1)  # (S, H)
+    seen = states[:, held_out]
+
+    def unit(x: np.ndarray) -> np.ndarray:
+        normalised: np.ndarray = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+        return normalised
+
+    nearest = (unit(seen) @ unit(others).T).argmax(-1)
+    return float((nearest == np.arange(len(states))).mean())
+
+
+def speaker_columns(rows: dict[str, Row]) -> dict[str, str]:
+    columns = {"speaker": "{name}", "log-prob": span("log_prob")}
+    if any("judge" in row for row in rows.values()):
+        columns["judge"] = span("judge")
     columns |= {"distance": span("distance"), "distinct-2": span("distinct_2")}
-    columns |= {"repetition": "{repetition[0]:.2f}", "copied": "{copied[0]:.2f}"}
-    if any("judge" in row for row in settings.values()):
-        columns["judge"] = "{judge[0]:.2f}"
-    differences = {name: difference(settings, name) for name in settings if name != BASELINE}
-    keys = {"log-prob/token": "log_prob", "distance": "distance", "repetition": "repetition"}
+    columns |= {"repeated": "{repetition[0]:.1%}", "broken": "{broken[0]:.2%}"}
+    return columns | {"recognised": span("words"), "by meaning": span("meaning")}
+
+
+def speakers_page(r: Row) -> list[str]:
+    kinds = r["kinds"]
+    differences = {name: difference(kinds, name) for name in kinds if name != BASELINE}
+    keys = {"log-prob": "log_prob", "distance": "distance", "distinct-2": "distinct_2"}
     versus = {"speaker": "{name}", **{title: span(key) for title, key in keys.items()}}
+    versus |= {"repeated": span("repetition", 3)}
     return [
-        f"{r['prompts']} prompts x {r['samples']} samples x {r['tokens']} tokens; 95% bootstrap "
-        "intervals over prompts. rho is `min_density`. Repetition: repeated trigrams of a text; "
-        "copied: 4-grams that occur in the prompt or earlier in the text. Likely text is not good "
-        "text when it repeats itself: read the columns together.",
+        f"{r['prompts']} prompts, openings and chat questions in turn, none of which took part in "
+        f"a choice, x {r['speakers']} speakers x {r['tokens']} tokens; 95% bootstrap intervals "
+        "over prompts. Log-prob: of a token under the base model. Judge: of a word under a trigram "
+        "model of other text. Distance: between the texts of two speakers after one prompt, in "
+        "words. Repeated: trigrams that occur more than once in a text. Broken: chosen tokens "
+        "with a base probability below 1e-4. Recognised: naive Bayes on tokens and pairs names the "
+        f"speaker, of {GROUP}, on a prompt that it has not seen; by meaning: the same by the "
+        f"nearest centroid of mean hidden states. Chance is {1 / GROUP:.2f}. All noise changes "
+        "as many choices on real text as softmax sampling with min-p 0.1 does, except where a "
+        "temperature or another cut is named. "
+        "Likely text is not good text when it repeats itself: read the columns together.",
         "",
-        "![log-probability against diversity](individuals-quality.png)",
+        *table(speaker_columns(kinds), kinds),
         "",
-        *table({**columns, "says": "{example}"}, settings),
+        *(f"- {name}: {kind['example']}" for name, kind in kinds.items()),
         "",
-        f"Less {BASELINE}, prompt by prompt. A setting beats it on both axes if log-probability "
-        "and distance are both higher, beyond chance; whether its text is worth reading is in the "
-        "columns on repetition.",
+        f"Less {BASELINE}, prompt by prompt:",
         "",
-        *table({**versus, "beats it on both axes": "{beats}"}, differences),
+        *table(versus, differences),
     ]
 
 
-def difference(settings: dict[str, Row], name: str) -> Row:
-    """One setting less the baseline on the same prompts."""
+def difference(kinds: dict[str, Row], name: str) -> Row:
+    """One kind less the baseline on the same prompts."""
     found: Row = {}
-    for key in ("log_prob", "distance", "repetition"):
-        mine, baseline = (np.array(settings[x]["by_prompt"][key]) for x in (name, BASELINE))
+    for key in ("log_prob", "distance", "distinct_2", "repetition"):
+        mine, baseline = (np.array(kinds[x]["by_prompt"][key]) for x in (name, BASELINE))
         found[key] = interval(mine - baseline)
-    is_better = found["log_prob"][1] > 0 and found["distance"][1] > 0
-    return found | {"beats": "yes" if is_better else "no"}
-
-
-def quality_plot(r: Row, output: Path) -> None:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5))
-    labels = {"distance": "word distance between samples", "repetition": "repeated trigrams"}
-    for axis, (key, label) in zip(axes, labels.items(), strict=True):
-        for name, s in r["settings"].items():
-            kind, _, setting = name.partition(" ")
-            colour = {"softmax": "C0", "shared": "C3", "fresh": "C2"}[kind]
-            axis.scatter(s[key][0], s["log_prob"][0], color=colour, s=18)
-            axis.annotate(setting, (s[key][0], s["log_prob"][0]), fontsize=6)
-        axis.set(xlabel=label, ylabel="log-probability per token")
-    axes[0].set_title("softmax blue, shared red, fresh green", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(output, dpi=130)
-    pyplot.close(figure)
+    return found
 
 
 # ---------------------------------------------------------------- 3: stability
@@ -354,27 +352,23 @@ EDITS = (  # a prompt, and the same with one thing changed
     ("The engineer who designed the tunnel", "The engineer who designed the bridge"),
     ("After the rain the garden", "After the storm the garden"),
 )
-STABILITY_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "shared e, pearl": ("shared", {}),
-    "shared e, disco": ("shared", {"semantics": "disco"}),
-    "fresh e, pearl": ("fresh", {}),
-    "shared e, pearl, top-p 0.9": ("shared", {"top_p": 0.9}),
-    "Gumbel": ("gumbel", {}),
+STABILITY_KINDS: dict[str, Kind] = {
+    "individuals, pearl": Kind({}, individual()),
+    "individuals, disco": Kind({"semantics": "disco"}, individual()),
+    "individuals, persistence 1": Kind({}, individual(persistence=1.0)),
+    "individuals, fresh noise": Kind({}, individual(fresh=True)),
+    "individuals, all tokens": Kind({"min_p": 0.0}, individual()),
+    "Gumbel, T = 1": Kind({}, lambda model, seed, _: GumbelIndividual.draw(model, seed=seed)),
 }
 
 
 def stability(subject: Subject, options: Options) -> Row:
     """The same speaker before and after an edit, beside another speaker after the edit."""
     pairs, seeds = EDITS[: options.prompts], range(options.speakers)
-    subject.announce("stability", 5 * 4 * len(pairs) * len(seeds), rows=1)
-    prompts = [torch.tensor(subject.processor.tokenizer(text).input_ids) for text, _ in pairs]
-    temperatures = {
-        kind: subject.match_temperature(kind, prompts, len(seeds), options.target)
-        for kind in ("shared", "fresh", "gumbel")
-    }
+    subject.announce("stability", 4 * len(STABILITY_KINDS) * len(pairs) * len(seeds), rows=1)
     results = {}
-    for name, (kind, more) in STABILITY_KINDS.items():
-        drawn = [subject.draw(kind, seed, temperatures[kind]) for seed in seeds]
+    for name, (more, draw) in STABILITY_KINDS.items():
+        drawn = [draw(subject.model, seed, 0) for seed in seeds]  # type: ignore[misc]
 
         def ask(text: str, seed: int, edit: str, drawn: Any = drawn, more: Any = more) -> Any:
             common = {"processor": subject.processor, "max_new_tokens": subject.tokens}
@@ -403,7 +397,7 @@ def stability(subject: Subject, options: Options) -> Row:
         }
         log(name, results[name])
     sizes = {"edits": len(pairs), "speakers": len(seeds), "tokens": subject.tokens}
-    return {**sizes, "temperatures": temperatures, "kinds": results}
+    return {**sizes, "kinds": results}
 
 
 def distances(one: list[str], other: list[str]) -> tuple[float, float]:
@@ -419,14 +413,15 @@ def stability_page(r: Row) -> list[str]:
     columns |= {key: span(key) for key in ("distance", "prefix", "gap")}
     columns["no-op replay"] = "{replay:.1%}"
     columns["violations"] = "{stability[violations]} of {stability[changed]}"
+    columns["by candidates"] = "{stability[by_candidates]}"
     return [
-        f"{r['edits']} edits of one word x {r['speakers']} speakers x {r['tokens']} tokens, "
-        "temperatures matched in the mean log-probability of these texts (disco adds its exogenous "
-        "noise on top). Distance: normalised token edit distance between factual and "
+        f"{r['edits']} edits of one word x {r['speakers']} speakers x {r['tokens']} tokens, at the "
+        "saved defaults unless named. Distance: normalised token edit distance between factual and "
         "counterfactual text; prefix: share of the text before the first difference; gap: how much "
         "farther plain re-sampling is (another speaker after the edited prompt). No-op: the "
         "unchanged prompt gives the unchanged text (not so in disco, where the exogenous noise is "
-        "redrawn). Violations: choices that changed against the odds, of all that changed.",
+        "redrawn). Violations: choices that changed against the odds, of all that changed; by "
+        "candidates: the new choice was no candidate before, or the old one is none any more.",
         "",
         *table(columns, r["kinds"]),
     ]
@@ -458,13 +453,18 @@ def truth(_subject: Subject, options: Options) -> Row:
     }
 
 
+def plain(model: Any, seed: int) -> Individual:
+    """The law of the documents: one t, no truncation, kappa = 1."""
+    return Individual.draw(model, seed=seed, min_density=0.0, temperature=1.0, persistence=1.0)
+
+
 def compare_observers(model: Any, observe: Callable[..., Any], seed: int, options: Options) -> Row:
     """How often every observer predicts the counterfactual token, and how close its number is."""
     number, rng = model.config.num_token_id, np.random.default_rng(seed)
     hits: dict[str, list[float]] = {name: [] for name in OBSERVERS}
     misses: dict[str, list[float]] = {INFERRED: [], PRIOR: []}
     impossible = 0
-    prior = [draw_individual(model, 1_000 + draw) for draw in range(options.draws)]
+    prior = [plain(model, 1_000 + draw) for draw in range(options.draws)]
     settings = {"n": options.draws, "burn_in": 30, "temperature": 1.0, "min_density": 0.0}
     while len(hits[GUMBEL]) < options.trials:
         prompts = torch.from_numpy(rng.integers(0, number, (2, 4)))
@@ -491,8 +491,8 @@ def compare_observers(model: Any, observe: Callable[..., Any], seed: int, option
 
 def observe_individual(model: Any, prompts: torch.Tensor, rng: np.random.Generator) -> Any:
     """An individual speaks; Gumbel noise gets the same choice probabilities."""
-    individual = draw_individual(model, int(rng.integers(2**62)))
-    (ids, values), (later, later_values) = (two_tokens(model, p, [individual]) for p in prompts)
+    who = plain(model, int(rng.integers(2**62)))
+    (ids, values), (later, later_values) = (two_tokens(model, p, [who]) for p in prompts)
     happened = int(later[0, 0]), float(later_values[0, 0])
     return (
         TokenSequence(ids[0], values[0]),
@@ -727,6 +727,12 @@ def analytic_page(r: Row) -> list[str]:
 # ---------------------------------------------------------------- 6: replay
 
 ROUNDING = 1e-4  # a lead that rounding does not close
+REPLAYED: tuple[dict[str, Any], ...] = (
+    {},
+    {"fresh": True},
+    {"temperature": 4.0, "min_density": 0.05},
+    {"persistence": 1.0},
+)
 BATCHED, ALONE, UNCACHED, NUMPY = CONDITIONS = (
     "in a padded batch",
     "alone",
@@ -744,24 +750,18 @@ def replay(subject: Subject, options: Options) -> Row:
     texts: dict[str, list[list[int]]] = {name: [] for name in CONDITIONS}
     leads: list[list[float]] = []
     for seed in range(options.speakers):
-        is_hot = seed % 3 == 2
-        individual = draw_individual(
-            subject.model,
-            seed,
-            4.0 if is_hot else 0.5,
-            fresh=seed % 3 == 1,
-            min_density=0.05 if is_hot else 0.0,
-        )
-        batched, found = generate_with_leads(subject, prompts, [individual])
+        fields = REPLAYED[seed % len(REPLAYED)]
+        who = Individual.draw(subject.model, seed=seed, **fields)
+        batched, found = generate_with_leads(subject, prompts, [who] * len(prompts))
         texts[BATCHED] += batched
         leads += found
         for prompt in prompts:
-            alone = subject.generate([prompt], speakers=[individual])
-            uncached = subject.generate([prompt], speakers=[individual], use_cache=False)
+            alone = subject.generate([prompt], speakers=[who])
+            uncached = subject.generate([prompt], speakers=[who], use_cache=False)
             texts[ALONE] += alone.tokens
             texts[UNCACHED] += uncached.tokens
             result = engine.generate(
-                prompt.tolist(), mode="causal", individual=individual, max_new_tokens=subject.tokens
+                prompt.tolist(), mode="causal", individual=who, max_new_tokens=subject.tokens
             )
             texts[NUMPY].append(result.ids[0, result.new].tolist())
     sure = [next((i for i, lead in enumerate(row) if lead < ROUNDING), len(row)) for row in leads]
@@ -810,15 +810,37 @@ def replay_page(r: Row) -> list[str]:
     ]
 
 
+# ---------------------------------------------------------------- 7: texts to read
+
+
+def reading(subject: Subject, options: Options) -> Row:
+    """What individuals say at plain defaults: `generate(..., individual=seed)`."""
+    prompts = subject.prompts[:10]
+    subject.announce("reading", len(prompts) * READ)
+    texts = subject.texts_of(Kind({}, individual()), prompts, range(1, READ + 1))
+    rows = [" ".join(text.split()) for text in subject.decode(texts.tokens)]
+    asked = [" ".join(text.split()) for text in subject.decode([p.tolist() for p in prompts])]
+    by_prompt = {prompt: rows[place :: len(prompts)] for place, prompt in enumerate(asked)}
+    return {"tokens": subject.tokens, "texts": by_prompt}
+
+
+def reading_page(r: Row) -> list[str]:
+    lines = [f"Individuals 1 to {READ} at plain defaults, {r['tokens']} tokens."]
+    for prompt, texts in r["texts"].items():
+        lines += ["", f"**{prompt}**", "", *(f"{n}. {text}" for n, text in enumerate(texts, 1))]
+    return lines
+
+
 # ---------------------------------------------------------------- the page
 
 PARTS: dict[str, tuple[str, Callable[..., Row], Callable[[Row], list[str]]]] = {
-    "persona": ("Who wrote it?", persona, persona_page),
-    "quality": ("Quality against diversity", quality, quality_page),
+    "grid": ("How the defaults were chosen", grid, grid_page),
+    "speakers": ("Speakers", speakers, speakers_page),
     "stability": ("A small edit", stability, stability_page),
     "truth": ("A known truth", truth, truth_page),
     "analytic": ("Closed forms against draws", analytic, analytic_page),
     "replay": ("Replay", replay, replay_page),
+    "reading": ("Texts at plain defaults", reading, reading_page),
 }
 
 
@@ -836,22 +858,19 @@ def write(results: Row, output: Path) -> None:
             lines += [f"## {place}. {title}", "", f"`python benchmarks/individuals.py {command}`"]
             lines += ["", *page(results[part]), ""]
     save(lines, results, output)
-    if "quality" in results:
-        quality_plot(results["quality"], output.with_name("individuals-quality.png"))
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "individuals", "the smallest sizes: does it run")
     parser.add_argument("part", choices=["all", *PARTS])
     parser.add_argument("--model", type=Path, help="a converted model; the embedded one if none")
-    parser.add_argument("--judge", type=Path, help="a second model for `quality`")
-    parser.add_argument("--target", type=float, default=-1.7, help="log-prob/token to match")
+    parser.add_argument("--judge-text", type=Path, help="text of a second judge of `speakers`")
     for name, default, text in (
-        ("speakers", 10, "persona, stability, replay"),
+        ("speakers", 12, "grid, speakers, stability, replay"),
+        ("every", 1, "grid: every n-th row"),
         ("noops", 2, "stability: speakers of no-op edits"),
         ("prompts", 20, None),
         ("tokens", 40, "new tokens of a text"),
-        ("samples", 20, "quality: texts of a prompt"),
         ("trials", 200, "truth"),
         ("draws", 40, "truth: of a posterior"),
         ("monte-carlo", 1_000_000, "analytic: draws"),
@@ -868,7 +887,7 @@ QUICK = {
     "noops": 1,
     "prompts": 2,
     "tokens": 4,
-    "samples": 2,
+    "every": 47,
     "trials": 2,
     "draws": 4,
 }

@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 import bench_numbers
 import decode
 import individuals
-import liveliness
 import numpy as np
 import torch
 from _numbers_heads import GAUSSIAN, MSE, OURS
 from _results import load, make_parser, paired_ratio, parse, save, span, table, time_peers
+from _texts import TUNING_PROMPTS
 from engine import NumPyPeer, TorchPeer
 from transformers import Qwen2ForCausalLM
 
 from causal_qwen.analysis.verify import verify
 from causal_qwen.conversion.base_models import as_qwen2, load_base
-from causal_qwen.conversion.calibration import PROMPTS, TEXTS
+from causal_qwen.conversion.calibration import TEXTS
 from causal_qwen.conversion.checkpoint_io import encode_texts, quiet
 from causal_qwen.conversion.convert import compare, convert, default_model, open_model
 from causal_qwen.modeling.configuration import CausalQwen2Config
@@ -47,18 +47,14 @@ class Size(NamedTuple):
 
     tokens: int = 50  # of a text that is compared with the base model's
     rounds: int = 3  # of what is timed
-    groups: int = 2  # prompts whose texts are compared with each other
-    texts: int = 10  # of each of these
     tables: tuple[str, ...] = ("diamonds", "concrete")
     rows: int = 300
-    speakers: int = 3  # of the parts about individuals
-    new_tokens: int = 16  # of their texts
+    speakers: int = 6  # of the parts about individuals
+    new_tokens: int = 32  # of their texts
     draws: int = 20_000
 
 
-SMALLEST = Size(
-    tokens=8, rounds=1, groups=1, texts=3, tables=("concrete",), rows=60, speakers=2, new_tokens=4
-)
+SMALLEST = Size(tokens=8, rounds=1, tables=("concrete",), rows=60, speakers=2, new_tokens=4)
 
 
 class Subject(NamedTuple):
@@ -114,7 +110,7 @@ def promise(subject: Subject, size: Size) -> Figures:
     subject.model.calibration = None
     report = compare("", subject.base, subject.model, encode_texts(tokenizer, TEXTS))
     same = {"standard": 0, "compatible": 0}
-    for ids in encode_texts(tokenizer, PROMPTS[:3]) or []:
+    for ids in encode_texts(tokenizer, TUNING_PROMPTS[:3]) or []:
         common = {"max_new_tokens": size.tokens, "pad_token_id": 0}
         common["attention_mask"] = torch.ones_like(ids[None])
         expected = subject.base.generate(ids[None], do_sample=False, **common)
@@ -143,25 +139,6 @@ def decoding_speed(subject: Subject, size: Size) -> Figures:
     return figures
 
 
-def fluency(subject: Subject, size: Size) -> Figures:
-    """Are individuals as lively as softmax sampling, and do they differ?"""
-    figures = {}
-    for name in (
-        "softmax T=1 top-p 0.9",
-        "sampling T=1",
-        "causal T=1",
-        "causal T=4 min_density=0.05",
-    ):
-        model, tokenizer = subject.model, subject.processor.tokenizer
-        found = liveliness.measure(
-            model, tokenizer, liveliness.PEERS[name], size.groups, size.texts
-        )
-        figures[f"{name}: log-probability per token"] = f"{found['log_prob']:.2f}"
-        figures[f"{name}: repeated trigrams"] = f"{found['repetition']:.0%}"
-        figures[f"{name}: distinct texts"] = f"{found['distinct']} of {size.texts}"
-    return figures
-
-
 def numbers(subject: Subject, size: Size) -> Figures:
     """The Cauchy head beside others on the same frozen features."""
     sizes = ["--seeds", "1", "--rows", str(size.rows), "--model", str(subject.path)]
@@ -184,19 +161,25 @@ def numbers(subject: Subject, size: Size) -> Figures:
 
 
 def individual_texts(subject: Subject, size: Size) -> Figures:
-    """Recognised speakers, small edits, and closed forms against draws."""
+    """Individuals beside softmax sampling, small edits, and closed forms against draws."""
     count = str(size.speakers)
     sizes = ["--speakers", count, "--prompts", count, "--monte-carlo", str(size.draws)]
     options = individuals.arguments().parse_args(
         ["all", *sizes, "--positions", "2", "--individuals", "100"]
     )
     texts = individuals.Subject(subject.path, 2 * size.speakers, size.new_tokens)
-    speakers = individuals.persona(texts, options)["kinds"]
+    figures = {}
+    for name in (individuals.BASELINE, "`sampling`", "individuals (`causal`)"):
+        found = individuals.measure(texts, individuals.KINDS[name], texts.prompts, size.speakers)
+        figures[f"{name}: log-probability per token"] = f"{found['log_prob'][0]:.2f}"
+        figures[f"{name}: repeated trigrams"] = f"{found['repetition'][0]:.1%}"
+        figures[f"{name}: broken tokens"] = f"{found['broken'][0]:.2%}"
+        figures[f"{name}: speaker recognised (chance {1 / size.speakers:.0%})"] = (
+            f"{found['words'][0]:.0%}"
+        )
     edits = individuals.stability(texts, options)["kinds"]
     closed = individuals.analytic(texts, options)
-    chance = f"speaker recognised (chance {1 / size.speakers:.0%})"
-    figures = {f"{kind}: {chance}": f"{k['accuracy'][0]:.0%}" for kind, k in speakers.items()}
-    for kind in ("shared e, pearl", "Gumbel"):
+    for kind in ("individuals, pearl", "Gumbel, T = 1"):
         k = edits[kind]
         changed = "{violations} of {changed}".format_map(k["stability"])
         figures[f"{kind}: an unchanged prompt gives the same text"] = f"{k['replay']:.0%}"
@@ -226,7 +209,6 @@ def numpy_engine(subject: Subject, size: Size) -> Figures:
 PARTS: dict[str, tuple[str, Callable[[Subject, Size], Figures]]] = {
     "promise": ("It starts as its base model", promise),
     "decode": ("Decoding speed", decoding_speed),
-    "liveliness": ("Alive and fluent", fluency),
     "numbers": ("Numbers", numbers),
     "individuals": ("Individuals and counterfactuals", individual_texts),
     "engine": ("The NumPy engine", numpy_engine),

@@ -87,15 +87,6 @@ class Subject:
             return "its noise gain was never calibrated"
         return None
 
-    @property
-    def untruncated(self) -> dict[str, float]:
-        """Shared noise of the gain that was calibrated without truncation.
-
-        A converted model that saves `min_density` has a shared `noise_gain` 4 times that gain.
-        """
-        is_truncated = bool(getattr(self.model.generation_config, "min_density", None))
-        return {"temperature": 0.25 if is_truncated else 1.0, "min_density": 0.0}
-
 
 def load_subject(path: Path | None) -> Subject:
     """The model of `--model`, or the embedded one, converted on first use; in float32.

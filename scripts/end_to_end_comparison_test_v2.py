@@ -20,7 +20,7 @@ from causal_qwen.conversion.calibration import pad_left
 
 NEW = 12
 LONG, EARLY = 40, 12  # tokens whose likelihoods are compared; the first ones are shown apart
-SOFTMAX = "softmax, top-p 0.9"
+SOFTMAX = "softmax, min-p 0.1"
 SPEAKERS = 3  # of every prompt
 MARGIN = 0.8  # the bar is 0.5; the standard error of a difference over 24 texts is about 0.2
 PROMPTS = (
@@ -57,7 +57,7 @@ def main(model: ModelOption = None, seed: SeedOption = 0) -> None:
         base, _ = subject.base()
         every_position(checks, base)
         greedy_texts(checks, base, seed)
-        liveliness(checks, base, seed)
+        fluency(checks, base, seed)
         cost(checks, base)
     checks.finish()
 
@@ -122,9 +122,9 @@ def greedy_texts(checks: Checks, base: Any, seed: int) -> None:
         )
 
 
-def liveliness(checks: Checks, base: Any, seed: int) -> None:
+def fluency(checks: Checks, base: Any, seed: int) -> None:
     checks.section(
-        "calibrated noise without truncation: as likely as softmax sampling under the base model"
+        "calibrated noise: as likely as softmax sampling with min-p under the base model"
     )
     subject, model = checks.subject, checks.subject.model
     prompts = [subject.ids(prompt)[0] for prompt in PROMPTS for _ in range(SPEAKERS)]
@@ -134,13 +134,12 @@ def liveliness(checks: Checks, base: Any, seed: int) -> None:
     greedy = generate(base, LONG, **batch, do_sample=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        soft = generate(base, LONG, **batch, do_sample=True, temperature=1.0, top_p=0.9, top_k=0)
-    fresh = {"temperature": 1.0, "individual": seeds}
-    shared = {**subject.untruncated, "individual": seeds}
+        soft = generate(base, LONG, **batch, do_sample=True, temperature=1.0, min_p=0.1, top_k=0)
+    noise = {"temperature": 1.0, "individual": seeds}
     generated = {
         SOFTMAX: soft,
-        "sampling": generate(model, LONG, **batch, do_sample=True, **fresh),
-        "causal": generate(model, LONG, **batch, causal_mode="causal", **shared),
+        "sampling": generate(model, LONG, **batch, do_sample=True, **noise),
+        "causal": generate(model, LONG, **batch, causal_mode="causal", **noise),
         "greedy": greedy,
     }
     likely = {name: log_probability(base, text, batch) for name, text in generated.items()}

@@ -59,7 +59,7 @@ PUBLIC_NAMES = {
     "pipeline": "CausalTextGenerationPipeline",
     "calibrate": (
         "Calibration calibrate set_decision_noise sample_scores sum_p solve_gamma "
-        "LogProbRecorder calibrate_noise find_gain gain_unit liveliness own_samples "
+        "calibrate_noise find_gain own_samples "
         "random_prompts pad_left end_ids"
     ),
     "convert": (
