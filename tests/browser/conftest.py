@@ -137,7 +137,7 @@ class Visitor:
 
     def unfold(self) -> None:
         """Show the settings of the first tab."""
-        self.page.get_by_text("Temperature, truncation, seed, length").click()
+        self.page.get_by_text("Temperature, persistence, seed, length").click()
 
     def fill(self, label: str, value: str) -> None:
         """Write into the visible field with this label."""

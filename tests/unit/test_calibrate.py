@@ -55,7 +55,7 @@ def softmax_rate(model: Any, texts: list[torch.Tensor], min_p: float = calibrati
 @pytest.mark.parametrize("mode", ["causal", "sampling"])
 @pytest.mark.parametrize("is_trained", [False, True])
 @torch.no_grad()
-def test_at_temperature_1_noise_changes_as_many_choices_as_softmax_with_min_p(
+def test_noise_of_gain_kappa_changes_as_many_choices_as_softmax_with_min_p(
     base: Qwen2ForCausalLM, mode: str, is_trained: bool
 ) -> None:
     """The choices of real generation after real texts, by individuals that were not drawn before;
@@ -72,6 +72,7 @@ def test_at_temperature_1_noise_changes_as_many_choices_as_softmax_with_min_p(
         for stop in range(1, 33, 2):
             prompt = ids[None, :stop]
             call = {"causal_mode": mode, "individual": 1000 + stop, "num_return_sequences": 16}
+            call["temperature"] = 1 if mode == "sampling" else 1 / calibration.AMPLITUDE
             said = model.generate(prompt, **call, max_new_tokens=1)[:, -1]
             changed.append(said != model(prompt).logits[0, -1].argmax())
     rate = float(torch.cat(changed).float().mean())
@@ -89,12 +90,12 @@ def test_gain_is_found_at_any_scale_of_the_weights(base: Qwen2ForCausalLM) -> No
     assert gains[1] == pytest.approx(1000 * gains[0], rel=1e-3)
 
 
-def test_texts_with_one_candidate_everywhere_leave_the_gain_at_1(
+def test_texts_with_one_candidate_everywhere_leave_kappa_at_1(
     base: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "MIN_P", 1.0)
     model = CausalQwenForCausalLM.from_qwen(base)
-    assert calibration.calibrate_noise(model, [torch.arange(9)]) == (1.0, 1.0)
+    assert calibration.calibrate_noise(model, [torch.arange(9)]) == (calibration.AMPLITUDE, 1.0)
 
 
 def test_measure_noise_has_no_effect_and_says_so(base: Qwen2ForCausalLM) -> None:

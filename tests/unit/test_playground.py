@@ -377,7 +377,7 @@ def test_individuals_are_drawn_saved_and_loaded(loaded: Any, tmp_path: Path) -> 
     more = individuals.draw(drawn, model, "  Dora  the 1st ", " 42 ", 3.0, 0.1)
     assert individuals.names(drawn) == ["Ada", "Bo", "Chen"]  # the first list is unchanged
     dora = individuals.find(more, "Dora the 1st")
-    assert dora == Individual.draw(model, seed=42, temperature=3.0, min_density=0.1)
+    assert dora == Individual.draw(model, seed=42, temperature=3.0, persistence=0.1)
     path = Path(individuals.save(dora, tmp_path))
     assert path.name == "Dora-the-1st.safetensors"
     back = individuals.load(drawn, path, model)
@@ -387,16 +387,16 @@ def test_individuals_are_drawn_saved_and_loaded(loaded: Any, tmp_path: Path) -> 
     assert individuals.names(again)[-3:] == [dora.name, f"{dora.name} 2", f"{dora.name} 3"]
 
 
-@pytest.mark.parametrize(("saved", "expected"), [(0.05, 0.05), (None, 0.0)])
-def test_first_individuals_have_temperature_one_and_the_saved_truncation(
+@pytest.mark.parametrize(("saved", "expected"), [(0.25, 0.25), (None, 1.0)])
+def test_first_individuals_have_temperature_one_and_the_saved_persistence(
     loaded: Any, monkeypatch: pytest.MonkeyPatch, saved: float | None, expected: float
 ) -> None:
     generation_config = loaded[1].generation_config
-    monkeypatch.setattr(generation_config, "min_density", saved, raising=False)
+    monkeypatch.setattr(generation_config, "persistence", saved, raising=False)
     monkeypatch.setattr(generation_config, "temperature", 0.7)  # of softmax sampling
     drawn = individuals.draw_first(loaded[1])
     more = individuals.draw(drawn, loaded[1], "Dora", "4")
-    assert {(one.temperature, one.min_density) for one in more} == {(1.0, expected)}
+    assert {(one.temperature, one.persistence) for one in more} == {(1.0, expected)}
 
 
 def test_bad_name_seed_selection_or_count_is_refused(loaded: Any) -> None:
@@ -432,7 +432,7 @@ def test_file_of_another_model_or_of_another_kind_is_refused(loaded: Any, tmp_pa
 
 def test_every_kind_of_edit_changes_the_text(loaded: Any) -> None:
     processor, model = loaded
-    ada = individuals.draw([], model, "Ada", "1", 4.0, 0.05)[0]  # whose first tokens all differ
+    ada = individuals.draw([], model, "Ada", "1", 4.0, 1.0)[0]  # whose first tokens all differ
 
     def compare(kind: str, **fields: Any) -> Any:
         return counterfactuals.compare(

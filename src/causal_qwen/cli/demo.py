@@ -107,7 +107,7 @@ class Demo:
 
     def show_individuals(self) -> dict[str, list[str]]:
         prompts = (PROMPT, OTHER_PROMPT)
-        table = _table("3 · Individuals: one e for every token of every text", "who")
+        table = _table("3 · Individuals: the same noise e in every text", "who")
         for prompt in prompts:
             table.add_column(f"{prompt} …", ratio=1)
         texts = {}

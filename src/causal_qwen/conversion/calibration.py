@@ -31,9 +31,10 @@ POSITIONS = 128  # positions at which sum_k P_k is measured
 NOISE_POSITIONS = 256  # positions at which choices are counted
 DRAWS = 64  # of noise, at each of them
 NEW_TOKENS = 40
-# Saved by calibration, chosen on a grid (docs/results/individuals.md):
+# Defaults of individuals, saved by calibration, chosen on a grid (docs/results/individuals.md):
 MIN_P = 0.1
 PERSISTENCE = 0.4
+AMPLITUDE = 4.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
@@ -163,10 +164,11 @@ def calibrate_noise(
 ) -> tuple[float, float]:
     """Find and save the noise gains, and the other defaults of individuals.
 
-    At each position of the texts, the choice among the candidates leaves the likeliest token as
-    often under noise at T = 1 as under softmax sampling with the same `min_p`. Texts are read, not
-    generated: a model's own loops would pass for good text. Repeat after training, on texts like
-    those to be generated; without texts, the model's own samples are used.
+    With noise of gain kappa the choice among the candidates, at positions of the texts, leaves the
+    likeliest token as often as under softmax sampling with the same `min_p`. Fresh noise gets this
+    gain, shared noise AMPLITUDE times it. Texts are read, not generated: a model's own loops would
+    pass for good text. Repeat after training, on texts like those to be generated; without texts,
+    the model's own samples are used.
     """
     was_training = model.training
     model.eval()
@@ -177,6 +179,7 @@ def calibrate_noise(
     shared = find_gain(model, u, PERSISTENCE * u.scale + (1 - PERSISTENCE) * exogenous)
     fresh = find_gain(model, u, exogenous.expand_as(u.scale))
     saved = model.generation_config
+    shared *= AMPLITUDE
     saved.noise_gain, saved.fresh_noise_gain = shared, fresh
     saved.causal_min_p, saved.persistence, saved.min_density = MIN_P, PERSISTENCE, 0.0
     model.train(was_training)

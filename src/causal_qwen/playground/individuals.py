@@ -38,13 +38,13 @@ def draw(
     name: str | None,
     seed: str | None = "",
     temperature: float = TEMPERATURE,
-    min_density: float | None = None,
+    persistence: float | None = None,
 ) -> list[Individual]:
     """The list with one more; an empty seed is drawn at random."""
     number = parse_seed(seed)
     name = (name or "").strip() or f"No. {number}"
     drawn = Individual.draw(
-        model, seed=number, temperature=temperature, min_density=min_density, name=name
+        model, seed=number, temperature=temperature, persistence=persistence, name=name
     )
     return add(individuals, drawn)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-SAMPLING_TEMPERATURE, COMPATIBLE_TEMPERATURE = 20.0, 0.7  # varied and still fluent
+COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 NOTES = {
     "standard": "the most probable token, no noise",
     "sampling": "new noise in U at every token",
-    "causal": "individual {seed}: the same noise in U at every token",
+    "causal": "individual {seed}: noise in U of its own, the same in every text",
     "compatible": "softmax sampling, as in plain Qwen2",
 }
 
@@ -21,14 +21,13 @@ class Mode(NamedTuple):
 
 
 def four_modes(
-    sampling: float, causal: float, compatible: float, min_density: float, seed: int
+    sampling: float, causal: float, compatible: float, persistence: float, seed: int
 ) -> list[Mode]:
     """Every mode with its own temperature; 0 makes `compatible` greedy."""
-    noise = {"individual": seed, "min_density": min_density}
     options: dict[str, dict[str, Any]] = {
         "standard": {},
-        "sampling": {"temperature": sampling, **noise},
-        "causal": {"temperature": causal, **noise},
+        "sampling": {"temperature": sampling, "individual": seed},
+        "causal": {"temperature": causal, "individual": seed, "persistence": persistence},
         "compatible": {"do_sample": compatible > 0},
     }
     if compatible:

@@ -197,27 +197,27 @@ def _generate_tab(state: AppState) -> None:
     with gr.Row():
         start = gr.Button("Generate", variant="primary")
         stop = gr.Button("Stop")
-    with gr.Accordion("Temperature, truncation, seed, length", open=False):
+    with gr.Accordion("Temperature, persistence, seed, length", open=False):
         with gr.Row():
-            sampling = _temperature("Temperature of sampling", modes.SAMPLING_TEMPERATURE, 50)
+            sampling = _temperature("Temperature of sampling")
             causal = _temperature("Temperature of causal")
             compatible = _temperature("Temperature of compatible", modes.COMPATIBLE_TEMPERATURE, 2)
         with gr.Row():
-            truncation = _truncation(state)
+            persistence = _persistence(state)
             seed = gr.Textbox("1", label="Individual (seed)", min_width=120)
             tokens = _new_tokens(30)
     output = gr.HTML(rendering.note("The texts of the four modes appear here."), label="Texts")
 
     @queued(state, output)
-    def run(text: str, hot: float, t: float, soft: float, cut: float, who: str, n: int) -> Any:
+    def run(text: str, hot: float, t: float, soft: float, own: float, who: str, n: int) -> Any:
         text = state.worker.run(check_prompt, text, state.processor)
         number = individuals.parse_seed(who)
-        four = modes.four_modes(hot, t, soft, cut, number)
+        four = modes.four_modes(hot, t, soft, own, number)
         streams = [state.run(stream_text, [text], n, number, **mode.options) for mode in four]
         titles = [(mode.name, mode.note, text) for mode in four]
         yield from _growing_cards(titles, state.worker.iterate(modes.interleave(streams)))
 
-    inputs = [prompt, sampling, causal, compatible, truncation, seed, tokens]
+    inputs = [prompt, sampling, causal, compatible, persistence, seed, tokens]
     running = [trigger(run, inputs, output) for trigger in (start.click, prompt.submit)]
     _cancel(stop, running, output)
 
@@ -237,7 +237,7 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
                 seed = gr.Textbox(label="Seed", placeholder="random", min_width=120)
             with gr.Row():
                 temperature = _temperature("Temperature")
-                truncation = _truncation(state)
+                persistence = _persistence(state)
             draw = gr.Button("Draw", variant="primary")
         with gr.Column():
             gr.Markdown("### Save and load")
@@ -293,7 +293,7 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
         yield from _growing_cards(titles, state.worker.iterate(stream))
 
     for trigger in (draw.click, name.submit, seed.submit):
-        trigger(on_draw, [mine, name, seed, temperature, truncation], [mine, name, seed])
+        trigger(on_draw, [mine, name, seed, temperature, persistence], [mine, name, seed])
     load.upload(on_load, [mine, load], mine)
     saved.change(on_save, [mine, saved], save, show_progress="hidden")
     mine.change(rendering.individuals_table, mine, table)
@@ -528,9 +528,9 @@ def _temperature(
     return gr.Slider(0, maximum, value, step=0.05, label=label)
 
 
-def _truncation(state: AppState) -> gr.Slider:
-    saved = getattr(state.model.generation_config, "min_density", None) or 0.0
-    return gr.Slider(0, 1, saved, step=0.01, label="Truncation (min_density)")
+def _persistence(state: AppState) -> gr.Slider:
+    saved = state.model.resolve_settings(causal_mode="causal").persistence
+    return gr.Slider(0, 1, saved, step=0.05, label="Persistence")
 
 
 def _new_tokens(value: int) -> gr.Slider:

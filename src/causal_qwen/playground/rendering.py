@@ -113,10 +113,10 @@ def note(text: str) -> str:
 
 def individuals_table(individuals: Sequence[Individual]) -> str:
     rows = [
-        (str(x.name), "-" if x.seed is None else x.seed, f"{x.temperature:g}", f"{x.min_density:g}")
+        (str(x.name), "-" if x.seed is None else x.seed, f"{x.temperature:g}", f"{x.persistence:g}")
         for x in individuals
     ]
-    return _page(_table(("name", "seed", "temperature", "truncation"), rows))
+    return _page(_table(("name", "seed", "temperature", "persistence"), rows))
 
 
 def comparison(result: Counterfactual) -> str:
