@@ -600,12 +600,14 @@ def test_progress_shows_loss_speed_and_remaining_time(
 def test_noise_measurement_after_training_is_announced_once(
     directory: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It takes minutes with a real model. No terminal here: a plain line."""
+    """No terminal here: a plain line."""
     arguments = {**QUICK, "max_steps": 1, "disable_tqdm": False}
     train(Run(str(directory), str(data), str(tmp_path / "run"), arguments=arguments))
     lines = capsys.readouterr().err.splitlines()
     assert lines.count("measuring noise gains ...") == 1
     assert any(line.startswith("step 1/1") for line in lines)
+    spoken = [line.split(":")[0].strip() for line in lines if "individual" in line]
+    assert spoken == [f"individual {seed}" for seed in (1, 2, 3)] * 2  # before and after the step
     train(
         Run(
             str(directory),
@@ -615,6 +617,44 @@ def test_noise_measurement_after_training_is_announced_once(
         )
     )
     assert "measuring" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_thresholds_of_a_converted_model_are_set_on_the_training_text(
+    directory: Path, tmp_path: Path, is_trained: bool
+) -> None:
+    """C is the 90th percentile of the best score, once: a trained model keeps its own."""
+    model = CausalQwenForCausalLM.from_pretrained(directory)
+    assert model.abduction.scale.weight.any()  # a model as after training
+    if not is_trained:
+        model.abduction.scale.weight.data.zero_()
+    model.save_pretrained(tmp_path / "start")
+    processor = CausalQwenProcessor.from_pretrained(directory)
+    processor.save_pretrained(tmp_path / "start")
+    texts = ["aaaa bbbb", "the cat sat", "zzzz"]
+    data = tmp_path / "rows.txt"
+    data.write_text("\n".join(texts), encoding="utf-8")
+    arguments = {**QUICK, "max_steps": 1, "learning_rate": 0.0, "recalibrate": False}
+    output = tmp_path / "run"
+    train(
+        Run(
+            str(tmp_path / "start"),
+            str(data),
+            str(output),
+            eval_data=str(data),
+            arguments=arguments,
+        )
+    )
+    found = CausalQwenForCausalLM.from_pretrained(output).decision.threshold.detach()
+    if is_trained:
+        assert torch.equal(found, model.decision.threshold)
+        return
+    end = processor.tokenizer.eos_token_id
+    ids = [
+        [*processor.tokenizer(text).input_ids, *([] if end is None else [end])] for text in texts
+    ]
+    best = torch.cat([model(torch.tensor([row])).logits[0].detach().amax(-1) for row in ids])
+    assert found.unique().item() == pytest.approx(best.quantile(0.9).item(), rel=1e-4)
 
 
 @pytest.mark.slow  # two processes that import torch
