@@ -54,6 +54,7 @@ from causal_qwen.analysis.counterfactual import counterfactual, stability_violat
 from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.analysis.token_sequence import TokenSequence
+from causal_qwen.conversion.calibration import AMPLITUDE
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.engine import Engine
@@ -110,9 +111,11 @@ def individual(**fields: Any) -> Callable[[Any, int, int], Any]:
     return lambda model, seed, _: Individual.draw(model, seed=seed, **fields)
 
 
-def gumbel(model: Any, seed: int, length: int) -> GumbelIndividual:
+def gumbel(temperature: float = 1.0) -> Callable[[Any, int, int], Any]:
     """The same Gumbel noise at all positions: at T = 1, softmax sampling at each of them."""
-    return GumbelIndividual.draw(model, seed=seed, fresh=False)
+    return lambda model, seed, _: GumbelIndividual.draw(
+        model, seed=seed, fresh=False, temperature=temperature
+    )
 
 
 def fixed_seed(model: Any, seed: int, length: int) -> GumbelIndividual:
@@ -132,8 +135,10 @@ KINDS: dict[str, Kind] = {
     "`sampling`": Kind({"causal_mode": "sampling"}, individual(fresh=True)),
     "individuals (`causal`)": Kind({}, individual()),
     "individuals, persistence 1": Kind({}, individual(persistence=1.0)),
-    "shared Gumbel, min-p 0.1": Kind(CANDIDATES, gumbel),
-    "shared Gumbel": Kind({}, gumbel),
+    "individuals, T = 1/4": Kind({}, individual(temperature=1 / AMPLITUDE)),
+    "shared Gumbel, min-p 0.1": Kind(CANDIDATES, gumbel()),
+    "shared Gumbel, min-p 0.1, T = 4": Kind(CANDIDATES, gumbel(AMPLITUDE)),
+    "shared Gumbel": Kind({}, gumbel()),
     "shared logit bias, min-p 0.1": Kind(CANDIDATES, logit_bias),
     "softmax min-p 0.1, fixed seed": Kind(CANDIDATES, fixed_seed),
 }
@@ -314,10 +319,11 @@ def speakers_page(r: Row) -> list[str]:
         "words. Repeated: trigrams that occur more than once in a text. Broken: chosen tokens "
         "with a base probability below 1e-4. Recognised: naive Bayes on tokens and pairs names the "
         f"speaker, of {GROUP}, on a prompt that it has not seen; by meaning: the same by the "
-        f"nearest centroid of mean hidden states. Chance is {1 / GROUP:.2f}. All noise changes "
-        "as many choices on real text as softmax sampling with min-p 0.1 does, except where a "
-        "temperature or another cut is named. "
-        "Likely text is not good text when it repeats itself: read the columns together.",
+        f"nearest centroid of mean hidden states. Chance is {1 / GROUP:.2f}. On real text "
+        "`sampling`, individuals at T = 1/4, Gumbel noise at T = 1 and the bias change as many "
+        "choices as softmax sampling with min-p 0.1; individuals at T = 1 and Gumbel noise at "
+        "T = 4 have four times that noise. Likely text is not good text when it repeats itself: "
+        "read the columns together.",
         "",
         *table(speaker_columns(kinds), kinds),
         "",

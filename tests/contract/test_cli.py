@@ -33,7 +33,7 @@ from causal_qwen.cli import demo as demo_parts
 from causal_qwen.cli.chat import Conversation
 from causal_qwen.conversion.calibration import TEXTS
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.individual import OWN_FIELDS, Individual
 
 BENCHMARK_TEXTS = Path(__file__).parents[2] / "benchmarks" / "_texts.py"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -272,12 +272,15 @@ SAVED_CONFIGS: list[dict[str, Any]] = [
     {"temperature": 0.7},
     {"do_sample": True, "top_p": 0.8, "temperature": 3.0},
     {"min_density": 0.4},
+    {"persistence": 0.3, "causal_min_p": 0.2},
 ]
 REPLAYED = {  # field of a record -> option that repeats it
     "mode": "--mode",
     "individual": "--individual",
     "temperature": "--temperature",
     "min_density": "--min-density",
+    "persistence": "--persistence",
+    "min_p": "--min-p",
     "top_k": "--top-k",
     "top_p": "--top-p",
     "seed": "--seed",
@@ -297,8 +300,8 @@ def test_generate_and_np_generate_agree_under_every_saved_config(
         words = (*words, "-i", "3", "--mode", "sampling")  # else each draws its own individual
     torch, numpy = (json.loads(here(one, *words).stdout) for one in ("generate", "np-generate"))
     assert torch["text"] == numpy["text"]
-    for name in ("mode", "individual", "temperature", "min_density", "do_sample", "fresh_noise"):
-        assert torch[name] == numpy[name], name
+    same = {"mode", "individual", "do_sample", "fresh_noise", "min_p", *OWN_FIELDS}
+    assert {name: torch[name] for name in same} == {name: numpy[name] for name in same}
 
 
 @pytest.mark.parametrize("command", ["generate", "np-generate"])
@@ -317,6 +320,7 @@ def test_an_individual_implies_the_causal_mode(command: str, tiny_directory: Pat
         [],
         ["--mode", "causal"],
         ["--mode", "causal", "-t", "3", "--min-density", "0.2"],
+        ["--mode", "causal", "--persistence", "0.2", "--min-p", "0.3"],
         ["--mode", "sampling"],
         ["--mode", "compatible", "-t", "2"],
         ["--mode", "compatible", "--top-k", "3"],

@@ -33,7 +33,7 @@ DRAWS = 64  # of noise, at each of them
 NEW_TOKENS = 40
 # Defaults of individuals, saved by calibration, chosen on a grid (docs/results/individuals.md):
 MIN_P = 0.1
-PERSISTENCE = 0.4
+PERSISTENCE = 0.5
 AMPLITUDE = 4.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
 
 TEXTS = (
