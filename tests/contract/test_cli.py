@@ -693,6 +693,29 @@ def _suitable() -> dict[str, str]:
     return {name: found[0].version for name, found in lowest if found}  # not our own extras
 
 
+@pytest.mark.parametrize("inside", ["", "/deeper"])
+def test_a_cache_that_is_a_file_is_named_with_its_cure(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", f"{tmp_path}/file{inside}")
+    sentence = (
+        f"{tmp_path}/file is not a directory, and the cache needs one; set CAUSAL_QWEN_CACHE to a "
+        "directory, or unset it."
+    )
+    for line in ("cache", "cache --json", "cache --clear", "generate x", "np-generate x"):
+        done = here(*line.split())
+        assert (done.returncode, done.stdout) == (1, ""), line
+        assert done.stderr.splitlines()[-1] == f"causal-qwen: {sentence}", line
+    found = json.loads(here("doctor", "--json").stdout)
+    assert (found["is_well"], found["verdict"]) == (False, sentence)
+    shown = here("doctor", COLUMNS="300")
+    assert shown.returncode == 1
+    assert sentence in shown.stdout
+    assert "next use" not in shown.stdout
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_doctor_reports_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         raise OSError(f"lib{name}.so: wrong ELF class")

@@ -286,7 +286,7 @@ def test_heads_with_nan_raise_in_every_mode(name: str, mode: str, directory: Pat
         ({"prompts": [[5, 6], []]}, "A prompt has no token"),
         ({"prompts": [[5, -3, 6]]}, "Token id -3 is outside the vocabulary"),
         ({"numeric_values": [0.0] * 5}, "numeric_values"),
-        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "numeric_values has 1 rows for 2"),
+        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "numeric_values has 1 row for 2"),
         ({"prompts": [5], "numeric_values": []}, "numeric_values has 0 rows for 1"),
         ({"prompts": "x" * 200}, "200 tokens"),
         ({"prompts": ""}, "no token"),

@@ -483,9 +483,9 @@ def test_skipped_rows_are_counted_in_a_warning(make: Callable[..., Any], table: 
 @pytest.mark.parametrize(
     ("X", "y", "message"),
     [
-        (["one"], [1.0], "1 rows"),
-        ([], [], "0 rows"),
-        (["a", "b"], [1.0], "1 values for 2 rows"),
+        (["one"], [1.0], "1 row is too few"),
+        ([], [], "0 rows are too few"),
+        (["a", "b"], [1.0], "1 value for 2 rows"),
         (["a", " ", "c"], [1.0, 2.0, 3.0], "row 1 without a text"),
     ],
 )
@@ -504,7 +504,7 @@ def test_a_missing_target_column_is_named(make: Callable[..., Any], table: Any) 
 def test_columns_without_values_are_dropped_with_a_warning(
     make: Callable[..., Any], table: Any
 ) -> None:
-    with pytest.warns(UserWarning, match="1 columns .* 'memo'"):
+    with pytest.warns(UserWarning, match="1 column without values is dropped: 'memo'"):
         regressor = make().fit(table.assign(memo=None), "price")
     assert regressor.columns_ == ["city", "grade"]
     with pytest.raises(ValueError, match="'memo' is empty"):
@@ -523,7 +523,7 @@ def test_texts_longer_than_the_context_are_named_in_a_warning(
 ) -> None:
     texts = [f"grade is {grade}" for grade in table.grade]
     texts[4] = "A " * 100 + texts[4]
-    with pytest.warns(UserWarning, match=r"1 of 90 texts .* 64 tokens .*: row 4\."):
+    with pytest.warns(UserWarning, match=r"texts longer than 64 tokens .* 1 of 90: row 4\."):
         make(max_length=64).fit(texts, table.price)
     texts[4] = "A " * 200 + texts[4]  # the model has 256 positions
     with pytest.warns(UserWarning, match="1 of 90 texts .* 256 tokens"):
