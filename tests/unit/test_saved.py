@@ -250,7 +250,7 @@ def test_a_regressor_without_its_manifest_loads_with_a_warning(
     copy: Path, opened: OpenModel
 ) -> None:
     (copy / "manifest.json").unlink()
-    with pytest.warns(UserWarning, match=r"copy has no manifest\.json: edited .* is not noticed"):
+    with pytest.warns(UserWarning, match=r"copy has no manifest\.json, so an edited value"):
         CausalTextRegressor.load(copy, model=opened)
 
 

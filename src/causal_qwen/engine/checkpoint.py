@@ -56,9 +56,7 @@ def check_numbers(fields: Mapping[str, Any]) -> None:
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not (is_number and 0 < value <= LARGEST):
-                raise ValueError(
-                    f"config.json has {name}={value!r:.40}; it must be a finite number above 0."
-                )
+                raise ValueError(f"{name}={value!r:.40} must be a finite number above 0.")
 
 
 def check_layers(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:

@@ -631,8 +631,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         has_manifest = (directory / MANIFEST).is_file()
         if not has_manifest and saved.tensors_sha256 is not None:  # 0.3.0 wrote neither
             warnings.warn(
-                f"{directory} has no {MANIFEST}: edited or damaged content is not noticed unless "
-                "it is impossible; restore the file.",
+                f"{directory} has no {MANIFEST}, so an edited value is found only if it is "
+                "impossible; restore the file, or fit again.",
                 stacklevel=2,
             )
         if has_manifest and (damage := damaged_files(directory, hashes=True)):
