@@ -32,6 +32,8 @@ from causal_qwen.regression.conformal import TooFewRows  # noqa: E402
 from causal_qwen.regression.head import principal_basis  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_head")
+
 ROWS = 90
 
 
