@@ -65,13 +65,16 @@ class Result(NamedTuple):
 
 
 def here(
-    *arguments: str, text: str = "", out: io.StringIO | None = None, **settings: str
+    *arguments: str, text: str | bytes = "", out: io.StringIO | None = None, **settings: str
 ) -> Result:
     """The same in this process, which has imported torch already."""
+    typed = (
+        io.StringIO(text) if isinstance(text, str) else io.TextIOWrapper(io.BytesIO(text), "utf-8")
+    )
     out, err, code = out or io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["causal-qwen", *arguments]),
-        mock.patch.object(sys, "stdin", io.StringIO(text)),
+        mock.patch.object(sys, "stdin", typed),
         mock.patch.dict(os.environ, settings),
         redirect_stdout(out),
         redirect_stderr(err),
@@ -469,8 +472,8 @@ def test_an_error_ends_its_own_line_of_a_piped_chat_only(
 
 def test_a_line_that_cannot_be_asked_ends_its_own_turn_only(tiny_directory: Path) -> None:
     asked = ("chat", "-m", str(tiny_directory), "-i", "7", "-n", "2", "--json")
-    long, wrong = "a" * 3000, b"caf\xe9".decode("utf-8", "surrogateescape")  # as stdin gives it
-    done = here(*asked, text=f"hello\n{long}\n{wrong}\nhello\n")
+    long, wrong = b"a" * 3000, b"caf\xe9"
+    done = here(*asked, text=b"hello\n%b\n%b\nhello\n" % (long, wrong))
     assert done.returncode == 1, done.stderr
     assert done.stdout.isascii()  # it can be written to any terminal
     records = [json.loads(line) for line in done.stdout.splitlines()]
