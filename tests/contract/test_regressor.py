@@ -26,6 +26,8 @@ from causal_qwen.cli import app  # noqa: E402
 from causal_qwen.conversion.convert import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_head")
+
 WORTH = {"A": 100.0, "B": 200.0, "C": 400.0, "D": 800.0}
 
 

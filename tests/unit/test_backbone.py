@@ -15,6 +15,8 @@ import pytest
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.regression.regressor import CausalTextRegressor
 
+pytestmark = pytest.mark.usefixtures("quick_head")
+
 TEXTS = [f"grade {letter}" for letter in "ABCDEFGH" * 4]
 VALUES = np.arange(32.0) % 8 + 1
 
