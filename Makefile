@@ -32,9 +32,11 @@ app: $(APP)  ## open the playground in the browser (ARGS="--port 7861")
 
 # One thread per worker: two workers with two threads each on two cores only wait for each other.
 # Without a browser that can be installed, the browser tests are skipped, with a line that says so.
+# Bytecode is kept, whatever the environment says: every worker and process imports the same files.
 test: lint  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
 	@$(MAKE) --no-print-directory chromium || [ -z "$$CAUSAL_QWEN_REQUIRE_BROWSER" ]
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CAUSAL_QWEN_SCREENSHOTS=build/screenshots \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+		CAUSAL_QWEN_SCREENSHOTS=build/screenshots \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Hostile texts, checkpoints, tables, saved objects and API calls: the same seeds, then fresh ones.

@@ -6,7 +6,7 @@ Sizes are all distinct, so that a transposed or mixed-up axis cannot pass unnoti
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -124,6 +124,17 @@ def byte_tokenizer() -> Callable[..., Any]:
         return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", **options)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def quick_head() -> Iterator[None]:
+    """A regressor's head under one noise, in a seventh of the time of the best of four.
+
+    For tests of all that surrounds the head; test_fit.py tests the choice.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("causal_qwen.regression.head.NOISES", (0.1,))
+        yield
 
 
 def shake(model: Any, seed: int) -> Any:

@@ -65,6 +65,7 @@ def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -
             f"{directory} is a symbolic link to {os.readlink(place)}, which does not exist; create "
             "that directory, or name another."
         )
+    place = place.resolve()  # "new/../full" is "full", even if there is no "new"
     if place.is_file():
         raise NotADirectoryError(f"{directory} is a file; name a directory.")
     if not place.is_dir():
@@ -76,7 +77,7 @@ def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -
             f"{directory} exists and is not empty; choose another, or overwrite it "
             "(--force; overwrite=True)."
         )
-    if Path.cwd().is_relative_to(place.resolve()):
+    if Path.cwd().is_relative_to(place):
         raise ValueError(
             f"{directory} contains the working directory, which would be deleted; name another."
         )
@@ -310,12 +311,13 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file.")
-    if Path(path).exists() and not Path(path).is_file():
-        yield Path(path)
-        return
+    is_device = Path(path).exists() and not Path(path).is_file()
     place = Path(os.path.realpath(path))
     partial = place.with_name(f".causal-qwen-{os.urandom(8).hex()}")
     try:
+        if is_device:
+            yield Path(path)
+            return
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         if place.exists():
             partial.chmod(place.stat().st_mode & 0o777)

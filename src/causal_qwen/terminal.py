@@ -1,4 +1,4 @@
-"""Progress and results in the terminal.
+"""Progress and results in the terminal, and counts in the words of messages.
 
 Progress goes to stderr: animated in a terminal, plain lines elsewhere. Results go to stdout.
 """
@@ -42,6 +42,11 @@ def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
         return ASCII[symbol], place + 1
     one = UnicodeEncodeError(error.encoding, error.object, place, place + 1, error.reason)
     return codecs.backslashreplace_errors(one)
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """ "1 row" and "2 rows"; with `many`, "1 row is" and "2 rows are"."""
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
 def make_progress(*notes: str, console: Console | None = None, transient: bool = False) -> Progress:

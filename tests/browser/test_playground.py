@@ -24,6 +24,7 @@ SETTLE_MS = 500  # after which no late update arrives
 Visit = Callable[..., Any]
 
 
+@pytest.mark.slow  # two runs of pytest
 def test_missing_chromium_skips_the_tests_unless_a_browser_is_required(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     command += ["-k", "four_modes or phone"]

@@ -19,10 +19,11 @@ from transformers import (
 )
 
 from causal_qwen import CausalQwenForCausalLM
+from causal_qwen.conversion import base_models
 from causal_qwen.conversion import convert as module
 from causal_qwen.conversion.base_models import load_base
 from causal_qwen.conversion.convert import convert, convert_model, default_model
-from causal_qwen.outputs import damaged_files, new_directory
+from causal_qwen.outputs import check_output_directory, damaged_files, new_directory
 from causal_qwen.paths import embedded_directory
 
 TINY = {
@@ -71,6 +72,21 @@ def test_nan_weight_is_refused_by_name() -> None:
         CausalQwenForCausalLM.from_qwen(qwen)
 
 
+@pytest.mark.parametrize("kind", [Qwen2ForCausalLM, LlamaForCausalLM])
+def test_conversion_reads_the_weights_once_to_find_nan(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind(kind.config_class(**TINY)).save_pretrained(tmp_path / "base")
+    read: list[str] = []
+    for room in (module, base_models):
+        monkeypatch.setattr(room, "check_finite", lambda model, where: read.append(where))
+    base = tmp_path / "base"
+    convert(base, tmp_path / "out")
+    CausalQwenForCausalLM.from_qwen(base)
+    CausalQwenForCausalLM.from_qwen(kind.from_pretrained(base))
+    assert read == [str(base), str(base), "the base model"]
+
+
 def test_pickled_weights_are_refused(base: Path) -> None:
     (base / "model.safetensors").unlink()
     torch.save(Qwen2ForCausalLM(Qwen2Config(**TINY)).state_dict(), base / "pytorch_model.bin")
@@ -97,9 +113,45 @@ def test_existing_directory_is_overwritten_only_on_request(base: Path, tmp_path:
 
 def test_a_base_model_is_never_overwritten_by_its_conversion(base: Path) -> None:
     before = (base / "model.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match=r"did not write: config\.json"):
+    with pytest.raises(ValueError, match=r"base contains .*base, which is read"):
         convert(base, base, overwrite=True)
     assert (base / "model.safetensors").read_bytes() == before
+
+
+OUTPUTS = {  # the directory `base` is read; `none` does not exist
+    "base": "contains .*base, which is read",
+    "base/none/..": "contains .*base, which is read",
+    "none/../base": "contains .*base, which is read",
+    "link": "contains .*base, which is read",
+    "base/..": "contains .*base, which is read",
+    "base/none/../..": "contains .*base, which is read",
+    "base/none/../../full": "full exists and is not empty",
+    "base/none/../../file": "file is a file",
+}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_path_with_dots_is_decided_before_the_work(
+    output: str, overwrite: bool, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = base.parent
+    (root / "link").symlink_to("base")
+    (root / "full").mkdir()
+    (root / "full" / "mine.txt").write_text("precious")
+    (root / "file").write_text("precious")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    monkeypatch.setattr(module, "load_base", lambda *_: pytest.fail("the base model was loaded"))
+    message = OUTPUTS[output] if "full" not in output or not overwrite else "did not write"
+    with pytest.raises((ValueError, OSError), match=message):
+        convert(base, f"{root}/{output}", overwrite=overwrite)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_an_output_beside_or_inside_the_base_is_written(base: Path) -> None:
+    for output in (base / "none" / ".." / ".." / "model", base / "causal"):
+        convert(base, output)
+        assert damaged_files(output.resolve(), hashes=True) == []
 
 
 @pytest.fixture
@@ -161,8 +213,10 @@ def test_working_directory_and_files_are_never_overwritten(
     file.write_text("mine")
     monkeypatch.chdir(tmp_path)
     for output in (Path(), tmp_path, tmp_path.parent):
-        with pytest.raises(ValueError, match="working directory"):
+        with pytest.raises(ValueError, match=r"contains .*base, which is read"):
             convert(base, output, overwrite=True)
+        with pytest.raises(ValueError, match="contains the working directory"):
+            check_output_directory(output, overwrite=True)
     with pytest.raises(NotADirectoryError, match=r"precious\.txt"):
         convert(base, file, overwrite=True)
     assert file.read_text() == "mine"

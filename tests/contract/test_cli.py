@@ -66,13 +66,16 @@ class Result(NamedTuple):
 
 
 def here(
-    *arguments: str, text: str = "", out: io.StringIO | None = None, **settings: str
+    *arguments: str, text: str | bytes = "", out: io.StringIO | None = None, **settings: str
 ) -> Result:
     """The same in this process, which has imported torch already."""
+    typed = (
+        io.StringIO(text) if isinstance(text, str) else io.TextIOWrapper(io.BytesIO(text), "utf-8")
+    )
     out, err, code = out or io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["causal-qwen", *arguments]),
-        mock.patch.object(sys, "stdin", io.StringIO(text)),
+        mock.patch.object(sys, "stdin", typed),
         mock.patch.dict(os.environ, settings),
         redirect_stdout(out),
         redirect_stderr(err),
@@ -473,23 +476,18 @@ def test_an_error_ends_its_own_line_of_a_piped_chat_only(
 
 
 def test_a_line_that_cannot_be_asked_ends_its_own_turn_only(tiny_directory: Path) -> None:
-    asked = [*PROGRAM, "chat", "-m", str(tiny_directory), "-i", "7", "-n", "2", "--json"]
+    asked = ("chat", "-m", str(tiny_directory), "-i", "7", "-n", "2", "--json")
     long, wrong = b"a" * 3000, b"caf\xe9"
-    done = subprocess.run(
-        asked,
-        input=b"hello\n%b\n%b\nhello\n" % (long, wrong),
-        capture_output=True,
-        check=False,
-        env={**os.environ, "PYTHONUTF8": "1"},
-    )
+    done = here(*asked, text=b"hello\n%b\n%b\nhello\n" % (long, wrong))
     assert done.returncode == 1, done.stderr
+    assert done.stdout.isascii()  # it can be written to any terminal
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["turn"] for one in records] == [1, 2, 3, 4]
     assert ["error" in one for one in records] == [False, True, True, False]
     assert "tokens" in records[1]["error"]
     assert "'caf\\udce9'" in records[2]["error"]
     assert records[2]["prompt"] == "caf\\udce9"
-    assert b"Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -696,6 +694,29 @@ def _suitable() -> dict[str, str]:
     wanted = [one for extra in ("", *doctor.PURPOSES) for one in doctor._requirements(extra)]
     lowest = ((one.name, [s for s in one.specifier if s.operator == ">="]) for one in wanted)
     return {name: found[0].version for name, found in lowest if found}  # not our own extras
+
+
+@pytest.mark.parametrize("inside", ["", "/deeper"])
+def test_a_cache_that_is_a_file_is_named_with_its_cure(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", f"{tmp_path}/file{inside}")
+    sentence = (
+        f"{tmp_path}/file is not a directory, and the cache needs one; set CAUSAL_QWEN_CACHE to a "
+        "directory, or unset it."
+    )
+    for line in ("cache", "cache --json", "cache --clear", "generate x", "np-generate x"):
+        done = here(*line.split())
+        assert (done.returncode, done.stdout) == (1, ""), line
+        assert done.stderr.splitlines()[-1] == f"causal-qwen: {sentence}", line
+    found = json.loads(here("doctor", "--json").stdout)
+    assert (found["is_well"], found["verdict"]) == (False, sentence)
+    shown = here("doctor", COLUMNS="300")
+    assert shown.returncode == 1
+    assert sentence in shown.stdout
+    assert "next use" not in shown.stdout
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_doctor_reports_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:

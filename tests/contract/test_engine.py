@@ -118,8 +118,8 @@ def test_embedded_model_generates_the_same_text_in_numpy_and_torch() -> None:
     inputs = processor([prompt], return_tensors="pt")
     for mode in ("standard", "causal", "sampling", "compatible"):
         noise = {"individual": 7} if mode in ("causal", "sampling") else {}
-        ours = engine.generate(prompt, max_new_tokens=12, mode=mode, **noise)
-        theirs = model.generate(**inputs, causal_mode=mode, max_new_tokens=12, **noise)
+        ours = engine.generate(prompt, max_new_tokens=8, mode=mode, **noise)
+        theirs = model.generate(**inputs, causal_mode=mode, max_new_tokens=8, **noise)
         assert ours.ids.tolist() == theirs.tolist(), mode
     chat = processor.apply_chat_template(
         [{"role": "user", "content": prompt}],
@@ -286,7 +286,7 @@ def test_heads_with_nan_raise_in_every_mode(name: str, mode: str, directory: Pat
         ({"prompts": [[5, 6], []]}, "A prompt has no token"),
         ({"prompts": [[5, -3, 6]]}, "Token id -3 is outside the vocabulary"),
         ({"numeric_values": [0.0] * 5}, "numeric_values"),
-        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "numeric_values has 1 rows for 2"),
+        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "numeric_values has 1 row for 2"),
         ({"prompts": [5], "numeric_values": []}, "numeric_values has 0 rows for 1"),
         ({"prompts": "x" * 200}, "200 tokens"),
         ({"prompts": ""}, "no token"),

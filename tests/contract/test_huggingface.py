@@ -52,22 +52,17 @@ def test_auto_classes_load_it(saved: Path) -> None:
     assert type(AutoModel.from_pretrained(saved)) is CausalQwenModel
 
 
+@pytest.mark.slow  # each a process that imports torch
 @pytest.mark.parametrize(
     "imports",
     [
         "import causal_qwen; from transformers import AutoConfig, AutoModelForCausalLM",
-        *(
-            pytest.param(other, marks=pytest.mark.slow)
-            for other in (
-                "import causal_qwen; from transformers import AutoModelForCausalLM",
-                "from transformers import AutoModelForCausalLM; import causal_qwen",
-                "import causal_qwen.modeling.action; from transformers import AutoModelForCausalLM",
-                "import causal_qwen; "
-                "from transformers import LlamaForCausalLM, AutoModelForCausalLM",
-                "from causal_qwen.modeling.configuration import CausalQwen2Config; "
-                "from transformers import AutoModelForCausalLM",
-            )
-        ),
+        "import causal_qwen; from transformers import AutoModelForCausalLM",
+        "from transformers import AutoModelForCausalLM; import causal_qwen",
+        "import causal_qwen.modeling.action; from transformers import AutoModelForCausalLM",
+        "import causal_qwen; from transformers import LlamaForCausalLM, AutoModelForCausalLM",
+        "from causal_qwen.modeling.configuration import CausalQwen2Config; "
+        "from transformers import AutoModelForCausalLM",
     ],
 )
 def test_auto_classes_load_it_in_any_import_order(saved: Path, imports: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -118,7 +119,7 @@ def test_a_layer_lost_from_the_file_is_refused(
             del tensors[key]
 
     rewrite(places[kind], drop)
-    refused(kind, name, places[kind], "num_hidden_layers=2 .* 1 layers")
+    refused(kind, name, places[kind], "num_hidden_layers=2 .* 1 layer;")
 
 
 @every_loader
@@ -349,6 +350,33 @@ def test_lists_of_any_length_and_unknown_activations_are_refused(
         CausalQwenForCausalLM.from_qwen(places["plain"])
 
 
+NUMBERS = [
+    *({"rope_theta": value} for value in (0, -1e4, 10**400, "1e4", True)),
+    *({"rms_norm_eps": value} for value in (0, -1e-6, float("nan"), float("inf"), "1e-6", None)),
+    *({"rope_parameters": {"rope_type": "default", "rope_theta": value}} for value in (0, -2.5)),
+    {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}},
+    {"rope_scaling": {"rope_type": "yarn", "rope_theta": float("nan"), "factor": 2.0}},
+]
+
+
+@pytest.mark.parametrize("fields", NUMBERS, ids=str)
+@every_loader
+def test_a_number_of_the_config_that_is_not_positive_and_finite_is_refused(
+    kind: str, name: str, fields: dict[str, Any], places: dict[str, Path]
+) -> None:
+    if name == "AutoModelForCausalLM":
+        return  # Hugging Face reads config.json first, with sentences of its own
+    if "rope_theta" in fields:  # as old checkpoints have it
+        configure(places[kind], rope_parameters=None)
+    configure(places[kind], **fields)
+    ((field, value),) = fields.items()
+    if isinstance(value, dict):
+        field = "factor" if value.get("factor") == 0 else "rope_theta"
+        value = value[field]
+    shown = re.escape(repr(value)[:20])
+    refused(kind, name, places[kind], rf"config\.json\b.* {field}={shown}.* above 0")
+
+
 def test_a_file_that_the_manifest_lists_is_missed(places: dict[str, Path]) -> None:
     write_manifest(places["causal"])
     (places["causal"] / "generation_config.json").unlink()
@@ -396,8 +424,11 @@ def gguf(tmp_path: Path) -> Callable[..., Path]:
     writer = pytest.importorskip("gguf")
 
     def make(
-        change: Callable[[dict[str, Any]], Any] = lambda tensors: None, **metadata: int
+        change: Callable[[dict[str, Any]], Any] = lambda tensors: None, **metadata: Any
     ) -> Path:
+        numbers = {"attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e4}
+        numbers = {name: metadata.pop(name, number) for name, number in numbers.items()}
+        nested = metadata.pop("nested", None)
         sizes = {"block_count": 1, "embedding_length": 32, "feed_forward_length": 48} | metadata
         file = writer.GGUFWriter(tmp_path / "tiny.gguf", "llama")
         for name, size in sizes.items():
@@ -406,7 +437,10 @@ def gguf(tmp_path: Path) -> Callable[..., Path]:
         file.add_uint32("llama.vocab_size", 97)
         file.add_uint32("llama.attention.head_count", 4)
         file.add_uint32("llama.attention.head_count_kv", 2)
-        file.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
+        for name, number in numbers.items():
+            file.add_float32(f"llama.{name}", number)
+        if nested is not None:
+            file.add_array("llama.nested", nested)
         generator = np.random.default_rng(0)
         shapes = {"token_embd": (97, 32), "output_norm": (32,)}
         parts = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32)}
@@ -436,7 +470,7 @@ def test_whole_gguf_file_is_converted(gguf: Callable[..., Path], tmp_path: Path)
     assert model.config.num_hidden_layers == 1
 
 
-GGUF_DAMAGE: dict[str, tuple[Any, dict[str, int], str]] = {
+GGUF_DAMAGE: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no tensors": (lambda tensors: tensors.clear(), {}, "num_hidden_layers=1 .* 0 layers"),
     "a lost tensor": (
         lambda tensors: tensors.pop("blk.0.ffn_up.weight"),
@@ -455,6 +489,17 @@ GGUF_DAMAGE: dict[str, tuple[Any, dict[str, int], str]] = {
     ),
     "billions of layers": (lambda tensors: None, {"block_count": 4 * 10**9}, "4000000000"),
     "a huge width": (lambda tensors: None, {"embedding_length": 4 * 10**9}, "4000000000"),
+    "no epsilon": (
+        lambda tensors: None,
+        {"attention.layer_norm_rms_epsilon": 0.0},
+        r"rms_norm_eps=0\.0",
+    ),
+    "a rotation without a base": (
+        lambda tensors: None,
+        {"rope.freq_base": -1.0},
+        r"rope_theta=-1\.0",
+    ),
+    "a nested array": (lambda tensors: None, {"nested": [[1, 2], [3]]}, "array of type 9"),
     "a huge inner width": (lambda tensors: None, {"feed_forward_length": 10**9}, "1000000000"),
 }
 
@@ -467,6 +512,18 @@ def test_damaged_gguf_file_is_refused(what: str, gguf: Callable[..., Path], tmp_
         convert(path, tmp_path / "out")
     assert str(path) in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_file_of_the_working_directory_is_named(
+    gguf: Callable[..., Path], places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(gguf(nested=[[1, 2], [3]]).parent)
+    with pytest.raises(ValueError, match=r"^tiny\.gguf: .*array of type 9"):
+        convert("tiny.gguf", "out")
+    monkeypatch.chdir(places["plain"])
+    configure(places["plain"], hidden_act="foo")
+    with pytest.raises(ValueError, match=r"^config\.json: hidden_act='foo'"):
+        convert(".", "out")
 
 
 def test_cut_or_flipped_gguf_file_is_refused_or_converted(

@@ -53,6 +53,7 @@ def test_examples_has_four_notebooks() -> None:
     ]
 
 
+@pytest.mark.slow  # a kernel that imports torch
 def test_notebooks_run_on_a_tiny_model(tiny_directory: Path, tmp_path: Path) -> None:
     settings = {
         "CAUSAL_QWEN_NOTEBOOK_MODEL": str(tiny_directory),

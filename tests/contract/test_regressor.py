@@ -26,6 +26,8 @@ from causal_qwen.cli import app  # noqa: E402
 from causal_qwen.conversion.convert import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_head")
+
 WORTH = {"A": 100.0, "B": 200.0, "C": 400.0, "D": 800.0}
 
 
@@ -160,6 +162,25 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     median = np.array([row["price_predicted"] for row in rows])
     worth = np.array([WORTH[row["grade"]] for row in rows])
     assert np.median(np.abs(np.log(median / worth))) < 0.4
+
+
+@pytest.mark.parametrize("cell", ["NA", "n/a", "", "-", "nan", "inf", "True", "5 kg", "1,870"])
+def test_a_target_that_is_no_number_is_shown_and_its_row_skipped_or_the_table_refused(
+    cell: str, backbone: str, tmp_path: Path
+) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    bad, table = f'Z,"{cell}"\n', tmp_path / "table.csv"
+    table.write_text("grade,price\nA,1\nB,2\n" + bad + "C,3\n")
+    report = fit_csv(table, ["price"], tmp_path / "saved", model=backbone, calibration=0)
+    assert report["rows"] == 3
+    assert report["notes"] == [
+        f"1 row without a finite price is skipped: line 4 (line 4: price {cell!r}); write numbers "
+        "as 1870.5, without separators and units."
+    ]
+    table.write_text("grade,price\n" + 2 * bad)
+    with pytest.raises(ValueError, match="no row has a finite number for 'price': lines 2 and 3"):
+        fit_csv(table, ["price"], tmp_path / "none", model=backbone, calibration=0)
 
 
 @pytest.mark.parametrize(
@@ -399,8 +420,8 @@ def test_rows_that_are_cut_or_empty_are_named_by_their_lines(backbone: str, tmp_
     place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
     options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.0}
     (note,) = fit_csv(*place, max_length=64, **options)["notes"]
-    assert "1 of 12 texts are longer than 64 tokens" in note
-    assert note.endswith("lose their beginning: line 10.")
+    assert note.startswith("texts longer than 64 tokens")
+    assert note.endswith("lose their beginning, 1 of 12: line 10.")
     lines[5] = ",5"
     (tmp_path / "table.csv").write_text("\n".join(lines))
     with pytest.raises(ValueError, match="line 10 without a text"):

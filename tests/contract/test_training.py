@@ -22,7 +22,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    GenerationConfig,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
@@ -53,6 +59,8 @@ QUICK: dict[str, Any] = {
     "disable_tqdm": True,
     "use_cpu": True,
 }
+# To measure the noise gains takes three quarters of such a run.
+RUN: dict[str, Any] = {**QUICK, "recalibrate": False}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +97,7 @@ def losses(output: Path) -> dict[int, float]:
 @pytest.fixture(scope="module")
 def trained(directory: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "values"
-    train(Run(str(directory), str(data), str(output), numbers="value", arguments=QUICK))
+    train(Run(str(directory), str(data), str(output), numbers="value", arguments=RUN))
     return output
 
 
@@ -260,11 +268,12 @@ train(Run(*sys.argv[1:4], numbers="value", resume=sys.argv[4] == "resume",
 """
 
 
+@pytest.mark.slow  # another process; test_a_run_resumes_from_the_newest_whole_checkpoint remains
 def test_killed_run_resumes_with_identical_losses_and_weights(
     directory: Path, data: Path, tmp_path: Path
 ) -> None:
     """SIGKILL after the first checkpoint; losses are equal bit for bit."""
-    arguments = {**QUICK, "max_steps": 16}
+    arguments = {**RUN, "max_steps": 16}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     names = (str(directory), str(data))
     train(Run(*names, str(whole), numbers="value", arguments=arguments))
@@ -308,7 +317,7 @@ def test_full_disk_leaves_the_last_checkpoint_intact(
     directory: Path, data: Path, tmp_path: Path
 ) -> None:
     """Writes fail with a real error; the run resumes once there is space."""
-    output, rest = tmp_path / "run", json.dumps(QUICK)
+    output, rest = tmp_path / "run", json.dumps(RUN)
     arguments = [str(directory), str(data), str(output)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     full = [sys.executable, "-c", FULL_DISK + SCRIPT, *arguments, "new", rest]
@@ -404,7 +413,7 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(
     """The result is that of the undamaged run, bit for bit."""
     truncate(run_copy / "checkpoint-6" / "optimizer.pt")
     flip(run_copy / "checkpoint-4" / "model.safetensors")
-    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=RUN)
     with reported(caplog):
         train(dataclasses.replace(run, resume=True))
     assert "checkpoint-6 is passed over: optimizer.pt has" in caplog.text
@@ -420,7 +429,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_resumed(
 ) -> None:
     for file in run_copy.glob("checkpoint-*/manifest.json"):
         file.unlink()
-    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=RUN)
     with pytest.raises(ValueError, match="no whole checkpoint to resume from"):
         train(dataclasses.replace(run, resume=True))
 
@@ -455,7 +464,7 @@ def test_an_interrupt_while_saving_leaves_no_partial_checkpoint(
 
 
 def test_two_runs_in_one_directory_are_refused(directory: Path, data: Path, tmp_path: Path) -> None:
-    run = Run(str(directory), str(data), str(tmp_path / "run"), arguments=QUICK)
+    run = Run(str(directory), str(data), str(tmp_path / "run"), arguments=RUN)
     with locked_run(tmp_path / "run"):
         for resume in (False, True):
             with pytest.raises(BlockingIOError, match="run is being written by another process"):
@@ -471,10 +480,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "maximum length": ({"max_length": 40}, r"max_length=40 \(at the start 512\)"),
     "numbers": ({"numbers": "text"}, r"numbers='text' \(at the start 'value'\)"),
     "learning rate": (
-        {"arguments": {**QUICK, "learning_rate": 1e-4}},
+        {"arguments": {**RUN, "learning_rate": 1e-4}},
         r"learning_rate=0.0001 \(at the start 0.003\)",
     ),
-    "seed": ({"arguments": {**QUICK, "seed": 5}}, r"seed=5 \(at the start None\)"),
+    "seed": ({"arguments": {**RUN, "seed": 5}}, r"seed=5 \(at the start None\)"),
 }
 
 
@@ -494,7 +503,7 @@ def test_resuming_with_a_change_is_refused_by_name(
     for name in ("data", "eval_data", "model"):
         if isinstance(changed.get(name), str):
             changed = {**changed, name: str(tmp_path / changed[name])}
-    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=QUICK)
+    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=RUN)
     before = {path: path.stat().st_mtime_ns for path in run_copy.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=words) as error:
         train(dataclasses.replace(run, resume=True, **changed))
@@ -506,7 +515,7 @@ def test_a_longer_run_from_a_moved_file_resumes_and_says_so(
     directory: Path, data: Path, run_copy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copy(data, tmp_path / "moved.jsonl")
-    arguments = {**QUICK, "max_steps": 7}
+    arguments = {**RUN, "max_steps": 7}
     run = Run(str(directory), str(tmp_path / "moved.jsonl"), str(run_copy), numbers="value")
     with reported(caplog):
         train(dataclasses.replace(run, resume=True, arguments=arguments))
@@ -520,10 +529,10 @@ def test_a_run_of_version_0_3_0_resumes_without_a_comparison(
     """It has neither manifests nor a record."""
     for file in (*run_copy.glob("**/manifest.json"), run_copy / "run.json"):
         file.unlink()
-    longer = {**QUICK, "max_steps": QUICK["max_steps"] + 2}
+    longer = {**RUN, "max_steps": RUN["max_steps"] + 2}
     run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=longer)
     with pytest.raises(ValueError, match="has made 6 of 6 steps"):
-        train(dataclasses.replace(run, resume=True, arguments=QUICK))
+        train(dataclasses.replace(run, resume=True, arguments=RUN))
     with reported(caplog):
         metrics = train(dataclasses.replace(run, resume=True))
     assert "has no readable run.json: it resumes without a comparison" in caplog.text
@@ -540,7 +549,7 @@ def test_model_from_scratch_learns(data: Path, tmp_path: Path) -> None:
         numbers="value",
         pack=True,
         max_length=64,
-        arguments={**QUICK, "max_steps": 16, "learning_rate": 1e-2},
+        arguments={**RUN, "max_steps": 16, "learning_rate": 1e-2},
     )
     metrics = train(run)
     first = next(e["eval_loss"] for e in history(tmp_path / "run") if "eval_loss" in e)
@@ -562,7 +571,7 @@ def test_early_stopping_restores_the_best_checkpoint(
 ) -> None:
     """The rate overshoots: training stops after one evaluation without a lower loss."""
     steps = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "max_steps": 60}
-    arguments = {**QUICK, **steps, "learning_rate": 0.1}
+    arguments = {**RUN, **steps, "learning_rate": 0.1}
     run = Run(str(directory), str(data), str(tmp_path / "run"), patience=1, arguments=arguments)
     metrics = train(run)
     log = history(tmp_path / "run")
@@ -617,6 +626,13 @@ def test_noise_measurement_after_training_is_announced_once(
         )
     )
     assert "measuring" not in capsys.readouterr().err
+    given, measured, unchanged = (
+        getattr(GenerationConfig.from_pretrained(path), "noise_gain", None)
+        for path in (directory, tmp_path / "run", tmp_path / "unchanged")
+    )
+    assert given is None
+    assert unchanged is None
+    assert measured > 0
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -663,7 +679,7 @@ def test_two_processes_equal_one_with_twice_the_batch(
 ) -> None:
     """DDP over gloo: tokens and numbers are counted over both processes."""
     one, two = tmp_path / "one", tmp_path / "two"
-    single = {**QUICK, "max_steps": 4, "per_device_train_batch_size": 8}
+    single = {**RUN, "max_steps": 4, "per_device_train_batch_size": 8}
     arguments = json.dumps({**single, "per_device_train_batch_size": 4})
     train(Run(str(directory), str(data), str(one), numbers="value", arguments=single))
     script = tmp_path / "script.py"
@@ -682,7 +698,7 @@ def test_lora_run_saves_a_merged_model(directory: Path, data: Path, tmp_path: Pa
     """The causal heads are trained in full, the backbone through LoRA."""
     pytest.importorskip("peft", reason="LoRA needs peft")
     output = tmp_path / "lora"
-    metrics = train(Run(str(directory), str(data), str(output), lora=4, arguments=QUICK))
+    metrics = train(Run(str(directory), str(data), str(output), lora=4, arguments=RUN))
     found = losses(output)
     assert found[6] < found[1]
     before, after = (CausalQwenForCausalLM.from_pretrained(path) for path in (directory, output))
@@ -712,7 +728,7 @@ def test_bad_runs_are_refused(directory: Path, data: Path, trained: Path, tmp_pa
     assert not (tmp_path / "new").exists()
     command = (str(directory), str(data), str(tmp_path / "new"))
     with pytest.raises(ValueError, match="lora=1000"):
-        train(Run(*command, lora=1000, arguments=QUICK))
+        train(Run(*command, lora=1000, arguments=RUN))
     assert not (tmp_path / "new" / "run.json").exists()  # the corrected run may begin
     with pytest.raises(ValueError, match="train='some'"):
         CausalTrainingArguments(output_dir=str(tmp_path), train="some")
@@ -738,6 +754,6 @@ def test_only_numbered_checkpoints_of_ours_are_deleted(tmp_path: Path) -> None:
 
 
 def test_simulation_recovers_the_true_parameters() -> None:
-    findings = simulate()
+    findings = simulate(steps=750)  # half of what `train --mock` takes
     assert [f.name for f in findings if not f.is_found] == []
     assert {f.name for f in simulate(steps=5) if not f.is_found}  # not before training

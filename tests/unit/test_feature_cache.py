@@ -68,6 +68,16 @@ def test_stored_features_are_found_again(path: Path) -> None:
     assert check_cache(path) is None
 
 
+def test_one_damaged_row_is_counted_in_the_singular(path: Path) -> None:
+    fill(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE features SET z = 'x' WHERE key = (SELECT min(key) FROM features)"
+        )
+    assert check_cache(path) == f"{path} has 1 damaged row, which is computed again."
+    assert read(path)[1] == [f"the feature cache {check_cache(path)}"]
+
+
 def test_a_damaged_row_is_not_used_and_one_warning_names_the_file(path: Path) -> None:
     fill(path)
     with sqlite3.connect(path) as connection:

@@ -566,12 +566,9 @@ HOSTILE = [
 
 
 def seconds(text: str) -> float:
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        encode(text)
-        times.append(time.process_time() - start)
-    return min(times)
+    start = time.process_time()
+    encode(text)
+    return time.process_time() - start
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
@@ -580,7 +577,8 @@ def test_g5_time_is_linear_in_the_length_of_the_text(unit: str, wrap: str) -> No
     short = wrap.format(unit * (4_000 // len(unit)))
     long = wrap.format(unit * (32_000 // len(unit)))
     # A quadratic pattern needs 64 times as long; a clock tick and a busy machine are forgiven.
-    assert seconds(long) < 24 * seconds(short) + 0.02
+    most = 24 * min(seconds(short) for _ in range(3)) + 0.02
+    assert any(seconds(long) < most for _ in range(3))
 
 
 @settings(max_examples=50, deadline=None)

@@ -181,6 +181,79 @@ def test_the_sentence_names_file_field_value_and_cure(
     assert str(copy) in str(caught.value)
 
 
+EDITS: dict[str, tuple[dict[str, Any], str]] = {  # of a table's regressor, and the sentence
+    "a template without a column": ({"template": "a ring"}, "template='a ring' has no column"),
+    "a template of another column": (
+        {"template": "{grade} {cut}"},
+        "parameters.template is '{grade} {cut}', not one of the columns 'grade'",
+    ),
+    "a template with the target": ({"template": "{grade} {price}"}, "contains the target 'price'"),
+    "a template for texts": ({"columns": None}, "template and text are for tables"),
+    "no columns": ({"columns": [], "template": None}, "columns is [], not"),
+    "a column twice": ({"columns": ["grade", "grade"], "template": None}, "columns is ['grade', "),
+    "the target as a column": ({"columns": ["price"], "template": None}, "columns is ['price']"),
+}
+
+
+@pytest.fixture(scope="module")
+def of_table(opened: OpenModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A regressor of the rows of a table, saved; its manifest is deleted, and its hash, too."""
+    table = pytest.importorskip("pandas").DataFrame({"grade": list("ABCDEFGH"), "price": range(8)})
+    directory = tmp_path_factory.mktemp("of_table") / "saved"
+    options: dict[str, Any] = {"folds": 2, "value_space": "linear", "cache": False}
+    regressor = CausalTextRegressor(model=opened, template="{grade}", verbose=False, **options)
+    regressor.fit(table, "price").save(directory)
+    (directory / "manifest.json").unlink()
+    settings = json.loads((directory / "regressor.json").read_text("utf-8"))
+    del settings["tensors_sha256"]
+    (directory / "regressor.json").write_text(json.dumps(settings), "utf-8")
+    return directory
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_template_or_column_is_refused_without_a_manifest(
+    what: str, of_table: Path, tmp_path: Path, opened: OpenModel
+) -> None:
+    change, message = EDITS[what]
+    copy = Path(shutil.copytree(of_table, tmp_path / "copy"))
+    assert CausalTextRegressor.load(copy, model=opened).columns_ == ["grade"]
+    settings = json.loads((copy / "regressor.json").read_text("utf-8"))
+    for name, value in change.items():
+        (settings if name in settings else settings["parameters"])[name] = value
+    (copy / "regressor.json").write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(ValueError, match=r"copy/regressor\.json") as caught:
+        CausalTextRegressor.load(copy, model=opened)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["abduction.loc.weight", "abduction.scale.bias"])
+def test_a_prediction_that_is_not_finite_is_refused(
+    name: str, of_table: Path, tmp_path: Path, opened: OpenModel
+) -> None:
+    """Finite weights, of the right shape, whose product overflows."""
+    import pandas
+
+    copy = Path(shutil.copytree(of_table, tmp_path / "copy"))
+    arrays = load_file(copy / "regressor.safetensors")
+    arrays[f"0.{name}"] = np.full_like(arrays[f"0.{name}"], 1e308)
+    save_file(arrays, copy / "regressor.safetensors")
+    regressor = CausalTextRegressor.load(copy, model=opened)
+    table = pandas.DataFrame({"grade": ["A", "B"]}, index=pandas.Index([2, 3], name="line"))
+    for predict in (regressor.predict, regressor.predict_interval, regressor.predict_distribution):
+        with pytest.raises(
+            ValueError, match=r"'price' is not finite in lines 2 and 3; .*fit again"
+        ):
+            predict(table)
+
+
+def test_a_regressor_without_its_manifest_loads_with_a_warning(
+    copy: Path, opened: OpenModel
+) -> None:
+    (copy / "manifest.json").unlink()
+    with pytest.warns(UserWarning, match=r"copy has no manifest\.json, so an edited value"):
+        CausalTextRegressor.load(copy, model=opened)
+
+
 def test_deep_nesting_and_missing_files_are_refused(copy: Path, opened: OpenModel) -> None:
     (copy / "regressor.json").write_text("[" * 200_000)
     with pytest.raises(ValueError, match=r"regressor\.json is damaged"):
@@ -287,6 +360,27 @@ def test_a_field_of_the_wrong_type_or_range_is_named(field: str, value: Any, ada
 
     rewrite(ada, change)
     with pytest.raises(ValueError, match=f"ada holds no individual .*{field}"):
+        Individual.load(ada)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("NaN", "nan, which is not finite"),
+        ("-Infinity", "-inf, which is not finite"),
+        ("1" + "0" * 400, "too large"),
+    ],
+)
+@pytest.mark.parametrize("field", ["temperature", "min_density"])
+def test_a_number_that_is_not_finite_is_called_so(
+    field: str, value: str, why: str, ada: Path
+) -> None:
+    def change(arrays: Any, metadata: dict[str, str]) -> Any:
+        fields = json.loads(metadata["individual"]) | {field: "HERE"}
+        return arrays, {"individual": json.dumps(fields).replace('"HERE"', value)}
+
+    rewrite(ada, change)
+    with pytest.raises(ValueError, match=f"{field} is .*{why}"):
         Individual.load(ada)
 
 

@@ -532,6 +532,24 @@ def test_no_address_is_fetched_for_a_visitor(client: TestClient) -> None:
         assert "uploaded" in answer.text
 
 
+@pytest.mark.parametrize("index", [999, -1, 1e9, "999", True, [0]])
+@pytest.mark.parametrize("path", ["queue/join", "run/run", "api/run"])
+def test_a_function_that_does_not_exist_is_not_found(
+    client: TestClient, path: str, index: Any
+) -> None:
+    for session in ("a", None):
+        body = {"data": [], "fn_index": index, "session_hash": session}
+        answer = client.post(f"{API}/{path}", json=body)
+        assert (answer.status_code, answer.text) == (404, "There is no such function.\n")
+
+
+@pytest.mark.parametrize("path", ["run/none", "api/none/", "call/none", "call/v2/none"])
+def test_an_endpoint_that_does_not_exist_is_not_found(client: TestClient, path: str) -> None:
+    answer = client.post(f"{API}/{path}", json={"data": []})
+    assert answer.status_code == 404, answer.text
+    assert "Traceback" not in answer.text
+
+
 # ---------------------------------------------------------------- hostile calls
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from causal_qwen.cli import doctor, main
-from causal_qwen.terminal import escape_unencodable, print_json, status
+from causal_qwen.terminal import counted, escape_unencodable, print_json, status
 
 ENCODINGS = ["ascii", "cp1252", "cp437", "gbk", "shift_jis", "utf-8"]
 TEXT = "✓ caf\u00e9 – “你好” … \U0001f44d \ud800"
@@ -63,6 +63,15 @@ def test_the_help_page_prints_in_every_encoding(encoding: str) -> None:
     code, text = program("--help", encoding=encoding)
     assert code == 0
     assert "causal-qwen demo" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (12345, "12345 rows")]
+)
+def test_a_noun_has_the_number_of_its_count(count: int, words: str) -> None:
+    assert counted(count, "row") == words
+    irregular = "1 row is" if count == 1 else f"{count} rows are"
+    assert counted(count, "row is", "rows are") == irregular
 
 
 def test_symbols_become_ascii_and_other_characters_escapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,16 @@ def test_a_device_is_written_and_not_replaced() -> None:
         assert partial == Path(os.devnull)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_device_is_named() -> None:
+    with (
+        pytest.raises(OSError, match=r"/dev/full cannot be written: No space left"),
+        whole_file("/dev/full") as partial,
+        partial.open("wb") as file,
+    ):
+        file.write(b"words")
+
+
 def test_a_name_of_the_greatest_length_is_written(tmp_path: Path) -> None:
     with whole_file(tmp_path / ("n" * 255)) as partial:
         partial.write_text("words")

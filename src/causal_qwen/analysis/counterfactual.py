@@ -48,6 +48,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import NOISY_MODES, SEMANTICS, check_choice
+from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import render
 
 Array = NDArray[np.float64]
@@ -404,8 +405,8 @@ def _change_number(
     positions = is_number(model, factual.ids).nonzero().flatten().tolist()
     if not 0 <= edit.index < len(positions):
         raise ValueError(
-            f"There is no number {edit.index}: the text has {len(positions)} numbers; encode it "
-            'with encode_numbers="value".'
+            f"There is no number {edit.index}: the text has {counted(len(positions), 'number')}; "
+            'encode it with encode_numbers="value".'
         )
     if not np.isfinite(edit.value):
         raise ValueError(f"value={edit.value} is not finite.")
@@ -427,8 +428,8 @@ def _change_token(
     position, length = edit.position, len(factual.ids)
     if not 0 <= position < length:
         raise ValueError(
-            f"position {position} is outside the factual text, which has {length} tokens "
-            f"(0 to {length - 1})."
+            f"position {position} is outside the factual text, which has "
+            f"{counted(length, 'token')} (0 to {length - 1})."
         )
     token = _one_token(model, edit.token, processor)
     if token == model.config.num_token_id:

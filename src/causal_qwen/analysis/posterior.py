@@ -47,6 +47,7 @@ from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noi
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import check_choice
+from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
 
@@ -85,9 +86,9 @@ class Posterior:
         if not self:
             return f"Posterior(empty: {self.reason})"
         return (
-            f"Posterior({len(self.individuals)} individuals, {self.success_rate:.0%} replay the "
-            f"text, effective sample size {self.effective_sample_size:.1f} (worst coordinate "
-            f"{self.worst_sample_size:.1f}))"
+            f"Posterior({counted(len(self.individuals), 'individual')}, "
+            f"{self.success_rate:.0%} replay the text, effective sample size "
+            f"{self.effective_sample_size:.1f} (worst coordinate {self.worst_sample_size:.1f}))"
         )
 
 

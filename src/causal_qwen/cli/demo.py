@@ -19,7 +19,7 @@ from causal_qwen.cli.doctor import cure
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.options import MODES, NOISY_MODES
-from causal_qwen.terminal import print_json, status
+from causal_qwen.terminal import counted, print_json, status
 
 # None of these is a calibration prompt.
 PROMPT = "The proud astronaut closed the hatch and"
@@ -129,7 +129,7 @@ class Demo:
         table.add_row("counterfactual", _mark_divergence(result, result.counterfactual, "green"))
         self.console.print(table)
         step = result.divergence
-        where = "are the same" if step is None else f"part at ‖, after {step} tokens"
+        where = "are the same" if step is None else f"part at ‖, after {counted(step, 'token')}"
         note = f"   Same noise, another context: U moved at every step, and the texts {where}."
         self.console.print(Text(note, style="dim"))
         return result.to_dict()

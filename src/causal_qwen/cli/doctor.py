@@ -25,6 +25,7 @@ from rich.text import Text
 from causal_qwen import paths
 from causal_qwen.outputs import damaged_parts
 from causal_qwen.regression.feature_cache import check_cache
+from causal_qwen.terminal import counted
 
 DISTRIBUTION = "causal-qwen"
 PURPOSES = {  # extras for users, each with what needs it
@@ -50,6 +51,11 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
     model, memory = paths.embedded_directory(), None
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cache_problem = None
+    try:
+        paths.check_cache_directory()
+    except NotADirectoryError as error:
+        cache_problem = str(error)
     has_affinity = hasattr(os, "sched_getaffinity")
     is_whole = paths.is_converted(model)
     verified = {str(path): damaged_parts(path, hashes=deep) for path in directories}
@@ -73,7 +79,8 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
         | {"problem": check_cache()},
         "problem": problem,  # why an installed torch cannot be imported
         "verified": verified,  # directory -> what is damaged in it
-        "is_well": needed["is_complete"] and problem is None and not any(verified.values()),
+        "cache_problem": cache_problem,  # why nothing can be cached
+        "is_well": needed["is_complete"] and not any((problem, cache_problem, *verified.values())),
     }
     return {**record, "verdict": _verdict(record)}
 
@@ -94,8 +101,10 @@ def render(record: Record) -> Group:
         table.add_row(f"{mark} {name}", words)
     base, model = record["embedded_package"], record["embedded_model"]
     memory = "" if record["memory"] is None else f", {decimal(record['memory'])} of memory"
-    facts = {"device": f"{record['device'] or 'no torch'}; {record['threads']} threads{memory}"}
+    threads = counted(record["threads"], "thread")
+    facts = {"device": f"{record['device'] or 'no torch'}; {threads}{memory}"}
     later = EMBEDDED_CURE if base["size"] is None else "converted at its next use"
+    later = "no directory to convert it into" if record["cache_problem"] else later
     again = "" if model["is_whole"] or model["size"] is None else f", damaged: {later}"
     facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}{again}"
     facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
@@ -125,6 +134,8 @@ def _verdict(record: Record) -> str:
         return f"The installation is incomplete: {record['needed']['cure']}"
     if record["problem"] is not None:
         return f"torch is installed but does not work: {record['problem']}"
+    if record["cache_problem"] is not None:
+        return str(record["cache_problem"])
     for path, damage in record["verified"].items():
         if damage:
             cure = "write it"

@@ -139,8 +139,10 @@ def cache(
     """
     from rich.filesize import decimal
 
+    from causal_qwen.paths import check_cache_directory
     from causal_qwen.regression.feature_cache import cache_record, clear_cache
 
+    check_cache_directory()
     if clear:
         deleted = clear_cache()
         if as_json:

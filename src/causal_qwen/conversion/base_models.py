@@ -72,6 +72,8 @@ GGUF_FIELDS = {  # the metadata's name, after that of the architecture -> that i
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
 }
 
 

@@ -23,6 +23,7 @@ from causal_qwen.engine.checkpoint import (
     SHAPE_FIELDS,
     Shapes,
     check_layers,
+    check_numbers,
     expected_tensors,
 )
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
@@ -110,6 +111,7 @@ def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any
     that cannot be read: Hugging Face would ignore it."""
     with file_named(directory / CONFIG):
         check_lengths(fields)
+        check_numbers(fields)
         config = config_class.from_pretrained(directory)
         if config.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act={config.hidden_act!r} is unknown; Qwen2 has 'silu'.")

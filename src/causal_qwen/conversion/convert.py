@@ -40,8 +40,13 @@ from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.options import INITIALIZATIONS, check_choice
-from causal_qwen.outputs import new_directory
-from causal_qwen.paths import EMBEDDED, embedded_directory, is_converted
+from causal_qwen.outputs import check_not_inside, new_directory
+from causal_qwen.paths import (
+    EMBEDDED,
+    check_cache_directory,
+    embedded_directory,
+    is_converted,
+)
 
 PLAIN = "qwen2"
 HEADS = {"lm_head.weight", "lm_head.bias"}  # unread by the backbone, with the causal parameters
@@ -89,20 +94,45 @@ def convert_model(
         texts: text to calibrate on instead of the built-in texts.
         config_fields: further fields of `CausalQwen2Config`.
     """
-    if check_choice("init", init, INITIALIZATIONS) == "documents":
-        config_fields = {**DOCUMENTS, **config_fields}
+    check_choice("init", init, INITIALIZATIONS)
+    if isinstance(base, torch.nn.Module):
+        check_finite(base, "the base model")
+    else:
+        progress("loading the base model")
+        source, base = base, load_base(base, dtype)
+        tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
+    return _convert_loaded(
+        as_qwen2(base),
+        model_class,
+        tokenizer,
+        init,
+        progress,
+        causal_size=causal_size,
+        texts=texts,
+        **config_fields,
+    )
+
+
+def _convert_loaded(
+    qwen: Any,
+    model_class: Any,
+    tokenizer: Any,
+    init: str,
+    progress: Callable[[str], None],
+    *,
+    causal_size: int | None = None,
+    texts: Sequence[str] | None = None,
+    **config_fields: Any,
+) -> Any:
+    """`convert_model` of a base whose weights are known to be finite."""
     if config_fields.pop("measure_noise", None) is not None:
         warnings.warn(
             "measure_noise has no effect: conversion generates no text since version 0.4.0.",
             DeprecationWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    if not isinstance(base, torch.nn.Module):
-        progress("loading the base model")
-        source, base = base, load_base(base, dtype)
-        tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
-    qwen = as_qwen2(base)
-    check_finite(qwen, "the base model")
+    if init == "documents":
+        config_fields = {**DOCUMENTS, **config_fields}
     size = qwen.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
     is_new = number is not None and number >= size
@@ -127,18 +157,14 @@ def convert(
     **options: Any,
 ) -> Report:
     """Convert `base`; save model, tokenizer and generation config to `output`, all or nothing."""
+    check_choice("init", init, INITIALIZATIONS)
+    if str(base) != EMBEDDED:
+        check_not_inside(output, base)
     with new_directory(Path(output), overwrite) as directory:
         progress("loading the base model")
         qwen = as_qwen2(load_base(base, options.pop("dtype", None)))
         tokenizer = load_tokenizer(base)
-        model = convert_model(
-            qwen,
-            model_class=CausalQwenForCausalLM,
-            tokenizer=tokenizer,
-            init=init,
-            progress=progress,
-            **options,
-        )
+        model = _convert_loaded(qwen, CausalQwenForCausalLM, tokenizer, init, progress, **options)
         progress("comparing with the base model")
         report = compare(str(base), qwen, model, encode_texts(tokenizer, TEXTS))
         progress("saving")
@@ -151,6 +177,7 @@ def convert(
 
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The directory of the embedded model, converted on first use into the cache directory."""
+    check_cache_directory()
     output = embedded_directory()
     is_damaged, is_waiting = output.exists() and not is_converted(output), False
     if is_damaged:

@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from causal_qwen.engine import heads, qwen2
 from causal_qwen.engine.weights import LAYER, check_shapes, listed
+from causal_qwen.terminal import counted
 
 CAUSAL, LLAMA = "causal_qwen2", "llama"
 SHAPE_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
 )
+POSITIVE = ("rms_norm_eps", "rope_theta", "factor")  # numbers, at the top or of the rotation
+ROTATIONS = ("rope_parameters", "rope_scaling")
+LARGEST = float(np.finfo(np.float32).max)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -26,6 +32,7 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
     The number of layers is compared first: then no size of a damaged config.json leads to work
     or memory beyond what the file's own tensors need.
     """
+    check_numbers(fields)
     check_layers(fields, shapes, where)
     expected = expected_tensors(fields)
     check_shapes(shapes, expected, where)
@@ -39,12 +46,25 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
         )
 
 
+def check_numbers(fields: Mapping[str, Any]) -> None:
+    """Refuse numbers of config.json with which every hidden state would be NaN or 0."""
+    rotations = [fields[name] for name in ROTATIONS if isinstance(fields.get(name), Mapping)]
+    for given in (fields, *rotations):
+        for name in POSITIVE:
+            value = given.get(name, 1)
+            if value is None and name != "rms_norm_eps":  # the default
+                continue
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and 0 < value <= LARGEST):
+                raise ValueError(f"{name}={value!r:.40} must be a finite number above 0.")
+
+
 def check_layers(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
     layers = len({found[1] for name in shapes if (found := LAYER.search(name))})
     if fields.get("num_hidden_layers") != layers:
         raise ValueError(
             f"{where} has num_hidden_layers={fields.get('num_hidden_layers')!r} and weights of "
-            f"{layers} layers; download it again."
+            f"{counted(layers, 'layer')}; download it again."
         )
 
 

@@ -49,6 +49,7 @@ from causal_qwen.engine.weights import (
 )
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.outputs import check_complete
+from causal_qwen.terminal import counted
 from causal_qwen.text.segmentation import stable_prefix
 
 DTYPES = (None, "float32")
@@ -236,8 +237,8 @@ class Engine:
             given_values = [given_values]
         if len(given_values) != len(rows):
             raise ValueError(
-                f"numeric_values has {len(given_values)} rows for {len(rows)} prompts; pass one "
-                "row per prompt."
+                f"numeric_values has {counted(len(given_values), 'row')} for "
+                f"{counted(len(rows), 'prompt')}; pass one row per prompt."
             )
         pairs = zip(rows, given_values, strict=True)
         read = [self._encode(row, row_values, encode_numbers, chat) for row, row_values in pairs]

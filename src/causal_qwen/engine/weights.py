@@ -59,12 +59,18 @@ def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:  # KeyError, struct.error, ZeroDivisionError, SafetensorError, ...
         words = " ".join(str(error).split())
-        if isinstance(error, ValueError) and str(Path(path).parent) in words:
+        if isinstance(error, ValueError) and _names(words, Path(path)):
             raise
         if isinstance(error, ValueError) and words.endswith("."):  # a sentence that has the cure
             raise ValueError(f"{path}: {words}") from error
         reason = f"no {words}" if isinstance(error, KeyError) else words or type(error).__name__
         raise ValueError(f"{path} is damaged ({reason}); download it again.") from error
+
+
+def _names(words: str, path: Path) -> bool:
+    """Whether a sentence names a file or its directory, which may be "." or an ordinary word."""
+    directory = re.escape(str(path.parent))
+    return str(path) in words or re.search(rf"(^|\b(of|in) ){directory}[ /\\]", words) is not None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -275,7 +275,9 @@ def _read_fields(text: str) -> dict[str, Any]:
         if not isinstance(value, types) or isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}, which is of the wrong type")
     for name in OWN_FIELDS:
-        if not abs(fields[name]) < math.inf or int(fields[name]) >= 2**63:
+        if not abs(fields[name]) < math.inf:
+            raise ValueError(f"{name} is {fields[name]!r}, which is not finite")
+        if int(fields[name]) >= 2**63:
             raise ValueError(f"{name} is {fields[name]!r}, which is too large")
     seed, offset = fields["seed"], fields["offset"]
     if seed is not None and not 0 <= seed <= MAX_SEED:

@@ -165,7 +165,7 @@ class CausalQwenProcessor(ProcessorMixin):
         rows = list(_to_array(token_ids))
         value_rows = [None] * len(rows) if values is None else list(_to_array(values))
         if len(value_rows) != len(rows):
-            raise ValueError(f"values have {len(value_rows)} rows and ids have {len(rows)}.")
+            raise ValueError(f"values and ids differ in rows: {len(value_rows)} and {len(rows)}.")
         texts = []
         for row, (ids, numbers) in enumerate(zip(rows, value_rows, strict=True)):
             try:

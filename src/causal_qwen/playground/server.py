@@ -134,7 +134,8 @@ def make_app(page: Any, files: Path, names: BoundNames, login: Login | None = No
     # A browser opens six connections to one server: with a heartbeat beside every tab, three that
     # generate would leave none for Stop. Gradio keeps the latest sessions without it.
     page.config["connect_heartbeat"] = False
-    return Guard(BoundedFiles(app, files, MAX_FILES_BYTES), names, MAX_REQUEST_BYTES, login)
+    bounded = BoundedFiles(app, files, MAX_FILES_BYTES, page.fns)
+    return Guard(bounded, names, MAX_REQUEST_BYTES, login)
 
 
 def _check_gradio() -> None:

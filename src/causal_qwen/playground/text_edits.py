@@ -7,6 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from causal_qwen.modeling.protocols import Processor
+from causal_qwen.terminal import counted
 from causal_qwen.text.names import CJK
 from causal_qwen.text.numerals import encode, render
 
@@ -117,5 +118,6 @@ def drag_range(text: str, index: int) -> DragRange:
 def _span(text: str, index: int) -> tuple[int, int]:
     spans = encode(text).spans
     if not 0 <= index < len(spans):
-        raise ValueError(f"Number {index + 1} cannot change: the text has {len(spans)} numbers.")
+        found = counted(len(spans), "number")
+        raise ValueError(f"Number {index + 1} cannot change: the text has {found}.")
     return spans[index]

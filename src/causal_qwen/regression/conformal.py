@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.terminal import counted
 
 ROUNDING = 1e-9  # (n + 1) level is rounded up only if it is not a whole number
 
@@ -72,8 +73,8 @@ def rows_needed(level: float) -> int:
 
 def _warn(what: str, rows: int, needed: int) -> None:
     warnings.warn(
-        f"{rows} calibration rows are too few for {what}, which becomes infinite; calibrate on at "
-        f"least {needed}.",
+        f"{counted(rows, 'calibration row is', 'calibration rows are')} too few for {what}, which "
+        f"becomes infinite; calibrate on at least {needed}.",
         TooFewRows,
         stacklevel=4,
     )

@@ -25,6 +25,7 @@ from causal_qwen.regression.conformal import rows_needed
 from causal_qwen.regression.csv_table import CsvTable, read_table
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.sentences import require_columns
+from causal_qwen.terminal import counted
 
 LEVEL = 0.9
 SUFFIXES = ("predicted", "low", "high")  # of the predicted columns' names
@@ -69,8 +70,9 @@ def fit_csv(
             regressor.calibrate(held_out[used], names)
         if 0 < count < (least := rows_needed(LEVEL)):
             warnings.warn(
-                f"{count} calibration rows are too few for {LEVEL:.0%} intervals, which will be "
-                f"infinite; at least {least} are needed: give more rows or a larger --calibration.",
+                f"{counted(count, 'calibration row is', 'calibration rows are')} too few for "
+                f"{LEVEL:.0%} intervals, which will be infinite; at least {least} are needed: give "
+                "more rows or a larger --calibration.",
                 stacklevel=2,
             )
     regressor.save(output, overwrite=overwrite)
@@ -176,10 +178,9 @@ def _typed_rows(
         where = table.name_lines(np.flatnonzero(~is_finite), name)
         if not is_finite.any():
             raise ValueError(f"no row has a finite number for {name!r}: {where}; {NUMBERS}.")
-        count = int((~is_finite).sum())
-        warnings.warn(
-            f"{count} rows without a finite {name} are skipped: {where}; {NUMBERS}.", stacklevel=3
-        )
+        what = f"without a finite {name}"
+        rows_are = counted(int((~is_finite).sum()), f"row {what} is", f"rows {what} are")
+        warnings.warn(f"{rows_are} skipped: {where}; {NUMBERS}.", stacklevel=3)
         is_usable &= is_finite
     if not is_usable.any():
         raise ValueError(f"no row has finite numbers for all of {', '.join(map(repr, targets))}.")

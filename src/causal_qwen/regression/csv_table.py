@@ -22,7 +22,6 @@ import os
 import re
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,12 +33,13 @@ from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
 from causal_qwen.regression.sentences import LINE, name_rows
+from causal_qwen.terminal import counted
+from causal_qwen.training.data import check_width, column_names, shown
 
 BOM = "\ufeff"
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}  # not read; named in an error
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-SHOWN = 60  # characters of a line or cell in a message
 MISSING = frozenset(("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"))
 TRUTH = {
     text: text.lower() == "true" for text in ("True", "TRUE", "true", "False", "FALSE", "false")
@@ -75,7 +75,7 @@ class CsvTable:
         for name, cells in self.columns.items():
             rows = [row for row, cell in enumerate(cells) if cell.strip() in MISSING]
             if rows and name not in targets:
-                count = "1 cell is" if len(rows) == 1 else f"{len(rows)} cells are"
+                count = counted(len(rows), "cell is", "cells are")
                 where = self.name_lines(rows, name)
                 warnings.warn(f"{self.path}: {count} read as missing: {where}.", stacklevel=3)
         frame = pandas.DataFrame(typed, dtype=object).infer_objects()
@@ -92,7 +92,7 @@ class CsvTable:
         """ "lines 5 and 7 (line 5: price 'n/a')": where rows begin, and the first one's cell."""
         lines = [self.lines[row] for row in rows]
         where = name_rows(lines).replace("row", "line", 1)
-        return f"{where} (line {lines[0]}: {name} {_shown(self.columns[name][rows[0]])})"
+        return f"{where} (line {lines[0]}: {name} {shown(self.columns[name][rows[0]])})"
 
 
 def read_table(path: str | os.PathLike[str]) -> CsvTable:
@@ -163,13 +163,13 @@ def _parse(lines: _Lines) -> CsvTable:
     for cells, place in _records(lines):
         if not names:
             if cells:
-                header, names = place[0], _check_names(lines.path, cells)
+                header, names = place[0], column_names(lines.path, cells)
             continue
         if not cells or (len(names) > 1 and not place[0].strip()):
             blank.append(place)
             continue
-        if len(cells) != len(names):
-            raise ValueError(_wrong_width(lines.path, place, len(cells), len(names)))
+        text, line = place
+        check_width(lines.path, line, text, len(cells), len(names))
         if len(names) == 1:  # an empty line between rows is an empty cell
             rows += [[""] for _ in blank]
             places += blank
@@ -201,7 +201,7 @@ def _records(lines: _Lines) -> Iterator[tuple[list[str], tuple[str, int]]]:
         except csv.Error as error:
             text, line = lines.take()
             raise ValueError(
-                f"{lines.path}, line {line} is not CSV ({error}): {_shown(text)}; write a quote "
+                f"{lines.path}, line {line} is not CSV ({error}): {shown(text)}; write a quote "
                 'inside a quoted cell as "" and close every quote.'
             ) from None
         yield cells, lines.take()
@@ -216,26 +216,9 @@ def _check_separator(path: str, file: TextIO) -> None:
         count = header.count(mark)
         if count >= max(header.count(","), 1) and all(line.count(mark) == count for line in row):
             raise ValueError(
-                f"{path} is separated by {name}, it seems ({_shown(header.removeprefix(BOM))}); "
+                f"{path} is separated by {name}, it seems ({shown(header.removeprefix(BOM))}); "
                 "save it with commas, or quote the cells that contain other marks."
             )
-
-
-def _check_names(path: str, names: list[str]) -> list[str]:
-    """The columns' names; one without a name has that which pandas gives it."""
-    named = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-    if len(set(named)) < len(named):
-        twice = Counter(named).most_common(1)[0][0]
-        raise ValueError(f"{path} has two columns {_shown(twice)}; rename one of them.")
-    return named
-
-
-def _wrong_width(path: str, place: tuple[str, int], cells: int, names: int) -> str:
-    text, line = place
-    cure = 'quote a cell that contains a comma, such as "1,870"'
-    if cells < names:
-        cure = "write a comma for every empty cell, and check that the file is complete"
-    return f"{path}, line {line} has {cells} cells and the header {names}: {_shown(text)}; {cure}."
 
 
 def _value(cell: str) -> Any:
@@ -250,8 +233,3 @@ def _value(cell: str) -> Any:
     is_whole = text.lstrip("+-").isdecimal()
     number = int(text) if is_whole else float(text)
     return number if math.isfinite(number) else cell
-
-
-def _shown(text: str) -> str:
-    text = text.rstrip("\r\n")
-    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import cache_directory
+from causal_qwen.terminal import counted
 
 CACHE_FILE = "features.sqlite"  # in the cache directory
 APPLICATION, SCHEMA = 0x43515746, 1  # in SQLite's header: "CQWF", and the version of the table
@@ -65,7 +66,7 @@ class FeatureCache:
             elif row is not None:
                 damaged += 1
         if damaged:
-            self._warn(f"has {damaged} damaged rows, which are computed again")
+            self._warn(f"has {_recomputed(damaged)}")
 
     def write(self, found: Mapping[str, Features]) -> None:
         if self.connection is None or not self.can_write:
@@ -208,7 +209,7 @@ def check_cache(path: Path | None = None) -> str | None:
             damaged = sum(not is_whole(key or b"", *row) for key, *row in rows)
     except (sqlite3.Error, OSError) as error:
         return f"{path} cannot be read: {_reason(error)}; `{CLEAR}` deletes it."
-    return f"{path} has {damaged} damaged rows, which are computed again." if damaged else None
+    return f"{path} has {_recomputed(damaged)}." if damaged else None
 
 
 def cache_record(path: Path | None = None) -> dict[str, Any]:
@@ -246,6 +247,11 @@ def clear_cache(path: Path | None = None) -> list[str]:
 def _is_locked(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _recomputed(damaged: int) -> str:
+    is_or_are = counted(damaged, "damaged row, which is", "damaged rows, which are")
+    return f"{is_or_are} computed again"
 
 
 def _reason(error: Exception) -> str:

@@ -32,6 +32,7 @@ from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.paths import install_hint
+from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import render
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -243,13 +244,13 @@ class NumberPrediction:
         rows = [repr(self[row]) for row in range(min(len(self), ROWS_SHOWN))]
         if len(self) > ROWS_SHOWN:
             rows.append(f"... {len(self) - ROWS_SHOWN} more")
-        return "\n".join([f"{len(self)} numbers", *rows])
+        return "\n".join([counted(len(self), "number"), *rows])
 
     def _checked(self, value: ArrayLike) -> Tensor:
         """Finite numbers to compare with: one for all, or one per row."""
         v = _finite(value)
         if self.y.loc.dim() and v.dim() and v.shape[-1] not in (1, len(self)):
-            raise ValueError(f"value has {v.shape[-1]} numbers; pass 1 or {len(self)}.")
+            raise ValueError(f"value has {counted(v.shape[-1], 'number')}; pass 1 or {len(self)}.")
         return v
 
 

@@ -87,7 +87,7 @@ from causal_qwen.regression.sentences import (
     read_targets,
     row_index,
 )
-from causal_qwen.terminal import progress_bar
+from causal_qwen.terminal import counted, progress_bar
 from causal_qwen.training.from_scratch import new_model
 
 try:
@@ -253,7 +253,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         index = None if index is None else index[is_usable]
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
-            raise ValueError(f"y has {len(values)} targets; give those of fit: {names}.")
+            raise ValueError(f"y has {counted(len(values), 'target')}; give those of fit: {names}.")
         blocks = [
             {name: number.y for name, number in found.items()}
             for found in self._predictions(texts, BLOCK, index)
@@ -422,6 +422,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 else:
                     u, head = self._abduce(self._asked(texts[rows], name)), self.model_.action.value
                 found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
+                _check_finite(name, found[name].y, start, index)
             yield found
 
     def _abduce(self, texts: list[str]) -> Cauchy:
@@ -486,9 +487,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"the text column {texts[0]!r} is empty; name a column with values.")
         if empty:
             names = ", ".join(map(repr, empty))
-            warnings.warn(
-                f"{len(empty)} columns without values are dropped: {names}.", stacklevel=3
-            )
+            what = "without values"
+            columns_are = counted(len(empty), f"column {what} is", f"columns {what} are")
+            warnings.warn(f"{columns_are} dropped: {names}.", stacklevel=3)
         kept = [column for column in columns if column not in empty or self.template is not None]
         if not kept:
             raise ValueError("the table has no column with values beside its targets.")
@@ -546,8 +547,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         most = self.max_length if processor else self._max_tokens()
         if rows := too_long(texts, processor or self._open()[0], most):
             warnings.warn(
-                f"{len(rows)} of {len(texts)} texts are longer than {most} tokens (max_length, or "
-                f"the model's context) and lose their beginning: {name_rows(rows, index)}.",
+                f"texts longer than {most} tokens (max_length, or the model's context) lose their "
+                f"beginning, {len(rows)} of {len(texts)}: {name_rows(rows, index)}.",
                 stacklevel=4,
             )
 
@@ -627,7 +628,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             regressor.set_params(model=model)
         regressor.columns_, regressor.is_single_ = saved.columns, saved.is_single
         tensors = read_tensors(directory, saved)
-        has_manifest = (directory / MANIFEST).is_file()  # 0.3.0 wrote none
+        has_manifest = (directory / MANIFEST).is_file()
+        if not has_manifest and saved.tensors_sha256 is not None:  # 0.3.0 wrote neither
+            warnings.warn(
+                f"{directory} has no {MANIFEST}, so an edited value is found only if it is "
+                "impossible; restore the file, or fit again.",
+                stacklevel=2,
+            )
         if has_manifest and (damage := damaged_files(directory, hashes=True)):
             raise ValueError(f"{directory / damage[0]}; {CURE}.")
         regressor.targets_ = {
@@ -656,11 +663,23 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
 def _check_variety(name: str, values: Array) -> None:
     if len(values) < 2:
-        raise ValueError(f"{len(values)} rows are too few to learn from; give at least 2.")
+        rows_are = counted(len(values), "row is", "rows are")
+        raise ValueError(f"{rows_are} too few to learn from; give at least 2.")
     if values.min() == values.max():
         raise ValueError(
             f"target {name!r} is constant ({values[0]:g} in all {len(values)} rows); give rows "
             "with different values."
+        )
+
+
+def _check_finite(name: str, y: Cauchy, start: int, index: Any) -> None:
+    """Refuse predictions for the rows from `start` on that damaged weights make NaN or infinite."""
+    broken = ~(y.loc.isfinite() & y.scale.isfinite())
+    if broken.any():
+        rows = start + np.flatnonzero(broken.numpy())
+        raise ValueError(
+            f"the prediction of {name!r} is not finite in {name_rows(rows, index)}; the "
+            "regressor's weights are damaged: restore its files, or fit again."
         )
 
 

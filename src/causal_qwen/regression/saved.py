@@ -20,6 +20,8 @@ from causal_qwen.modeling.value_space import LARGEST, ValueSpace
 from causal_qwen.options import VALUE_SPACES
 from causal_qwen.outputs import file_sha256
 from causal_qwen.regression.head import Chain
+from causal_qwen.regression.sentences import template_columns
+from causal_qwen.terminal import counted
 
 SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
 FORMAT = 1  # of both files; those of version 0.3, which have no number, are the same
@@ -119,12 +121,11 @@ def read_settings(directory: Path) -> Settings:
     _check_keys(file, "", settings, FIELDS)
     parameters = _parameters(file, settings["parameters"])
     columns, is_single = settings["columns"], settings["is_single"]
-    if columns is not None and not (isinstance(columns, list) and all(map(_is_column, columns))):
-        raise wrong(file, "columns", repr(columns), "a list of names or null")
     _check(file, "is_single", is_single, FLAG)
     spaces = _spaces(file, settings["targets"])
+    _check_columns(file, columns, parameters, list(spaces))
     if is_single and len(spaces) != 1:
-        raise wrong(file, "is_single", "true", f"false, for {len(spaces)} targets")
+        raise wrong(file, "is_single", "true", f"false, for {counted(len(spaces), 'target')}")
     is_frozen = parameters["backbone"] == "frozen"
     backbone = _backbone(file, settings["backbone"]) if is_frozen else None
     return Settings(parameters, columns, is_single, spaces, backbone, sha256)
@@ -170,6 +171,28 @@ def _parameters(file: Path, found: Any) -> dict[str, Any]:
         _check(file, f"parameters.{name}", found[name], check)
     size = found["size"]
     return {**found, "size": tuple(size) if isinstance(size, list) else size}
+
+
+def _check_columns(
+    file: Path, columns: Any, parameters: dict[str, Any], targets: list[str]
+) -> None:
+    """The columns of a table's sentences, which a template names; null for texts."""
+    template = parameters["template"]
+    if columns is None:
+        if template is not None or parameters["text"] is not None:
+            raise ValueError(f"{file}: template and text are for tables, of columns; {CURE}.")
+        return
+    is_list = isinstance(columns, list) and columns and all(map(_is_column, columns))
+    if not is_list or len({*columns} - {*targets}) < len(columns):
+        names = "a list of names or null, each name once and none a target"
+        raise wrong(file, "columns", repr(columns), names)
+    try:
+        named = columns if template is None else template_columns(template, targets)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    if named != columns:
+        known = f"one of the columns {', '.join(map(repr, columns))}"
+        raise wrong(file, "parameters.template", repr(template), known)
 
 
 def _spaces(file: Path, targets: Any) -> dict[str, ValueSpace]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import render
 from causal_qwen.training.data import PLACE
 
@@ -60,12 +61,18 @@ def used_columns(table: Any, *, template: str | None, without: Sequence[Any]) ->
     """The columns that sentences are made of: the template's, or all but `without`."""
     if template is None:
         return [column for column in table.columns if column not in without]
+    columns = template_columns(template, without)
+    require_columns(table, columns)
+    return columns
+
+
+def template_columns(template: str, targets: Sequence[Any]) -> list[str]:
+    """The columns that a template names, each once; `targets` are refused."""
     columns = list(dict.fromkeys(PLACE.findall(template)))
     if not columns:
         raise ValueError(f"template={template!r} has no column; write {{price}} for one.")
-    if targets := [name for name in columns if name in without]:
-        raise ValueError(f"the template contains the target {targets[0]!r}; leave it out.")
-    require_columns(table, columns)
+    if known := [name for name in columns if name in targets]:
+        raise ValueError(f"the template contains the target {known[0]!r}; leave it out.")
     return columns
 
 
@@ -153,7 +160,8 @@ def read_texts(X: Any) -> list[str]:
         raise TypeError("X is a string; give a list of texts.")
     if getattr(X, "ndim", 1) == 2:
         if X.shape[1] != 1:
-            raise ValueError(f"X has {X.shape[1]} columns; give a DataFrame, which names them.")
+            columns = counted(X.shape[1], "column")
+            raise ValueError(f"X has {columns}; give a DataFrame, which names them.")
         X = np.asarray(X)[:, 0]
     texts = list(X)
     for row, text in enumerate(texts):
@@ -210,7 +218,10 @@ def usable_rows(
     """Rows with a text and finite targets; other rows raise an error, or are skipped and named."""
     for name, column in values.items():
         if len(column) != len(texts):
-            raise ValueError(f"target {name!r} has {len(column)} values for {len(texts)} rows.")
+            raise ValueError(
+                f"target {name!r} has {counted(len(column), 'value')} for "
+                f"{counted(len(texts), 'row')}."
+            )
     is_usable = np.array([bool(text.strip()) for text in texts], dtype=bool)
     empty = np.flatnonzero(~is_usable)
     why = [f"{name_rows(empty, index)} without a text"] if len(empty) else []
@@ -222,7 +233,8 @@ def usable_rows(
         raise ValueError(f"{'; '.join(why)}: correct them, drop them, or set bad_rows='skip'.")
     if why:
         skipped = int((~is_usable).sum())
-        warnings.warn(f"{skipped} rows are skipped: {'; '.join(why)}.", stacklevel=3)
+        rows_are = counted(skipped, "row is", "rows are")
+        warnings.warn(f"{rows_are} skipped: {'; '.join(why)}.", stacklevel=3)
     kept = [texts[row] for row in np.flatnonzero(is_usable)]
     return kept, {name: column[is_usable] for name, column in values.items()}, is_usable
 

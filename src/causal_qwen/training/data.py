@@ -18,6 +18,7 @@ import math
 import os
 import re
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,7 @@ from jinja2 import TemplateError
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.paths import install_hint
+from causal_qwen.terminal import counted
 
 Row = dict[str, Any]
 Spans = list[tuple[int, int]]
@@ -40,6 +42,7 @@ PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
 DEFAULT_SPLIT = "train"
 NO_FIELD = -1
+SHOWN = 60  # characters of a line or cell in a message
 
 
 # ---------------------------------------------------------------- files -> rows
@@ -104,15 +107,48 @@ def _jsonl_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
 
 
 def _csv_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    reader = csv.DictReader(file, strict=True)
+    reader = csv.reader(file, strict=True)
+    names: list[str] = []
+    start = 1  # of the next row
     try:
-        for row in reader:
-            if None in row:
-                raise ValueError(f"{file.name}:{reader.line_num}: more cells than columns.")
-            yield reader.line_num, dict(row)
+        for cells in reader:
+            line, start = start, reader.line_num + 1
+            if cells and names:
+                check_width(file.name, line, ",".join(cells), len(cells), len(names))
+                yield line, dict(zip(names, cells, strict=True))
+            elif cells:
+                names = column_names(file.name, cells)
     except csv.Error as error:
-        line = reader.line_num + 1  # where the row starts
-        raise ValueError(f"{file.name}:{line}: invalid CSV, {error}.") from error
+        raise ValueError(f"{file.name}:{start}: invalid CSV, {error}.") from error
+
+
+def column_names(path: str, header: list[str]) -> list[str]:
+    """The names of a CSV file's columns; one without a name has that which pandas gives it."""
+    named = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
+    if len(set(named)) < len(named):
+        twice = Counter(named).most_common(1)[0][0]
+        raise ValueError(f"{path} has two columns {shown(twice)}; rename one of them.")
+    return named
+
+
+def check_width(path: str, line: int, text: str, cells: int, names: int) -> None:
+    """Refuse a row of a CSV file with more or fewer cells than the header: its cells would be in
+    the wrong columns."""
+    if cells == names:
+        return
+    cure = 'quote a cell that contains a comma, such as "1,870"'
+    if cells < names:
+        cure = "write a comma for every empty cell, and check that the file is complete"
+    raise ValueError(
+        f"{path}, line {line} has {counted(cells, 'cell')} and the header {names}: {shown(text)}; "
+        f"{cure}."
+    )
+
+
+def shown(text: str) -> str:
+    """A line or cell in a message."""
+    text = text.rstrip("\r\n")
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
 
 
 def _txt_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
@@ -251,8 +287,8 @@ def encode_rows(
     # the first token of a text is never predicted
     if not any(label != IGNORE for example in examples for label in example.labels[1:]):
         raise ValueError(
-            f"{len(examples)} rows have nothing to learn: every label is masked, or cut at "
-            f"max_length={max_length}."
+            f"{counted(len(examples), 'row has', 'rows have')} nothing to learn: every label is "
+            f"masked, or cut at max_length={max_length}."
         )
     return examples
 

@@ -13,6 +13,7 @@ import torch
 
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.outputs import write_text
+from causal_qwen.terminal import counted
 from causal_qwen.training.checkpoints import RECORD
 
 CHANGEABLE = {  # options that a resumed run may change: its length, its logs, its speed
@@ -34,7 +35,7 @@ def describe(
     """Sources and hashes; `rows` are (source, rows) by their purpose, no model is from scratch."""
     source, causal = model
     parts: Record = {
-        purpose: {"source": f"{where}, {len(some)} rows", "sha256": _hash_rows(some)}
+        purpose: {"source": f"{where}, {counted(len(some), 'row')}", "sha256": _hash_rows(some)}
         for purpose, (where, some) in rows.items()
     }
     parts["model"] = {"source": source, "sha256": None if causal is None else _hash_model(causal)}

@@ -267,7 +267,8 @@ def _examples(
     examples = encode_rows(rows, processor, run.max_length, run.mask_prompt, names)
     if examples.truncated:
         logger.warning(
-            f"{examples.truncated} of {len(examples)} rows were cut to {run.max_length} tokens."
+            f"Rows of more than {run.max_length} tokens were cut: {examples.truncated} of "
+            f"{len(examples)}."
         )
     return examples
 
