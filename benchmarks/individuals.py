@@ -186,10 +186,10 @@ def speakers(subject: Subject, options: Options) -> Row:
     """Every kind of speaker on prompts that took no part in any choice."""
     judge = None if options.judge_text is None else TrigramModel.read(options.judge_text)
     prompts = subject.prompts
-    subject.announce("speakers", len(KINDS) * len(prompts) * options.speakers)
+    subject.announce("speakers", len(options.kinds) * len(prompts) * options.speakers)
     results = {}
-    for name, kind in KINDS.items():
-        results[name] = measure(subject, kind, prompts, options.speakers, judge)
+    for name in options.kinds:
+        results[name] = measure(subject, KINDS[name], prompts, options.speakers, judge)
         log(name, results[name])
     sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
     return {**sizes, "kinds": results}
@@ -870,6 +870,8 @@ def arguments() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "individuals", "the smallest sizes: does it run")
     parser.add_argument("part", choices=["all", *PARTS])
     parser.add_argument("--model", type=Path, help="a converted model; the embedded one if none")
+    kinds = {"nargs": "+", "default": list(KINDS), "choices": list(KINDS), "metavar": "NAME"}
+    parser.add_argument("--kinds", **kinds, help="speakers: the first is the baseline")
     parser.add_argument("--judge-text", type=Path, help="text of a second judge of `speakers`")
     for name, default, text in (
         ("speakers", 12, "grid, speakers, stability, replay"),

@@ -106,6 +106,18 @@ class Prices(NamedTuple):
     answer: float
 
 
+# A toast leaves after ten seconds, which a loaded machine may not see.
+RECORD_TOASTS = """
+const seen = new WeakSet();
+window.toasts = [];
+const record = () => document.querySelectorAll('[data-testid="toast-body"]').forEach((box) => {
+  if (!seen.has(box)) { seen.add(box); window.toasts.push(box.textContent); }
+});
+new MutationObserver(record).observe(document, {childList: true, subtree: true});
+"""
+CLOSE_TOASTS = "document.querySelectorAll('[data-testid=toast-close]').forEach((x) => x.click())"
+
+
 class Visitor:
     """A browser page, used with mouse and keyboard."""
 
@@ -114,6 +126,7 @@ class Visitor:
         self.requests: list[str] = []
         self.errors: list[str] = []
         page.set_default_timeout(WAIT_MILLISECONDS)
+        page.add_init_script(RECORD_TOASTS)
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._log)
@@ -184,11 +197,10 @@ class Visitor:
 
     def toast(self) -> str:
         """The message of the page; it is closed after reading."""
-        box = self.page.get_by_test_id("toast-body").last
-        box.wait_for()
-        text = box.inner_text()
-        self.page.get_by_test_id("toast-close").last.dispatch_event("click")  # while it flies in
-        box.wait_for(state="detached")
+        self.page.wait_for_function("window.toasts.length > 0")
+        text: str = self.page.evaluate("window.toasts.shift()")
+        self.page.evaluate(CLOSE_TOASTS)
+        self.page.get_by_test_id("toast-body").first.wait_for(state="detached")
         return text
 
     def shoot(self, name: str) -> None:

@@ -212,17 +212,12 @@ def small_base(monkeypatch: pytest.MonkeyPatch, tiny_directory: Path) -> None:
     monkeypatch.setattr(convert, "load_tokenizer", lambda name: tokenizer(small(name)))
 
 
-@pytest.fixture
-def quick_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training ends with one step of the search for noise gains, on short texts, instead of six."""
-
-
 # The shortest example names no length, and Hugging Face recommends to.
 NO_LENGTH = pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`")
 
 
 @NO_LENGTH
-@pytest.mark.usefixtures("small_base", "quick_head", "quick_gain")
+@pytest.mark.usefixtures("small_base", "quick_head")
 def test_every_command_of_the_readme_runs(
     reader_place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
