@@ -39,14 +39,10 @@ class NoiseGains(NamedTuple):
         """T kappa p t of every row at its position; p, the persistence, is 1 for fresh noise.
         -> (B, C)"""
         rows = enumerate(zip(individuals, positions, strict=True))
-        return np.stack(
-            [
-                self.amplitude(one, row)
-                * (one.persistence if one.has_chance else 1)
-                * one.cauchy(at)
-                for row, (one, at) in rows
-            ]
-        )
+        noise = [
+            self.amplitude(one, row) * one.own_share * one.cauchy(at) for row, (one, at) in rows
+        ]
+        return np.stack(noise)
 
     def exogenous(
         self,

@@ -140,6 +140,11 @@ class Individual:
         """A part of the noise is drawn anew at every position, besides the shared part."""
         return self.persistence < 1 and not self.is_fresh
 
+    @property
+    def own_share(self) -> float:
+        """p; 1 for fresh noise, all of which `cauchy` gives."""
+        return self.persistence if self.has_chance else 1.0
+
     def chance(self, position: int) -> Noise:
         """The standard Cauchy noise eps at a position, truncated: what persistence leaves to
         chance. Without a seed, e itself is the seed. -> (C,)"""
