@@ -375,7 +375,15 @@ def test_compatible_inference_can_normalise_one_vs_rest_by_the_sum(
 
 
 @pytest.mark.parametrize("mode", IDS_MODES)
-@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"temperature": 0.5, "min_density": 0.05}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 3},
+        {"temperature": 0.5, "min_density": 0.05},
+        {"persistence": 0.5, "min_p": 0.2},
+    ],
+)
 def test_last_position_predicts_the_next_token_of_generate(
     model: CausalQwenMVPForCausalLM, mode: str, options: dict[str, Any]
 ) -> None:

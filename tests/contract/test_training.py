@@ -673,6 +673,18 @@ def test_thresholds_of_a_converted_model_are_set_on_the_training_text(
     assert found.unique().item() == pytest.approx(best.quantile(0.9).item(), rel=1e-4)
 
 
+def test_rows_with_a_target_of_a_named_field_train(directory: Path, tmp_path: Path) -> None:
+    """They have no text to learn, so no individual speaks, and calibration reads their texts alone."""
+    rows = [{"text": f"{n} rings cost", "target": float(n), "field": "price"} for n in range(8)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    arguments = {**QUICK, "max_steps": 1}
+    train(Run(str(directory), str(data), str(tmp_path / "run"), arguments=arguments))
+    saved = CausalQwenForCausalLM.from_pretrained(tmp_path / "run")
+    assert "price" in saved.config.value_fields
+    assert saved.generation_config.noise_gain > 0
+
+
 @pytest.mark.slow  # two processes that import torch
 def test_two_processes_equal_one_with_twice_the_batch(
     directory: Path, data: Path, tmp_path: Path

@@ -5,6 +5,7 @@ u = loc_U + T kappa (p scale_U t + (1 - p) b eps)
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
+from causal_qwen.analysis.counterfactual import (
+    ChangedPrompt,
+    Stability,
+    counterfactual,
+    stability_violations,
+)
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.decoding.noise import NoiseGains
+from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
 from causal_qwen.individuals.individual import Individual
 
@@ -85,7 +92,14 @@ def test_chance_is_never_the_shared_noise() -> None:
         assert not np.array_equal(who.chance(position), who.cauchy())
 
 
-def test_individuals_without_a_seed_have_chance_of_their_own() -> None:
+def test_equal_e_is_the_same_individual(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    ada, bob = (Individual.draw(model, seed=seed, persistence=0.5) for seed in (7, 8))
+    expected = said(model, individual=ada)
+    assert said(model, individual=7, persistence=0.5) == expected
+    assert said(model, individual=ada.noise, persistence=0.5) == expected
+    assert said(model, individual=ada.mix(bob, 0)) == expected
+    assert said(model, individual=bob.mix(ada, 1)) == expected
     e = Individual.draw(C, seed=1).noise
     who, again = (Individual(e, persistence=0.5) for _ in range(2))
     np.testing.assert_array_equal(who.chance(4), again.chance(4))
@@ -139,6 +153,34 @@ def test_a_saved_persistence_and_saved_candidates_are_the_defaults(
     assert model.resolve_settings(causal_mode="compatible", do_sample=True).min_p is None
 
 
+def test_saved_candidates_are_checked_in_every_mode_and_yield_to_the_call() -> None:
+    for mode in ("standard", "causal", "sampling", "compatible"):
+        with pytest.raises(ValueError, match="causal_min_p=2"):
+            resolve_settings({"causal_mode": mode}, {"causal_min_p": 2})
+    saved = {"causal_min_p": 0.1, "min_p": 0.3}
+    asked = {"causal_mode": "causal"}
+    assert resolve_settings(asked, saved).min_p == 0.3
+    assert resolve_settings({**asked, "causal_min_p": 0.0}, saved).min_p == 0.0
+    assert resolve_settings({**asked, "min_p": 0.2, "causal_min_p": 0.5}, saved).min_p == 0.2
+
+
+def test_violations_by_candidates_are_counted(make_model: Callable[..., Any]) -> None:
+    """Where scales are equal, a choice changes against the odds only if a candidate is lost."""
+    model = make_model()
+    model.abduction.scale.weight.data.zero_()
+    edits = [ChangedPrompt(torch.tensor([[5, 17, 3, k]])) for k in (45, 50, 55)]
+
+    def count(min_p: float) -> Stability:
+        options = {"max_new_tokens": NEW, "noise_gain": 30.0, "min_p": min_p}
+        pairs = itertools.product(range(4), edits)
+        runs = (counterfactual(model, PROMPT, who, edit, **options) for who, edit in pairs)
+        return stability_violations(*runs)
+
+    some, none = count(0.05), count(0.0)
+    assert some.violations == some.by_candidates > 0
+    assert (none.violations, none.by_candidates) == (0, 0)
+
+
 @pytest.mark.parametrize("mode", ["causal", "sampling"])
 def test_chosen_tokens_are_candidates(mode: str, make_model: Callable[..., Any]) -> None:
     model = make_model()
@@ -174,6 +216,7 @@ def test_disco_redraws_chance_and_keeps_the_individual(make_model: Callable[...,
     assert same.divergence is None
     redrawn = counterfactual(model, PROMPT, who, edit, semantics="disco", **options)
     assert redrawn.divergence is not None
+    assert redrawn.factual.new_ids == same.factual.new_ids == said(model, individual=who)
     alone = replace(who, persistence=1.0)
     same = counterfactual(model, PROMPT, alone, edit, **options)
     assert same.divergence is None
@@ -187,6 +230,8 @@ def test_a_text_outside_the_candidates_is_a_finding(make_model: Callable[..., An
     assert not found
     assert "min_p=0.5" in found.reason
     text = torch.tensor(said(model, individual=3, persistence=1.0)[:3])
+    with pytest.raises(ValueError, match="omit persistence"):
+        infer_individual(model, text, prompt=PROMPT[0], persistence=0.5)
     found = infer_individual(model, text, prompt=PROMPT[0], n=4, noise_gain=3.0, burn_in=5)
     assert found.success_rate == 1.0
     assert {one.persistence for one in found.individuals} == {1.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -203,6 +204,10 @@ def test_samples_use_the_individuals_temperature_and_truncation() -> None:
     both = many.sample([plain, cut])
     assert both.shape == (3, 2)
     np.testing.assert_allclose(both[:, 1] - middle[:, 0], reach, rtol=1e-9)
+    both = many.sample([plain, replace(plain, persistence=0.5)])  # all noise is its own here
+    np.testing.assert_array_equal(both[:, 0], both[:, 1])
+    with pytest.raises(ValueError, match="fresh"):
+        many.sample([Individual.draw(C, seed=5, fresh=True)])
     with pytest.raises(ValueError, match=f"{C + 1} coordinates"):
         many.sample(Individual.draw(C + 1, seed=5))
 

@@ -279,10 +279,8 @@ def counterfactual(
         individual, options = _resolve_individual(model, individual, mode, options)
     seeds = (exogenous, exogenous)
     if semantics == "disco":
-        seeds = (exogenous or 0, (exogenous or 0) + 1)
-    min_p = 0.0
-    if not isinstance(individual, GumbelIndividual):
-        min_p = model.resolve_settings(causal_mode=mode, min_p=options.get("min_p")).min_p or 0.0
+        has_chance = exogenous is None and individual.has_chance
+        seeds = (None, 0) if has_chance else (exogenous or 0, (exogenous or 0) + 1)
 
     generator = _Generator(mode, options)
     factual = generator.run(model, prompt, individual, seeds[0], max_new_tokens)
@@ -310,8 +308,16 @@ def counterfactual(
         individual=individual,
         is_text=processor is not None,
         forced=len(edited.ids) - 1 - other_start if len(edited.ids) > other_start else None,
-        min_p=min_p,
+        min_p=[_min_p(one, individual, mode, options) for one in (model, other_model)],
     )
+
+
+def _min_p(model: Any, individual: Any, mode: str, options: dict[str, Any]) -> float:
+    """The candidates of a world; 0 if all tokens are."""
+    asked = options.get("min_p")
+    if isinstance(individual, GumbelIndividual):
+        return asked or 0.0
+    return model.resolve_settings(causal_mode=mode, min_p=asked).min_p or 0.0
 
 
 def stability_violations(*results: Counterfactual, tolerance: float = TOLERANCE) -> Stability:
@@ -451,7 +457,7 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 
 
 def _compare(
-    one: tuple[World, Tensor], other: tuple[World, Tensor], min_p: float, **fields: Any
+    one: tuple[World, Tensor], other: tuple[World, Tensor], min_p: list[float], **fields: Any
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""
     (factual, loc_S), (counter, other_loc_S) = one, other
@@ -470,10 +476,11 @@ def _compare(
         (loc[rows, pair[0]] - loc[rows, pair[1]]).double()
         for loc in (loc_S[:steps], other_loc_S[:steps])
     ]
-    least = math.log(min_p) if min_p else -math.inf
+    least = [math.log(share) if share else -math.inf for share in min_p]
+    worlds = zip((loc_S, other_loc_S), pair.flip(0), least, strict=True)
     is_new_set = [
-        loc[rows, choice] < loc.amax(-1) + least
-        for loc, choice in ((loc_S[:steps], pair[1]), (other_loc_S[:steps], pair[0]))
+        loc[:steps][rows, choice].float() < loc[:steps].float().amax(-1) + bound
+        for loc, choice, bound in worlds
     ]
     return Counterfactual(
         factual,

@@ -133,8 +133,8 @@ def infer_individual(
     Without a prompt the first token of the text is given and the others are observed. `mode` is
     "shared" (one individual for all positions), "fresh" (its own noise at every position) or
     "gumbel" (the baseline: the noise of softmax sampling in hindsight). Their persistence is 1:
-    they write the text without chance. Draws are `sweeps` sweeps
-    apart, after `burn_in` sweeps. `temperature` and `min_density` default to the model's saved
+    they write the text without chance. Draws are `sweeps` sweeps apart, after `burn_in` sweeps.
+    `temperature` and `min_density` default to the model's saved
     ones, as in `Individual.draw` (1 for Gumbel noise). Further options are those of `generate`,
     e.g. `noise_gain`; pass the same ones when the individuals generate again.
 
@@ -143,6 +143,8 @@ def infer_individual(
     check_choice("mode", mode, MODES)
     if n < 1 or burn_in < 0 or sweeps < 1:
         raise ValueError(f"n={n}, burn_in={burn_in} and sweeps={sweeps} must be at least 1, 0, 1.")
+    if options.get("persistence", 1) != 1:
+        raise ValueError("infer_individual explains a text without chance; omit persistence.")
     if processor is None and (isinstance(text, str) or isinstance(prompt, str)):
         processor = load_processor(model)
     sequence, start = _join(model, text, prompt, processor)

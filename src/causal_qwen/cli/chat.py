@@ -3,8 +3,8 @@
     you> What should I cook tonight?
     individual 7> The night before a big celebration, I always have a special recipe in mind ...
 
-Each turn encodes the whole conversation again. In `causal` mode one e generates every answer; in
-`sampling` mode one seed draws the noise of every position.
+Each turn encodes the whole conversation again. In `causal` mode one individual gives every answer;
+in `sampling` mode one seed draws the noise of every position.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Conversation:
         individual = self.individual
         options = self.noise_options if individual is None else {}  # an Individual has its own
         options = {**options, "min_p": self.min_p}
-        if self.mode == "compatible" and (options["temperature"] or self.min_p):
+        if self.mode == "compatible" and (options["temperature"] or self.min_p is not None):
             options["do_sample"] = True  # as in `generate`
         with interruption() as is_interrupted:
             answer = generate_text(

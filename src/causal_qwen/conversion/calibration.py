@@ -5,7 +5,7 @@ Conversion copies the base model's scores; these four make the causal model beha
     a_k    = max_j ||W_j||_1 - ||W_k||_1     every token has the same scale for a constant scale_U
     C      the 90th percentile of the best score
     gamma  = b, so that the median of sum_k P_k is 1
-    kappa  so that at T = 1 noise changes as many choices as softmax sampling with min-p does
+    kappa  so that noise changes as many choices of real text as softmax sampling with min-p
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEW_TOKENS = 40
 # Defaults of individuals, saved by calibration, chosen on a grid (docs/results/individuals.md):
 MIN_P = 0.1
 PERSISTENCE = 0.5
-AMPLITUDE = 4.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
+AMPLITUDE = 8.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
@@ -124,7 +124,8 @@ def set_decision_noise(model: CausalModel) -> None:
 
 def abduct_along(model: CausalModel, texts: Sequence[Tensor], positions: int) -> Cauchy:
     """U at up to so many positions of the texts, evenly spaced. -> (N, C)"""
-    hidden = torch.cat([model.model(ids.reshape(1, -1)).last_hidden_state[0] for ids in texts])
+    rows = (ids.reshape(1, -1).to(model.device) for ids in texts)
+    hidden = torch.cat([model.model(ids).last_hidden_state[0] for ids in rows])
     every = max(len(hidden) // positions, 1)
     return model.abduct(hidden[::every][:positions])
 
@@ -196,19 +197,21 @@ def find_gain(model: CausalModel, u: Cauchy, scale: Tensor) -> float:
     loc = model.lm_head(u.loc).float()  # (N, V)
     draws = [to_cauchy(draw_noise(seed, u.loc.shape[-1])) for seed in range(DRAWS)]
     t = torch.from_numpy(np.stack(draws, axis=-1)).to(loc)  # (C, R)
+    weight = model.lm_head.weight
+    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # FSDP
     critical, changed = [], []
     for scores, each in zip(loc, scale.to(loc), strict=True):
         keep = (scores >= scores.max() + math.log(MIN_P)).nonzero().flatten()  # (K,)
         candidates = scores[keep]
         best = candidates.argmax()
         changed.append(1 - candidates.softmax(-1)[best])
-        added = model.lm_head.weight[keep].to(loc) @ (each[:, None] * t)  # (K, R) at gain 1
+        added = weight[keep].to(loc) @ (each[:, None] * t)  # (K, R) at gain 1
         gained = added - added[best]
         gain = (candidates[best] - candidates)[:, None] / gained
         critical.append(gain.where(gained > 0, math.inf).amin(0))
     smallest, rate = torch.cat(critical).sort().values, float(torch.stack(changed).mean())
-    gain = float(smallest[int(rate * len(smallest))])
-    return gain if math.isfinite(gain) else 1.0
+    finite = int(smallest.isfinite().sum())
+    return float(smallest[min(int(rate * len(smallest)), finite - 1)]) if finite else 1.0
 
 
 def own_samples(model: CausalModel) -> list[Tensor]:

@@ -39,9 +39,7 @@ class NoiseGains(NamedTuple):
         """T kappa p t of every row at its position; p, the persistence, is 1 for fresh noise.
         -> (B, C)"""
         rows = enumerate(zip(individuals, positions, strict=True))
-        noise = [
-            self.amplitude(one, row) * one.own_share * one.cauchy(at) for row, (one, at) in rows
-        ]
+        noise = [self.amplitude(x, row) * x.own_share * x.cauchy(at) for row, (x, at) in rows]
         return np.stack(noise)
 
     def exogenous(

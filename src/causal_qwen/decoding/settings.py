@@ -69,8 +69,8 @@ class DecodingSettings:
         return self.mode in NOISY_MODES
 
     def to_dict(self, individual: Individual | None = None) -> dict[str, Any]:
-        """For JSON: what replays a text of `individual`, who has temperature and truncation of
-        its own."""
+        """For JSON: what replays a text of `individual`, who has temperature, truncation and
+        persistence of its own."""
         record = {
             one.name: getattr(self, one.name)
             for one in fields(self)
@@ -121,8 +121,10 @@ def resolve_settings(
     }
     if explicit["noise_gain"] is not None and explicit["fresh_noise_gain"] is None:
         found["fresh_noise_gain"] = explicit["noise_gain"]
-    if mode in NOISY_MODES and found["min_p"] is None:
-        found["min_p"] = found["causal_min_p"] or None
+    default = _number("causal_min_p", found["causal_min_p"], 0, 1)
+    if mode in NOISY_MODES:
+        named = first_given(explicit["min_p"], explicit["causal_min_p"])
+        found["min_p"] = first_given(named, found["min_p"], default)
     do_sample = mode == "compatible" and bool(found["do_sample"])
     if do_sample and found["top_k"] is None:
         found["top_k"] = HF_TOP_K

@@ -27,8 +27,8 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
 WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # the softmax without cuts
-NOISE = ("individual", "noise_gain", "min_density", "fresh_noise", "normalization")
-OPTIONS = (*WHOLE, *NOISE)
+NOISE = ("individual", "noise_gain", "min_density", "persistence", "fresh_noise", "normalization")
+OPTIONS = (*WHOLE, *NOISE, "min_p")
 
 
 class AbductionView(nn.Module):
@@ -153,8 +153,8 @@ class DocumentedCalls:
 
         `standard`, `sampling` and `causal` give token ids, decided as `generate` decides;
         `compatible` gives probabilities, the softmax of loc_S (P_k / sum P with
-        `normalization="ovr"`), cut or sharpened by `temperature`, `top_k` and `top_p` if given
-        here. The individual is `individual=`, or drawn from `generator`.
+        `normalization="ovr"`), cut or sharpened by `temperature`, `top_k`, `top_p` and `min_p`
+        if given here. The individual is `individual=`, or drawn from `generator`.
         """
         check_ids(input_ids)
         check_options(options)
@@ -179,7 +179,8 @@ class DocumentedCalls:
         if is_compatible:
             if settings.normalization == "ovr":
                 scores = last(input_ids, scores)
-            asked = {name: options[name] for name in WHOLE if options.get(name) is not None}
+            cuts = (*WHOLE, "min_p")
+            asked = {name: options[name] for name in cuts if options.get(name) is not None}
             return self.warpers(**asked)(None, scores).softmax(-1).unflatten(0, input_ids.shape)
 
         cuts = ("top_k", "top_p", "min_p")
@@ -269,11 +270,16 @@ def check_options(options: dict[str, Any]) -> None:
 def noise_everywhere(noise: DecodingNoise, positions: Tensor) -> UNoise | None:
     """The noise of every position, each as if it were the last. (B, T) -> (BT, C)"""
     steps = [noise_at(noise, positions[:, : i + 1]) for i in range(positions.shape[1])]
-    values = [step.values for step in steps if step is not None]
-    if not values:
+    found = [step for step in steps if step is not None]
+    if not found:
         return None
-    regime = "location" if noise.settings.mode == "sampling" else "individual"
-    return UNoise(torch.stack(values, dim=1).flatten(0, 1), regime)
+
+    def join(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts, dim=1).flatten(0, 1)
+
+    has_chance = found[0].exogenous is not None
+    exogenous = join([step.exogenous for step in found]) if has_chance else None
+    return UNoise(join([step.values for step in found]), found[0].regime, exogenous)
 
 
 def _given(settings: DecodingSettings, names: Sequence[str]) -> dict[str, Any]:

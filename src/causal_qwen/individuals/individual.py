@@ -147,15 +147,12 @@ class Individual:
 
     def chance(self, position: int) -> Noise:
         """The standard Cauchy noise eps at a position, truncated: what persistence leaves to
-        chance. Without a seed, e itself is the seed. -> (C,)"""
-        seed = self.seed
-        if seed is None:
-            digest = hashlib.blake2b(self.noise.tobytes(), digest_size=8).digest()
-            seed = int.from_bytes(digest, "little")
-        # word 0 of a seed is its shared noise t
-        index = position - self.offset + 1
-        if index < 1:
+        chance. Its seed is e itself: equal e is the same individual. -> (C,)"""
+        index = position - self.offset
+        if index < 0:
             raise ValueError(f"{self!r} begins at position {self.offset}, not at {position}.")
+        digest = hashlib.blake2b(self.noise.tobytes(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "little")
         return to_cauchy(draw_noise(seed, self.size, index), self.min_density)
 
     def mix(self, other: Individual, t: float) -> Individual:
@@ -174,6 +171,8 @@ class Individual:
                 )
         if self.is_fresh or other.is_fresh:
             raise ValueError("Only shared individuals mix; fresh noise is unbounded in length.")
+        if t in (0, 1):
+            return other if t else self
         x = (1 - t) * self.cauchy() + t * other.cauchy()
         return replace(self, noise=from_cauchy(x, self.min_density), seed=None, name=None)
 
@@ -233,9 +232,10 @@ class Individual:
 
     def _settings(self) -> tuple[Any, ...]:
         """Everything but the stored noise that affects decoding."""
-        drawn = (self.seed, self.offset) if self.is_fresh or self.has_chance else ()
+        seed = self.seed if self.is_fresh else None
+        offset = self.offset if self.is_fresh or self.has_chance else 0
         own = (getattr(self, name) for name in OWN_FIELDS)
-        return (self.noise.shape, *own, *drawn)
+        return (self.noise.shape, *own, seed, offset)
 
 
 def _hash(fields: str, noise: Noise) -> str:

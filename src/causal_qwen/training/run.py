@@ -17,7 +17,7 @@ import torch
 from transformers import EarlyStoppingCallback, ProgressCallback
 from transformers.utils import logging
 
-from causal_qwen.conversion.calibration import calibrate_scales
+from causal_qwen.conversion.calibration import calibrate_noise, calibrate_scales
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.loss import IGNORE
@@ -31,6 +31,7 @@ from causal_qwen.training.data import (
     Example,
     Examples,
     Row,
+    encode_row,
     encode_rows,
     pack,
     read_rows,
@@ -94,9 +95,11 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
     model.config.compat_loss_weight = run.compat_weight
     fit_fields(model, rows)
-    texts = _calibration_texts(rows, processor, run.max_length)
-    if checkpoint is None and run.model is not None and model.abduction.scale.is_constant:
-        calibrate_scales(model, texts)  # never trained: only conversion set C and the scales
+    texts = _calibration_texts(rows, processor, model, run.max_length)
+    if checkpoint is None and (run.model is None or model.abduction.scale.is_constant):
+        if run.model is not None:  # never trained: only conversion set C and the scales
+            calibrate_scales(model, texts)
+        calibrate_noise(model, texts)
     learn, held_out = (_examples(part, processor, model, run) for part in (rows, held_out_rows))
     trainer = CausalTrainer(
         model=_with_lora(model, run.lora),
@@ -107,9 +110,10 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     )
     if run.patience:
         trainer.add_callback(EarlyStoppingCallback(run.patience))
-    has_text = any("target" not in row for row in held_out_rows)
+    pairs = zip(held_out_rows, held_out, strict=True)
+    heard = next((example for row, example in pairs if row.get("target") is None), None)
     progress = TrainingProgress(
-        speak=(lambda model: _speak(model, processor, held_out[0])) if has_text else None
+        speak=None if heard is None else lambda model: _speak(model, processor, heard)
     )
     if not trainer.args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
@@ -187,19 +191,22 @@ def _rows(run: Run) -> tuple[list[Row], list[Row]]:
 
 
 def _calibration_texts(
-    rows: Sequence[Row], processor: CausalQwenProcessor, max_length: int
+    rows: Sequence[Row], processor: CausalQwenProcessor, model: CausalModel, max_length: int
 ) -> list[torch.Tensor]:
     """Token ids of a few rows, evenly spaced, with numbers as text."""
     sample = rows[:: max(len(rows) // CALIBRATION_ROWS, 1)][:CALIBRATION_ROWS]
-    reader = CausalQwenProcessor(processor.tokenizer)
-    texts = (row.ids for row in encode_rows(sample, reader, max_length))
-    return [torch.tensor([k for k in ids if k != reader.num_token_id]) for ids in texts]
+    reader = CausalQwenProcessor(processor.tokenizer, chat_template=processor.chat_template)
+    fields = model.config.value_fields or ()
+    examples = (encode_row(row, reader, max_length, False, fields) for row in sample)
+    texts = ([k for k in example.ids if k != reader.num_token_id] for example in examples)
+    return [torch.tensor(ids) for ids in texts if ids]
 
 
 def _speak(model: Any, processor: CausalQwenProcessor, example: Example) -> list[str]:
     """A line of each of a few individuals after the prompt of a held-out row."""
     learned = [place for place, label in enumerate(example.labels) if label != IGNORE]
-    end = learned[0] if learned and learned[0] else PROMPT_TOKENS
+    end = learned[0] if learned and learned[0] else min(PROMPT_TOKENS, len(example.ids) // 2)
+    end = max(end, 1)
     ids = torch.tensor([example.ids[:end]])
     was_training = model.training
     model.eval()
