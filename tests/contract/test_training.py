@@ -674,7 +674,7 @@ def test_thresholds_of_a_converted_model_are_set_on_the_training_text(
 
 
 def test_rows_with_a_target_of_a_named_field_train(directory: Path, tmp_path: Path) -> None:
-    """They have no text to learn, so no individual speaks, and calibration reads their texts alone."""
+    """They have no text to learn: no individual speaks, and calibration reads their prompts."""
     rows = [{"text": f"{n} rings cost", "target": float(n), "field": "price"} for n in range(8)]
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
