@@ -247,7 +247,7 @@ def test_a_text_with_numbers_is_printed_token_by_token(opened: Any, tmp_path: Pa
     processor.encode_numbers = model.config.encode_numbers = "value"
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    words = ["generate", "a 7 b", "-m", str(tmp_path), "--mode", "causal", "-i", "3", "-n", "12"]
+    words = ["generate", "a 7 b", "-m", str(tmp_path), "-i", "3", "-n", "12", "--min-p", "0"]
     record = json.loads(here(*words, "--json").stdout)
     assert record["numbers"]
     live = Pieces()
