@@ -31,7 +31,7 @@ POSITIONS = 128  # positions at which sum_k P_k is measured
 NOISE_POSITIONS = 256  # positions at which choices are counted
 DRAWS = 64  # of noise, at each of them
 NEW_TOKENS = 40
-# Defaults of individuals, saved by calibration, chosen on a grid (docs/results/individuals.md):
+# Defaults of individuals, saved by calibration, chosen on a grid (docs/log.md):
 MIN_P = 0.1
 PERSISTENCE = 0.5
 AMPLITUDE = 8.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
