@@ -107,11 +107,15 @@ def lock(file: Path, output: Path) -> Iterator[None]:
     try:
         held = FileLock(file, timeout=0).acquire()
     except (Timeout, FileNotFoundError):  # not found: the other process has just removed it
-        raise BlockingIOError(
-            f"{output} is being written by another process; wait for it, or name another directory."
-        ) from None
+        raise _busy(output) from None
     with held:
         yield
+
+
+def _busy(output: Path) -> BlockingIOError:
+    return BlockingIOError(
+        f"{output} is being written by another process; wait for it, or name another directory."
+    )
 
 
 def unlock(file: Path) -> None:
@@ -128,6 +132,8 @@ def _temporary(target: Path, output: Path) -> Iterator[Path]:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if isinstance(error, FileExistsError) and not os.path.lexists(place):
+            raise _busy(output) from None  # the other process has just removed it
         raise PermissionError(f"{output} cannot be written: {error.strerror}.") from error
     names = []
     with contextlib.suppress(FileNotFoundError):  # another process has just removed it

@@ -527,3 +527,19 @@ def test_a_damaged_embedded_model_counts_as_not_converted(
     if not is_deleted:
         (installed / name).touch()
     assert not is_converted(installed)
+
+
+def test_a_directory_that_another_process_just_removed_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mkdir(exist_ok=True)` raises if the directory is gone before it looks again."""
+
+    def vanish(path: Path, *_: object, **__: object) -> None:
+        raise FileExistsError(17, "File exists", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", vanish)
+    with (
+        pytest.raises(BlockingIOError, match="another process"),
+        new_directory(tmp_path / "a", False),
+    ):
+        pass
