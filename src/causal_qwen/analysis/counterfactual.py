@@ -208,8 +208,8 @@ class Counterfactual:
         worlds = (self.factual, self.counterfactual)
         is_changed = is_choice & np.not_equal(*(np.array(w.new_ids[:steps]) for w in worlds))
         is_violation = is_changed & (self.odds[:, 1] - self.odds[:, 0] > tolerance)
-        counted = (is_choice, is_changed, is_violation, is_violation & self.is_new_set)
-        return Stability(*(int(flags.sum()) for flags in counted))
+        counts = (is_choice, is_changed, is_violation, is_violation & self.is_new_set)
+        return Stability(*(int(flags.sum()) for flags in counts))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""

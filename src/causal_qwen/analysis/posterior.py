@@ -134,9 +134,9 @@ def infer_individual(
     "shared" (one individual for all positions), "fresh" (its own noise at every position) or
     "gumbel" (the baseline: the noise of softmax sampling in hindsight). Their persistence is 1:
     they write the text without chance. Draws are `sweeps` sweeps apart, after `burn_in` sweeps.
-    `temperature` and `min_density` default to the model's saved
-    ones, as in `Individual.draw` (1 for Gumbel noise). Further options are those of `generate`,
-    e.g. `noise_gain`; pass the same ones when the individuals generate again.
+    `temperature` and `min_density` default to the model's saved ones, as in `Individual.draw` (1
+    for Gumbel noise). Further options are those of `generate`, e.g. `noise_gain`; pass the same
+    ones when the individuals generate again.
 
     If no individual can write the text, the result is empty and has a `reason`.
     """

@@ -176,9 +176,10 @@ def calibrate_noise(
     texts = own_samples(model) if texts is None else texts
     u = abduct_along(model, texts, NOISE_POSITIONS)
     exogenous = model.action.b_noise.abs()
+    loc = model.lm_head(u.loc).float()  # (N, V)
     # Cauchy noise is 1-stable: shared and exogenous parts add up to noise of their summed scale
-    shared = find_gain(model, u, PERSISTENCE * u.scale + (1 - PERSISTENCE) * exogenous)
-    fresh = find_gain(model, u, exogenous.expand_as(u.scale))
+    shared = find_gain(model, loc, PERSISTENCE * u.scale + (1 - PERSISTENCE) * exogenous)
+    fresh = find_gain(model, loc, exogenous.expand_as(u.scale))
     saved = model.generation_config
     shared *= AMPLITUDE
     saved.noise_gain, saved.fresh_noise_gain = shared, fresh
@@ -187,15 +188,15 @@ def calibrate_noise(
     return shared, fresh
 
 
-def find_gain(model: CausalModel, u: Cauchy, scale: Tensor) -> float:
-    """The gain at which noise of a scale changes as many choices as softmax sampling does.
+def find_gain(model: CausalModel, loc: Tensor, scale: Tensor) -> float:
+    """The gain at which noise of a scale (N, C) changes as many choices among scores loc (N, V) as
+    softmax sampling does.
 
     The choice moves from the likeliest candidate to candidate k when the gain exceeds the lead
     over k divided by what the noise adds to k more than to the likeliest. The smallest such gain
     decides, so the gain for a share of changed choices is that quantile of the smallest gains.
     """
-    loc = model.lm_head(u.loc).float()  # (N, V)
-    draws = [to_cauchy(draw_noise(seed, u.loc.shape[-1])) for seed in range(DRAWS)]
+    draws = [to_cauchy(draw_noise(seed, scale.shape[-1])) for seed in range(DRAWS)]
     t = torch.from_numpy(np.stack(draws, axis=-1)).to(loc)  # (C, R)
     weight = model.lm_head.weight
     weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # FSDP
