@@ -4,6 +4,8 @@ In:   texts or a DataFrame, and target values.
 Out:  medians, intervals, quantiles and whole distributions.
 
     sentences   rows of a table -> sentences that end where the number would follow; input checks
+    cells       one cell of a table as it is written -> a number, an amount, a date or a text
+    frames      the tables that people have -> one DataFrame; the kind of each column
     backbone    the model that reads them, opened once and shared
     features    sentences -> the backbone's hidden state
     feature_cache  hidden states on disk, every row with a checksum; without torch

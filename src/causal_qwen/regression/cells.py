@@ -1,0 +1,110 @@
+"""Cells: the value of one cell of a table, as it is written.
+
+    read_cell("1.10")      -> 1.1        read_cell("007") -> "007"      read_cell("NA") -> NaN
+    read_amount("$1,200")  -> Amount(1200.0, "$")
+    read_amount("5%")      -> Amount(5.0, "%")
+
+An amount is a number of `causal_qwen.text.numerals` alone in its cell, or with one currency or
+percent mark. A percentage keeps its number: 5% is 5, not 0.05. "1.5k", "5 kg", "(1,200)", "1,5" and
+"about 5" are no amounts: a factor, a unit or a meaning would have to be guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from causal_qwen.text.numerals import encode
+
+MISSING = frozenset(("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"))
+TRUTH = {
+    text: text.lower() == "true" for text in ("True", "TRUE", "true", "False", "FALSE", "false")
+}
+# At most 15 digits before the point, which a double holds exactly.
+NUMBER = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?"
+)
+# Of any length and with leading zeros: a number where a number is asked for.
+DIGITS = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+PERCENT = "%"
+CURRENCY = re.compile(
+    "[A-Z]{0,3}[$¢£¤¥฿\u20a0-\u20cf￠￡￥￦]|[元円원]"
+    "|USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW|CAD|AUD|HKD"
+)
+DATE = re.compile(
+    r"[0-9]{4}([-/])(?:0?[1-9]|1[0-2])(?:\1(?:0?[1-9]|[12][0-9]|3[01])"
+    r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
+    r"(?:Z|[-+][0-9]{2}:?[0-9]{2})?)?)?"
+)
+# Days before years: not read, as 5/6/2024 is two dates, but refused as a number.
+OTHER_DATE = re.compile(r"[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2,4}(?: [0-9]{1,2}:[0-9]{2}.*)?")
+
+
+class Amount(NamedTuple):
+    value: float
+    mark: str  # "", "%", "$", "EUR", ...
+
+
+def is_missing(text: str) -> bool:
+    return not text or text.isspace() or text.strip() in MISSING
+
+
+def read_cell(cell: str) -> Any:
+    """A number, a truth value, NaN or the text itself; digits such as 007 are a name."""
+    text = cell.strip()
+    if is_missing(text):
+        return math.nan
+    if text in TRUTH:
+        return TRUTH[text]
+    if NUMBER.fullmatch(text) is None:
+        return cell
+    is_whole = text.lstrip("+-").isdecimal()
+    number = int(text) if is_whole else float(text)
+    return number if math.isfinite(number) else cell
+
+
+def read_amount(cell: str) -> Amount | None:
+    """The number of a cell and its currency or percent mark; None where it has to be guessed."""
+    text = cell.strip()
+    if NUMBER.fullmatch(text):
+        return _finite(text)
+    found = encode(text)
+    if len(found.values) != 1:
+        return None
+    before, after = (piece.strip() for piece in found.pieces)
+    mark = before + after
+    is_percent = mark == after == PERCENT
+    is_currency = CURRENCY.fullmatch(mark) is not None and not (before and after)
+    return Amount(found.values[0], mark) if not mark or is_percent or is_currency else None
+
+
+def read_target(cell: str) -> Amount | None:
+    """As `read_amount`, and digits of any length and with leading zeros."""
+    text = cell.strip()
+    return _finite(text) if DIGITS.fullmatch(text) else read_amount(text)
+
+
+def is_date(cell: str) -> bool:
+    """Whether a cell is a date with its year first: 2024-05-01, 2024/5/1, 2024-05-01T10:00Z."""
+    return DATE.fullmatch(cell.strip()) is not None
+
+
+def looks_like_date(cell: str) -> bool:
+    """As `is_date`, and dates with their year last, whose day and month may be either way."""
+    return is_date(cell) or OTHER_DATE.fullmatch(cell.strip()) is not None
+
+
+def marks_differ(marks: Iterable[str]) -> bool:
+    """Whether amounts with these marks are of different units.
+
+    A number without a mark may be of any currency; it is no percentage.
+    """
+    found = set(marks)
+    return len(found - {""}) > 1 or {PERCENT, ""} <= found
+
+
+def _finite(text: str) -> Amount | None:
+    value = float(text)
+    return Amount(value, "") if math.isfinite(value) else None

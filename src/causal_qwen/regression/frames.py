@@ -1,0 +1,423 @@
+"""Frames: the tables that people have -> one DataFrame, and the kind of each of its columns.
+
+    frame = to_frame(X)         # pandas, polars, pyarrow, a dict of columns, a NumPy array, records
+    column_kinds(frame)         # {"carat": "number", "cut": "category", "note": "text", ...}
+    id_like(frame)              # ["rownames"]: names its rows, and says nothing about them
+    to_numbers(frame["price"])  # "$1,200" -> 1200.0, NaN where a cell is no number
+
+Kinds, by the first rule that holds; a share counts the cells that are not missing:
+
+    flag      booleans
+    date      dates, or texts of which 95% are dates with the year first (2024-05-01T10:00)
+    id        see `id_like`
+    number    numbers, or texts of which 95% are amounts of one unit ("$1,200", "5%")
+    category  a value occurs 3 times on average, or there are at most 20 values that occur 1.5
+              times on average; and the values are short: medians of at most 4 words and 60 characters
+    text      everything else: sentences, titles, names that are mostly distinct
+
+A pandas Categorical is a category, whatever its values. Kinds depend on all rows: decide them
+once, on the training rows, and keep them.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_qwen.paths import install_hint
+from causal_qwen.regression.cells import is_date, is_missing, marks_differ, read_amount
+from causal_qwen.terminal import counted
+
+Kind = Literal["number", "category", "text", "date", "flag", "id"]
+
+SHARE = 0.95  # of a column's cells that must be numbers or dates
+REPEATS = 3.0  # cells per value of a category ...
+FEW_VALUES, FEW_REPEATS = 20, 1.5  # ... or per value of a category of few values
+WORDS, CHARACTERS = 4, 60  # of the median value of a category
+ROWS_OF_IDS = 20  # in fewer rows, distinct values are no evidence of an identifier
+MANY_IDS = 0.05  # a column named "id" with so few values per row is a category
+CODES = 0.9  # share of the values of an identifier that are codes
+
+ID_NAMES = frozenset(("id", "ids", "pid", "uuid", "guid", "isbn", "rowid", "rowname", "rownames"))
+ROW_NAMES = frozenset(
+    ("index", "idx", "key", "row", "no", "nr", "num", "number", "code", "ref", "serial", "sku")
+)
+TIMES = frozenset(
+    ("time", "t", "year", "quarter", "month", "week", "day", "hour", "minute", "second", "period")
+)
+NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+UNNAMED_COLUMN = re.compile(r"Unnamed: [0-9]+|")
+CODE = re.compile(r"(?=.*[0-9])[A-Za-z0-9][A-Za-z0-9._:/#-]{0,39}")
+HEX_CODE = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{16,64}")
+CJK_LETTERS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
+# ---------------------------------------------------------------- one DataFrame
+
+
+def is_tabular(X: Any) -> bool:
+    """Whether X has columns: a table of any library, a dict, an array of two dimensions, records.
+
+    A list, a Series or a single column of texts is none: every text is a row of its own.
+    """
+    if isinstance(X, dict):
+        return True
+    if isinstance(X, list | tuple):
+        return len(X) > 0 and isinstance(X[0], list | tuple | dict | np.ndarray)
+    if isinstance(X, np.ndarray):
+        return X.dtype.names is not None or (X.ndim == 2 and not _is_one_text_column(X))
+    return hasattr(X, "columns") or hasattr(X, "__dataframe__")
+
+
+def _is_one_text_column(X: NDArray[Any]) -> bool:
+    return X.shape[1] == 1 and any(isinstance(cell, str) for cell in X.flat)
+
+
+def to_frame(X: Any, feature_names: Sequence[Any] | None = None) -> Any:
+    """A DataFrame of X's rows, with texts as column names; X itself is never changed.
+
+    In:   a pandas, polars or pyarrow table, anything with `to_pandas` or `__dataframe__`, a dict
+          of columns, a list of rows or records, a NumPy array of two dimensions (its columns are
+          `feature_names`, else x0, x1, ...) or a structured array.
+    Out:  the same rows, and a pandas index if X has one. Names such as 7 or Timestamp(2024-05-01)
+          become "7" and "2024-05-01". Numbers of any width become int64 or float64: a float32 0.1
+          becomes 0.1, not 0.10000000149. Decimals become floats; nullable columns have NaN.
+
+    Two columns of one name are refused, as is a sparse matrix.
+    """
+    pandas = require_pandas()
+    if hasattr(X, "toarray") and hasattr(X, "nnz"):
+        raise TypeError(f"X is a sparse {type(X).__name__}; give X.toarray().")
+    frame = _as_pandas(pandas, X, feature_names)
+    frame = frame.set_axis(_text_names(frame.columns), axis=1)  # shares X's cells until written
+    for name in frame.columns:
+        column = frame[name]
+        if (plain := _plain_column(pandas, column)) is not column:
+            frame[name] = plain
+    return frame
+
+
+def require_pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"Tables need pandas, which is not installed: {install_hint('tables')}"
+        ) from None
+    return pandas
+
+
+def _as_pandas(pandas: Any, X: Any, feature_names: Sequence[Any] | None) -> Any:
+    if isinstance(X, pandas.DataFrame):
+        return X
+    if isinstance(X, dict):
+        return _from_columns(pandas, X)
+    if isinstance(X, np.ndarray | list | tuple):
+        return _from_rows(pandas, X, feature_names)
+    if hasattr(X, "to_pandas"):
+        try:
+            return pandas.DataFrame(X.to_pandas())
+        except ModuleNotFoundError:  # polars goes through pyarrow, which may be missing
+            if hasattr(X, "to_dict"):
+                return _from_columns(pandas, X.to_dict(as_series=False))
+            raise
+    if hasattr(X, "__arrow_c_stream__") and hasattr(pandas.DataFrame, "from_arrow"):
+        return pandas.DataFrame.from_arrow(X)
+    if hasattr(X, "__dataframe__"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the protocol is older than its replacement
+            return pandas.api.interchange.from_dataframe(X)
+    raise TypeError(
+        f"X is {type(X).__name__}; give a table: pandas, polars, pyarrow, a dict of columns or a "
+        "NumPy array of two dimensions."
+    )
+
+
+def _from_columns(pandas: Any, columns: dict[Any, Any]) -> Any:
+    lengths = {}
+    for name, column in columns.items():
+        if isinstance(column, str) or not hasattr(column, "__len__"):
+            raise TypeError(f"column {name!r} is {type(column).__name__}; give a list of values.")
+        lengths[name] = len(column)
+    if len(set(lengths.values())) > 1:
+        (one, length), *others = lengths.items()
+        other = next(item for item in others if item[1] != length)
+        raise ValueError(
+            f"column {one!r} has {counted(length, 'value')} and {other[0]!r} {other[1]}; give a "
+            "value for every row."
+        )
+    return pandas.DataFrame(columns)
+
+
+def _from_rows(pandas: Any, X: Any, feature_names: Sequence[Any] | None) -> Any:
+    if isinstance(X, np.ndarray) and X.dtype.names is not None:
+        return pandas.DataFrame(X)
+    if isinstance(X, list | tuple) and len(X) and isinstance(X[0], dict):
+        return pandas.DataFrame(list(X))
+    if isinstance(X, list | tuple):
+        widths = {len(row): number for number, row in enumerate(X)}
+        if len(widths) > 1:
+            (one, first), (other, second), *_ = widths.items()
+            raise ValueError(
+                f"row {first} of X has {counted(one, 'value')} and row {second} {other}; give rows "
+                "of one width."
+            )
+        X = np.array([list(row) for row in X], dtype=object)
+    if X.ndim != 2:
+        raise ValueError(
+            f"X has {counted(X.ndim, 'dimension')}; give a table, of two: rows and columns."
+        )
+    names = [f"x{place}" for place in range(X.shape[1])]
+    if feature_names is not None:
+        names = list(feature_names)
+    if len(names) != X.shape[1]:
+        raise ValueError(
+            f"feature_names has {counted(len(names), 'name')} for {counted(X.shape[1], 'column')}; "
+            "name every column."
+        )
+    frame = pandas.DataFrame(X, columns=pandas.Index(names, dtype=object))
+    return frame.infer_objects() if X.dtype == object else frame
+
+
+def _text_names(columns: Any) -> list[str]:
+    names: dict[str, Any] = {}
+    for column in columns:
+        name = _text_name(column)
+        if name in names:
+            other = names[name]
+            both = f"two columns {name!r}"
+            if other != column:
+                both = f"columns {other!r} and {column!r}, which are one name as text"
+            raise ValueError(f"the table has {both}; rename one of them.")
+        names[name] = column
+    return list(names)
+
+
+def _text_name(column: Any) -> str:
+    if isinstance(column, tuple):
+        return " ".join(_text_name(part) for part in column if part != "")
+    if isinstance(column, datetime) and column.time() == datetime.min.time():
+        column = column.date()
+    return column.isoformat() if isinstance(column, date) else str(column)
+
+
+def _plain_column(pandas: Any, column: Any) -> Any:
+    """A column with int64, float64, bool or its own type; the same object if nothing changes."""
+    kind = column.dtype
+    types = pandas.api.types
+    if isinstance(kind, pandas.CategoricalDtype) or kind == np.bool_:
+        return column
+    if types.is_bool_dtype(kind):  # nullable
+        return column.astype(object).where(column.notna(), np.nan).infer_objects()
+    if types.is_complex_dtype(kind):
+        raise ValueError(f"column {column.name!r} has complex numbers; give their parts.")
+    if types.is_integer_dtype(kind):
+        if not column.hasnans:
+            is_wide = kind in (np.int64, np.uint64)  # an int64 does not hold every uint64
+            return column if is_wide else column.astype(np.int64)
+        return _series(pandas, column, column.to_numpy(np.float64, na_value=np.nan))
+    if types.is_float_dtype(kind):
+        return column if kind == np.float64 else _series(pandas, column, widen(column))
+    if types.is_object_dtype(kind) and _are_all(column, Decimal):
+        return column.astype(np.float64)
+    return column
+
+
+def _series(pandas: Any, column: Any, values: Any) -> Any:
+    return pandas.Series(values, index=column.index, name=column.name)
+
+
+def widen(values: Any) -> NDArray[np.float64]:
+    """Float32 and float16 -> the double with the same shortest spelling, as if never narrowed."""
+    kind = str(getattr(values, "dtype", ""))
+    if "16" in kind or "32" in kind or kind.startswith(("float[", "halffloat")):
+        narrow = np.float16 if "16" in kind or kind.startswith("half") else np.float32
+        if hasattr(values, "to_numpy"):
+            values = values.to_numpy(narrow, na_value=np.nan)
+        return np.asarray(values, narrow).astype(str).astype(np.float64)
+    if hasattr(values, "to_numpy") and hasattr(values, "hasnans"):
+        return np.asarray(values.to_numpy(np.float64, na_value=np.nan))
+    return np.asarray(values, np.float64)
+
+
+# ---------------------------------------------------------------- kinds of columns
+
+
+def column_kinds(frame: Any) -> dict[str, Kind]:
+    """Name -> kind, for every column; the rules are in the module's docstring."""
+    ids = id_like(frame)
+    return {name: "id" if name in ids else _kind(frame[name]) for name in frame.columns}
+
+
+def id_like(frame: Any) -> list[Any]:
+    """The columns that number or name their rows: whole numbers or codes, never words.
+
+    By name: "id", "uuid", "rownames", ... as the first or the last word ("Individual ID",
+    "job_ad_id", "Unnamed: 0"), if all values are distinct, or more than 20 and more than 5% of the
+    rows. With at least 20 rows and all values distinct also: a name that ends in "index", "key",
+    "code", "number", ...; hexadecimal keys; codes with digits (N1A1); row numbers, which are whole
+    numbers from 0 to at most twice the number of rows (not in a column named for a time: day).
+    Cells with spaces are words, so 90% of the values must have none. Other distinct whole numbers,
+    such as populations, are numbers.
+    """
+    return [name for name in frame.columns if _is_id(str(name), frame[name])]
+
+
+def _is_id(name: str, column: Any) -> bool:
+    values = _distinct(column)
+    count, cells = len(values), int(column.notna().sum())
+    if count < 2 or not (_are_whole(values) or _are_codes(values)):
+        return False
+    is_distinct = count == cells
+    words = [word.lower() for word in NAME_WORDS.findall(name)] or [""]
+    if UNNAMED_COLUMN.fullmatch(name) or not ID_NAMES.isdisjoint((words[0], words[-1])):
+        return is_distinct or count > max(FEW_VALUES, MANY_IDS * len(column))
+    if "".join(words) in ID_NAMES:  # row_names
+        return is_distinct
+    if not is_distinct or count < ROWS_OF_IDS:
+        return False
+    if words[-1] in ROW_NAMES:
+        return True
+    if _are_whole(values):
+        numbers = np.array([float(value) for value in values])
+        is_numbering = numbers.min() >= 0 and numbers.max() <= 2 * count
+        return bool(is_numbering and TIMES.isdisjoint(words))
+    return True
+
+
+def _are_whole(values: Sequence[Any]) -> bool:
+    return all(
+        isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
+        for value in values
+    )
+
+
+def _are_codes(values: Sequence[Any]) -> bool:
+    codes = sum(
+        isinstance(value, str)
+        and (CODE.fullmatch(value) or HEX_CODE.fullmatch(value)) is not None
+        and not is_date(value)
+        and not _is_decimal(value)
+        for value in values
+    )
+    return codes >= CODES * len(values)
+
+
+def _is_decimal(value: str) -> bool:
+    """Whether a text is a number that is not whole, such as 1.5."""
+    amount = read_amount(value)
+    return amount is not None and not amount.value.is_integer()
+
+
+def _kind(column: Any) -> Kind:
+    pandas = require_pandas()
+    types = pandas.api.types
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        return "category"
+    if types.is_bool_dtype(column.dtype):
+        return "flag"
+    if types.is_datetime64_any_dtype(column.dtype):
+        return "date"
+    if types.is_numeric_dtype(column.dtype):
+        return "category" if _is_named_category(column) else "number"
+    counts = column.value_counts(sort=False)
+    values, sizes = counts.index.tolist(), counts.to_numpy()
+    is_given = np.array([not (isinstance(v, str) and is_missing(v)) for v in values], dtype=bool)
+    values = [value for value, given in zip(values, is_given, strict=True) if given]
+    sizes = sizes[is_given]
+    if not values:
+        return "text"
+    if all(isinstance(value, bool | np.bool_) for value in values):
+        return "flag"
+    if _share(map(_is_date_cell, values), sizes) >= SHARE:
+        return "date"
+    amounts = [_amount(value) for value in values]
+    marks = [mark for amount in amounts if amount is not None for mark in [amount[1]]]
+    if _share([a is not None for a in amounts], sizes) >= SHARE and not marks_differ(marks):
+        return "number"
+    return "category" if _repeats(values, sizes) and _are_short(values) else "text"
+
+
+def _is_named_category(column: Any) -> bool:
+    """Whether whole numbers are an identifier that few values share: store_id, 1 to 5."""
+    words = [word.lower() for word in NAME_WORDS.findall(str(column.name))] or [""]
+    values = _distinct(column)
+    is_named = not ID_NAMES.isdisjoint((words[0], words[-1]))
+    return is_named and 1 < len(values) <= FEW_VALUES and _are_whole(values)
+
+
+def _distinct(column: Any) -> list[Any]:
+    return column.dropna().unique().tolist()
+
+
+def _share(holds: Any, sizes: NDArray[np.int64]) -> float:
+    return float(np.dot(np.fromiter(holds, dtype=float, count=len(sizes)), sizes) / sizes.sum())
+
+
+def _is_date_cell(value: Any) -> bool:
+    return is_date(value) if isinstance(value, str) else isinstance(value, date)
+
+
+def _amount(value: Any) -> tuple[float, str] | None:
+    if isinstance(value, str):
+        return read_amount(value)
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real | Decimal):
+        return None
+    return float(value), ""
+
+
+def _repeats(values: Sequence[Any], sizes: NDArray[np.int64]) -> bool:
+    mean = sizes.sum() / len(values)
+    return bool(mean >= REPEATS or (len(values) <= FEW_VALUES and mean >= FEW_REPEATS))
+
+
+def _are_short(values: Sequence[Any]) -> bool:
+    texts = [str(value) for value in values]
+    words = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
+    return bool(np.median(words) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS)
+
+
+def _are_all(column: Any, kind: type) -> bool:
+    cells = column.dropna().tolist()
+    return bool(cells) and all(isinstance(cell, kind) for cell in cells)
+
+
+# ---------------------------------------------------------------- numbers of a column
+
+
+def to_numbers(column: Any) -> NDArray[np.float64]:
+    """A column of kind number, flag or date as float64: NaN where a cell is none.
+
+    Amounts keep their number ("5%" is 5), flags are 0 and 1, dates are days since 1970.
+    """
+    pandas = require_pandas()
+    types = pandas.api.types
+    if types.is_datetime64_any_dtype(column.dtype):
+        return _days(pandas, column)
+    if types.is_numeric_dtype(column.dtype):
+        return widen(column)
+    cells = column.tolist()
+    if any(_is_date_cell(cell) for cell in cells[:100]) and _kind(column) == "date":
+        texts = [str(cell) if _is_date_cell(cell) else None for cell in cells]
+        return _days(pandas, pandas.to_datetime(texts, format="ISO8601", utc=True, errors="coerce"))
+    return np.array([_cell_number(cell) for cell in cells], dtype=np.float64)
+
+
+def _cell_number(cell: Any) -> float:
+    if isinstance(cell, bool | np.bool_):
+        return float(cell)
+    amount = _amount(cell) if cell is not None else None
+    return np.nan if amount is None else amount[0]
+
+
+def _days(pandas: Any, times: Any) -> NDArray[np.float64]:
+    start = pandas.Timestamp(0, tz="UTC" if getattr(times.dtype, "tz", None) else None)
+    return np.asarray((times - start) / pandas.Timedelta(days=1), dtype=np.float64)
