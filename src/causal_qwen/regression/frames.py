@@ -12,7 +12,8 @@ Kinds, by the first rule that holds; a share counts the cells that are not missi
     id        see `id_like`
     number    numbers, or texts of which 95% are amounts of one unit ("$1,200", "5%")
     category  a value occurs 3 times on average, or there are at most 20 values that occur 1.5
-              times on average; and the values are short: medians of at most 4 words and 60 characters
+              times on average; and the values are short: at most 4 words and 60 characters, by
+              their medians
     text      everything else: sentences, titles, names that are mostly distinct
 
 A pandas Categorical is a category, whatever its values. Kinds depend on all rows: decide them
@@ -272,7 +273,7 @@ def id_like(frame: Any) -> list[Any]:
 
 
 def _is_id(name: str, column: Any) -> bool:
-    values = _distinct(column)
+    values = [_number_or_text(value) for value in _distinct(column)]
     count, cells = len(values), int(column.notna().sum())
     if count < 2 or not (_are_whole(values) or _are_codes(values)):
         return False
@@ -305,16 +306,15 @@ def _are_codes(values: Sequence[Any]) -> bool:
         isinstance(value, str)
         and (CODE.fullmatch(value) or HEX_CODE.fullmatch(value)) is not None
         and not is_date(value)
-        and not _is_decimal(value)
         for value in values
     )
     return codes >= CODES * len(values)
 
 
-def _is_decimal(value: str) -> bool:
-    """Whether a text is a number that is not whole, such as 1.5."""
-    amount = read_amount(value)
-    return amount is not None and not amount.value.is_integer()
+def _number_or_text(value: Any) -> Any:
+    """Digits are a number, also where they are text: "1200", but not "00120"."""
+    amount = read_amount(value) if isinstance(value, str) else None
+    return value if amount is None else amount.value
 
 
 def _kind(column: Any) -> Kind:

