@@ -42,8 +42,10 @@ def test_an_amount_is_a_number_with_at_most_one_mark(cell: str, value: float, ma
 
 @pytest.mark.parametrize(
     "cell",
-    ["1.5k", "5 kg", "(1,200)", "1,5", "about 5", "5-10", "1/2", "12:30", "-$5", "$5%", "%5"]
-    + ["007", "", "NA", "True", "2024-05-01", "1'000", "1 000", "1e999", "Rs. 500", "5 apples"],
+    [
+        *("1.5k", "5 kg", "(1,200)", "1,5", "about 5", "5-10", "1/2", "12:30", "-$5", "$5%", "%5"),
+        *("007", "", "NA", "True", "2024-05-01", "1'000", "1 000", "1e999", "Rs. 500", "5 apples"),
+    ],
 )
 def test_a_cell_that_must_be_guessed_is_no_amount(cell: str) -> None:
     assert read_amount(cell) is None

@@ -18,7 +18,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
 from causal_qwen.regression.csv_io import read_csv  # noqa: E402
-from causal_qwen.regression.csv_table import read_table  # noqa: E402
+from causal_qwen.regression.table_files import read_table  # noqa: E402
 
 
 @pytest.fixture

@@ -184,17 +184,23 @@ KINDS: dict[tuple[str, str], dict[str, str]] = {  # columns that are no numbers
         ),
     },
     ("openintro", "fastfood"): {
-        **{"rownames": "id", "item": "text", "restaurant": "category", "salad": "category"}
+        "rownames": "id",
+        "item": "text",
+        **dict.fromkeys(("restaurant", "salad"), "category"),
     },
     ("openintro", "mariokart"): {
-        **{"rownames": "id", "id": "id", "title": "text"},
-        **{"cond": "category", "ship_sp": "category", "stock_photo": "category"},
+        "rownames": "id",
+        "id": "id",
+        "title": "text",
+        **dict.fromkeys(("cond", "ship_sp", "stock_photo"), "category"),
     },
     ("carData", "Salaries"): {
-        **{"rownames": "id", "rank": "category", "discipline": "category", "sex": "category"}
+        "rownames": "id",
+        **dict.fromkeys(("rank", "discipline", "sex"), "category"),
     },
     ("ggplot2", "diamonds"): {
-        **{"rownames": "id", "cut": "category", "color": "category", "clarity": "category"}
+        "rownames": "id",
+        **dict.fromkeys(("cut", "color", "clarity"), "category"),
     },
     ("ggplot2", "mpg"): {
         "rownames": "id",

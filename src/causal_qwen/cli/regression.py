@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -16,22 +16,52 @@ from causal_qwen.cli.models import split_model, unless_embedded
 from causal_qwen.outputs import check_output_directory, whole_file
 from causal_qwen.terminal import print_json, print_table
 
+if TYPE_CHECKING:
+    from causal_qwen.regression.csv_io import PredictedTable
+
+
+Separator = Annotated[
+    str | None,
+    Option(help="Separator of a CSV file: , ; | or tab. Default: found.", callback=opt.given),
+]
+Encoding = Annotated[
+    str | None,
+    Option(help="Encoding of a text file, e.g. cp1252. Default: found.", callback=opt.given),
+]
+Decimal = Annotated[
+    Literal[",", "."] | None, Option(help="Decimal mark of a CSV file. Default: found.")
+]
+
 
 def fit(
-    data: Annotated[str, Argument(help="A CSV file with a header.", callback=opt.given)],
+    data: Annotated[
+        str,
+        Argument(help="A CSV, parquet, .xlsx or JSON file with a header.", callback=opt.given),
+    ],
     target: Annotated[list[str], Option("--target", "-y", help="A column to predict; repeatable.")],
     output: Annotated[
         str, Option("--output", "-o", help="The directory to create.", callback=opt.given)
     ],
     text: Annotated[list[str] | None, Option(help="A free-text column; repeatable.")] = None,
     column: Annotated[
-        list[str] | None, Option(help="A column to learn from; repeatable. Default: all.")
+        list[str] | None,
+        Option(help="A column to learn from; repeatable. Default: all but identifiers."),
     ] = None,
     template: Annotated[
         str | None,
         Option(help='Sentence of a row, e.g. "A {carat} carat ring costs". Default: made.'),
     ] = None,
+    units: Annotated[
+        list[str] | None,
+        Option(help="A column's unit in the sentence, e.g. depth=mm; repeatable."),
+    ] = None,
+    question: Annotated[
+        str | None, Option(help='The end of every sentence. Default: "The price is".')
+    ] = None,
     weight: Annotated[str | None, Option(help="The column of row weights.")] = None,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
     backbone: Annotated[
         Literal["frozen", "finetune", "scratch"], Option(help="How to use the backbone.")
     ] = "frozen",
@@ -43,6 +73,7 @@ def fit(
     seed: opt.Seed = 0,
     no_cache: opt.NoCache = False,
     force: opt.Force = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Learn to predict numbers from the rows of a table, with calibrated intervals.
@@ -61,8 +92,14 @@ def fit(
         calibration=calibration,
         overwrite=force,
         seed=seed,
+        separator=separator,
+        encoding=encoding,
+        decimal=decimal,
         text=text or None,
         template=template,
+        units=_units(units or ()),
+        question=question,
+        verbose=not quiet,
         backbone=backbone,
         model=unless_embedded(model),
         max_length=max_length,
@@ -71,7 +108,7 @@ def fit(
     if as_json:
         print_json(report)
         return
-    for note in report["notes"]:
+    for note in () if quiet else report["notes"]:
         typer.echo(f"note: {note}", err=True)
     rows: list[tuple[str, float]] = [
         (name.replace("_", " "), report[name]) for name in ("rows", "calibration_rows")
@@ -89,17 +126,25 @@ def predict(
         ),
     ] = "",
     second: Annotated[
-        str, Argument(metavar="DATA", show_default=False, help="A CSV file with the same columns.")
+        str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")
     ] = "",
     model: Annotated[str, Option("--model", "-m", help="The same as FITTED.")] = "",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="A CSV file. Default: stdout.", callback=opt.writable),
+        Option(
+            "--output",
+            "-o",
+            help="A file: .parquet, .xlsx, .jsonl, .json, else CSV. Default: CSV on stdout.",
+            callback=opt.writable,
+        ),
     ] = None,
     level: Annotated[float, Option(help="Level of the interval, 0 to 1.")] = 0.9,
     raw: Annotated[
         bool, Option("--raw", help="Use the Cauchy's interval without calibration.")
     ] = False,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
     no_cache: opt.NoCache = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -109,24 +154,35 @@ def predict(
     """
     fitted, data = split_model(first, second, model)
     if not (fitted and data):
-        raise ValueError("`predict` needs the directory that `fit` wrote, and a CSV file.")
+        raise ValueError("`predict` needs the directory that `fit` wrote, and a file.")
     from causal_qwen.regression.csv_io import predict_table
+    from causal_qwen.regression.table_files import table_kind
 
+    if output is not None:
+        table_kind(output)  # refuses a kind that is not written, before the work
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        calibrated, cache = False if raw else None, False if no_cache else None
-        table = predict_table(fitted, data, level=level, calibrated=calibrated, cache=cache)
+        table = predict_table(
+            fitted,
+            data,
+            level=level,
+            calibrated=False if raw else None,
+            cache=False if no_cache else None,
+            separator=separator,
+            encoding=encoding,
+            decimal=decimal,
+        )
     for note in dict.fromkeys(str(warning.message) for warning in caught):
         typer.echo(f"note: {note}", err=True)
     if output is not None:
-        with whole_file(output) as partial, partial.open("wb") as file:
-            file.writelines(line.encode() for line in table.csv())
+        with whole_file(output) as partial:
+            table.write(partial, output)
         if as_json:
             print_json({"output": str(output), "rows": len(table)})
     elif as_json:
-        print_json(table.frame().to_dict(orient="records"))
+        print_json(table.records())
     else:
-        _print_bytes(table.csv())
+        _print_bytes(table)
 
 
 def cache(
@@ -161,11 +217,22 @@ def cache(
         typer.echo(f"note: {record['problem']}", err=True)
 
 
-def _print_bytes(lines: Iterable[str]) -> None:
-    """UTF-8 on stdout, line ends unchanged, whatever the terminal's encoding."""
+def _units(pairs: Iterable[str]) -> dict[str, str] | None:
+    """ "depth=mm", ... -> {"depth": "mm", ...}"""
+    units = {}
+    for pair in pairs:
+        name, equals, unit = pair.rpartition("=")
+        if not (name and equals and unit.strip()):
+            raise ValueError(f"--units {pair!r} is not a column and its unit; write depth=mm.")
+        units[name] = unit.strip()
+    return units or None
+
+
+def _print_bytes(table: PredictedTable) -> None:
+    """The file's own bytes on stdout, line ends unchanged, whatever the terminal's encoding."""
     if (buffer := getattr(sys.stdout, "buffer", None)) is None:  # a stream of text, as in a test
-        sys.stdout.writelines(lines)
+        sys.stdout.writelines(table.csv())
         return
     sys.stdout.flush()
-    buffer.writelines(line.encode() for line in lines)
+    buffer.writelines(table.csv_bytes())
     buffer.flush()

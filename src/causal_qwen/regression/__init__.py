@@ -6,6 +6,8 @@ Out:  medians, intervals, quantiles and whole distributions.
     sentences   rows of a table -> sentences that end where the number would follow; input checks
     cells       one cell of a table as it is written -> a number, an amount, a date or a text
     frames      the tables that people have -> one DataFrame; the kind of each column
+    targets     the numbers to predict: names of columns, arrays, amounts as written
+    rows        columns and rows, as messages name them
     backbone    the model that reads them, opened once and shared
     features    sentences -> the backbone's hidden state
     feature_cache  hidden states on disk, every row with a checksum; without torch
@@ -15,8 +17,10 @@ Out:  medians, intervals, quantiles and whole distributions.
     prediction  the distribution of one number
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
     saved       the files of a saved regressor, every field checked
+    csv_dialect the encoding, separator and decimal mark of a CSV file
     csv_table   a CSV file: its cells as they are written, and the values that the model reads
-    csv_io      CSV files -> a saved regressor -> predictions
+    table_files CSV, parquet, Excel and JSON files, by their extensions
+    csv_io      files -> a saved regressor -> predictions
     iris        the example table
 
 Open `regressor` first.

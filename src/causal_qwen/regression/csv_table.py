@@ -1,14 +1,14 @@
 """CSV table: a file's cells as they are written, and the values that the model reads.
 
-    table = read_table("rings.csv")
+    table = read_csv_table("rings.csv")
     table.columns["code"]      # ["007", "1.10", "NA"]: as in the file
     table.frame()["code"]      # ["007", 1.1, NaN]: every cell by itself
 
-The value of a cell does not depend on other rows, so a row's prediction does not either.
+The value of a cell does not depend on other rows, so a row's prediction does not either. Only how
+the file is written is found from several rows (`csv_dialect`).
 
 A record with more or fewer cells than the header is refused and its line named: it usually has an
-unquoted comma (1,870), which would move every later cell into the wrong column. Files that are not
-comma-separated UTF-8 text are refused in one sentence.
+unquoted comma (1,870), which would move every later cell into the wrong column.
 """
 
 from __future__ import annotations
@@ -16,38 +16,36 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import lzma
-import math
 import os
-import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.paths import install_hint
-from causal_qwen.regression.sentences import LINE, name_rows
+from causal_qwen.regression.cells import MISSING, read_cell
+from causal_qwen.regression.csv_dialect import (
+    SEPARATORS,
+    decode,
+    find_decimal,
+    find_separator,
+    named_separator,
+    read_comma_cell,
+    with_point,
+)
+from causal_qwen.regression.rows import LINE, name_lines, name_rows
+from causal_qwen.regression.targets import read_cells
 from causal_qwen.terminal import counted
 from causal_qwen.training.data import check_width, column_names, shown
 
 BOM = "\ufeff"
-QUOTED = re.compile(r'"(?:[^"]|"")*"')
-SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}  # not read; named in an error
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-MISSING = frozenset(("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None"))
-TRUTH = {
-    text: text.lower() == "true" for text in ("True", "TRUE", "true", "False", "FALSE", "false")
-}
-# At most 15 digits before the point, which a double holds exactly.
-NUMBER = re.compile(
-    r"[-+]?(?:(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?"
-)
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,9 @@ class CsvTable:
     lines: list[int]  # in which the rows begin, as editors count
     header: str  # the text of the header's line, its end included
     records: list[str]  # the text of every row, its line end included
+    separator: str = ","
+    encoding: str = "utf-8"  # which gives the file's bytes back
+    decimal: str = "."
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -71,7 +72,8 @@ class CsvTable:
         """
         import pandas
 
-        typed = {name: list(map(_value, cells)) for name, cells in self.columns.items()}
+        read = read_comma_cell if self.decimal == "," else read_cell
+        typed = {name: list(map(read, cells)) for name, cells in self.columns.items()}
         for name, cells in self.columns.items():
             rows = [row for row, cell in enumerate(cells) if cell.strip() in MISSING]
             if rows and name not in targets:
@@ -82,66 +84,93 @@ class CsvTable:
         return frame.set_index(pandas.Index(self.lines, name=LINE))
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """A column as numbers, NaN where a cell is none: "1,870", "5 kg" and "True" are none."""
-        import pandas
+        """A column as numbers, NaN where a cell is none: "5 kg" and "True" are none.
 
-        cells = pandas.Series(self.columns[name], dtype=object)
-        return pandas.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+        A warning shows a cell that is more than digits, such as "$1,200".
+        """
+        cells = self.columns[name]
+        read = list(map(with_point, cells)) if self.decimal == "," else cells
+        return read_cells(name, read, cells).values
 
     def name_lines(self, rows: Sequence[int] | NDArray[np.int64], name: str) -> str:
         """ "lines 5 and 7 (line 5: price 'n/a')": where rows begin, and the first one's cell."""
-        lines = [self.lines[row] for row in rows]
-        where = name_rows(lines).replace("row", "line", 1)
-        return f"{where} (line {lines[0]}: {name} {shown(self.columns[name][rows[0]])})"
+        return name_lines(LINE, self.lines, self.columns[name], rows, name)
+
+    def with_predictions(self, predicted: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
+        """The file's own lines, each followed by its predicted cells."""
+        yield self._append(self.header, list(predicted))
+        columns = [column.tolist() for column in predicted.values()]
+        for record, *cells in zip(self.records, *columns, strict=True):
+            yield self._append(record, [self._written(cell) for cell in cells])
+
+    def _append(self, record: str, cells: list[str]) -> str:
+        """A record with more cells, before its line end."""
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter=self.separator, lineterminator="").writerow(cells)
+        body = record.rstrip("\r\n")
+        return f"{body}{self.separator}{text.getvalue()}{record[len(body) :]}"
+
+    def _written(self, number: float) -> str:
+        return repr(number).replace(".", self.decimal)
 
 
-def read_table(path: str | os.PathLike[str]) -> CsvTable:
-    """Read a comma-separated UTF-8 file; a .gz, .bz2 or .xz file is decompressed."""
-    require_pandas()
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is not a file; check the path.")
-    opener = OPENERS.get(Path(path).suffix.lower(), open)
+def read_csv_table(
+    path: str | os.PathLike[str],
+    *,
+    separator: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+) -> CsvTable:
+    """Read a separated text file; a .gz, .bz2 or .xz file is decompressed.
+
+    What is not given is found from the file, or the error names the option.
+    """
+    if decimal not in (None, ",", "."):
+        raise ValueError(f"decimal {decimal!r} is no decimal mark; give a comma or a point.")
+    name = os.fspath(path)
+    text, encoding = decode(name, read_bytes(path), encoding)
+    mark = find_separator(text) if separator is None else named_separator(separator)
+    table = _parse(_Lines(name, text), mark, encoding)
+    cells = (cell for column in table.columns.values() for cell in column)
+    return replace(table, decimal=decimal or find_decimal(name, cells, mark))
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file; a .gz, .bz2 or .xz file is decompressed."""
+    opener = OPENERS.get(Path(path).suffix.lower())
+    if opener is None:
+        return Path(path).read_bytes()
     try:
-        with opener(path, "rt", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            _check_separator(os.fspath(path), file)
-            file.seek(0)
-            return _parse(_Lines(os.fspath(path), file))
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        with opener(path, "rb") as file:
+            content: bytes = file.read()
+            return content
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         raise ValueError(f"{path} cannot be decompressed: {error}; copy it again.") from error
 
 
-def require_pandas() -> None:
-    try:
-        import pandas  # noqa: F401
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Tables need pandas, which is not installed: {install_hint('tables')}"
-        ) from None
+def open_output(place: Path, name: str | os.PathLike[str]) -> Any:
+    """A binary file at `place`, compressed if `name` ends in .gz, .bz2 or .xz."""
+    return OPENERS.get(Path(name).suffix.lower(), open)(place, "wb")
 
 
 class _Lines:
     """The lines of a file, checked one by one; `take` returns those since its last call."""
 
-    def __init__(self, path: str, file: TextIO) -> None:
-        self.path, self.file, self.number, self.taken = path, file, 0, 0
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.number, self.taken = path, 0, 0
+        self.text = io.StringIO(text, newline="")
         self.pending: list[str] = []
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = next(self.file)
+        line = next(self.text)
         self.number += 1
         if "\0" in line:
             raise ValueError(
                 f"{self.path}, line {self.number} has a NUL byte; save the table as UTF-8 text."
             )
-        try:
-            line.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"{self.path}, line {self.number} is not UTF-8; save the table as UTF-8 text."
-            ) from None
         self.pending.append(line)
         return line.removeprefix(BOM) if self.number == 1 else line
 
@@ -153,14 +182,15 @@ class _Lines:
         return text, first
 
 
-def _parse(lines: _Lines) -> CsvTable:
+def _parse(lines: _Lines, separator: str, encoding: str) -> CsvTable:
+    mark = SEPARATORS.get(separator, separator)
     header = ""
     names: list[str] = []
     rows: list[list[str]] = []
     places: list[tuple[str, int]] = []  # text and first line of every row
     blank: list[tuple[str, int]] = []  # not yet known to lie between rows
     skipped: list[int] = []
-    for cells, place in _records(lines):
+    for cells, place in _records(lines, separator):
         if not names:
             if cells:
                 header, names = place[0], column_names(lines.path, cells)
@@ -169,7 +199,7 @@ def _parse(lines: _Lines) -> CsvTable:
             blank.append(place)
             continue
         text, line = place
-        check_width(lines.path, line, text, len(cells), len(names))
+        check_width(lines.path, line, text, len(cells), len(names), mark)
         if len(names) == 1:  # an empty line between rows is an empty cell
             rows += [[""] for _ in blank]
             places += blank
@@ -187,12 +217,12 @@ def _parse(lines: _Lines) -> CsvTable:
         warnings.warn(f"{lines.path}: {where} skipped, being empty.", stacklevel=4)
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     texts, numbers = (list(part) for part in zip(*places, strict=True))
-    return CsvTable(lines.path, columns, numbers, header, texts)
+    return CsvTable(lines.path, columns, numbers, header, texts, separator, encoding)
 
 
-def _records(lines: _Lines) -> Iterator[tuple[list[str], tuple[str, int]]]:
+def _records(lines: _Lines, separator: str) -> Iterator[tuple[list[str], tuple[str, int]]]:
     """The cells of every record, with its text and first line."""
-    reader = csv.reader(lines, strict=True)
+    reader = csv.reader(lines, delimiter=separator, strict=True)
     while True:
         try:
             cells = next(reader)
@@ -205,31 +235,3 @@ def _records(lines: _Lines) -> Iterator[tuple[list[str], tuple[str, int]]]:
                 'inside a quoted cell as "" and close every quote.'
             ) from None
         yield cells, lines.take()
-
-
-def _check_separator(path: str, file: TextIO) -> None:
-    """Refuse a file whose header has as many of another separator as commas, or more, and whose
-    first row has the same number of it. Quoted cells do not count."""
-    texts = islice((line for line in file if line.strip()), 2)
-    header, *row = [QUOTED.sub("", line) for line in texts] or [""]
-    for mark, name in SEPARATORS.items():
-        count = header.count(mark)
-        if count >= max(header.count(","), 1) and all(line.count(mark) == count for line in row):
-            raise ValueError(
-                f"{path} is separated by {name}, it seems ({shown(header.removeprefix(BOM))}); "
-                "save it with commas, or quote the cells that contain other marks."
-            )
-
-
-def _value(cell: str) -> Any:
-    """A number, a truth value, NaN or the text itself; digits such as 007 are a name."""
-    text = cell.strip()
-    if not text or text in MISSING:
-        return math.nan
-    if text in TRUTH:
-        return TRUTH[text]
-    if NUMBER.fullmatch(text) is None:
-        return cell
-    is_whole = text.lstrip("+-").isdecimal()
-    number = int(text) if is_whole else float(text)
-    return number if math.isfinite(number) else cell

@@ -58,6 +58,7 @@ NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 UNNAMED_COLUMN = re.compile(r"Unnamed: [0-9]+|")
 CODE = re.compile(r"(?=.*[0-9])[A-Za-z0-9][A-Za-z0-9._:/#-]{0,39}")
 HEX_CODE = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{16,64}")
+NESTED = (list, tuple, set, dict, np.ndarray)
 CJK_LETTERS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
@@ -90,7 +91,8 @@ def to_frame(X: Any, feature_names: Sequence[Any] | None = None) -> Any:
           `feature_names`, else x0, x1, ...) or a structured array.
     Out:  the same rows, and a pandas index if X has one. Names such as 7 or Timestamp(2024-05-01)
           become "7" and "2024-05-01". Numbers of any width become int64 or float64: a float32 0.1
-          becomes 0.1, not 0.10000000149. Decimals become floats; nullable columns have NaN.
+          becomes 0.1, not 0.10000000149. Decimals become floats; nullable columns have NaN; the
+          items of a list become one text.
 
     Two columns of one name are refused, as is a sparse matrix.
     """
@@ -191,7 +193,7 @@ def _from_rows(pandas: Any, X: Any, feature_names: Sequence[Any] | None) -> Any:
 def _text_names(columns: Any) -> list[str]:
     names: dict[str, Any] = {}
     for column in columns:
-        name = _text_name(column)
+        name = text_name(column)
         if name in names:
             other = names[name]
             both = f"two columns {name!r}"
@@ -202,9 +204,10 @@ def _text_names(columns: Any) -> list[str]:
     return list(names)
 
 
-def _text_name(column: Any) -> str:
+def text_name(column: Any) -> str:
+    """The name of a column as text: 7, a date and a tuple of names have one, too."""
     if isinstance(column, tuple):
-        return " ".join(_text_name(part) for part in column if part != "")
+        return " ".join(text_name(part) for part in column if part != "")
     if isinstance(column, datetime) and column.time() == datetime.min.time():
         column = column.date()
     return column.isoformat() if isinstance(column, date) else str(column)
@@ -227,9 +230,24 @@ def _plain_column(pandas: Any, column: Any) -> Any:
         return _series(pandas, column, column.to_numpy(np.float64, na_value=np.nan))
     if types.is_float_dtype(kind):
         return column if kind == np.float64 else _series(pandas, column, widen(column))
-    if types.is_object_dtype(kind) and _are_all(column, Decimal):
-        return column.astype(np.float64)
+    if types.is_object_dtype(kind):
+        return _plain_objects(pandas, column)
     return column
+
+
+def _plain_objects(pandas: Any, column: Any) -> Any:
+    """Decimals as floats, and lists and objects as text: ["red", "blue"] is "red, blue"."""
+    if _are_all(column, Decimal):
+        return column.astype(np.float64)
+    if not any(isinstance(cell, NESTED) for cell in column):
+        return column
+    return _series(pandas, column, [_flat(cell) for cell in column])
+
+
+def _flat(cell: Any) -> Any:
+    if isinstance(cell, dict):
+        return ", ".join(f"{name} {value}" for name, value in cell.items())
+    return ", ".join(map(str, cell)) if isinstance(cell, NESTED) else cell
 
 
 def _series(pandas: Any, column: Any, values: Any) -> Any:

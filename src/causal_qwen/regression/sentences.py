@@ -20,6 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_qwen.regression.rows import LINE as LINE
+from causal_qwen.regression.rows import is_table as is_table
+from causal_qwen.regression.rows import name_rows as name_rows
+from causal_qwen.regression.rows import require_columns as require_columns
+from causal_qwen.regression.rows import row_index as row_index
+from causal_qwen.regression.targets import read_targets as read_targets
 from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import render
 from causal_qwen.training.data import PLACE
@@ -27,9 +33,6 @@ from causal_qwen.training.data import PLACE
 Array = NDArray[np.float64]
 
 UNKNOWN = "unknown"
-UNNAMED = "value"  # a target without a name
-ROWS_LISTED = 5  # in a message
-LINE = "line"  # the name of an index of lines of a file
 DIGITS, WHOLE = 10, 1e15  # whole numbers are written out up to here
 UNIT = re.compile(r"^(.*\S)\s*[(\[]([^()\[\]]+)[)\]]$")
 SENTENCE_END = re.compile(r"[.!?:;。！？]$")
@@ -79,13 +82,6 @@ def template_columns(template: str, targets: Sequence[Any]) -> list[str]:
 def empty_columns(table: Any, columns: Sequence[Any]) -> list[Any]:
     """The columns in which no row has a value."""
     return [column for column in columns if not any(_cells(table[column], True))]
-
-
-def require_columns(table: Any, names: Sequence[Any]) -> None:
-    for name in names:
-        if name not in table.columns:
-            existing = ", ".join(map(repr, table.columns))
-            raise ValueError(f"there is no column {name!r}; the table has {existing}.")
 
 
 def ask_for(names: Sequence[str]) -> str:
@@ -151,7 +147,7 @@ def _words(name: Any) -> str:
     return " ".join(str(name).replace("_", " ").split())
 
 
-# ---------------------------------------------------------------- texts, targets and weights
+# ---------------------------------------------------------------- texts and weights
 
 
 def read_texts(X: Any) -> list[str]:
@@ -168,38 +164,6 @@ def read_texts(X: Any) -> list[str]:
         if not isinstance(text, str):
             raise TypeError(f"X[{row}] is {type(text).__name__}; give a string.")
     return [str(text) for text in texts]
-
-
-def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
-    """Name -> values in float64, and whether `y` is one target that is not in a list."""
-    is_single = False
-    if isinstance(y, str) or (isinstance(y, list | tuple) and y and isinstance(y[0], str)):
-        names = [y] if isinstance(y, str) else list(y)
-        if not is_table(X):
-            raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
-        require_columns(X, names)
-        columns, is_single = {name: X[name] for name in names}, isinstance(y, str)
-    elif isinstance(y, dict):
-        columns = y
-    elif is_table(y):
-        columns = {str(name): y[name] for name in y.columns}
-    elif np.ndim(y) == 2:
-        columns = {f"{UNNAMED} {i + 1}": column for i, column in enumerate(np.asarray(y).T)}
-    elif np.ndim(y) == 1:
-        name = getattr(y, "name", None)
-        columns, is_single = {UNNAMED if name is None else str(name): y}, True
-    else:
-        raise ValueError("y must be numbers, one per row, or names of the table's columns.")
-    if not columns:
-        raise ValueError("y is empty; give at least one target.")
-    return {name: _numbers(name, column) for name, column in columns.items()}, is_single
-
-
-def _numbers(name: str, column: Any) -> Array:
-    try:
-        return np.asarray(column, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"target {name!r} contains non-numbers; correct or drop them.") from None
 
 
 def read_weights(sample_weight: Any, rows: int) -> Array:
@@ -237,28 +201,3 @@ def usable_rows(
         warnings.warn(f"{rows_are} skipped: {'; '.join(why)}.", stacklevel=3)
     kept = [texts[row] for row in np.flatnonzero(is_usable)]
     return kept, {name: column[is_usable] for name, column in values.items()}, is_usable
-
-
-def is_table(X: Any) -> bool:
-    """Whether X is a pandas DataFrame, or behaves like one."""
-    return hasattr(X, "columns") and hasattr(X, "isna")
-
-
-def row_index(X: Any) -> Any:
-    """The index of a DataFrame, which names its rows in messages; None for texts."""
-    return X.index if is_table(X) else None
-
-
-def name_rows(rows: Any, index: Any = None) -> str:
-    """ "row 3", "rows 3, 5 and 7", "9 rows (3, 5, 7, 8, 9, ...)"; by `index`, a table's labels.
-
-    A table read from a file has its lines as the index: "line 3".
-    """
-    noun = LINE if getattr(index, "name", None) == LINE else "row"
-    shown = [int(row) for row in rows[: ROWS_LISTED + 1]]
-    names = [str(row if index is None else index[row]) for row in shown]
-    if len(names) == 1:
-        return f"{noun} {names[0]}"
-    if len(names) <= ROWS_LISTED:
-        return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"
-    return f"{len(rows)} {noun}s ({', '.join(names[:ROWS_LISTED])}, ...)"

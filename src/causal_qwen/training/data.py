@@ -131,14 +131,17 @@ def column_names(path: str, header: list[str]) -> list[str]:
     return named
 
 
-def check_width(path: str, line: int, text: str, cells: int, names: int) -> None:
+def check_width(
+    path: str, line: int, text: str, cells: int, names: int, separator: str = "comma"
+) -> None:
     """Refuse a row of a CSV file with more or fewer cells than the header: its cells would be in
     the wrong columns."""
     if cells == names:
         return
-    cure = 'quote a cell that contains a comma, such as "1,870"'
+    example = ', such as "1,870"' if separator == "comma" else ""
+    cure = f"quote a cell that contains a {separator}{example}"
     if cells < names:
-        cure = "write a comma for every empty cell, and check that the file is complete"
+        cure = f"write a {separator} for every empty cell, and check that the file is complete"
     raise ValueError(
         f"{path}, line {line} has {counted(cells, 'cell')} and the header {names}: {shown(text)}; "
         f"{cure}."

@@ -1,0 +1,202 @@
+"""Targets: the numbers to predict, from names of columns, arrays, tables or cells as written.
+
+    read_targets(frame, "price")               # {"price": [1200.0, ...]}, from "$1,200", 1200, ...
+    read_targets(texts, {"a": [1], "b": [2]})  # several targets
+
+A cell is read by itself (`causal_qwen.regression.cells`), and a warning shows one that is more than
+digits. What differs in unit is refused: "5%" beside "0.05", "$5" beside "€5". So are dates.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from datetime import date
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_qwen.regression.cells import (
+    DIGITS,
+    is_missing,
+    looks_like_date,
+    marks_differ,
+    read_target,
+)
+from causal_qwen.regression.frames import text_name, to_frame, widen
+from causal_qwen.regression.rows import is_table, name_rows, require_columns
+from causal_qwen.terminal import counted
+from causal_qwen.training.data import shown
+
+Array = NDArray[np.float64]
+
+UNNAMED = "value"  # a target without a name ...
+OTHERWISE = "target"  # ... beside a column of that name
+
+
+def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
+    """Name -> values in float64, and whether `y` is one target that is not in a list.
+
+    A column of a DataFrame X that has a target's name must be that target: it is no feature.
+    """
+    if _are_names(X, y):
+        return _named_columns(X, y), isinstance(y, str)
+    columns, is_single = _columns_of(X, y)
+    if not columns:
+        raise ValueError("y is empty; give at least one target.")
+    index = X.index if is_table(X) else None
+    found = {name: _numbers(name, column, index) for name, column in columns.items()}
+    for name, values in found.items():
+        if is_table(X) and name in X.columns and not _is_same(X[name], values):
+            raise ValueError(
+                f"X has a column {name!r} that is not the target of that name; rename one of them."
+            )
+    return found, is_single
+
+
+def check_target_names(names: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ValueError(f"the target {name!r} is given twice; name it once.")
+
+
+def _are_names(X: Any, y: Any) -> bool:
+    """Whether y names columns; texts such as "$1,200", one per row, are values."""
+    if isinstance(y, str):
+        return True
+    if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
+        return False
+    if is_table(X) and any(name in X.columns for name in y):
+        return True
+    return not all(is_missing(cell) or read_target(cell) for cell in y)
+
+
+def _named_columns(X: Any, y: str | Sequence[str]) -> dict[str, Array]:
+    names = [y] if isinstance(y, str) else list(y)
+    if not is_table(X):
+        raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
+    check_target_names(names)
+    require_columns(X, names)
+    return {name: _numbers(name, X[name], X.index) for name in names}
+
+
+def _columns_of(X: Any, y: Any) -> tuple[dict[str, Any], bool]:
+    if isinstance(y, dict):
+        return {text_name(name): column for name, column in y.items()}, False
+    if hasattr(y, "columns") or hasattr(y, "__dataframe__"):
+        frame = to_frame(y)
+        return {name: frame[name] for name in frame.columns}, False
+    if np.ndim(y) == 2:
+        return {f"{UNNAMED} {i + 1}": column for i, column in enumerate(np.asarray(y).T)}, False
+    if np.ndim(y) != 1:
+        raise ValueError("y must be numbers, one per row, or names of the table's columns.")
+    name = getattr(y, "name", None)
+    if name is None or name == "":
+        is_taken = is_table(X) and UNNAMED in X.columns
+        return {OTHERWISE if is_taken else UNNAMED: y}, True
+    return {text_name(name): y}, True
+
+
+def _is_same(column: Any, values: Array) -> bool:
+    if len(column) != len(values):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the note on the target's cells was given
+            return np.array_equal(_numbers("", column), values, equal_nan=True)
+    except ValueError:
+        return False
+
+
+def _numbers(name: str, column: Any, index: Any = None) -> Array:
+    kind = getattr(column, "dtype", None)
+    array = np.asarray(column)
+    if array.dtype.kind in "biuf":
+        return widen(column if kind is not None else array)
+    if array.dtype.kind in "mM":
+        raise _no_date(name, str(array.flat[0]))
+    found = read_cells(name, _cells_of(column))
+    if len(found.unread):
+        row = found.unread[0]
+        where = name_rows(found.unread, index)
+        raise ValueError(
+            f"target {name!r} has no number in {where}, such as {shown(found.cells[row])}; correct "
+            "or drop them."
+        )
+    return found.values
+
+
+def _cells_of(column: Any) -> list[Any]:
+    for name in ("to_pylist", "tolist"):
+        if hasattr(column, name):
+            return getattr(column, name)()
+    return list(column)
+
+
+# ---------------------------------------------------------------- cells as written
+
+
+class ReadCells(NamedTuple):
+    values: Array  # NaN where a cell is missing or no number
+    cells: list[str]  # as written
+    unread: list[int]  # rows whose cell is neither missing nor a number
+
+
+def read_cells(name: str, cells: Sequence[Any], written: Sequence[str] | None = None) -> ReadCells:
+    """The numbers of a column's cells. `written` are the cells to show, if others are read.
+
+    A warning counts the cells that are more than digits, and shows one with its value.
+    """
+    texts = [str(cell) for cell in written or cells]
+    values = np.full(len(texts), np.nan)
+    marks: dict[str, int] = {}  # -> the first row
+    unread, amounts = [], []
+    for row, cell in enumerate(cells):
+        if not isinstance(cell, str):
+            values[row] = _float(cell)
+            if np.isnan(values[row]) and not _is_nothing(cell):
+                unread.append(row)
+        elif not is_missing(cell):
+            amount = read_target(cell)
+            if amount is None:
+                unread.append(row)
+                continue
+            values[row] = amount.value
+            marks.setdefault(amount.mark, row)
+            if DIGITS.fullmatch(cell.strip()) is None:
+                amounts.append(row)
+    dates = [row for row in unread if isinstance(cells[row], date) or looks_like_date(texts[row])]
+    if dates and len(dates) >= (len(unread) + np.isfinite(values).sum()) / 2:
+        raise _no_date(name, texts[dates[0]])
+    if marks_differ(marks):
+        one, other = [texts[row] for row in marks.values()][:2]
+        raise ValueError(
+            f"target {name!r} has cells of different units, {shown(one)} and {shown(other)}; write "
+            "all of them in one."
+        )
+    if amounts:
+        are = counted(len(amounts), "cell", "cells")
+        is_read = "is read as a number" if len(amounts) == 1 else "are read as numbers"
+        value = f"{values[amounts[0]]:.15g}"
+        example = f"{name}: {are} such as {shown(texts[amounts[0]])}"
+        warnings.warn(f"{example} {is_read} ({value}).", stacklevel=3)
+    return ReadCells(values, texts, unread)
+
+
+def _float(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _is_nothing(cell: Any) -> bool:
+    return cell is None or str(cell) in ("<NA>", "NaT", "nan")
+
+
+def _no_date(name: str, cell: str) -> ValueError:
+    return ValueError(
+        f"target {name!r} has dates such as {shown(cell)}; give a number instead, such as the days "
+        "since the first of them."
+    )

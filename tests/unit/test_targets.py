@@ -1,0 +1,116 @@
+"""Targets are read from names, tables, arrays and cells as people write them."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+
+from causal_qwen.regression.targets import read_targets  # noqa: E402 - pandas is an extra
+
+
+def read(X: Any, y: Any) -> dict[str, list[float]]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*read as")
+        return {name: column.tolist() for name, column in read_targets(X, y)[0].items()}
+
+
+RINGS = pd.DataFrame({"carat": [1.0, 2.0, 3.0], "price": ["$1,200", "$900", "2,725"]})
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, pd.Series, lambda y: np.array(y, object)])
+def test_amounts_are_read_from_any_sequence(kind: Any) -> None:
+    found = read(["a", "b", "c"], kind(["$1,200", "$900", "2,725"]))
+    assert found == {"value": [1200, 900, 2725]}
+
+
+def test_amounts_of_a_column_are_read_with_a_note_that_shows_one() -> None:
+    with pytest.warns(UserWarning, match="read as") as caught:
+        found, is_single = read_targets(RINGS, "price")
+    assert found["price"].tolist() == [1200, 900, 2725]
+    assert is_single
+    (note,) = [str(warning.message) for warning in caught]
+    assert note == "price: 3 cells such as '$1,200' are read as numbers (1200)."
+
+
+def test_digits_in_texts_are_numbers_without_a_note() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, _ = read_targets(["a", "b"], np.array(["12", " 1.5e2 "]))
+    assert found["value"].tolist() == [12, 150]
+
+
+def test_a_percentage_keeps_its_number_and_stands_beside_percentages_only() -> None:
+    assert read(["a", "b"], ["5%", "0.5%"]) == {"value": [5, 0.5]}
+    with pytest.raises(ValueError, match=r"'rate' has .* units, '5%' and '0\.05'"):
+        read_targets(pd.DataFrame({"rate": ["5%", "0.05"]}), "rate")
+    with pytest.raises(ValueError, match=r"'\$5' and '€5'"):
+        read_targets(pd.DataFrame({"cost": ["$5", "€5"]}), "cost")
+
+
+def test_missing_cells_are_nan_and_others_are_named() -> None:
+    found = read(["a"] * 5, pd.Series([1, None, "NA", "", pd.NA], dtype=object))
+    np.testing.assert_array_equal(found["value"], [1, *[np.nan] * 4])
+    frame = pd.DataFrame({"p": ["1", "1.5k", "5 kg"]}, index=[10, 11, 12])
+    with pytest.raises(ValueError, match=r"'p' .* rows 11 and 12, such as '1\.5k'"):
+        read_targets(frame, "p")
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["2024-05-01", "2024-05-02"],
+        ["5/6/2024", None],
+        [datetime.date(2024, 5, 1)],
+        pd.to_datetime(["2024-05-01"]),
+        np.array(["2024-05-01"], "datetime64[D]"),
+        [pd.Timestamp("2024-05-01"), None],
+    ],
+)
+def test_dates_are_refused_with_the_cure(cells: Any) -> None:
+    with pytest.raises(ValueError, match=r"'sold' has dates such as .* days since"):
+        read_targets(None, {"sold": cells})
+
+
+def test_a_target_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="'price' is given twice"):
+        read_targets(RINGS, ["price", "price"])
+    twice = pd.DataFrame([[1, 2]], columns=["p", "p"])
+    with pytest.raises(ValueError, match="two columns 'p'"):
+        read_targets(["a"], twice)
+
+
+def test_a_feature_with_the_name_of_the_target_is_the_target_or_refused() -> None:
+    frame = pd.DataFrame({"price": [1.0, 2.0], "size": [3, 4]})
+    assert read(frame, frame["price"]) == {"price": [1, 2]}
+    with pytest.raises(ValueError, match="X has a column 'price' that is not the target"):
+        read_targets(frame, pd.Series([5, 6], name="price"))
+    with pytest.raises(ValueError, match="X has a column 'price'"):
+        read_targets(frame, {"price": [5, 6]})
+
+
+def test_a_target_without_a_name_hides_no_column() -> None:
+    frame = pd.DataFrame({"value": [1.0, 2.0]})
+    assert read(frame, [5.0, 6.0]) == {"target": [5, 6]}
+    assert read(frame[["value"]].rename(columns={"value": "x"}), [5.0]) == {"value": [5]}
+
+
+def test_float32_targets_are_those_of_float64() -> None:
+    narrow = np.array([0.1, 2725.1], np.float32)
+    assert read(["a", "b"], narrow) == {"value": [0.1, 2725.1]}
+    assert read(["a", "b"], pd.Series(narrow, name="p")) == {"p": [0.1, 2725.1]}
+    assert read(["a", "b"], pd.array([1, None], "Int32"))["value"][0] == 1
+
+
+def test_targets_come_from_tables_of_any_library() -> None:
+    pa = pytest.importorskip("pyarrow", reason="the test reads an Arrow table")
+    table = pa.table({"p": ["$5", "$6"], "q": [1, 2]})
+    assert read(["a", "b"], table) == {"p": [5, 6], "q": [1, 2]}
+    assert read(["a", "b"], table["p"]) == {"value": [5, 6]}
+    frame = pd.DataFrame([[1, 2]], columns=[7, pd.Timestamp("2024-05-01")])
+    assert read(["a"], frame) == {"7": [1], "2024-05-01": [2]}
