@@ -164,7 +164,7 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     assert np.median(np.abs(np.log(median / worth))) < 0.4
 
 
-@pytest.mark.parametrize("cell", ["NA", "n/a", "", "-", "nan", "inf", "True", "5 kg", "1,870"])
+@pytest.mark.parametrize("cell", ["NA", "n/a", "", "-", "nan", "inf", "True", "5 kg", "1.5k"])
 def test_a_target_that_is_no_number_is_shown_and_its_row_skipped_or_the_table_refused(
     cell: str, backbone: str, tmp_path: Path
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_target_that_is_no_number_is_shown_and_its_row_skipped_or_the_table_re
     assert report["rows"] == 3
     assert report["notes"] == [
         f"1 row without a finite price is skipped: line 4 (line 4: price {cell!r}); write numbers "
-        "as 1870.5, without separators and units."
+        "as 1870.5, without units."
     ]
     table.write_text("grade,price\n" + 2 * bad)
     with pytest.raises(ValueError, match="no row has a finite number for 'price': lines 2 and 3"):
@@ -338,7 +338,7 @@ def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
     from causal_qwen.regression.csv_io import fit_csv
 
     lines = ["grade,price", *(f"{row.grade},{row.price}" for row in table.itertuples())]
-    lines[2] = 'A,"1,870"'
+    lines[2] = "A,18 kg"
     lines[4] = "B,True"
     lines.insert(1, '"A\nA",100')
     (tmp_path / "table.csv").write_text("\n".join(lines))
@@ -346,9 +346,107 @@ def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
     report = fit_csv(*place, model=backbone, folds=2, calibration=0.0)
     assert report["rows"] == 79
     assert report["notes"] == [
-        "2 rows without a finite price are skipped: lines 5 and 7 (line 5: price '1,870'); write "
-        "numbers as 1870.5, without separators and units."
+        "2 rows without a finite price are skipped: lines 5 and 7 (line 5: price '18 kg'); write "
+        "numbers as 1870.5, without units."
     ]
+
+
+def test_amounts_are_targets_and_no_row_of_a_thousand_is_lost(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    large = 100 * table.price.astype(int)
+    rows = [f'{grade},"${price:,}"' for grade, price in zip(table.grade, large, strict=True)]
+    (tmp_path / "amounts.csv").write_text("\n".join(["grade,price", *rows]))
+    table.assign(price=large).to_csv(tmp_path / "digits.csv", index=False)
+    options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.25}
+    report = fit_csv(tmp_path / "amounts.csv", ["price"], tmp_path / "one", **options)
+    digits = fit_csv(tmp_path / "digits.csv", ["price"], tmp_path / "two", **options)
+    assert report["rows"] + report["calibration_rows"] == len(table)
+    assert report["targets"] == digits["targets"]
+    (note,) = [note for note in report["notes"] if note not in digits["notes"]]
+    assert re.fullmatch(rf"price: {len(table)} cells such as '\$[\d,]+' are .* \(\d+\)\.", note)
+
+
+def test_dates_and_a_target_given_twice_are_refused_in_one_sentence(
+    backbone: str, tmp_path: Path
+) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    (tmp_path / "table.csv").write_text("grade,sold\nA,2024-05-01\nB,2024-05-02\n")
+    with pytest.raises(ValueError, match="'sold' has dates such as '2024-05-01'"):
+        fit_csv(tmp_path / "table.csv", ["sold"], tmp_path / "saved", model=backbone)
+    done = CliRunner().invoke(
+        app, ["fit", str(tmp_path / "table.csv"), *("-y", "p", "-y", "p", "-o", "saved")]
+    )
+    assert str(done.exception) == "the target 'p' is given twice; name it once."
+
+
+def test_identifiers_are_left_out_with_a_note_unless_they_are_named(
+    backbone: str, table: Any, tmp_path: Path
+) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
+    numbered = table.assign(ring_id=[f"R{row}" for row in range(len(table))], row=range(len(table)))
+    numbered.to_csv(tmp_path / "table.csv", index=False)
+    place = tmp_path / "table.csv", ["price"]
+    options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.0}
+
+    def columns(name: str, **more: Any) -> list[str]:
+        report = fit_csv(*place, tmp_path / name, **options, **more)
+        notes = [note for note in report["notes"] if "left out" in note]
+        assert bool(notes) == (name == "all")
+        if notes:
+            assert notes[0].startswith("2 columns that name rows are left out: 'ring_id', 'row'")
+        return json.loads((tmp_path / name / "regressor.json").read_text())["columns"]
+
+    assert columns("all") == ["grade"]
+    assert columns("named", columns=["ring_id", "grade"]) == ["ring_id", "grade"]
+
+
+@pytest.mark.parametrize(("mark", "encoding"), [(";", "cp1252"), ("\t", "utf-16"), ("|", "utf-8")])
+def test_predict_gives_back_files_of_any_dialect_byte_for_byte(
+    mark: str, encoding: str, saved: str, tmp_path: Path
+) -> None:
+    given = f'grade{mark}"note"\r\nA{mark}"café"\r\nB{mark}\r\n'.encode(encoding)
+    (tmp_path / "mine.csv").write_bytes(given)
+    place = saved, str(tmp_path / "mine.csv"), "-o", str(tmp_path / "out.csv")
+    causal_qwen("predict", *place, "--encoding", encoding, "--json")
+    found = (tmp_path / "out.csv").read_bytes().decode(encoding)
+    point = "," if mark == ";" else "."
+    number = rf"{re.escape(mark)}-?\d+{re.escape(point)}\d+"
+    added = mark.join(["", "price_predicted", "price_low", "price_high"])
+    assert added in found
+    assert len(re.findall(number, found)) == 6
+    assert re.sub(number, "", found.replace(added, "")) == given.decode(encoding)
+
+
+def test_predict_reads_and_writes_parquet(saved: str, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the test writes a parquet file")
+    pd.DataFrame({"grade": ["A", "B"]}).to_parquet(tmp_path / "mine.parquet")
+    out = tmp_path / "out.parquet"
+    causal_qwen("predict", saved, str(tmp_path / "mine.parquet"), "-o", str(out), "--json")
+    rows = causal_qwen("predict", saved, str(tmp_path / "mine.parquet"), "--json")
+    assert parquet.read_table(out).to_pylist() == rows
+    done = CliRunner().invoke(app, ["predict", saved, "mine.csv", "-o", str(tmp_path / "o.xls")])
+    assert "save it as" in str(done.exception)
+
+
+def test_fit_takes_units_a_question_and_quiet(backbone: str, table: Any, tmp_path: Path) -> None:
+    table.assign(size=1.5, row=range(len(table))).to_csv(
+        tmp_path / "table.csv", index=False, sep=";"
+    )
+    fit = ["fit", str(tmp_path / "table.csv"), "-y", "price", "-m", backbone]
+    options = ["--units", "size=mm", "--question", "It costs", "--separator", ";", "--quiet"]
+    done = CliRunner().invoke(app, [*fit, "-o", str(tmp_path / "saved"), *options])
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    regressor = CausalTextRegressor.load(tmp_path / "saved")
+    (sentence,) = regressor.sentences(pd.DataFrame({"grade": ["A"], "size": [1.5]}))
+    assert sentence == "grade is A, size is 1.5 mm. It costs"
+    done = CliRunner().invoke(app, [*fit, "-o", "other", "--units", "mm"])
+    assert "--units 'mm'" in str(done.exception)
 
 
 def test_a_weight_that_is_no_number_is_refused_and_its_line_named(

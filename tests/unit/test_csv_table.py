@@ -17,6 +17,7 @@ from _fuzz import seeds
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
+from causal_qwen.regression.csv_dialect import find_separator  # noqa: E402
 from causal_qwen.regression.csv_io import read_csv  # noqa: E402
 from causal_qwen.regression.table_files import read_table  # noqa: E402
 
@@ -75,14 +76,9 @@ def test_lines_are_counted_as_editors_count_them(write: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("grade;price\nA;1,5\nB;2,5\n", "separated by semicolons"),
-        ('"grade";"price"\n"A";"1,5"\n', "separated by semicolons"),
-        ("id;price, net\n1;3,5\n", "separated by semicolons"),
-        ("grade\tprice\nA\t1\n", "separated by tabs"),
-        ("grade|price\nA|1\n", "separated by vertical bars"),
-        ("grade,price\nA,1\n".encode("utf-16"), "UTF-8"),
-        ("grade,price\nA,1\n".encode("utf-16-le"), "NUL byte"),
         (b"grade,price\nA,1\nJos\xe9,2\n", "line 3 is not UTF-8"),
+        ("grade;price\nA;1,5\nB;2.5\n", "--decimal"),
+        ("grade;price\nA;1\nB;2;3\n", "quote a cell that contains a semicolon"),
         (b"grade,price\nA,1\nB\0,2\n", "line 3 has a NUL byte"),
         (b"PK\x03\x04\x14\0\0\0", "NUL byte"),
         ("grade,price\nA,1\nB,2\nC,\"3\n", "line 4 is not CSV"),
@@ -93,10 +89,135 @@ def test_lines_are_counted_as_editors_count_them(write: Any) -> None:
         ("grade,price\n", "no rows"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_comma_separated_table_is_refused_in_one_sentence(
+def test_a_file_that_is_no_table_is_refused_in_one_sentence(
     write: Any, content: str | bytes, message: str
 ) -> None:
     assert message in refusal(write(content))
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|", ","])
+@pytest.mark.parametrize("quoted", [True, False])
+def test_the_separator_is_found(write: Any, mark: str, quoted: bool) -> None:
+    rows = [["grade", "price", "note"], ["A", "1", "x y"], ["B", "2", ""]]
+    cells = [[f'"{cell}"' if quoted else cell for cell in row] for row in rows]
+    table = read_table(write("\n".join(map(mark.join, cells))))
+    assert table.separator == mark
+    assert list(table.columns) == rows[0]
+    assert table.columns["note"] == ["x y", ""]
+
+
+@pytest.mark.parametrize(
+    ("content", "mark"),
+    [
+        ("id;price, net\n1;3,5\n", ";"),
+        ("name;city, state;zip\nJoe;Austin, TX;1\n", ";"),
+        ("x|y\n5\n6\n", ","),  # one column, whose name has a bar
+        ("text\nhello; a, b\n", ","),
+        ("a;b,c,d\n1,2,3\n", ","),
+        ("a;b\n" + "1;2\n" * 9 + "1,2\n", ";"),  # nine rows outvote one
+    ],
+)
+def test_several_rows_decide_between_separators(content: str, mark: str) -> None:
+    assert find_separator(content) == mark
+
+
+def test_a_separator_can_be_named(write: Any) -> None:
+    path = write("a b\n1 2\n")
+    assert read_table(path, separator=" ").columns == {"a": ["1"], "b": ["2"]}
+    tabs = write("a\tb;c\n1\t2;3\n")
+    assert read_table(tabs, separator="tab").columns == {"a": ["1"], "b;c": ["2;3"]}
+    with pytest.raises(ValueError, match="separator ';;'"):
+        read_table(path, separator=";;")
+
+
+ENCODINGS = ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_unicode_files_are_read_and_given_back_byte_for_byte(write: Any, encoding: str) -> None:
+    content = "grade;size\r\nsehr groß;1\r\n价;2\r\n".encode(encoding)
+    table = read_table(write(content))
+    assert table.columns == {"grade": ["sehr groß", "价"], "size": ["1", "2"]}
+    assert "".join([table.header, *table.records]).encode(table.encoding) == content
+
+
+def test_another_encoding_is_named_by_the_user_after_an_error_that_names_it(write: Any) -> None:
+    path = write("nom,prix\nJosé,1\n".encode("cp1252"))
+    sentence = refusal(path)
+    assert "--encoding cp1252 reads 'José,1'" in sentence
+    assert read_table(path, encoding="cp1252").columns["nom"] == ["José"]
+    chinese = write("名称,价格\n戒指,1\n".encode("gb18030"), "chinese.csv")
+    assert "--encoding gb18030 reads '名称,价格'" in refusal(chinese)
+    assert list(read_table(chinese, encoding="GBK").columns) == ["名称", "价格"]
+    with pytest.raises(ValueError, match="encoding 'latin-99' is unknown"):
+        read_table(path, encoding="latin-99")
+    with pytest.raises(ValueError, match="line 2 is not ASCII"):
+        read_table(path, encoding="ascii")
+
+
+# --- decimal commas
+
+
+def test_a_file_with_semicolons_has_decimal_commas(write: Any) -> None:
+    table = read_table(write("a;b;c;d\n1,5;1.234,50 €;007;1.500\n-0,25;12 €;x, y;3\n"))
+    assert table.decimal == ","
+    frame = table.frame()
+    assert frame["a"].tolist() == [1.5, -0.25]
+    assert frame["b"].tolist() == ["1234.50 €", "12 €"]
+    assert frame["c"].tolist() == ["007", "x, y"]
+    assert frame["d"].tolist() == [1500, 3]
+    assert table.columns["a"] == ["1,5", "-0,25"]
+    with pytest.warns(UserWarning, match=r"b: 2 cells such as '1\.234,50 €' .* \(1234\.5\)"):
+        np.testing.assert_array_equal(table.numbers("b"), [1234.5, 12])
+
+
+@pytest.mark.parametrize(
+    ("content", "decimal", "value"),
+    [
+        ("a;b\n1,234;x\n", ",", 1.234),  # as spreadsheets write it
+        ("a;b\n1,234;0.5\n", ".", "1,234"),
+        ("a;b\n1,234;0,5\n", ",", 1.234),
+        ("a\tb\n1,234\t5\n", ".", "1,234"),
+        ("a\tb\n1,234\t0,5\n", ",", 1.234),
+        ('a,b\n"1,5",x\n', ".", "1,5"),
+    ],
+)
+def test_certain_cells_decide_the_decimal_mark(
+    write: Any, content: str, decimal: str, value: Any
+) -> None:
+    table = read_table(write(content))
+    assert table.decimal == decimal
+    assert table.frame()["a"].tolist() == [value]
+
+
+def test_the_decimal_mark_can_be_named(write: Any) -> None:
+    path = write("a;b\n1,5;1.5\n")
+    assert "'1,5'" in refusal(path)
+    frame = read_table(path, decimal=",").frame()
+    assert frame.iloc[0].tolist() == [1.5, "1.5"]
+    frame = read_table(path, decimal=".").frame()
+    assert frame.iloc[0].tolist() == ["1,5", 1.5]
+    with pytest.raises(ValueError, match="decimal 'x'"):
+        read_table(path, decimal="x")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a;b\r\n1,5;x\r\n", "a;b;p;q r\r\n1,5;x;0,5;inf\r\n"),
+        ("a|b\nx|1.5", "a|b|p|q r\nx|1.5|0.5|inf"),
+        ("a\tb\nx\t1\n", "a\tb\tp\tq r\nx\t1\t0.5\tinf\n"),
+        ("\ufeffa,b\nx,1\n", "\ufeffa,b,p,q r\nx,1,0.5,inf\n"),
+    ],
+)
+def test_predicted_cells_are_appended_as_the_file_is_written(
+    write: Any, content: str, expected: str
+) -> None:
+    predicted = {"p": np.array([0.5]), "q r": np.array([np.inf])}
+    assert "".join(read_table(write(content)).with_predictions(predicted)) == expected
+
+
+# --- cells and lines
 
 
 def test_semicolons_inside_cells_are_no_separators(write: Any) -> None:
@@ -153,14 +274,27 @@ def test_empty_lines_between_rows_are_skipped_with_a_warning(write: Any) -> None
         assert len(read_table(write("a,b\n1,2\n\n\n"))) == 1  # after the last row
 
 
+def test_a_row_of_empty_cells_is_a_row_whatever_separates_them(write: Any) -> None:
+    for mark in (",", ";", "\t", "|"):
+        table = read_table(write(f"a{mark}b\n1{mark}2\n{mark}\n3{mark}4\n"))
+        assert table.columns == {"a": ["1", "", "3"], "b": ["2", "", "4"]}
+
+
 def test_an_empty_line_of_a_single_column_is_an_empty_cell(write: Any) -> None:
     assert read_table(write("text\nfirst\n\nthird\n\n")).columns["text"] == ["first", "", "third"]
 
 
-@pytest.mark.parametrize("cell", ["1,870", "5 kg", "True", "1_000", "0x1A", "NA", "", "１２"])
+@pytest.mark.parametrize("cell", ["5 kg", "True", "1_000", "0x1A", "NA", "", "1.5k", "1,5"])
 def test_a_cell_that_is_no_plain_number_is_none(write: Any, cell: str) -> None:
     table = read_table(write(f'price\n"{cell}"\n 12 \n-3.5e2\n'))
     np.testing.assert_array_equal(table.numbers("price"), [np.nan, 12, -350])
+
+
+@pytest.mark.parametrize("cell", ["1,870", "$1,870", "1,870 €"])
+def test_an_amount_is_a_number_and_a_warning_shows_it(write: Any, cell: str) -> None:
+    table = read_table(write(f'price\n"{cell}"\n 12 \n007\n'))
+    with pytest.warns(UserWarning, match=r"price: 1 cell .*1,870.* \(1870\)"):
+        np.testing.assert_array_equal(table.numbers("price"), [1870, 12, 7])
 
 
 def test_a_cell_has_the_same_value_beside_any_other_row(write: Any) -> None:
@@ -189,7 +323,7 @@ def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
     content, columns = random_csv(seed)
     table = read_table(write(content))
     assert table.columns == columns
-    body = "".join([table.header, *table.records]).encode()
+    body = "".join([table.header, *table.records]).encode(table.encoding)
     assert content.startswith(body)
     assert content[len(body) :].strip() == b""  # empty lines after the last row
     assert [len(column) for column in table.frame().to_dict("list").values()] == [
@@ -211,8 +345,9 @@ def test_a_damaged_file_is_read_as_it_is_written_or_refused(seed: int, write: An
         assert path.name in sentence
         assert "\n" not in sentence
         return
-    text = path.read_bytes().decode("utf-8-sig")
-    rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    text = path.read_bytes().decode(table.encoding).removeprefix("\ufeff")
+    lines = io.StringIO(text, newline="")
+    rows = [row for row in csv.reader(lines, delimiter=table.separator, strict=True) if row]
     width = len(table.columns)
     assert all(len(row) == width for row in rows if "".join(row).strip() or width > 1)
     if width > 1:

@@ -195,7 +195,7 @@ def _parse(lines: _Lines, separator: str, encoding: str) -> CsvTable:
             if cells:
                 header, names = place[0], column_names(lines.path, cells)
             continue
-        if not cells or (len(names) > 1 and not place[0].strip()):
+        if not cells or (len(names) > 1 and len(cells) == 1 and not place[0].strip()):
             blank.append(place)
             continue
         text, line = place

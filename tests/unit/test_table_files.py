@@ -1,0 +1,218 @@
+"""Parquet, Excel and JSON files: read with their types, given back with predictions beside them."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from causal_qwen.regression.csv_io import PredictedTable, read_csv  # noqa: E402
+from causal_qwen.regression.table_files import read_table, table_kind  # noqa: E402
+
+PREDICTED = {"price_predicted": np.array([1.5, 2.5]), "price_high": np.array([np.inf, 3.0])}
+COLUMNS = {"code": ["007", "NA"], "carat": [0.5, 2.0], "price": ["$1,200", "900"]}
+
+
+def parquet() -> Any:
+    return pytest.importorskip("pyarrow.parquet", reason="the test writes a parquet file")
+
+
+def excel() -> Any:
+    return pytest.importorskip("openpyxl", reason="the test writes an Excel file")
+
+
+def made(path: Path) -> Path:
+    """A file of COLUMNS, of the kind that its extension says."""
+    if path.suffix == ".parquet":
+        import pyarrow
+
+        parquet().write_table(pyarrow.table(COLUMNS), path)
+    elif path.suffix == ".xlsx":
+        book = excel().Workbook()
+        for row in (list(COLUMNS), *zip(*COLUMNS.values(), strict=True)):
+            book.active.append(list(row))
+        book.save(path)
+    else:
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), strict=True)]
+        texts = [json.dumps(row) for row in rows]
+        path.write_text(f"[{','.join(texts)}]" if path.suffix == ".json" else "\n".join(texts))
+    return path
+
+
+NAMES = ["rows.parquet", "rows.xlsx", "rows.jsonl", "rows.json"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_typed_file_is_read_with_its_types(name: str, tmp_path: Path) -> None:
+    if name.endswith("parquet"):
+        parquet()
+    table = read_table(made(tmp_path / name))
+    frame = table.frame()
+    assert frame["code"].tolist() == ["007", "NA"]
+    assert frame["carat"].tolist() == [0.5, 2.0]
+    assert len(table) == 2
+    with pytest.warns(UserWarning, match=r"price: 1 cell such as '\$1,200'"):
+        np.testing.assert_array_equal(table.numbers("price"), [1200, 900])
+    places = {"rows.xlsx": [2, 3], "rows.jsonl": [1, 2]}.get(name, [0, 1])
+    assert frame.index.tolist() == places
+    noun = "line" if name == "rows.jsonl" else "row"
+    assert table.name_lines([1], "code") == f"{noun} {places[1]} ({noun} {places[1]}: code 'NA')"
+
+
+@pytest.mark.filterwarnings("ignore:.*read as missing")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("other", [*NAMES, "rows.csv", "rows.csv.gz"])
+def test_predictions_are_written_in_the_kind_of_the_output(
+    name: str, other: str, tmp_path: Path
+) -> None:
+    if "parquet" in name + other:
+        parquet()
+    if "xlsx" in other:
+        excel()
+    table = PredictedTable(read_table(made(tmp_path / name)), PREDICTED)
+    place = tmp_path / "partial"
+    table.write(place, tmp_path / f"out-{other}")
+    written = place.rename(tmp_path / f"out-{other}")
+    if other == "rows.csv.gz":
+        assert gzip.decompress(written.read_bytes()).startswith(b"code,carat,price,")
+    frame = read_table(written).frame().reset_index(drop=True)
+    assert frame.columns.tolist() == [*COLUMNS, *PREDICTED]
+    assert frame["carat"].tolist() == [0.5, 2.0]
+    assert frame["price"].tolist()[0] == "$1,200"
+    assert frame["price_predicted"].tolist() == [1.5, 2.5]
+    high = pd.to_numeric(frame["price_high"]).tolist()
+    assert high[1] == 3.0
+    assert np.isnan(high[0]) if "json" in other else high[0] == np.inf
+
+
+def test_a_csv_file_becomes_parquet_with_its_cells_as_texts(tmp_path: Path) -> None:
+    read = parquet().read_table
+    (tmp_path / "rows.csv").write_text("code,price\n007,1.10\nNA,2\n")
+    table = PredictedTable(read_table(tmp_path / "rows.csv"), PREDICTED)
+    table.write(tmp_path / "partial", "out.parquet")
+    assert read(tmp_path / "partial")["code"].to_pylist() == ["007", "NA"]
+    assert read(tmp_path / "partial")["price"].to_pylist() == ["1.10", "2"]
+
+
+def test_parquet_columns_keep_their_arrow_types(tmp_path: Path) -> None:
+    pq = parquet()
+    import pyarrow as pa
+
+    given = pa.table(
+        {
+            "small": pa.array([1, None], pa.int8()),
+            "when": pa.array([datetime.date(2024, 5, 1), None]),
+            "tags": pa.array([["red", "blue"], []]),
+        }
+    )
+    pq.write_table(given, tmp_path / "rows.parquet")
+    table = read_table(tmp_path / "rows.parquet")
+    assert table.frame()["tags"].tolist() == ["red, blue", ""]
+    PredictedTable(table, PREDICTED).write(tmp_path / "partial", "out.parquet")
+    written = pq.read_table(tmp_path / "partial")
+    assert written.select(given.column_names).equals(given)
+    assert written["price_predicted"].to_pylist() == [1.5, 2.5]
+    (row, _) = PredictedTable(table, PREDICTED).records()
+    assert json.loads(json.dumps(row | {"price_high": 0}))["when"].startswith("2024-05-01")
+
+
+def test_lines_of_json_are_given_back_as_written(tmp_path: Path) -> None:
+    text = '{"b": 1.10, "a": "caf\\u00e9"}\n\n{ "a":"x" , "b":null }\n'
+    (tmp_path / "rows.jsonl").write_text(text)
+    table = read_table(tmp_path / "rows.jsonl")
+    assert table.places == [1, 3]
+    PredictedTable(table, PREDICTED).write(tmp_path / "partial", "out.jsonl")
+    assert (tmp_path / "partial").read_text() == (
+        '{"b": 1.10, "a": "caf\\u00e9", "price_predicted": 1.5, "price_high": null}\n'
+        '{ "a":"x" , "b":null, "price_predicted": 2.5, "price_high": 3.0}\n'
+    )
+
+
+def test_a_sheet_keeps_its_formats_and_its_first_row_may_be_empty(tmp_path: Path) -> None:
+    book = excel().Workbook()
+    sheet = book.active
+    for row in ([None], ["grade", None, 2024], ["A", None, 1], [None], ["B", None, 2]):
+        sheet.append(row)
+    sheet["A3"].font = excel().styles.Font(bold=True)
+    book.create_sheet("more")
+    book.save(tmp_path / "rows.xlsx")
+    with pytest.warns(UserWarning, match=r"first of 2 sheets|row 4 skipped") as caught:
+        table = read_table(tmp_path / "rows.xlsx")
+    assert len(caught) == 2
+    assert table.columns == {"grade": ["A", "B"], "2024": [1, 2]}
+    assert table.frame().index.tolist() == [3, 5]
+    PredictedTable(table, PREDICTED).write(tmp_path / "partial", "out.xlsx")
+    (tmp_path / "partial").rename(tmp_path / "out.xlsx")
+    written = excel().load_workbook(tmp_path / "out.xlsx")
+    assert [cell.value for cell in written.active[2]][-2:] == list(PREDICTED)
+    assert [cell.value for cell in written.active[5]][-2:] == [2.5, 3.0]
+    assert written.active["A3"].font.bold
+    assert written.sheetnames == ["Sheet", "more"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", '{"a": 1}\n{"a": }\n', "line 2 is not JSON"),
+        ("rows.jsonl", '{"a": 1}\n[1]\n', "line 2 is no object"),
+        ("rows.jsonl", "\n", "no rows"),
+        ("rows.json", '{"a": 1}', "no table"),
+        ("rows.json", "[1, 2]", "no table"),
+        ("rows.json", '{"a": 1}\n{"a": 2}', "jsonl"),
+        ("rows.json", "[]", "no rows"),
+        ("rows.json", '{"a": [1], "b": [1, 2]}', "'a' has 1 value and 'b' 2"),
+        ("rows.parquet", "no parquet", "cannot be read as parquet"),
+        ("rows.xlsx", "no sheet", "cannot be read as Excel"),
+        ("rows.xls", "old", "save it as"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_sentence(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    if name.endswith("parquet"):
+        parquet()
+    if name.endswith("xlsx"):
+        excel()
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_csv(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("package", "name"), [("pyarrow", "a.parquet"), ("openpyxl", "a.xlsx")])
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    for module in (package, f"{package}.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"need {package}, .*'\.\[files\]'"):
+        read_table(tmp_path / name)
+
+
+def test_options_of_text_are_refused_where_they_have_no_effect(tmp_path: Path) -> None:
+    path = made(tmp_path / "rows.jsonl")
+    assert len(read_table(path, encoding="utf-8")) == 2
+    with pytest.raises(ValueError, match="--separator has no effect"):
+        read_table(path, separator=";")
+
+
+def test_the_kind_is_that_of_the_extension_before_the_compression() -> None:
+    assert table_kind("a.CSV.gz") == "csv"
+    assert table_kind("a.jsonl.xz") == "jsonl"
+    assert table_kind("a.PQ") == "parquet"
+    assert table_kind("rows") == "csv"
+
+
+def test_a_compressed_file_of_lines_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n'))
+    assert read_csv(tmp_path / "rows.jsonl.gz")["a"].tolist() == [1]
