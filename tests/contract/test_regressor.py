@@ -151,8 +151,8 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     )
     assert (report["rows"], report["calibration_rows"]) == (55, 23)
     assert report["notes"] == [
-        "2 rows without a finite price are skipped: lines 5 and 7 (line 5: price 'n/a'); write "
-        "numbers as 1870.5, without separators and units."
+        "2 rows without a finite price are skipped: lines 5 and 7 (line 7: price 'cheap'); write "
+        "numbers as 1870.5, without units."
     ]
     assert report["targets"]["price"]["mdae"] < 100
     rows = causal_qwen("predict", str(tmp_path / "saved"), str(tmp_path / "test.csv"), "--json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from causal_qwen.regression.cells import is_missing
 from causal_qwen.training.data import shown
 
 ROWS_LISTED = 5  # in a message
@@ -46,7 +47,10 @@ def name_rows(rows: Any, index: Any = None) -> str:
 def name_lines(
     noun: str, places: Sequence[int], cells: Sequence[Any], rows: Sequence[int] | Any, name: str
 ) -> str:
-    """ "lines 5 and 7 (line 5: price 'n/a')": where rows of a file are, and the first cell."""
+    """ "lines 5 and 7 (line 7: price 'cheap')": where rows of a file are, and a cell of theirs,
+    which is not a missing one if there is another."""
+    texts = [str(cells[row]) for row in rows]
     found = [places[row] for row in rows]
     where = name_rows(found).replace("row", noun, 1)
-    return f"{where} ({noun} {found[0]}: {name} {shown(str(cells[rows[0]]))})"
+    seen = next((at for at, text in enumerate(texts) if not is_missing(text)), 0)
+    return f"{where} ({noun} {found[seen]}: {name} {shown(texts[seen])})"
