@@ -32,38 +32,52 @@ class TooFewRows(UserWarning):
 
 @dataclass(frozen=True)
 class Conformal:
-    """The scores of the calibration rows, in ascending order."""
+    """The scores of the calibration rows, in ascending order, and the weight of each.
+
+    A weight is the credibility of a row's label (`credibility`): a label that is wrong by all
+    appearances says nothing about how far right ones are from their predictions. All weights 1 is
+    plain split conformal.
+    """
 
     scores: NDArray[np.float64]
+    weights: NDArray[np.float64]
 
     @classmethod
-    def fit(cls, y_dist: Cauchy, y: ArrayLike) -> Conformal:
+    def fit(cls, y_dist: Cauchy, y: ArrayLike, weights: ArrayLike | None = None) -> Conformal:
         """From predictions for calibration rows and their values, both in the head's space."""
         loc, scale = (np.asarray(part, dtype=np.float64) for part in y_dist)
-        return cls(np.sort((np.asarray(y, dtype=np.float64) - loc) / scale))
+        scores = (np.asarray(y, dtype=np.float64) - loc) / scale
+        order = np.argsort(scores, kind="stable")
+        given = np.ones(len(scores)) if weights is None else np.asarray(weights, np.float64)
+        return cls(scores[order], given[order])
 
     def __len__(self) -> int:
-        return len(self.scores)
+        """The rows that count."""
+        return int(self.weights.sum() + ROUNDING)
 
     def radius(self, level: float) -> float:
         """Half the width, in predicted scales, of intervals of coverage `level`."""
         if not 0 < level < 1:
             raise ValueError(f"level={level} is outside (0, 1).")
-        rank = math.ceil((len(self) + 1) * level - ROUNDING)
-        if rank > len(self):
+        sizes = np.abs(self.scores)
+        order = np.argsort(sizes, kind="stable")
+        passed = np.cumsum(self.weights[order])
+        rank = math.ceil((passed[-1] + 1) * level - ROUNDING)
+        if rank > passed[-1] + ROUNDING:
             _warn(f"level {level:g}", len(self), rows_needed(level))
             return math.inf
-        return float(np.sort(np.abs(self.scores))[rank - 1])
+        return float(sizes[order][np.searchsorted(passed, rank - ROUNDING)])
 
     def quantile(self, p: float) -> float:
         """The p-quantile of new values, in predicted scales from the median."""
         if not 0 < p < 1:
             raise ValueError(f"p={p} is outside (0, 1).")
-        rank = (len(self) + 1) * p  # among the scores, counted from 1
-        if not 1 - ROUNDING <= rank <= len(self) + ROUNDING:
+        passed = np.cumsum(self.weights)
+        rank = (passed[-1] + 1) * p  # among the scores, counted from 1
+        if not 1 - ROUNDING <= rank <= passed[-1] + ROUNDING:
             _warn(f"quantile {p:g}", len(self), rows_needed(max(p, 1 - p)))
             return math.copysign(math.inf, p - 0.5)
-        return float(np.interp(rank, np.arange(1, len(self) + 1), self.scores))
+        return float(np.interp(rank, passed, self.scores))
 
 
 def rows_needed(level: float) -> int:

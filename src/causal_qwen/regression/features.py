@@ -1,6 +1,11 @@
-"""Features: text -> z, the backbone's last hidden state at the last token.
+"""Features: text -> z, what the backbone makes of it.
 
-    z = features(texts, model, processor)          # (N, H), float32
+    features(texts, model, processor, ...)                      # (N, H): last layer, last token
+    features(texts, model, processor, poolings=MIDDLE, ...)     # (N, P, H), by one forward pass
+
+Middle layers describe a text better than the last, which is about the next token; their mean over
+tokens better than the last token. `MIDDLE` are candidates, of which cross-validation chooses; they
+need two thirds of the layers.
 
 A frozen backbone maps the same text to the same z, so z is cached on disk, text by text:
 cross-validation, another target or a second calibration cost nothing, and an interrupted run
@@ -9,11 +14,13 @@ continues where it stopped.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +40,20 @@ BACKBONE_FIELDS = (  # config fields that change z and no weight's shape
 )
 
 Encoded = tuple[list[int], list[float]]  # ids and values of one text
+
+
+class Pooling(NamedTuple):
+    """The hidden state after a share of the layers: at the last token, or the mean of all."""
+
+    depth: float
+    how: str  # "mean", "last"
+
+    def __str__(self) -> str:
+        return f"{self.how} at {self.depth:.2g}"
+
+
+LAST = Pooling(1.0, "last")
+MIDDLE = tuple(Pooling(depth / 6, how) for how in ("mean", "last") for depth in (2, 3, 4))
 Progress = Callable[[int, int], None]  # (done, total)
 
 
@@ -57,21 +78,70 @@ def too_long(texts: Sequence[str], processor: Processor, max_length: int) -> lis
 
 def hidden_at_end(model: CausalModel, encoded: Sequence[Encoded]) -> Tensor:
     """z at every text's last token. Padding is on the right, after all that is used. -> (B, H)"""
-    ends = torch.tensor([len(ids) - 1 for ids, _ in encoded], device=model.device)
-    width = int(ends.max()) + 1
+    output, lengths = _run(model, model.model, encoded)
+    z: Tensor = output.last_hidden_state[torch.arange(len(lengths)), lengths - 1]
+    return z
+
+
+def pooled_hidden(
+    model: CausalModel, encoded: Sequence[Encoded], poolings: Sequence[Pooling]
+) -> Tensor:
+    """Hidden states between the layers, pooled over each text's own tokens. -> (B, P, H)"""
+    count = len(model.model.layers)
+    after = [max(round(pooling.depth * count), 1) for pooling in poolings]  # layers
+    reader = _first_layers(model.model, max(after))
+    states: dict[int, Tensor] = {}
+
+    def keep(place: int) -> Callable[..., None]:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            states[place] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    layers = list(reader.layers)
+    hooks = [layers[n - 1].register_forward_hook(keep(n)) for n in sorted(set(after))]
+    try:
+        _, lengths = _run(model, reader, encoded)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    width = int(lengths.max())
+    is_own = torch.arange(width, device=lengths.device) < lengths.unsqueeze(-1)  # (B, T)
+    rows, found = torch.arange(len(lengths)), []
+    for pooling, n in zip(poolings, after, strict=True):
+        state = states[n].float()
+        if pooling.how == "last":
+            found.append(state[rows, lengths - 1])
+        else:
+            own = is_own.unsqueeze(-1).to(state.dtype)
+            found.append((state * own).sum(1) / lengths.unsqueeze(-1))
+    return torch.stack(found, 1)
+
+
+def _first_layers(backbone: Any, count: int) -> Any:
+    """The same backbone with its first layers only; weights are shared, the original is not
+    changed."""
+    shorter = copy.copy(backbone)
+    shorter._modules = {**backbone._modules, "layers": backbone.layers[:count]}
+    return shorter
+
+
+def _run(model: CausalModel, backbone: Any, encoded: Sequence[Encoded]) -> tuple[Any, Tensor]:
+    """The backbone's output for texts padded on the right, and their lengths (B,)"""
+    lengths = torch.tensor([len(ids) for ids, _ in encoded], device=model.device)
+    width = int(lengths.max())
     ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in encoded])
     values = [list(values) + [0.0] * (width - len(values)) for _, values in encoded]
     number = model.config.num_token_id
     has_numbers = number is not None and bool((ids == number).any())  # a value may be 0
-    output = model.model(
+    output = backbone(
         input_ids=ids.to(model.device),
         numeric_values=torch.tensor(values, dtype=torch.float64, device=model.device)
         if has_numbers
         else None,
         use_cache=False,
     )
-    z: Tensor = output.last_hidden_state[torch.arange(len(ends), device=ends.device), ends]
-    return z
+    return output, lengths
 
 
 def batches_by_length(encoded: Sequence[Encoded], tokens: int = BATCH_TOKENS) -> list[list[int]]:
@@ -92,17 +162,23 @@ def features(
     processor: Processor,
     *,
     max_length: int,
+    poolings: Sequence[Pooling] = (),
     cache: Path | None = None,
     progress: Progress = no_progress,
 ) -> NDArray[np.float32]:
-    """z of every text, (N, H). `cache` is the cache file, None for no cache."""
+    """z of every text: (N, H) at the last token, or (N, P, H) by `poolings`.
+
+    `cache` is the cache file, None for no cache.
+    """
     distinct = list(dict.fromkeys(texts))
     place = {text: row for row, text in enumerate(distinct)}
-    z = np.empty((len(distinct), model.config.hidden_size), np.float32)
-    with closing(FeatureCache(cache, fingerprint(model, processor, max_length))) as store:
+    shape = (len(poolings), model.config.hidden_size) if poolings else (model.config.hidden_size,)
+    z = np.empty((len(distinct), *shape), np.float32)
+    key = fingerprint(model, processor, max_length) + " ".join(map(str, poolings))
+    with closing(FeatureCache(cache, key)) as store:
         is_known = np.zeros(len(distinct), dtype=bool)
         for text, found in store.read(distinct):
-            z[place[text]], is_known[place[text]] = found, True
+            z[place[text]], is_known[place[text]] = found.reshape(shape), True
         missing = [distinct[row] for row in np.flatnonzero(~is_known)]
         done = len(distinct) - len(missing)
         progress(done, len(distinct))
@@ -110,7 +186,11 @@ def features(
             block = missing[start : start + BLOCK]
             encoded = encode_texts(block, processor, max_length)
             for batch in batches_by_length(encoded):
-                read = hidden_at_end(model, [encoded[row] for row in batch]).float().cpu().numpy()
+                some = [encoded[row] for row in batch]
+                hidden = (
+                    pooled_hidden(model, some, poolings) if poolings else hidden_at_end(model, some)
+                )
+                read = hidden.float().cpu().numpy()
                 of_texts = dict(zip((block[row] for row in batch), read, strict=True))
                 store.write(of_texts)
                 z[[place[text] for text in of_texts]] = read

@@ -300,21 +300,39 @@ def to_chain(location: LinearHead, scale: LinearHead) -> Chain:
     All coordinates have the same scale, so that |w| of them is the output of the scale's head.
     """
     basis = location.basis
-    chain = Chain(basis.directions.shape[1], len(basis.offset))
+    return _assemble(basis.directions, -basis.offset, location.weight[0], location.bias[0], scale)
+
+
+def stacked_chain(weight: Tensor, bias: float, scale: LinearHead) -> Chain:
+    """The chain on experts' predictions: each is the location of a coordinate of U.
+
+    `weight` (m,) weighs them; the features (m + 1,) also hold their spread, which only the scale
+    reads.
+    """
+    directions = torch.eye(len(weight), len(weight) + 1, dtype=torch.float64)
+    offset = torch.zeros(len(weight), dtype=torch.float64)
+    return _assemble(directions, offset, weight, torch.tensor(bias), scale)
+
+
+@torch.no_grad()
+def _assemble(
+    directions: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, scale: LinearHead
+) -> Chain:
+    """loc_U = directions z + offset, Y = weight.U + bias, |weight|.scale_U' the scale's head."""
+    chain = Chain(directions.shape[1], len(offset))
     abduction, action = chain.abduction, chain.action
-    weight = location.weight[0]
     weight = torch.where(weight.abs().sum() > 0, weight, 1e-9)
     norm = weight.abs().sum()
-    abduction.loc.weight.copy_(basis.directions)
-    abduction.loc.bias.copy_(-basis.offset)
+    abduction.loc.weight.copy_(directions)
+    abduction.loc.bias.copy_(offset)
     slope = scale.weight[0] @ scale.basis.directions
     constant = scale.bias[0] - scale.weight[0] @ scale.basis.offset - norm.log()
-    abduction.scale.weight.copy_(slope.expand_as(basis.directions))
-    abduction.scale.bias.copy_(constant.expand_as(basis.offset))
-    action.b_noise.copy_((scale.bias[1].exp() / norm).expand_as(basis.offset))
+    abduction.scale.weight.copy_(slope.expand_as(directions))
+    abduction.scale.bias.copy_(constant.expand_as(offset))
+    action.b_noise.copy_((scale.bias[1].exp() / norm).expand_as(offset))
     action.decision_noise.zero_()
     action.value.weight.copy_(weight)
-    action.value.bias.copy_(location.bias)
+    action.value.bias.copy_(bias)
     return chain
 
 

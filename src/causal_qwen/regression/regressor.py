@@ -1,11 +1,12 @@
 """Regressor: texts or tables -> numbers with calibrated intervals, by scikit-learn's conventions.
 
     regressor = CausalTextRegressor().fit(train, "price")      # a DataFrame, or texts and values
-    regressor.calibrate(held_out, "price")
-    low, high = regressor.predict_interval(test, level=0.9)
+    low, high = regressor.predict_interval(test, level=0.9)    # calibrated by cross-validation
 
-Every text ends where its number would follow; U is abduced there, and Y is a linear function of
-U. The value is predicted without the gate P_<NUM>. Three backbones:
+A row is read in several ways (`sources`): columns, words, boosting, and the language model for
+texts. Their predictions of unseen rows are the coordinates of U, and Y is a linear function of U
+(`experts`). With `sources=["model"]` every row is a sentence that ends where its number would
+follow, and U is abduced there. The value is predicted without the gate P_<NUM>. Three backbones:
 
     frozen    the embedded model as it is; only the causal chain is fitted, on cached features
     finetune  the chain is fitted, then the whole model is trained
@@ -16,13 +17,15 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import numbers
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -49,9 +52,13 @@ from causal_qwen.regression.backbone import (
     record_of,
     saved_record,
 )
-from causal_qwen.regression.conformal import Conformal
+from causal_qwen.regression.conformal import Conformal, rows_needed
+from causal_qwen.regression.credibility import find_credibility
+from causal_qwen.regression.experts import Evidence, with_spread
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import (
+    MIDDLE,
+    Pooling,
     Progress,
     batches_by_length,
     encode_texts,
@@ -60,6 +67,7 @@ from causal_qwen.regression.features import (
     hidden_at_end,
     too_long,
 )
+from causal_qwen.regression.frames import column_kinds, is_tabular, to_frame
 from causal_qwen.regression.head import (
     FOLDS,
     Chain,
@@ -70,6 +78,7 @@ from causal_qwen.regression.head import (
     train_model,
 )
 from causal_qwen.regression.prediction import NumberPrediction
+from causal_qwen.regression.rows import is_table, name_rows, row_index
 from causal_qwen.regression.saved import (
     CURE,
     FORMAT,
@@ -80,19 +89,18 @@ from causal_qwen.regression.saved import (
     read_tensors,
     wrong,
 )
-from causal_qwen.regression.sentences import (
-    is_table,
-    join_sentences,
-    name_rows,
-    read_targets,
-    row_index,
-)
+from causal_qwen.regression.sentences import join_sentences
+from causal_qwen.regression.source_model import SourceModel
+from causal_qwen.regression.sources import SOURCES, Schema, with_inner_numbers
+from causal_qwen.regression.targets import read_targets
 from causal_qwen.terminal import counted, progress_bar
 from causal_qwen.training.from_scratch import new_model
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.metrics import r2_score
+    from sklearn.model_selection import GroupKFold, KFold, check_cv
+    from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
 except ModuleNotFoundError:
     raise ImportError(
@@ -103,6 +111,7 @@ __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 
 Array = NDArray[np.float64]
 
+FITTED = ("model_", "processor_", "backbone_", "source_", "evidence_")
 BACKBONES = ("frozen", "finetune", "scratch")
 DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
     "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
@@ -111,6 +120,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
 FORWARDS_OF_A_STEP = 3  # the time of a training step: forward and backward
 BLOCK = 16384  # rows that are predicted at a time
 LENGTH = 512  # tokens of a text, by default
+TEXT = "text"  # the column of texts that are not in a table
+LEVEL = 0.9  # intervals of which cross-validation must be able to calibrate
+SUPPORTS = ("auto", "real", "positive", "count")
+FEW = 0.005  # share of credible labels on the other side of a support's bound
+STRETCH = 2.0  # by which a predicted scale may leave the range of those of unseen rows
+SHOWN_ROWS = 3
+
+
+class Limits(NamedTuple):
+    """What predictions may be: the support of the values, and the range of the scale."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    is_whole: bool = False
+    least_scale: float = 0.0
+    most_scale: float = math.inf
+
+    def clip(self, values: Array) -> Array:
+        return np.clip(values, self.low, self.high)
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass
@@ -120,31 +151,59 @@ class Target:
     space: ValueSpace
     chain: Chain | None = None
     conformal: Conformal | None = None
+    limits: Limits = NO_LIMITS
 
     def tensors(self) -> dict[str, Tensor]:
         """The chain and the calibration, as they are saved."""
         found = {} if self.chain is None else dict(self.chain.state_dict())
         if self.conformal is not None:
             found["scores"] = torch.from_numpy(self.conformal.scores)
+            found["score_weights"] = torch.from_numpy(self.conformal.weights)
         return found
 
     @classmethod
     def from_tensors(cls, space: ValueSpace, tensors: dict[str, Tensor]) -> Target:
         target, scores = cls(space), tensors.pop("scores", None)
+        weights = tensors.pop("score_weights", None)
         if tensors:
             causal_size, hidden_size = tensors[Chain.SIZES].shape
             target.chain = Chain(hidden_size, causal_size)
             target.chain.load_state_dict(tensors)
         if scores is not None:
-            target.conformal = Conformal(scores.numpy())
+            given = np.ones(len(scores)) if weights is None else weights.numpy()
+            target.conformal = Conformal(scores.numpy(), given)
         return target
+
+
+class TargetEvidence(NamedTuple):
+    """Training rows of one target, each as cross-validation saw it (NaN where it did not)."""
+
+    values: Array
+    unseen: Array  # the median by experts that have not seen the row
+    scores: Array  # (value - median) / scale, in the head's space
+    credibility: Array  # the probability that the label is right
+    peers: dict[str, Array]  # medians of single methods
+
+    def errors(self) -> dict[str, float]:
+        """The median absolute error of every method on unseen rows; ours is "together"."""
+        middle = float(np.median(self.values))
+        every = {"training median": np.full(len(self.values), middle), **self.peers}
+        every["together"] = self.unseen
+        return {n: float(np.nanmedian(np.abs(p - self.values))) for n, p in every.items()}
 
 
 class CausalTextRegressor(RegressorMixin, BaseEstimator):
     """Numbers, with their uncertainty, from texts or from the rows of a table.
 
     Args:
-        backbone: `frozen` (the embedded model's features; minutes), `finetune` or `scratch`.
+        backbone: `frozen` (the embedded model as it is), `finetune` or `scratch`.
+        sources: `auto`, or some of `columns`, `words`, `boosting`, `model` (frozen). `auto` asks
+            the language model only where there are texts; `["model"]` alone reads every row as a
+            sentence, as version 0.3 did.
+        support: `auto`, `real`, `positive` (at least 0), `count` (whole, at least 0), or (low,
+            high): medians, quantiles and intervals stay inside.
+        cv: a splitter of scikit-learn (`TimeSeriesSplit()`), for cross-validation within `fit`;
+            None splits at random into `folds`, by `groups` if they are given.
         model: a converted model's directory instead of the embedded one, or an `OpenModel`.
         template: such as "A {carat} carat diamond, cut {cut}", for tables; None lists the columns.
         text: the table's column (or columns) of free text, used verbatim.
@@ -156,24 +215,29 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         bad_rows: `raise`, or `skip` rows without a text or a finite target, with a warning.
         max_length: tokens of a text; longer ones lose their beginning, with a warning.
         cache: keep frozen features on disk, in the cache directory of the embedded model.
-        folds: of the cross-validation that chooses the penalty (frozen).
+        folds: of the cross-validation within `fit` (frozen).
         size: of a model from scratch: `tiny`, `small`, `medium`, or (hidden size, layers).
         learning_rate, epochs, batch_size: of `finetune` and `scratch`; None is their default.
         held_out: the share of rows on which training is validated.
         patience: training stops after so many epochs that are no better on the held-out rows;
             0, like 1, stops after the first.
-        random_state: an int, the seed of folds, weights and batches.
+        random_state: the seed of folds, weights and batches; None draws one.
         verbose: show progress on the standard error stream.
     """
 
     targets_: dict[str, Target]
     columns_: list[Any] | None  # of the table, None for texts
     is_single_: bool
+    source_: SourceModel | None = None  # of several sources
+    evidence_: dict[str, TargetEvidence]  # of the training rows; not saved
 
     def __init__(
         self,
         backbone: str = "frozen",
         *,
+        sources: str | Sequence[str] = "auto",
+        support: str | tuple[float, float] = "auto",
+        cv: Any = None,
         model: str | os.PathLike[str] | None = None,
         template: str | None = None,
         text: str | Sequence[str] | None = None,
@@ -190,10 +254,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         batch_size: int = 16,
         held_out: float = 0.1,
         patience: int | None = None,
-        random_state: int = 0,
+        random_state: Any = 0,
         verbose: bool = True,
     ) -> None:
         self.backbone = backbone
+        self.sources = sources
+        self.support = support
+        self.cv = cv
         self.model = model
         self.template = template
         self.text = text
@@ -215,54 +282,220 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ learning
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Learn from texts (or a table) and values.
 
         `y` is one number per row, or several: a 2-D array, a DataFrame, a dict of names, or the
-        names of columns of the table `X`.
+        names of columns of the table `X`. Rows of one group are never on both sides of a split.
         """
         self._check_settings()
-        for name in ("model_", "processor_", "backbone_"):  # of an earlier fit
+        for name in FITTED:  # of an earlier fit
             self.__dict__.pop(name, None)
+        X = _as_table(X)
         values, self.is_single_ = read_targets(X, y)
         self.columns_ = self._columns(X, list(values))
-        texts = self._texts(X, list(values))
+        self.seed_ = _seed(self.random_state)
+        self._name_features()
+        is_read = self._reads_sentences()
+        texts = self._texts(X, list(values)) if is_read else self._described(X)
         weights = sentences.read_weights(sample_weight, len(texts))
         index = row_index(X)
         texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows, index)
         weights, index = weights[is_usable], None if index is None else index[is_usable]
         for name, column in values.items():
             _check_variety(name, column)
+        self.targets_ = {name: Target(ValueSpace()) for name in values}
+        if not is_read:
+            groups = None if groups is None else np.asarray(groups)[is_usable]
+            self._fit_sources(self._frame(X)[is_usable], values, weights, groups)
+            return self
         if self.backbone != "scratch":  # whose tokenizer does not exist yet
             self._warn_long_texts(texts, index=index)
             self._announce(texts)
-        self.targets_ = {name: Target(ValueSpace()) for name in values}
         if self.backbone == "frozen":
             self._fit_chains(texts, values, weights)
         else:
             self._fit_model(texts, values, weights)
         return self
 
-    def calibrate(self, X: Any, y: Any) -> Self:
-        """Split-conformal calibration on rows that `fit` has not seen; see `conformal`."""
+    def calibrate(self, X: Any, y: Any, trusted: Any = None) -> Self:
+        """Split-conformal calibration on rows that `fit` has not seen; see `conformal`.
+
+        `trusted` marks the rows whose labels are right (True) and the only ones to use. Without it
+        labels that look wrong are weighted by their credibility, and a warning gives their share.
+        """
         check_is_fitted(self, "targets_")
+        X = _as_table(X)
         values, _ = read_targets(X, y)
-        texts, values, is_usable = sentences.usable_rows(
-            self.sentences(X), values, self.bad_rows, index := row_index(X)
-        )
-        index = None if index is None else index[is_usable]
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
             raise ValueError(f"y has {counted(len(values), 'target')}; give those of fit: {names}.")
+        index = row_index(X)
+        described = (
+            self._texts(X, list(self.targets_)) if self._reads_sentences() else self._described(X)
+        )
+        _, values, is_usable = sentences.usable_rows(described, values, self.bad_rows, index)
+        if trusted is not None:
+            trusted = np.asarray(trusted, dtype=bool)
+            if trusted.shape != is_usable.shape or not (trusted & is_usable).any():
+                raise ValueError(
+                    f"trusted must be {len(is_usable)} truth values, at least one of them true."
+                )
+            values = {name: column[trusted[is_usable]] for name, column in values.items()}
+            is_usable = is_usable & trusted
         blocks = [
             {name: number.y for name, number in found.items()}
-            for found in self._predictions(texts, BLOCK, index)
+            for found in self._predictions(_take(X, is_usable), BLOCK)
         ]
         for (name, target), column in zip(self.targets_.items(), values.values(), strict=True):
-            encoded = target.space.encode(torch.from_numpy(column))
+            encoded = target.space.encode(torch.from_numpy(column)).numpy()
             parts = zip(*(y_dists[name] for y_dists in blocks), strict=True)  # locs, scales
-            target.conformal = Conformal.fit(Cauchy(*map(torch.cat, parts)), encoded)
+            y_dist = Cauchy(*map(torch.cat, parts))
+            weights = np.ones(len(encoded))
+            if trusted is None:
+                scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+                weights, share = find_credibility(scores, weights)
+                _say_credibility(name, share)
+            target.conformal = Conformal.fit(y_dist, encoded, weights)
         return self
+
+    # ------------------------------------------------------------ several sources
+
+    def _reads_sentences(self) -> bool:
+        """Whether every row is read as one sentence, by the language model alone."""
+        return self.backbone != "frozen" or _names(self.sources) == ["model"]
+
+    def _described(self, X: Any) -> list[str]:
+        """Something of every row, "" where it has no value at all."""
+        if self.columns_ is None:
+            return sentences.read_texts(X)
+        has_value = self._frame(X).notna().any(axis=1)
+        return ["row" if has else "" for has in has_value]
+
+    def _frame(self, X: Any) -> Any:
+        """The columns that were seen in fit; texts are one column."""
+        if self.columns_ is None:
+            import pandas
+
+            return pandas.DataFrame({TEXT: sentences.read_texts(X)})
+        if not is_table(X):
+            raise ValueError("X is not a table; give one with the columns seen in fit.")
+        sentences.require_columns(X, self.columns_)
+        return X[self.columns_]
+
+    def _fit_sources(
+        self, frame: Any, values: dict[str, Array], weights: Array, groups: Any
+    ) -> None:
+        kinds = column_kinds(frame)
+        if self.columns_ is None:
+            kinds = {TEXT: "text"}
+        kinds |= dict.fromkeys(self._text_columns(), "text")
+        if ids := [name for name, kind in kinds.items() if kind == "id"]:
+            if len(ids) == len(kinds):
+                kinds = dict.fromkeys(kinds, "category")
+            else:
+                names = ", ".join(map(repr, ids))
+                warnings.warn(f"left out, because they only name rows: {names}.", stacklevel=3)
+        schema = with_inner_numbers(Schema.of_kinds(kinds), frame)
+        chosen = self._chosen_sources(schema)
+        z = None
+        if "model" in chosen:
+            self._text_names_ = schema.texts or list(kinds)
+            texts = self._source_texts(frame)
+            self._warn_long_texts(texts, index=frame.index)
+            self._announce(texts)
+            z = self._features(texts, MIDDLE)
+            self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
+        source = SourceModel(schema, chosen)
+        spaces = ("symlog", "linear") if self.value_space == "auto" else (self.value_space,)
+        stages = 0
+        with progress_bar("fitting", self.verbose) as progress:
+            total = len(values) * (3 if len(chosen) == 1 else 8)
+
+            def done() -> None:
+                nonlocal stages
+                progress(stages := min(stages + 1, total), total)
+
+            evidence = source.fit(
+                frame,
+                z,
+                values,
+                weights,
+                self._splits(len(frame), groups),
+                spaces=spaces,
+                seed=self.seed_,
+                done=done,
+            )
+            progress(total, total)
+        self.source_ = source
+        if not source.uses_model:
+            self.__dict__.pop("backbone_", None)
+        self.evidence_ = {}
+        for name, found in evidence.items():
+            self._keep_evidence(name, values[name], found)
+        if self.verbose:
+            print(self.summary(), file=sys.stderr, flush=True)
+
+    def _chosen_sources(self, schema: Schema) -> list[str]:
+        has = {
+            "columns": bool(schema.numbers or schema.categories),
+            "words": bool(schema.texts),
+            "boosting": True,
+            "model": bool(schema.texts),
+        }
+        if self.sources == "auto":
+            return [name for name in SOURCES if has[name]]
+        chosen = _names(self.sources)
+        if not any(has[name] or name == "model" for name in chosen):
+            raise ValueError(
+                f"sources={self.sources!r}: the table has no {' or '.join(chosen)}; add another."
+            )
+        return [name for name in SOURCES if name in chosen and (has[name] or name == "model")]
+
+    def _source_texts(self, frame: Any) -> list[str]:
+        """What the language model reads of every row: its text columns."""
+        columns = self._text_names_
+        if self.columns_ is None:
+            return frame[TEXT].tolist()
+        is_text = columns if columns != self.columns_ else ()
+        made = sentences.to_sentences(frame, columns, text=is_text, units=self.units)
+        return [text or sentences.UNKNOWN for text in made]
+
+    def _splits(self, rows: int, groups: Any) -> list[tuple[Any, Any]]:
+        if self.cv is not None:
+            splitter = check_cv(self.cv)
+        elif groups is not None:
+            splitter = GroupKFold(min(self.folds, len(np.unique(groups))))
+        else:
+            splitter = KFold(min(self.folds, rows), shuffle=True, random_state=self.seed_)
+        return list(splitter.split(np.zeros(rows), None, groups))
+
+    def _keep_evidence(self, name: str, values: Array, evidence: Evidence) -> None:
+        """Limits, calibration by cross-validation, and what is reported of a target."""
+        assert self.source_ is not None
+        model = self.source_.targets[name]
+        space, trust = model.space, evidence.credibility.probability
+        tested = np.isfinite(evidence.unseen).all(1)
+        _, y_dist = model.stack.chain(torch.from_numpy(with_spread(evidence.unseen[tested])))
+        limits = _limits(self.support, values, trust)
+        limits = limits._replace(
+            least_scale=float(y_dist.scale.min()) / STRETCH,
+            most_scale=float(y_dist.scale.max()) * STRETCH,
+        )
+        target = self.targets_[name] = Target(space, model.stack.chain, limits=limits)
+        encoded = space.encode(torch.from_numpy(values)).numpy()
+        if trust[tested].sum() >= rows_needed(LEVEL):
+            target.conformal = Conformal.fit(y_dist, encoded[tested], trust[tested])
+        unseen = np.full(len(values), np.nan)
+        unseen[tested] = limits.clip(space.clamped(y_dist.loc).numpy())
+        scores = np.full(len(values), np.nan)
+        scores[tested] = (encoded[tested] - y_dist.loc.numpy()) / y_dist.scale.numpy()
+        peers = {
+            peer: limits.clip(space.clamped(torch.from_numpy(found)).numpy())
+            for peer, found in evidence.peers.items()
+        }
+        self.evidence_[name] = TargetEvidence(values, unseen, scores, trust, peers)
+        _say_credibility(name, evidence.credibility.share)
 
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
         z = torch.from_numpy(self._features(texts))
@@ -278,7 +511,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         for kind in ("symlog", "linear") if self.value_space == "auto" else (self.value_space,):
             space = ValueSpace(kind, *fit_field(v, kind))
             chain, loss = fit_chain(
-                z, space.encode(v), w, folds=self.folds, seed=self.random_state, progress=progress
+                z, space.encode(v), w, folds=self.folds, seed=self.seed_, progress=progress
             )
             slope = float((space.log_slope(v) * w).sum() / w.sum())
             found.append((loss - slope, Target(space, chain)))
@@ -307,7 +540,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             init_number_head(self.model_)
         else:
             z = torch.from_numpy(self._features(asked))
-            seed, folds = self.random_state, self.folds
+            seed, folds = self.seed_, self.folds
             chain, _ = fit_chain(z, loss.y, loss.weights, folds=folds, seed=seed)
             init_from_chain(self.model_, chain)
             self.model_.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
@@ -318,7 +551,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 len(asked),
                 batch_size=self.batch_size,
                 held_out=self.held_out,
-                seed=self.random_state,
+                seed=self.seed_,
                 progress=progress,
                 **options,
             )
@@ -336,7 +569,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 setattr(model.config, name, value)
             return processor, model
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.random_state)
+            torch.manual_seed(self.seed_)
             processor, model = new_model(
                 texts, self.size, max_length=self.max_length, encode_numbers="value", **fields
             )
@@ -347,23 +580,29 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     # ------------------------------------------------------------ predicting
 
     def predict(self, X: Any) -> Array:
-        """Medians: (N,), or (N, targets) for several."""
-        return self._per_target(X, lambda number, _: number.median)
+        """Medians: (N,), or (N, targets) for several. Calibrated, if the regressor is."""
+
+        def median(number: NumberPrediction, target: Target) -> Array:
+            if target.conformal is None:
+                return target.limits.clip(np.asarray(number.median))
+            return _at(number, target, target.conformal.quantile(0.5))
+
+        return self._per_target(X, median)
 
     def predict_interval(
         self, X: Any, level: float = 0.9, *, calibrated: bool | None = None
     ) -> tuple[Array, Array]:
         """The central interval of every number: two arrays shaped as `predict`.
 
-        `calibrated`: True for split conformal, False for the Cauchy's own; None prefers the first.
+        `calibrated`: True for conformal, False for the Cauchy's own; None prefers the first.
         """
 
         def bounds(number: NumberPrediction, target: Target) -> Array:
             conformal = _conformal(target, calibrated)
             if conformal is None:
-                return np.stack(number.interval(level), -1)
+                return target.limits.clip(np.stack(number.interval(level), -1))
             radius = conformal.radius(level)
-            return np.stack([_at(number, -radius), _at(number, radius)], -1)
+            return np.stack([_at(number, target, -radius), _at(number, target, radius)], -1)
 
         both = self._per_target(X, bounds)
         return both[..., 0], both[..., 1]
@@ -376,19 +615,29 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         def curve(number: NumberPrediction, target: Target) -> Array:
             conformal = _conformal(target, calibrated)
             if conformal is None:
-                return np.asarray(number.quantile(list(quantiles)))
-            return np.stack([_at(number, conformal.quantile(p)) for p in quantiles], -1)
+                return target.limits.clip(np.asarray(number.quantile(list(quantiles))))
+            return np.stack([_at(number, target, conformal.quantile(p)) for p in quantiles], -1)
 
         return self._per_target(X, curve)
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        texts = self.sentences(X)
-        (found,) = self._predictions(texts, max(len(texts), 1), row_index(X))
+        X = _as_table(X)
+        (found,) = self._predictions(X, max(len(X), 1))
         return next(iter(found.values())) if self.is_single_ else found
+
+    def beyond_training(self, X: Any) -> list[str]:
+        """Per row: which numbers are outside of the range of the training rows, in words ("" for
+        none). Intervals of such rows are wider."""
+        check_is_fitted(self, "targets_")
+        X = _as_table(X)
+        if self.source_ is None:
+            return [""] * len(X)
+        return self.source_.table.beyond(self._frame(X))[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2, by scikit-learn's convention: averaged over targets."""
+        X = _as_table(X)
         truth = np.stack(list(read_targets(X, y)[0].values()), -1)
         predicted = self.predict(X).reshape(truth.shape)
         return float(r2_score(truth, predicted, sample_weight=sample_weight))
@@ -396,16 +645,20 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
         """`compute` of every target's prediction, stacked on axis 1 if there are several."""
         parts = []
-        for found in self._predictions(self.sentences(X), BLOCK, row_index(X)):
+        for found in self._predictions(_as_table(X), BLOCK):
             columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
             parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
         return np.concatenate(parts)
 
     @torch.no_grad()
-    def _predictions(
-        self, texts: list[str], block: int, index: Any = None
-    ) -> Iterator[dict[str, NumberPrediction]]:
+    def _predictions(self, X: Any, block: int) -> Iterator[dict[str, NumberPrediction]]:
         """The predictions by target, for `block` rows at a time: U of a row is large."""
+        check_is_fitted(self, "targets_")
+        index = row_index(X)
+        if self.source_ is not None:
+            yield from self._source_predictions(self._frame(X), block, index)
+            return
+        texts = self.sentences(X)
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             raise ValueError(f"{name_rows(empty, index)} without a text; give at least one word.")
         self._warn_long_texts(texts, index=index)
@@ -425,6 +678,30 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 _check_finite(name, found[name].y, start, index)
             yield found
 
+    def _source_predictions(
+        self, frame: Any, block: int, index: Any
+    ) -> Iterator[dict[str, NumberPrediction]]:
+        assert self.source_ is not None
+        if self.source_.uses_model:
+            self._check_backbone()
+        for start in range(0, max(len(frame), 1), block):
+            rows = frame.iloc[start : start + block]
+            z = None
+            if self.source_.uses_model:
+                z = self._features(self._source_texts(rows), MIDDLE)
+            _, distance = self.source_.table.beyond(rows)
+            found = {}
+            for name, (u, y) in self.source_.predict(rows, z).items():
+                target = self.targets_[name]
+                limits, head = target.limits, self.source_.targets[name].stack.chain.action.value
+                wanted = y.scale.clamp(limits.least_scale, limits.most_scale)
+                wider = wanted / y.scale * (1 + torch.from_numpy(distance))
+                u = Cauchy(u.loc, u.scale * wider.unsqueeze(-1))
+                certain = np.ones(len(rows))
+                found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
+                _check_finite(name, found[name].y, start, index)
+            yield found
+
     def _abduce(self, texts: list[str]) -> Cauchy:
         """U' of the trained model, in float64. -> (N, C)"""
         encoded = encode_texts(texts, self.processor_, self._max_tokens())
@@ -436,12 +713,43 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             loc[rows], scale[rows] = u.loc.double().cpu(), u.scale.double().cpu()
         return Cauchy(loc, scale)
 
+    # ------------------------------------------------------------ what was found
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Target -> source -> its share of the variance of the medians of training rows."""
+        check_is_fitted(self, "source_")
+        assert self.source_ is not None
+        return {name: dict(found) for name, found in self.source_.shares.items()}
+
+    def summary(self) -> str:
+        """Which sources are used and how much, and errors on unseen rows beside single methods."""
+        lines = []
+        for name, evidence in self.evidence_.items():
+            shares = ", ".join(f"{s} {share:.2f}" for s, share in self.shares()[name].items())
+            lines.append(f"{name}: {shares}")
+            errors = evidence.errors()
+            ours = errors.pop("together")
+            best = min(errors, key=lambda peer: errors[peer])
+            listed = ", ".join(f"{peer} {error:.4g}" for peer, error in errors.items())
+            verdict = "" if ours <= errors[best] else f"; {best} alone is better here"
+            lines.append(f"  median error on unseen rows {ours:.4g} ({listed}){verdict}")
+        if self.source_ is not None and not self.source_.uses_model:
+            lines.append("  the language model is not used: columns and words tell as much")
+        return "\n".join(lines)
+
+    def _name_features(self) -> None:
+        """scikit-learn's own attributes; texts are one feature without a name."""
+        self.__dict__.pop("feature_names_in_", None)
+        self.n_features_in_ = 1 if self.columns_ is None else len(self.columns_)
+        if self.columns_ is not None:
+            self.feature_names_in_ = np.array(self.columns_, dtype=object)
+
     # ------------------------------------------------------------ texts and rows
 
     def sentences(self, X: Any) -> list[str]:
         """The text that the model reads for every row; it ends where the number would follow."""
         check_is_fitted(self, "targets_")
-        return self._texts(X, list(self.targets_))
+        return self._texts(_as_table(X), list(self.targets_))
 
     def of_sentences(self) -> Self:
         """The same regressor for whole sentences instead of rows; the fitted state is shared.
@@ -455,6 +763,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _check_settings(self) -> None:
         check_choice("backbone", self.backbone, BACKBONES)
+        if self.sources != "auto":
+            for source in _names(self.sources) or [""]:
+                check_choice("sources", source, ("auto", *SOURCES))
+        if isinstance(self.support, str):
+            check_choice("support", self.support, SUPPORTS)
+        elif not (len(self.support) == 2 and self.support[0] < self.support[1]):
+            raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
         check_choice("value_space", self.value_space, ("auto", *VALUE_SPACES))
         check_choice("bad_rows", self.bad_rows, ("raise", "skip"))
         if not isinstance(self.model, str | os.PathLike | None):
@@ -564,12 +879,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if self.verbose:
             print(f"{need}{more if self.cache and not how else ''}.", file=sys.stderr, flush=True)
 
-    def _features(self, texts: list[str]) -> NDArray[np.float32]:
+    def _features(self, texts: list[str], poolings: Sequence[Pooling] = ()) -> NDArray[np.float32]:
         processor, model = open_shared(self._source(), self.verbose)
         cache = cache_directory() / CACHE_FILE if self.cache else None
         options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
-            return features(texts, model, processor, progress=progress, **options)
+            return features(
+                texts, model, processor, poolings=poolings, progress=progress, **options
+            )
 
     def _fingerprint(self) -> str:
         processor, model = self._open()
@@ -692,9 +1009,55 @@ def _conformal(target: Target, calibrated: bool | None) -> Conformal | None:
     return None if calibrated is False else target.conformal
 
 
-def _at(number: NumberPrediction, scales: float) -> Array:
+def _at(number: NumberPrediction, target: Target, scales: float) -> Array:
     """The value so many predicted scales away from the median."""
     if np.isinf(scales):
-        return np.full(len(number.y.loc), scales)
-    value: Tensor = number.space.decode(number.y.loc + scales * number.y.scale)
-    return value.numpy()
+        return target.limits.clip(np.full(len(number.y.loc), scales))
+    value = number.space.clamped(number.y.loc + scales * number.y.scale)
+    return target.limits.clip(value.numpy())
+
+
+def _as_table(X: Any) -> Any:
+    """A DataFrame, if X has columns; texts as they are."""
+    return to_frame(X) if is_tabular(X) else X
+
+
+def _take(X: Any, is_taken: NDArray[np.bool_]) -> Any:
+    if is_table(X):
+        return X[is_taken]
+    return [text for text, taken in zip(sentences.read_texts(X), is_taken, strict=True) if taken]
+
+
+def _names(sources: str | Sequence[str]) -> list[str]:
+    return [sources] if isinstance(sources, str) else list(dict.fromkeys(sources))
+
+
+def _seed(random_state: Any) -> int:
+    if isinstance(random_state, numbers.Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))
+
+
+def _say_credibility(name: str, share: float) -> None:
+    if share > 0:
+        warnings.warn(
+            f"{share:.0%} of the labels of {name!r} look wrong and count by their credibility; "
+            "`suspicious` (causal-qwen audit) lists them.",
+            stacklevel=4,
+        )
+
+
+def _limits(support: str | tuple[float, float], values: Array, trust: Array) -> Limits:
+    """The support, and the range of credible labels stretched by its width on either side: a
+    symlog scale would otherwise reach astronomic values."""
+    credible = values[trust >= 0.5]
+    low, high = float(credible.min()), float(credible.max())
+    width = high - low
+    is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
+    is_whole = bool((credible == np.round(credible)).all())
+    bounds = low - width, high + width
+    if not isinstance(support, str):
+        bounds = max(bounds[0], support[0]), min(bounds[1], support[1])
+    elif support in ("positive", "count") or (support == "auto" and is_positive):
+        bounds = max(bounds[0], 0.0), bounds[1]
+    return Limits(*bounds, is_whole=support == "count" and is_whole)

@@ -1,0 +1,278 @@
+"""Experts: several predictors of one number, and the Cauchy that weighs them.
+
+    features of every source, labels -> U: predictions of the experts -> Y = w.U + c
+
+Two passes. The first is robust: a linear head by the Cauchy likelihood (`ridge`), boosting by
+absolute errors, each predicting rows that it has not seen. Its residuals give every label a
+credibility (`credibility`): the probability that it is right. The second pass fits squared and
+absolute errors with these weights: as efficient as least squares on clean labels, and hardly
+touched by wrong ones.
+
+The experts' predictions of unseen rows are the coordinates of U. One chain turns them into Y: its
+weights w >= 0 maximise the Cauchy likelihood, its scale follows the predictions and how much
+they disagree (`head`). Experts of weight 0 are dropped, and are not asked when predicting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import optimize
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from causal_qwen.regression.credibility import Credibility, find_credibility
+from causal_qwen.regression.head import (
+    SCALE_PENALTIES,
+    Chain,
+    LinearHead,
+    Output,
+    fit_head,
+    scale_loss,
+    stacked_chain,
+)
+from causal_qwen.regression.ridge import Ridge, fit_ridge
+
+Array = NDArray[np.float64]
+Splits = Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # (training, test) rows
+
+LEAST_ROWS = 100  # of boosting beside other experts
+DOUBTFUL = 0.5  # labels that are less credible do not count in absolute errors
+PRIOR_ROWS = 10.0  # of equal weights
+LEAST_SHARE = 0.02  # of all weights; an expert with less is dropped
+TREES: dict[str, Any] = {
+    "max_iter": 150,
+    "learning_rate": 0.08,
+    "max_leaf_nodes": 15,
+    "l2_regularization": 1.0,
+    "early_stopping": False,
+}
+LEAF_ROWS = 5, 20  # at least, in a leaf: a thirtieth of the rows, within these bounds
+
+
+class Expert(NamedTuple):
+    """A kind of predictor on one block of features."""
+
+    name: str
+    source: str  # the block that it reads
+    loss: str  # "squared_error", "absolute_error" (boosting), "cauchy" (linear)
+
+
+class Blocks:
+    """Features of the same rows by source, each (N, H)."""
+
+    def __init__(self, of_source: dict[str, Any], categories: int = 0) -> None:
+        self.of_source, self.categories = of_source, categories
+
+    def take(self, source: str, rows: Any = slice(None)) -> Any:
+        return self.of_source[source][rows]
+
+
+@dataclass
+class Fitted:
+    """An expert, fitted: a `Ridge`, or scikit-learn's boosting."""
+
+    expert: Expert
+    predictor: Any
+
+    def __call__(self, x: Any) -> Array:
+        if isinstance(self.predictor, Ridge):
+            return self.predictor(x)
+        return np.asarray(self.predictor.predict(x), dtype=np.float64)
+
+
+@dataclass
+class Stack:
+    """The experts that are kept, and the chain on their predictions."""
+
+    experts: list[Fitted]
+    chain: Chain
+
+    def coordinates(self, blocks: Blocks) -> Array:
+        """What the chain reads: the predictions, and the logarithm of their spread. (N, m + 1)"""
+        return with_spread(
+            np.stack([one(blocks.take(one.expert.source)) for one in self.experts], 1)
+        )
+
+
+class Evidence(NamedTuple):
+    """What cross-validation found; rows without a prediction of unseen rows have NaN."""
+
+    unseen: Array  # (N, m): predictions of the experts that are kept
+    credibility: Credibility
+    loss: float  # mean Cauchy NLL of unseen labels, weighted by credibility
+    peers: dict[str, Array]  # name -> predictions of unseen rows, of single methods
+
+
+def with_spread(predictions: Array) -> Array:
+    spread = np.log(predictions.std(1, keepdims=True) + 1e-3)
+    return np.hstack([predictions, spread])
+
+
+def first_experts(sources: Sequence[str], rows: int) -> list[Expert]:
+    """The robust ones."""
+    found = [Expert(name, name, "cauchy") for name in ("linear", "model") if name in sources]
+    if "boosting" in sources and (rows >= LEAST_ROWS or not found):
+        found.append(Expert("boosting", "boosting", "absolute_error"))
+    return found
+
+
+def second_experts(first: Sequence[Expert]) -> list[Expert]:
+    """Weighted by credibility, least squares is robust, too."""
+    found = [one._replace(loss="squared_error") for one in first]
+    return found + [one for one in first if one.source == "boosting"]
+
+
+def fit_expert(
+    expert: Expert, x: Any, y: Array, weights: Array, trust: Array, categories: int
+) -> Fitted:
+    """`trust`: the credibility of every label, beside its weight."""
+    if expert.source != "boosting":
+        return Fitted(expert, fit_ridge(x, y, weights * trust, robust=expert.loss == "cauchy"))
+    if expert.loss == "absolute_error":  # weighted medians of leaves take ten times as long
+        is_kept = trust >= DOUBTFUL
+        x, y, weights = x[is_kept], y[is_kept], weights[is_kept]
+    else:
+        weights = weights * trust
+    is_weighted = weights.min() < weights.max()
+    low, high = LEAF_ROWS
+    trees = HistGradientBoostingRegressor(
+        loss=expert.loss,
+        min_samples_leaf=max(low, min(high, len(y) // 30)),
+        categorical_features=list(range(categories)) or None,
+        random_state=0,
+        **TREES,
+    )
+    return Fitted(expert, trees.fit(x, y, sample_weight=weights if is_weighted else None))
+
+
+def predict_unseen(
+    experts: Sequence[Expert],
+    blocks: Blocks,
+    y: Array,
+    weights: Array,
+    trust: Array,
+    splits: Splits,
+    done: Callable[[], None],
+) -> Array:
+    """Every row by experts that have not seen it; NaN for rows in no test set. -> (N, m)"""
+    unseen = np.full((len(y), len(experts)), np.nan)
+    for place, expert in enumerate(experts):
+        for training, test in splits:
+            x = blocks.take(expert.source, training)
+            labels = y[training], weights[training], trust[training]
+            one = fit_expert(expert, x, *labels, blocks.categories)
+            unseen[test, place] = one(blocks.take(expert.source, test))
+        done()
+    return unseen
+
+
+def fit_stack(
+    blocks: Blocks,
+    y: Array,
+    weights: Array,
+    splits: Splits,
+    *,
+    seed: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> tuple[Stack, Evidence]:
+    """Labels y (N,), standardised by median and interquartile range; `done` after each stage."""
+    experts = first_experts(list(blocks.of_source), len(y))
+    trust = np.ones(len(y))
+    first = predict_unseen(experts, blocks, y, weights, trust, splits, done)
+    is_tested = np.isfinite(first).all(1) & (weights > 0)
+    robust = stack_weights(first[is_tested], y[is_tested], weights[is_tested])
+    found = find_credibility(y[is_tested] - robust(first[is_tested]), weights[is_tested])
+    trust[is_tested] = found.probability
+    peers = dict(zip((one.name for one in experts), first.T, strict=True))
+
+    experts = second_experts(experts)
+    unseen = predict_unseen(experts, blocks, y, weights, trust, splits, done)
+    tested = unseen[is_tested], y[is_tested], (weights * trust)[is_tested]
+    kept, mix = _choose(*tested)
+    fitted = []
+    for expert in (experts[place] for place in kept):
+        x = blocks.take(expert.source)
+        fitted.append(fit_expert(expert, x, y, weights, trust, blocks.categories))
+    done()
+    scale = _fit_scale(tested[0][:, kept], *tested[1:], mix, seed)
+    chain = stacked_chain(torch.from_numpy(mix.weights), mix.intercept, scale)
+    evidence = Evidence(unseen[:, kept], found._replace(probability=trust), scale.loss, peers)
+    return Stack(fitted, chain), evidence
+
+
+def _choose(predictions: Array, y: Array, weights: Array) -> tuple[list[int], Mix]:
+    """The experts that count, at least one, and their weights."""
+    mix = stack_weights(predictions, y, weights)
+    kept = np.flatnonzero(mix.weights >= LEAST_SHARE * mix.weights.sum()).tolist()
+    if mix.weights.sum() == 0:
+        kept = [0]
+    if len(kept) < predictions.shape[1]:
+        mix = stack_weights(predictions[:, kept], y, weights)
+    return kept, mix
+
+
+class Mix(NamedTuple):
+    """Y = predictions . weights + intercept"""
+
+    weights: Array  # (m,), at least 0
+    intercept: float
+    loss: float
+
+    def __call__(self, predictions: Array) -> Array:
+        return predictions @ self.weights + self.intercept
+
+
+def stack_weights(predictions: Array, y: Array, weights: Array) -> Mix:
+    """The weights that maximise the Cauchy likelihood of y: started from the mean and from every
+    expert alone, because the likelihood has several maxima.
+
+    `PRIOR_ROWS` pull them towards their mean: differences between experts that a few rows cannot
+    show are not believed.
+    """
+    count = predictions.shape[1]
+    share, prior = weights / weights.sum(), PRIOR_ROWS / len(y)
+    width = max(float(np.median(np.abs(y - np.median(predictions, 1)))), 1e-9)
+
+    def loss(parameters: Array) -> tuple[float, Array]:
+        scale = math.exp(parameters[-1])
+        r = (y - predictions @ parameters[:count] - parameters[count]) / scale
+        pull = share * 2 * r / (1 + r * r)
+        of_weights, of_scale = -(pull @ predictions) / scale, 1 - float(pull @ r)
+        value = parameters[-1] + float(share @ np.log1p(r * r))
+        apart = parameters[:count] - 1 / count
+        value, of_weights = value + prior * float(apart @ apart), of_weights + 2 * prior * apart
+        return value, np.concatenate([of_weights, [-pull.sum() / scale, of_scale]])
+
+    bounds = [(0.0, None)] * count + [(None, None), (math.log(width) - 10, math.log(width) + 10)]
+    best = None
+    for start in (np.full(count, 1 / count), *np.eye(count)):
+        first = np.concatenate([start, [0.0, math.log(width)]])
+        found = optimize.minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds)
+        if best is None or found.fun < best.fun:
+            best = found
+    assert best is not None
+    return Mix(best.x[:count], float(best.x[count]), float(best.fun))
+
+
+def _fit_scale(predictions: Array, y: Array, weights: Array, mix: Mix, seed: int) -> LinearHead:
+    residuals = torch.from_numpy(y - mix(predictions))
+    median = max(float(residuals.abs().median()), 1e-6)
+    outputs = [
+        Output(math.log(0.8 * median)),
+        Output(math.log(0.2 * median), penalty_factor=math.inf),
+    ]
+    return fit_head(
+        torch.from_numpy(with_spread(predictions)),
+        residuals,
+        scale_loss,
+        outputs,
+        weights=torch.from_numpy(weights),
+        penalties=SCALE_PENALTIES,
+        seed=seed,
+    )

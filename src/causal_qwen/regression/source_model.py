@@ -1,0 +1,245 @@
+"""Source model: rows -> features of all sources -> experts -> the chain of every target.
+
+    model = SourceModel(schema, sources)
+    evidence = model.fit(frame, z, values, weights, splits)    # z of the backbone, or None
+    u, y = model.predict(frame, z)["price"]
+
+What cross-validation chooses: the space of the values, the weight of words beside columns, the
+layer and pooling of z, credible labels, and the experts' weights. A source that no expert uses is
+dropped, so that a table whose information is in its columns needs no language model afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.value_space import ValueSpace, fit_field
+from causal_qwen.regression.experts import Blocks, Evidence, Splits, Stack, fit_stack
+from causal_qwen.regression.features import MIDDLE, Pooling
+from causal_qwen.regression.ridge import fit_ridge, tail_weights
+from causal_qwen.regression.sources import Schema, TableFeatures
+
+Array = NDArray[np.float64]
+
+WORD_FACTORS = (1.0, 3.0, 10.0)
+DENSE = 500  # features; fewer are kept as a dense matrix
+
+
+class Reading(NamedTuple):
+    """The pooling of z that a target uses, standardised."""
+
+    pooling: int  # of `MIDDLE`
+    center: Array  # (H,)
+    spread: Array  # (H,)
+
+    def __call__(self, z: NDArray[np.float32]) -> Array:
+        """(N, P, H) -> (N, H); each row has length 1 on average"""
+        pooled = z[:, self.pooling].astype(np.float64)
+        return (pooled - self.center) / self.spread
+
+    @property
+    def name(self) -> Pooling:
+        return MIDDLE[self.pooling]
+
+
+@dataclass
+class TargetModel:
+    """One number: its scale, how it reads words and z, and its experts."""
+
+    space: ValueSpace
+    word_factor: float
+    reading: Reading | None
+    stack: Stack
+
+    @property
+    def uses_model(self) -> bool:
+        return any(one.expert.source == "model" for one in self.stack.experts)
+
+
+class SourceModel:
+    """The features of a table, and a model of every target."""
+
+    def __init__(self, schema: Schema, sources: Sequence[str]) -> None:
+        self.table = TableFeatures(schema, sources)
+        self.targets: dict[str, TargetModel] = {}
+        self.shares: dict[str, dict[str, float]] = {}  # target -> source -> share
+
+    @property
+    def uses_model(self) -> bool:
+        return any(target.uses_model for target in self.targets.values())
+
+    def fit(
+        self,
+        frame: Any,
+        z: NDArray[np.float32] | None,
+        values: dict[str, Array],
+        weights: Array,
+        splits: Splits,
+        *,
+        spaces: Sequence[str],
+        seed: int = 0,
+        done: Callable[[], None] = lambda: None,
+    ) -> dict[str, Evidence]:
+        """Fit all targets; `spaces` are the value spaces to choose from."""
+        features = self.table.fit(frame)
+        evidence = {}
+        for name, labels in values.items():
+            found, evidence[name] = self._fit_target(
+                features, z, labels, weights, splits, spaces, seed, done
+            )
+            self.targets[name] = found
+            self.shares[name] = _shares(found, evidence[name].unseen, features)
+        return evidence
+
+    def _fit_target(
+        self,
+        features: dict[str, Any],
+        z: NDArray[np.float32] | None,
+        labels: Array,
+        weights: Array,
+        splits: Splits,
+        spaces: Sequence[str],
+        seed: int,
+        done: Callable[[], None],
+    ) -> tuple[TargetModel, Evidence]:
+        v = torch.from_numpy(labels)
+        candidates = [ValueSpace(kind, *fit_field(v, kind)) for kind in spaces]
+        first = _linear(features, 1.0)
+        if first is None and z is not None:
+            first = _read(z, 0)(z)
+        space, y, residuals = _choose_space(candidates, v, first, features.get("boosting"), weights)
+        factor = 1.0
+        if "words" in features and "columns" in features:
+            factor = min(
+                WORD_FACTORS,
+                key=lambda one: _unseen_loss(_linear(features, one), y, weights, residuals),
+            )
+        reading = None
+        if z is not None:
+            every = [_read(z, place) for place in range(z.shape[1])]
+            reading = min(every, key=lambda one: _unseen_loss(one(z), y, weights, residuals))
+        blocks = _blocks(features, factor, reading, z, self.categories)
+        stack, evidence = fit_stack(blocks, y, weights, splits, seed=seed, done=done)
+        return TargetModel(space, factor, reading, stack), evidence
+
+    @property
+    def categories(self) -> int:
+        return len(self.table.schema.categories)
+
+    def coordinates(self, frame: Any, z: NDArray[np.float32] | None) -> dict[str, Array]:
+        """What the chain of every target reads. -> (N, m + 1)"""
+        features = self.table.transform(frame)
+        return {
+            name: target.stack.coordinates(
+                _blocks(features, target.word_factor, target.reading, z, self.categories)
+            )
+            for name, target in self.targets.items()
+        }
+
+    def predict(
+        self, frame: Any, z: NDArray[np.float32] | None
+    ) -> dict[str, tuple[Cauchy, Cauchy]]:
+        """U' (N, m) and Y (N,) of every target"""
+        return {
+            name: self.targets[name].stack.chain(torch.from_numpy(found))
+            for name, found in self.coordinates(frame, z).items()
+        }
+
+
+def _shares(target: TargetModel, unseen: Array, features: dict[str, Any]) -> dict[str, float]:
+    """Source -> its share of the variance of Y on unseen rows: cov(its part, Y) / var(Y).
+
+    The linear expert's share is split by the parts that columns and words have in it.
+    """
+    rows = np.isfinite(unseen).all(1)
+    parts = unseen[rows] * target.stack.chain.action.value.weight[0].numpy()  # (N, m)
+    total = parts.sum(1)
+    found: dict[str, float] = {}
+    for fitted, part in zip(target.stack.experts, parts.T, strict=True):
+        share = float(np.cov(part, total)[0, 1] / max(float(total.var(ddof=1)), 1e-300))
+        source = fitted.expert.source
+        if source != "linear":
+            found[source] = found.get(source, 0.0) + share
+            continue
+        at, whole = 0, np.zeros(len(unseen))
+        inner = {}
+        for name in ("columns", "words"):
+            if name in features:
+                block = sparse.csr_array(features[name])
+                inner[name] = block @ fitted.predictor.coefficients[at : at + block.shape[1]]
+                inner[name] = inner[name] * (target.word_factor if name == "words" else 1.0)
+                at, whole = at + block.shape[1], whole + inner[name]
+        spread = max(float(whole.var(ddof=1)), 1e-300)
+        for name, one in inner.items():
+            found[name] = share * float(np.cov(one, whole)[0, 1]) / spread
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _linear(features: dict[str, Any], factor: float) -> Any:
+    """Columns and words side by side; None without either."""
+    parts = [sparse.csr_array(features["columns"])] if "columns" in features else []
+    parts += [factor * sparse.csr_array(features["words"])] if "words" in features else []
+    if not parts:
+        return None
+    joined = sparse.hstack(parts, format="csr")
+    return joined if joined.shape[1] > DENSE else joined.toarray()
+
+
+def _blocks(
+    features: dict[str, Any],
+    factor: float,
+    reading: Reading | None,
+    z: NDArray[np.float32] | None,
+    categories: int,
+) -> Blocks:
+    found: dict[str, Any] = {}
+    if (linear := _linear(features, factor)) is not None:
+        found["linear"] = linear
+    if reading is not None and z is not None:
+        found["model"] = reading(z)
+    if "boosting" in features:
+        found["boosting"] = features["boosting"]
+    return Blocks(found, categories)
+
+
+def _read(z: NDArray[np.float32], place: int) -> Reading:
+    pooled = z[:, place].astype(np.float64)
+    spread = pooled.std(0)
+    return Reading(
+        place, pooled.mean(0), np.where(spread > 0, spread, 1.0) * np.sqrt(pooled.shape[1])
+    )
+
+
+def _choose_space(
+    candidates: Sequence[ValueSpace], v: torch.Tensor, x: Any, trees: Any, weights: Array
+) -> tuple[ValueSpace, Array, Array]:
+    """The space in which unseen labels are likelier under a robust linear head, the labels in it,
+    and the head's residuals. Without linear features the head reads those of the trees."""
+    if x is None:
+        x = np.nan_to_num(trees)
+        x = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1.0)
+    found = []
+    for space in candidates:
+        y = space.encode(v).numpy()
+        residuals = y - fit_ridge(x, y, weights, robust=True).unseen
+        slope = float(np.average(space.log_slope(v).numpy(), weights=weights))
+        found.append((_cauchy_loss(residuals, weights) - slope, space, y, residuals))
+    return min(found, key=lambda one: one[0])[1:]
+
+
+def _unseen_loss(x: Any, y: Array, weights: Array, residuals: Array) -> float:
+    """Of a linear head, fitted with the weights of rows whose first residuals were large."""
+    return _cauchy_loss(y - fit_ridge(x, y, weights * tail_weights(residuals)).unseen, weights)
+
+
+def _cauchy_loss(residuals: Array, weights: Array) -> float:
+    scale = max(float(np.median(np.abs(residuals))), 1e-12)
+    return float(np.average(np.log(scale) + np.log1p((residuals / scale) ** 2), weights=weights))

@@ -1,0 +1,225 @@
+"""Sources: the rows of a table -> features, by scikit-learn's own transformers.
+
+    columns   numbers (standardised, and as splines; missing values flagged), categories (one-hot)
+    words     TF-IDF of every text column, by words and pairs of words and by letters
+    boosting  numbers and categories as they are, the leading components of the words
+    model     what the language model makes of the text columns; see `features`
+
+No transformer sees a label, so each is fitted once, on all training rows, and cross-validation
+splits rows of the result. Kinds of columns are decided on the training rows and kept (`frames`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    OneHotEncoder,
+    OrdinalEncoder,
+    SplineTransformer,
+    StandardScaler,
+)
+
+from causal_qwen.regression.frames import Kind, to_numbers
+from causal_qwen.text.numerals import encode
+
+Array = NDArray[np.float64]
+
+SOURCES = ("columns", "words", "boosting", "model")
+LARGE = 4000  # rows; of more, the linear head takes the leading components of the words
+WORD_COMPONENTS, TREE_COMPONENTS = 300, 30
+MOST_FEATURES = 50_000  # n-grams of a text column
+MOST_CATEGORIES = 250  # of a column, in a tree
+KNOTS = 6
+ROUNDED = {"decimals": 6}  # components: rounding errors must not cross a tree's threshold
+TOKEN = r"(?u)\w+|[^\w\s]"
+MOST_INNER_NUMBERS, INNER_SHARE = 8, 0.2  # of a text column
+INNER_NAME, INNER = "number {} of {}", re.compile(r"number ([0-9]+) of (.*)", re.DOTALL)
+NUMERIC: tuple[Kind, ...] = ("number", "flag", "date")
+
+
+class Schema(NamedTuple):
+    """The columns that are used, by the way they are read."""
+
+    numbers: list[str]
+    categories: list[str]
+    texts: list[str]
+
+    @classmethod
+    def of_kinds(cls, kinds: dict[str, Kind]) -> Schema:
+        by_kind: dict[str, list[str]] = {"number": [], "category": [], "text": []}
+        for name, kind in kinds.items():
+            if kind != "id":
+                by_kind["number" if kind in NUMERIC else kind].append(name)
+        return cls(*by_kind.values())
+
+
+def typed_cells(frame: Any, schema: Schema) -> Any:
+    """Numbers as float64, categories and texts as str; "" where one is missing."""
+    import pandas
+
+    cells: dict[str, Any] = {}
+    for name in schema.numbers:
+        numbers = to_numbers(frame[name]) if name in frame else _inner_numbers(frame, name)
+        cells[name] = np.where(np.isinf(numbers), np.nan, numbers)
+    for name in (*schema.categories, *schema.texts):
+        pairs = zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)
+        cells[name] = np.array(["" if gone else str(value) for value, gone in pairs], dtype=object)
+    return pandas.DataFrame(cells, index=frame.index)
+
+
+def with_inner_numbers(schema: Schema, frame: Any) -> Schema:
+    """Numbers inside texts are columns, too: "number 1 of item" in "20 piece Nuggets".
+
+    The first few of every text column, as far as a fifth of its rows have them.
+    """
+    inner = []
+    for name in schema.texts:
+        texts = frame[name].dropna().astype(str)
+        counts = np.array([len(encode(text).values) for text in texts])
+        for place in range(1, MOST_INNER_NUMBERS + 1):
+            if len(counts) and (counts >= place).mean() >= INNER_SHARE:
+                inner.append(INNER_NAME.format(place, name))
+    return schema._replace(numbers=[*schema.numbers, *inner])
+
+
+def _inner_numbers(frame: Any, name: str) -> Array:
+    place, column = INNER.fullmatch(name).groups()  # type: ignore[union-attr]
+    found = [encode(str(text)).values[int(place) - 1 : int(place)] for text in frame[column]]
+    return np.array([values[0] if values else np.nan for values in found], dtype=np.float64)
+
+
+class TableFeatures:
+    """The transformers of the sources that need no language model, fitted on training rows."""
+
+    def __init__(self, schema: Schema, sources: Sequence[str]) -> None:
+        self.schema = schema
+        self.transformers: dict[str, Any] = {}
+        self.ranges: dict[str, tuple[float, float]] = {}  # of the numbers, in training
+        self.sources = sources
+
+    def fit(self, frame: Any) -> dict[str, Any]:
+        """Fit every transformer; -> name of the source -> features (N, H)"""
+        cells = typed_cells(frame, self.schema)
+        for name in self.schema.numbers:
+            known = cells[name].dropna()
+            if len(known):
+                self.ranges[name] = float(known.min()), float(known.max())
+        schema = self.schema._replace(numbers=list(self.ranges))
+        if "columns" in self.sources and (schema.numbers or schema.categories):
+            self.transformers["columns"] = _columns(cells, schema)
+        if "words" in self.sources and schema.texts:
+            self.transformers["words"] = _words(cells, schema)
+        if "boosting" in self.sources:
+            self.transformers["boosting"] = _tree_columns(cells, schema)
+        for transformer in self.transformers.values():
+            transformer.fit(cells)
+        return self._blocks(cells)  # `fit_transform` differs by rounding errors
+
+    def transform(self, frame: Any) -> dict[str, Any]:
+        return self._blocks(typed_cells(frame, self.schema))
+
+    def _blocks(self, cells: Any) -> dict[str, Any]:
+        found = {name: one.transform(cells) for name, one in self.transformers.items()}
+        return {
+            name: sparse.csr_array(block) if sparse.issparse(block) else np.asarray(block, float)
+            for name, block in found.items()
+        }
+
+    def beyond(self, frame: Any) -> tuple[list[str], Array]:
+        """Per row: the numbers outside of the training range in words, and how far outside they
+        are, in widths of that range (0 inside)."""
+        cells = typed_cells(frame, self.schema)
+        notes, distance = [""] * len(cells), np.zeros(len(cells))
+        for name, (low, high) in self.ranges.items():
+            values = cells[name].to_numpy()
+            width = high - low or max(abs(high), 1.0)
+            outside = np.nan_to_num(np.maximum(low - values, values - high) / width)
+            for row in np.flatnonzero(outside > 0):
+                side = f"below {low:g}" if values[row] < low else f"above {high:g}"
+                notes[row] += f"{'; ' if notes[row] else ''}{name} {values[row]:g} is {side}"
+            distance += outside.clip(0)
+        return notes, distance
+
+
+def _columns(cells: Any, schema: Schema) -> Any:
+    parts: list[tuple[str, Any, Any]] = []
+    if schema.numbers:
+        numbers = make_pipeline(
+            SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
+        )
+        parts.append(("numbers", numbers, schema.numbers))
+    for name in schema.numbers:
+        known = cells[name].dropna().to_numpy()
+        knots = np.unique(np.quantile(known, np.linspace(0, 1, KNOTS)))
+        if len(knots) > 2:
+            spline = SplineTransformer(
+                knots=knots[:, None], extrapolation="linear", include_bias=False
+            )
+            filled = SimpleImputer(strategy="median")
+            parts.append(
+                (f"spline {name}", make_pipeline(filled, spline, StandardScaler()), [name])
+            )
+    if schema.categories:
+        one_hot = OneHotEncoder(handle_unknown="ignore")
+        parts.append(("categories", one_hot, schema.categories))
+    return ColumnTransformer(parts, sparse_threshold=1.0)
+
+
+def _words(cells: Any, schema: Schema) -> Any:
+    parts = []
+    for name in schema.texts:
+        for kind, vectorizer in (("words", _word_counts()), ("letters", _letter_counts())):
+            if len(cells) > LARGE:
+                vectorizer = _leading(vectorizer, cells[name], WORD_COMPONENTS)
+            parts.append((f"{kind} {name}", vectorizer, name))
+    return ColumnTransformer(parts, sparse_threshold=1.0)
+
+
+def _tree_columns(cells: Any, schema: Schema) -> Any:
+    parts: list[tuple[str, Any, Any]] = []
+    if schema.categories:  # first: `experts` names their places
+        encoder = OrdinalEncoder(
+            handle_unknown="use_encoded_value",
+            unknown_value=np.nan,
+            encoded_missing_value=np.nan,
+            max_categories=MOST_CATEGORIES,
+        )
+        parts.append(("categories", encoder, schema.categories))
+    if schema.numbers:
+        parts.append(("numbers", "passthrough", schema.numbers))
+    for name in schema.texts:
+        parts.append(
+            (f"words {name}", _leading(_word_counts(), cells[name], TREE_COMPONENTS), name)
+        )
+    return ColumnTransformer(parts, sparse_threshold=0)
+
+
+def _word_counts() -> Any:
+    return TfidfVectorizer(
+        ngram_range=(1, 2), sublinear_tf=True, max_features=MOST_FEATURES, token_pattern=TOKEN
+    )
+
+
+def _letter_counts() -> Any:
+    return TfidfVectorizer(
+        analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, max_features=MOST_FEATURES
+    )
+
+
+def _leading(vectorizer: Any, texts: Any, count: int) -> Any:
+    """The leading components of what a vectorizer finds in these texts."""
+    features = len(vectorizer.fit(texts).vocabulary_)
+    components = TruncatedSVD(min(count, features), random_state=0)
+    return make_pipeline(vectorizer, components, FunctionTransformer(np.round, kw_args=ROUNDED))
