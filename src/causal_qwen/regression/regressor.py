@@ -768,7 +768,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 check_choice("sources", source, ("auto", *SOURCES))
         if isinstance(self.support, str):
             check_choice("support", self.support, SUPPORTS)
-        elif not (len(self.support) == 2 and self.support[0] < self.support[1]):
+        elif not self.support[0] < self.support[1]:
             raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
         check_choice("value_space", self.value_space, ("auto", *VALUE_SPACES))
         check_choice("bad_rows", self.bad_rows, ("raise", "skip"))
