@@ -9,7 +9,7 @@ the training rows alone:
     categories  one-hot, rare ones together; native categories for trees
     texts       TF-IDF of words and pairs of words; its first 20 singular vectors for trees
 
-Where all training values are positive, a peer may also learn log(1 + y); penalties and that scale
+Where no training value is negative, a peer may also learn log(1 + y); penalties and that scale
 are chosen by the mean absolute error of three folds of the training rows (CatBoost's scale and
 number of trees by that of one held-out sixth).
 
@@ -208,7 +208,7 @@ def in_log(model: Any) -> Any:
 
 
 def may_be_log(y: Array) -> bool:
-    return bool((y > 0).all())
+    return bool((y >= 0).all())
 
 
 def unseen_error(model: Any, x: Any, y: Array) -> float:
