@@ -145,8 +145,10 @@ def peer_points(task: Task, peer: str, keep: Path | None) -> dict[str, Array]:
     }
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
+        part = path.with_suffix(".part")  # a stopped run leaves no half of a file
+        with part.open("wb") as file:
             np.savez(file, **found)
+        part.replace(path)
     return found
 
 
