@@ -9,13 +9,14 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 APP   := $(VENV)/.app-installed
 TESTS := $(VENV)/.tests-installed
+BENCH := $(VENV)/.bench-installed
 LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
 
 # Every install is bound to all locks: whatever a package asks for, torch stays the one we chose.
 # Python compiles what it imports; to compile everything beforehand takes half of the time.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check \
        -c requirements/torch.lock -c requirements/environment.lock -c requirements/app.lock \
-       -c requirements/tests.lock
+       -c requirements/tests.lock -c requirements/bench.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help demo app test fuzz chromium lint format docs notebooks reproduce env clean bench-decode \
@@ -90,7 +91,7 @@ bench-loss: env  ## the loss beside cross-entropy: time and memory (ARGS=--step 
 bench-learning: env  ## does it learn as softmax training does (ARGS="--data text.jsonl")
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 
-bench-numbers: env  ## the text regressor on real tables, with corrupted labels
+bench-numbers: $(BENCH)  ## the text regressor beside peers on real tables, with corrupted labels
 	$(BIN)/python benchmarks/bench_numbers.py $(ARGS)
 
 bench-engine: env  ## the NumPy engine beside torch: speed, memory, share of the bandwidth
@@ -124,6 +125,11 @@ $(APP): $(STAMP) requirements/app.lock
 $(TESTS): $(APP) requirements/tests.lock
 	@echo "environment, for the tests"
 	@$(PIP) -r requirements/tests.lock
+	@touch $@
+
+$(BENCH): $(STAMP) requirements/bench.lock
+	@echo "environment, for the peers of the benchmark of numbers"
+	@$(PIP) -r requirements/bench.lock
 	@touch $@
 
 # Some systems ship Python without ensurepip; there the outer pip brings the inner one.

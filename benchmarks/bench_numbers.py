@@ -1,7 +1,10 @@
-"""Heads on frozen features, models from scratch, and mixed text: errors and calibration.
+"""The regressor beside peers, heads on frozen features, models from scratch, and mixed text.
 
-    python benchmarks/bench_numbers.py [--parts frozen scratch mixed] [--quick]
+    python benchmarks/bench_numbers.py [--parts tables audit frozen scratch mixed] [--quick]
 
+tables: the regressor beside seven peers on real tables, with and without wrong labels, as a user
+would call them (`_numbers_comparison`). The peers include CatBoost: `pip install '.[bench]'`.
+audit: which wrong labels are found, beside Huber's residuals and cleanlab (`_numbers_audit`).
 frozen: five real tables as sentences, read once by the embedded model (digits as text; features are
 cached on disk). Training values are corrupted, 0 to 30% of them; all others are clean. Every head
 is linear in the same features, with the same optimiser, penalties and folds (ours also chooses a
@@ -24,11 +27,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _numbers_audit as audit
+import _numbers_comparison as comparison
 import numpy as np
 import torch
 from _numbers_heads import GAUSSIAN, HEADS, L1, LEVELS, MSE, OURS, REFERENCES, Data, Prediction
 from _numbers_scratch import mixed, scratch
-from _numbers_tables import TABLES, Table, corrupt
+from _numbers_tables import ALL, TABLES, Table, corrupt
 from _results import RESULTS, page_path, save
 from numpy.typing import NDArray
 
@@ -52,7 +57,8 @@ SPLITS, DRAWS = 10, 300
 SPACE = "symlog"
 NEAR = 1.05  # "within 5%"
 COVERAGE_LIMIT, COVERAGE_ROWS = 0.03, 500
-PARTS = ("frozen", "scratch", "mixed")
+PARTS = ("tables", "audit", "frozen", "scratch", "mixed")
+AUDIT_SEEDS = 2  # cleanlab fits 80 models to a table
 
 
 # ---------------------------------------------------------------- data and metrics
@@ -382,10 +388,11 @@ def plot(results: Results, output: Path) -> list[str]:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
-    parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
+    parser.add_argument("--tables", nargs="+", choices=list(ALL), help="All that a part has.")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=None, help="Rows of a table; 2,000 at most.")
     parser.add_argument("--keep", type=Path, help="Directory of finished tables, not run again.")
+    parser.add_argument("--peers-only", action="store_true", help="tables and audit without ours.")
     parser.add_argument("--quick", action="store_true", help="Smoke test of some minutes.")
     parser.add_argument("--model", type=Path, default=None, help="Instead of the embedded one.")
     parser.add_argument("--output", type=page_path, default=RESULTS / "numbers.md")
@@ -398,8 +405,10 @@ def main() -> None:
         options.seeds, options.rows = min(options.seeds, 2), options.rows or 300
     saved = options.output.with_suffix(".json")
     record = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+    parts = {"tables": tables_part, "audit": audit_part, "frozen": frozen_part}
+    parts |= {"scratch": scratch, "mixed": mixed}
     for part in options.parts:
-        page, found = {"frozen": frozen_part, "scratch": scratch, "mixed": mixed}[part](options)
+        page, found = parts[part](with_tables(options, part))
         record[part] = {"page": page, "results": found}
         lines = [
             "# Numbers: error and calibration",
@@ -410,6 +419,27 @@ def main() -> None:
         for name in PARTS:  # the pages of other parts are kept
             lines += [*record[name]["page"], ""] if name in record else []
         save(lines, record, options.output)
+
+
+def with_tables(options: argparse.Namespace, part: str) -> argparse.Namespace:
+    """The options with the tables of a part where none were named."""
+    every: Iterable[str] = TABLES
+    if part in ("tables", "audit"):
+        every = comparison.QUICK_TABLES if options.quick else ALL
+    return argparse.Namespace(**vars(options) | {"tables": options.tables or list(every)})
+
+
+def tables_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    results = comparison.compare(options)
+    bars = [] if options.peers_only else comparison.bars(results)
+    page = comparison.page(results, bars, markdown)
+    return page, {"methods": comparison.averages(results), "bars": bars}
+
+
+def audit_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    options.seeds = min(options.seeds, AUDIT_SEEDS)
+    results = audit.audit(options)
+    return audit.page(results, markdown), {"precision": audit.averages(results)}
 
 
 def frozen_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:

