@@ -41,18 +41,19 @@ from causal_qwen.regression.ridge import Ridge, fit_ridge
 Array = NDArray[np.float64]
 Splits = Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # (training, test) rows
 
-LEAST_ROWS = 100  # of boosting beside other experts
+LEAST_ROWS = 60  # of boosting beside other experts
 DOUBTFUL = 0.5  # labels that are less credible do not count in absolute errors
 PRIOR_ROWS = 10.0  # of equal weights
 LEAST_SHARE = 0.02  # of all weights; an expert with less is dropped
 TREES: dict[str, Any] = {
-    "max_iter": 150,
-    "learning_rate": 0.08,
+    "learning_rate": 0.07,
     "max_leaf_nodes": 15,
+    "max_features": 0.5,
     "l2_regularization": 1.0,
     "early_stopping": False,
 }
-LEAF_ROWS = 5, 20  # at least, in a leaf: a thirtieth of the rows, within these bounds
+STEPS = (30, 60, 100, 150, 220, 300)  # numbers of trees, of which cross-validation chooses
+LEAF_ROWS = 4, 20  # at least, in a leaf: a sixtieth of the rows, within these bounds
 
 
 class Expert(NamedTuple):
@@ -61,6 +62,7 @@ class Expert(NamedTuple):
     name: str
     source: str  # the block that it reads
     loss: str  # "squared_error", "absolute_error" (boosting), "cauchy" (linear)
+    steps: int = STEPS[-1]  # of boosting
 
 
 class Blocks:
@@ -84,6 +86,13 @@ class Fitted:
         if isinstance(self.predictor, Ridge):
             return self.predictor(x)
         return np.asarray(self.predictor.predict(x), dtype=np.float64)
+
+    def stages(self, x: Any) -> Array:
+        """After every number of trees in STEPS; a linear expert has one stage. -> (N, K)"""
+        if isinstance(self.predictor, Ridge):
+            return self(x)[:, None]
+        every = enumerate(self.predictor.staged_predict(x), start=1)
+        return np.stack([found for step, found in every if step in STEPS], 1)
 
 
 @dataclass
@@ -124,8 +133,8 @@ def first_experts(sources: Sequence[str], rows: int) -> list[Expert]:
 
 def second_experts(first: Sequence[Expert]) -> list[Expert]:
     """Weighted by credibility, least squares is robust, too."""
-    found = [one._replace(loss="squared_error") for one in first]
-    return found + [one for one in first if one.source == "boosting"]
+    found = [one._replace(loss="squared_error", steps=STEPS[-1]) for one in first]
+    return found + [one._replace(steps=STEPS[-1]) for one in first if one.source == "boosting"]
 
 
 def fit_expert(
@@ -143,7 +152,8 @@ def fit_expert(
     low, high = LEAF_ROWS
     trees = HistGradientBoostingRegressor(
         loss=expert.loss,
-        min_samples_leaf=max(low, min(high, len(y) // 30)),
+        max_iter=expert.steps,
+        min_samples_leaf=max(low, min(high, len(y) // 60)),
         categorical_features=list(range(categories)) or None,
         random_state=0,
         **TREES,
@@ -159,17 +169,35 @@ def predict_unseen(
     trust: Array,
     splits: Splits,
     done: Callable[[], None],
-) -> Array:
-    """Every row by experts that have not seen it; NaN for rows in no test set. -> (N, m)"""
-    unseen = np.full((len(y), len(experts)), np.nan)
-    for place, expert in enumerate(experts):
+) -> tuple[list[Expert], Array]:
+    """The experts, each with its best number of trees, and their predictions of rows that they
+    have not seen; NaN for rows in no test set. -> (N, m)"""
+    chosen, columns = [], []
+    for expert in experts:
+        stages = np.full((len(y), len(STEPS) if expert.source == "boosting" else 1), np.nan)
         for training, test in splits:
             x = blocks.take(expert.source, training)
             labels = y[training], weights[training], trust[training]
             one = fit_expert(expert, x, *labels, blocks.categories)
-            unseen[test, place] = one(blocks.take(expert.source, test))
+            stages[test] = one.stages(blocks.take(expert.source, test))
+        best = _best_stage(stages, y, weights * trust)
+        chosen.append(expert._replace(steps=STEPS[best]) if stages.shape[1] > 1 else expert)
+        columns.append(stages[:, best])
         done()
-    return unseen
+    return chosen, np.stack(columns, 1)
+
+
+def _best_stage(stages: Array, y: Array, weights: Array) -> int:
+    """By the Cauchy likelihood of unseen labels."""
+    tested = np.isfinite(stages).all(1)
+    losses = [cauchy_loss(y[tested] - stage, weights[tested]) for stage in stages[tested].T]
+    return int(np.argmin(losses))
+
+
+def cauchy_loss(residuals: Array, weights: Array) -> float:
+    """The mean negative log-likelihood, less ln(pi), with the median size as the scale."""
+    scale = max(float(np.median(np.abs(residuals))), 1e-12)
+    return float(np.average(np.log(scale) + np.log1p((residuals / scale) ** 2), weights=weights))
 
 
 def fit_stack(
@@ -184,15 +212,16 @@ def fit_stack(
     """Labels y (N,), standardised by median and interquartile range; `done` after each stage."""
     experts = first_experts(list(blocks.of_source), len(y))
     trust = np.ones(len(y))
-    first = predict_unseen(experts, blocks, y, weights, trust, splits, done)
+    experts, first = predict_unseen(experts, blocks, y, weights, trust, splits, done)
     is_tested = np.isfinite(first).all(1) & (weights > 0)
     robust = stack_weights(first[is_tested], y[is_tested], weights[is_tested])
     found = find_credibility(y[is_tested] - robust(first[is_tested]), weights[is_tested])
     trust[is_tested] = found.probability
     peers = dict(zip((one.name for one in experts), first.T, strict=True))
 
-    experts = second_experts(experts)
-    unseen = predict_unseen(experts, blocks, y, weights, trust, splits, done)
+    experts, unseen = predict_unseen(
+        second_experts(experts), blocks, y, weights, trust, splits, done
+    )
     tested = unseen[is_tested], y[is_tested], (weights * trust)[is_tested]
     kept, mix = _choose(*tested)
     fitted = []

@@ -22,7 +22,14 @@ from scipy import sparse
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
-from causal_qwen.regression.experts import Blocks, Evidence, Splits, Stack, fit_stack
+from causal_qwen.regression.experts import (
+    Blocks,
+    Evidence,
+    Splits,
+    Stack,
+    cauchy_loss,
+    fit_stack,
+)
 from causal_qwen.regression.features import MIDDLE, Pooling
 from causal_qwen.regression.ridge import fit_ridge, tail_weights
 from causal_qwen.regression.sources import Schema, TableFeatures
@@ -231,15 +238,10 @@ def _choose_space(
         y = space.encode(v).numpy()
         residuals = y - fit_ridge(x, y, weights, robust=True).unseen
         slope = float(np.average(space.log_slope(v).numpy(), weights=weights))
-        found.append((_cauchy_loss(residuals, weights) - slope, space, y, residuals))
+        found.append((cauchy_loss(residuals, weights) - slope, space, y, residuals))
     return min(found, key=lambda one: one[0])[1:]
 
 
 def _unseen_loss(x: Any, y: Array, weights: Array, residuals: Array) -> float:
     """Of a linear head, fitted with the weights of rows whose first residuals were large."""
-    return _cauchy_loss(y - fit_ridge(x, y, weights * tail_weights(residuals)).unseen, weights)
-
-
-def _cauchy_loss(residuals: Array, weights: Array) -> float:
-    scale = max(float(np.median(np.abs(residuals))), 1e-12)
-    return float(np.average(np.log(scale) + np.log1p((residuals / scale) ** 2), weights=weights))
+    return cauchy_loss(y - fit_ridge(x, y, weights * tail_weights(residuals)).unseen, weights)
