@@ -150,7 +150,8 @@ class Limits(NamedTuple):
     most_scale: float = math.inf
 
     def clip(self, values: Array) -> Array:
-        return np.clip(values, self.low, self.high)
+        """Rounding keeps coverage: a whole number inside an interval stays inside."""
+        return np.clip(np.round(values) if self.is_whole else values, self.low, self.high)
 
 
 NO_LIMITS = Limits()
@@ -164,13 +165,15 @@ class Target:
     chain: Chain | None = None
     conformal: Conformal | None = None
     limits: Limits = NO_LIMITS
+    shifts_median: bool = True  # by calibration; False in files of format 1, which did not
 
     def tensors(self) -> dict[str, Tensor]:
         """The chain and the calibration, as they are saved."""
         found = {} if self.chain is None else dict(self.chain.state_dict())
         if self.conformal is not None:
             found["scores"] = torch.from_numpy(self.conformal.scores)
-            found["score_weights"] = torch.from_numpy(self.conformal.weights)
+            if self.shifts_median:
+                found["score_weights"] = torch.from_numpy(self.conformal.weights)
         return found
 
     @classmethod
@@ -187,6 +190,7 @@ class Target:
         if scores is not None:
             given = np.ones(len(scores)) if weights is None else weights.numpy()
             target.conformal = Conformal(scores.numpy(), given)
+            target.shifts_median = weights is not None
         return target
 
 
@@ -342,7 +346,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         labels that look wrong are weighted by their credibility, and a warning gives their share.
         """
         check_is_fitted(self, "targets_")
-        X = _as_table(X)
+        X = self._as_table(X)
         values, _ = read_targets(X, y)
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
@@ -374,6 +378,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 weights, share = find_credibility(scores, weights)
                 _say_credibility(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
+            target.shifts_median = True
         return self
 
     # ------------------------------------------------------------ several sources
@@ -576,14 +581,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _say_training(self, report: TrainingReport) -> None:
         """Which weights were kept, and why."""
-        if self.backbone == "finetune":
-            self.finetune_report_ = report
         if self.verbose:
             print(f"{self.backbone}: {report}.", file=sys.stderr, flush=True)
+        if self.backbone != "finetune":
+            return
+        self.finetune_report_ = report
         if report.kept == 0:
-            start = "fitted head on the frozen" if self.backbone == "finetune" else "untrained"
             warnings.warn(
-                f"training made nothing better, and the {start} model is kept: {report}; try "
+                f"finetuning is undone, and the head on the frozen model is kept: {report}; try "
                 "another learning_rate, or more rows.",
                 stacklevel=4,
             )
@@ -615,7 +620,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Medians: (N,), or (N, targets) for several. Calibrated, if the regressor is."""
 
         def median(number: NumberPrediction, target: Target) -> Array:
-            if target.conformal is None:
+            if target.conformal is None or not target.shifts_median:
                 return target.limits.clip(np.asarray(number.median))
             return _at(number, target, target.conformal.quantile(0.5))
 
@@ -654,7 +659,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        X = _as_table(X)
+        X = self._as_table(X)
         (found,) = self._predictions(X, max(len(X), 1))
         return next(iter(found.values())) if self.is_single_ else found
 
@@ -662,14 +667,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Per row: which numbers are outside of the range of the training rows, in words ("" for
         none). Intervals of such rows are wider."""
         check_is_fitted(self, "targets_")
-        X = _as_table(X)
+        X = self._as_table(X)
         if self.source_ is None:
             return [""] * len(X)
         return self.source_.table.beyond(self._frame(X))[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2, by scikit-learn's convention: averaged over targets."""
-        X = _as_table(X)
+        X = self._as_table(X)
         truth = np.stack(list(read_targets(X, y)[0].values()), -1)
         predicted = self.predict(X).reshape(truth.shape)
         return float(r2_score(truth, predicted, sample_weight=sample_weight))
@@ -677,7 +682,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
         """`compute` of every target's prediction, stacked on axis 1 if there are several."""
         parts = []
-        for found in self._predictions(_as_table(X), BLOCK):
+        for found in self._predictions(self._as_table(X), BLOCK):
             columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
             parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
         return np.concatenate(parts)
@@ -778,12 +783,33 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if self.columns_ is not None:
             self.feature_names_in_ = np.array(self.columns_, dtype=object)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.target_tags.multi_output = True
+        return tags
+
     # ------------------------------------------------------------ texts and rows
+
+    def _as_table(self, X: Any) -> Any:
+        """A DataFrame, if X has columns; those of an array have no names, so they are counted."""
+        check_is_fitted(self, "targets_")
+        table = _as_table(X)
+        if self.columns_ is None or not (isinstance(X, np.ndarray) and is_table(table)):
+            return table
+        has_target = any(name in table.columns for name in self.targets_)
+        if len(table.columns) != self.n_features_in_ and not has_target:
+            raise ValueError(
+                f"X has {len(table.columns)} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+        return table
 
     def sentences(self, X: Any) -> list[str]:
         """The text that the model reads for every row; it ends where the number would follow."""
         check_is_fitted(self, "targets_")
-        return self._texts(_as_table(X), list(self.targets_))
+        return self._texts(self._as_table(X), list(self.targets_))
 
     def of_sentences(self) -> Self:
         """The same regressor for whole sentences instead of rows; the fitted state is shared.

@@ -29,6 +29,7 @@ from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.outputs import file_sha256
 from causal_qwen.paths import install_hint
 from causal_qwen.regression.checks import (
+    COUNT,
     CURE,
     NAMES,
     NUMBER,
@@ -55,11 +56,14 @@ TRUSTED = (  # beside what skops trusts: scikit-learn's estimators, arrays, plai
     *("functools.partial", "sklearn.utils.validation.check_array"),  # of trees with categories
     *("numpy.dtype", "numpy.round"),  # of an imputer, of rounded components
 )
-EXPERT_SOURCES = ("linear", "model", "boosting")
-LOSSES = ("cauchy", "squared_error", "absolute_error")
 FIELDS = ("names", "schema", "ranges", "text_columns", "targets", "shares", "sha256")
 TARGET_FIELDS = ("word_factor", "pooling", "experts")
 
+EXPERT: dict[str, Check] = {  # its other fields are counts
+    "name": TEXT,
+    "source": one_of(("linear", "model", "boosting")),
+    "loss": one_of(("cauchy", "squared_error", "absolute_error")),
+}
 POOLING: Check = or_none((lambda v: is_count(v) and v < len(MIDDLE), f"below {len(MIDDLE)}"))
 RANGE: Check = (
     lambda v: isinstance(v, list) and len(v) == 2 and all(map(is_number, v)) and v[0] <= v[1],
@@ -123,7 +127,7 @@ def source_settings(source: SourceModel, text_columns: list[str], sha256: str) -
             name: {
                 "word_factor": target.word_factor,
                 "pooling": None if not target.uses_model else target.reading.pooling,  # type: ignore[union-attr]
-                "experts": [list(one.expert) for one in target.stack.experts],
+                "experts": [one.expert._asdict() for one in target.stack.experts],
             }
             for name, target in source.targets.items()
         },
@@ -233,11 +237,11 @@ def _target(file: Path, name: str, found: Any) -> TargetRecord:
     if not isinstance(experts, list) or not experts:
         raise wrong(file, f"{field}.experts", repr(experts), "a list of experts")
     for one in experts:
-        if not isinstance(one, list) or len(one) != 3:
-            raise wrong(file, f"{field}.experts", repr(one), "[name, source, loss]")
-        for value, check in zip(one, (TEXT, one_of(EXPERT_SOURCES), one_of(LOSSES)), strict=True):
-            check_field(file, f"{field}.experts", value, check)
-    record = TargetRecord(found["word_factor"], found["pooling"], [Expert(*one) for one in experts])
+        check_keys(file, f"{field}.experts", one, Expert._fields)
+        for key, value in one.items():
+            check_field(file, f"{field}.experts.{key}", value, EXPERT.get(key, COUNT))
+    experts = [Expert(**one) for one in experts]
+    record = TargetRecord(found["word_factor"], found["pooling"], experts)
     uses_model = any(expert.source == "model" for expert in record.experts)
     if uses_model is not (record.pooling is not None):
         wanted = "a number" if uses_model else "null"
