@@ -35,7 +35,7 @@ KNOWN = re.compile(
     r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt|tokenizer\.model"
     r"|(processor|preprocessor)_config\.json|chat_template\.(jinja|json)"
-    r")|regressor\.(json|safetensors)|manifest\.json"
+    r")|regressor\.(json|safetensors)|sources\.skops|manifest\.json"
 )
 
 

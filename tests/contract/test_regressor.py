@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sklearn.compose import TransformedTargetRegressor  # noqa: E402
 from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer  # noqa: E402
+from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from causal_qwen import CausalTextRegressor, OpenModel  # noqa: E402
@@ -64,7 +66,7 @@ def table() -> Any:
 
 @pytest.fixture
 def regressor(backbone: str) -> Any:
-    return CausalTextRegressor(model=backbone, folds=2, value_space="symlog")
+    return CausalTextRegressor(model=backbone, folds=2, value_space="symlog", sources=["model"])
 
 
 # --- scikit-learn
@@ -101,7 +103,7 @@ def test_cross_validation_works(regressor: Any, table: Any) -> None:
 
 def test_searches_share_an_open_model(backbone: str, table: Any) -> None:
     opened = OpenModel(*open_model(backbone))
-    regressor = CausalTextRegressor(model=opened, folds=2, value_space="symlog")
+    regressor = CausalTextRegressor(model=opened, folds=2, value_space="symlog", sources=["model"])
     assert regressor.get_params()["model"] is clone(regressor).get_params()["model"] is opened
     search = GridSearchCV(regressor, {"value_space": ["symlog", "linear"]}, cv=2)
     search.fit(table[["grade"]], table["price"])
@@ -126,6 +128,36 @@ def test_it_works_in_pipelines_and_searches(regressor: Any, table: Any) -> None:
 def test_the_same_seed_gives_the_same_numbers(regressor: Any, table: Any) -> None:
     first = regressor.fit(table, "price").predict(table)
     assert np.array_equal(clone(regressor).fit(table, "price").predict(table), first)
+
+
+OWN_WORDS = "the message names the thing and its cure in our own words"
+NOT_ARRAYS = "a list of objects without columns is a list of texts"
+EXPECTED_FAILURES = {
+    "check_complex_data": OWN_WORDS,
+    "check_estimators_empty_data_messages": OWN_WORDS,
+    "check_fit2d_1sample": OWN_WORDS,
+    "check_fit2d_predict1d": OWN_WORDS,
+    "check_requires_y_none": OWN_WORDS,
+    "check_fit1d": "numbers of one dimension are refused as texts, with a TypeError",
+    "check_sample_weights_not_an_array": NOT_ARRAYS,
+    "check_regressor_data_not_an_array": NOT_ARRAYS,
+    "check_sample_weight_equivalence_on_dense_data": "a repeated row is in several folds",
+}
+
+
+def test_it_passes_the_checks_of_scikit_learn_that_concern_it() -> None:
+    estimator = CausalTextRegressor(sources=["columns"], folds=2, verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # identifiers among random columns; 12 rows
+        found = check_estimator(
+            estimator, expected_failed_checks=EXPECTED_FAILURES, on_fail=None, on_skip=None
+        )
+    of_status: dict[str, set[str]] = {}
+    for one in found:
+        of_status.setdefault(one["status"], set()).add(one["check_name"])
+    assert of_status.get("failed", set()) == set()
+    assert of_status["xfail"] == set(EXPECTED_FAILURES)
+    assert len(of_status["passed"]) > 35
 
 
 # --- the command line
@@ -267,7 +299,9 @@ def test_columns_weights_and_several_targets_reach_the_regressor(
 @pytest.fixture
 def saved(backbone: str, table: Any, tmp_path: Path) -> str:
     """A regressor that predicts the price of a grade, calibrated."""
-    regressor = CausalTextRegressor(model=backbone, folds=2, value_space="symlog", verbose=False)
+    regressor = CausalTextRegressor(
+        model=backbone, folds=2, value_space="symlog", sources=["model"], verbose=False
+    )
     regressor.fit(table[:50], "price").calibrate(table[50:], "price").save(tmp_path / "saved")
     return str(tmp_path / "saved")
 
@@ -392,6 +426,7 @@ def test_identifiers_are_left_out_with_a_note_unless_they_are_named(
     numbered.to_csv(tmp_path / "table.csv", index=False)
     place = tmp_path / "table.csv", ["price"]
     options: dict[str, Any] = {"model": backbone, "folds": 2, "calibration": 0.0}
+    options["sources"] = ["model"]
 
     def columns(name: str, **more: Any) -> list[str]:
         report = fit_csv(*place, tmp_path / name, **options, **more)
@@ -463,14 +498,16 @@ def test_a_weight_that_is_no_number_is_refused_and_its_line_named(
 def test_without_the_cache_nothing_is_written_to_it(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
     table.to_csv(tmp_path / "table.csv", index=False)
-    place, saved = str(tmp_path / "table.csv"), str(tmp_path / "fitted")
-    options = ["-y", "price", "-m", backbone, "-o", saved, "--json"]
-    causal_qwen("fit", place, *options, "--no-cache")
+    place, saved = tmp_path / "table.csv", str(tmp_path / "fitted")
+    options: dict[str, Any] = {"model": backbone, "sources": ["model"]}
+    fit_csv(place, ["price"], saved, cache=False, **options)
     table.drop(columns="price").to_csv(tmp_path / "more.csv", index=False)
     causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
     assert not (tmp_path / "cache" / "features.sqlite").exists()
-    causal_qwen("fit", place, *options, "--force")
+    fit_csv(place, ["price"], saved, overwrite=True, **options)
     assert causal_qwen("cache", "--json")["rows"] == 4
     causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
     assert causal_qwen("cache", "--json")["rows"] == 4
@@ -479,12 +516,15 @@ def test_without_the_cache_nothing_is_written_to_it(
 def test_a_damaged_cache_is_one_note_of_fit_and_changes_nothing(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
+    from causal_qwen.regression.csv_io import fit_csv
+
     table.to_csv(tmp_path / "table.csv", index=False)
-    options = ["-y", "price", "-m", backbone, "--json", str(tmp_path / "table.csv")]
-    expected = causal_qwen("fit", *options, "-o", str(tmp_path / "one"))
+    place: Any = tmp_path / "table.csv", ["price"]
+    options: dict[str, Any] = {"model": backbone, "sources": ["model"]}
+    expected = fit_csv(*place, tmp_path / "one", **options)
     cache = tmp_path / "cache" / "features.sqlite"
     cache.write_bytes(cache.read_bytes()[:3000])
-    found = causal_qwen("fit", *options, "-o", str(tmp_path / "two"))
+    found = fit_csv(*place, tmp_path / "two", **options)
     (note,) = found["notes"]
     assert str(cache) in note
     assert "features.sqlite.old-1" in note

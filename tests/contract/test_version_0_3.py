@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from causal_qwen.modeling.abduction import AbductionNetwork
 from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings
 from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.options import NOISY_MODES
+from causal_qwen.outputs import file_sha256, write_manifest
 from causal_qwen.regression.regressor import CausalTextRegressor, Target
 from causal_qwen.text import numerals
 from causal_qwen.training.trainer import CausalTrainingArguments
@@ -188,6 +190,28 @@ def test_regressor_predicts_the_same_medians_and_intervals() -> None:
     np.testing.assert_allclose(
         regressor.predict_interval(rows, 0.5), expected["interval"], rtol=1e-5
     )
+
+
+def test_a_regressor_of_format_1_stays_the_same_when_it_is_saved_again(tmp_path: Path) -> None:
+    old = CausalTextRegressor.load(FIXTURES / "regressor", model=FIXTURES / "model")
+    assert (old.sources, old.support, old.cv, old.seed_) == (["model"], "real", None, 0)
+    old.save(tmp_path / "again")
+    new = CausalTextRegressor.load(tmp_path / "again")
+    rows = pd.DataFrame(EXPECTED["regressor"]["rows"])
+    for ask in ("predict", "predict_interval", "predict_quantiles"):
+        assert np.array_equal(getattr(new, ask)(rows), getattr(old, ask)(rows))
+
+
+def test_a_regressor_of_format_1_with_hashes_loads(tmp_path: Path) -> None:
+    """As versions after 0.3.0 wrote them."""
+    copied = Path(shutil.copytree(FIXTURES / "regressor", tmp_path / "copied"))
+    settings = json.loads((copied / "regressor.json").read_text("utf-8"))
+    settings |= {"format": 1, "tensors_sha256": file_sha256(copied / "regressor.safetensors")}
+    (copied / "regressor.json").write_text(json.dumps(settings), "utf-8")
+    write_manifest(copied)
+    regressor = CausalTextRegressor.load(copied, model=FIXTURES / "model")
+    rows = pd.DataFrame(EXPECTED["regressor"]["rows"])
+    np.testing.assert_allclose(regressor.predict(rows), EXPECTED["regressor"]["median"], rtol=1e-5)
 
 
 def test_regressor_trained_from_scratch_predicts_the_same() -> None:

@@ -53,9 +53,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 
 def fitted() -> Any:
-    return CausalTextRegressor(model="models/tiny", folds=2, value_space="symlog", cache=False).fit(
-        TEXTS, VALUES
-    )
+    return CausalTextRegressor(
+        model="models/tiny", sources=["model"], folds=2, value_space="symlog", cache=False
+    ).fit(TEXTS, VALUES)
 
 
 def record(saved: Path) -> dict[str, Any]:

@@ -63,7 +63,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make(backbone: Path) -> Callable[..., Any]:
     def make(*args: Any, **options: Any) -> Any:
-        quick = {"model": str(backbone), "folds": 2, "value_space": "symlog"}
+        quick = {
+            "sources": ["model"],
+            "model": str(backbone),
+            "folds": 2,
+            "value_space": "symlog",
+        }
         return CausalTextRegressor(*args, **{**quick, **options})
 
     return make
@@ -390,7 +395,8 @@ def test_finetuning_does_not_change_the_open_model(
 ) -> None:
     before = {name: tensor.clone() for name, tensor in opened.model.state_dict().items()}
     options = {"epochs": 1, "learning_rate": 1e-2}
-    tuned = make("finetune", model=opened, **options).fit(table[:60], "price")
+    with pytest.warns(UserWarning, match="finetuning is undone"):
+        tuned = make("finetune", model=opened, **options).fit(table[:60], "price")
     assert all(before[name].equal(tensor) for name, tensor in opened.model.state_dict().items())
     assert not tuned.model_.action.value.weight.equal(before["action.value.weight"])
     assert opened.model.config.value_fields is None
@@ -412,7 +418,8 @@ def test_a_model_made_in_memory_can_be_used_but_not_saved(
     processor = CausalQwenProcessor(byte_tokenizer())
     size = {"vocab_size": len(processor.tokenizer), "num_token_id": processor.num_token_id}
     in_memory = OpenModel(processor, fresh_model(initializer_range=0.1, **size))
-    shared = CausalTextRegressor(model=in_memory, folds=2, value_space="symlog")
+    options: dict[str, Any] = {"folds": 2, "value_space": "symlog", "sources": ["model"]}
+    shared = CausalTextRegressor(model=in_memory, **options)
     assert np.isfinite(shared.fit(table[:60], "price").predict(table)).all()
     for keep in (pickle.dumps, lambda one: one.save(tmp_path / "saved")):
         with pytest.raises(ValueError, match="save_pretrained"):
@@ -535,7 +542,8 @@ def test_texts_longer_than_the_context_are_named_in_a_warning(
 
 
 def test_a_second_fit_replaces_the_first(make: Callable[..., Any], table: Any) -> None:
-    regressor = make("finetune", epochs=1).fit(table[:60], "price")
+    with pytest.warns(UserWarning, match="finetuning is undone"):
+        regressor = make("finetune", epochs=1).fit(table[:60], "price")
     again = regressor.set_params(backbone="frozen").fit(table[:60], "price")
     assert not hasattr(again, "model_")
     assert np.array_equal(again.predict(table), make().fit(table[:60], "price").predict(table))
@@ -588,14 +596,46 @@ def test_predicting_before_fit_raises_not_fitted(make: Callable[..., Any], table
 def test_finetuning_starts_from_the_fitted_chain(make: Callable[..., Any], table: Any) -> None:
     frozen = make().fit(table[:60], "price").predict(table)
     options = {"epochs": 1, "learning_rate": 1e-12}
-    tuned = make("finetune", **options).fit(table[:60], "price").predict(table)
+    with pytest.warns(UserWarning, match="finetuning is undone"):
+        tuned = make("finetune", **options).fit(table[:60], "price").predict(table)
     np.testing.assert_allclose(tuned, frozen, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept", "said"),
+    [
+        ([3.0, 2.0, 2.5], 1, "2, 2.5 after each epoch; epoch 1 is kept"),
+        ([1.0, 1.5, 0.5], 0, "held-out loss 1 before training, 1.5 after each epoch; no epoch"),
+        ([1.0, 0.9, 0.5], 2, "epoch 2 is kept"),
+    ],
+)
+def test_finetuning_reports_which_weights_were_kept(
+    losses: list[float],
+    kept: int,
+    said: str,
+    make: Callable[..., Any],
+    table: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rest = iter(losses)  # before training, then after every epoch
+    monkeypatch.setattr("causal_qwen.regression.head._mean_loss", lambda *_: next(rest))
+    regressor = make("finetune", epochs=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        regressor.fit(table[:20], "price")
+    report = regressor.finetune_report_
+    assert (report.before, report.kept) == (losses[0], kept)
+    assert report.epochs == losses[1 : 1 + len(report.epochs)]
+    assert said in capsys.readouterr().err
+    assert ["finetuning is undone" in str(one.message) for one in caught] == [True] * (kept == 0)
 
 
 def test_a_finetuned_model_is_saved_completely(
     make: Callable[..., Any], table: Any, tmp_path: Path
 ) -> None:
-    tuned = make("finetune", epochs=1).fit(table[:60], "price")
+    with pytest.warns(UserWarning, match="finetuning is undone"):
+        tuned = make("finetune", epochs=1).fit(table[:60], "price")
     tuned.calibrate(table[60:], "price").save(tmp_path / "saved")
     again = CausalTextRegressor.load(tmp_path / "saved")
     np.testing.assert_allclose(again.predict(table), tuned.predict(table), rtol=1e-6)
@@ -692,7 +732,8 @@ def test_a_large_table_is_announced_before_it_is_read(
     assert "the feature cache grows by up to 25.0 kB" in said  # 90 (4 32 + 150)
     make(verbose=False).fit(table, "price")
     assert capsys.readouterr().err == ""
-    make("finetune", epochs=1, verbose=True).fit(table, "price")
+    with pytest.warns(UserWarning, match="finetuning is undone"):
+        make("finetune", epochs=1, verbose=True).fit(table, "price")
     assert capsys.readouterr().err.count("need up to") == 2  # reading, then training
 
 

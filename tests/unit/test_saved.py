@@ -41,7 +41,13 @@ def original(opened: OpenModel, tmp_path_factory: pytest.TempPathFactory) -> Pat
     directory = tmp_path_factory.mktemp("original") / "saved"
     y = {"price": np.arange(16.0) + 1, "tax": -np.arange(16.0)}
     regressor = CausalTextRegressor(
-        model=opened, folds=2, value_space="linear", cache=False, verbose=False, size=(64, 1)
+        model=opened,
+        sources=["model"],
+        folds=2,
+        value_space="linear",
+        cache=False,
+        verbose=False,
+        size=(64, 1),
     )
     regressor.fit(TEXTS, y).calibrate(TEXTS, y).save(directory)
     return directory
@@ -121,7 +127,7 @@ def test_damaged_tensors_are_refused(
     after = damage_arrays(before, seed)
     save_file(after, file)
     is_undetectable = not has_hash and (
-        set(before) - set(after) in ({"0.scores"}, {"1.scores"})
+        set(before) - set(after) in ({"0.score_weights"}, {"1.score_weights"})
         or all(np.isfinite(array).all() for array in after.values())
     )
     try:
@@ -149,8 +155,8 @@ def test_damaged_bytes_are_refused_or_load_identically(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format is 2, and this version reads 1; install a newer version"),
-        ({"format": "x"}, "format is 'x', not 1; restore the file, or fit again"),
+        ({"format": 3}, "format is 3, and this version reads 2; install a newer version"),
+        ({"format": "x"}, "format is 'x', not 1 or 2; restore the file, or fit again"),
         ({"is_single": True}, "is_single is true, not false, for 2 targets"),
         ({"is_single": 0}, "is_single is 0, not true or false"),
         ({"columns": "a"}, "columns is 'a', not a list of names or null"),
@@ -201,6 +207,7 @@ def of_table(opened: OpenModel, tmp_path_factory: pytest.TempPathFactory) -> Pat
     table = pytest.importorskip("pandas").DataFrame({"grade": list("ABCDEFGH"), "price": range(8)})
     directory = tmp_path_factory.mktemp("of_table") / "saved"
     options: dict[str, Any] = {"folds": 2, "value_space": "linear", "cache": False}
+    options["sources"] = ["model"]
     regressor = CausalTextRegressor(model=opened, template="{grade}", verbose=False, **options)
     regressor.fit(table, "price").save(directory)
     (directory / "manifest.json").unlink()

@@ -17,6 +17,8 @@ Out:  medians, intervals, quantiles and whole distributions.
     prediction  the distribution of one number
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
     saved       the files of a saved regressor, every field checked
+    saved_sources  transformers and experts in these files; only known types are loaded
+    checks      one sentence for a field that is wrong
     csv_dialect the encoding, separator and decimal mark of a CSV file
     csv_table   a CSV file: its cells as they are written, and the values that the model reads
     table_files CSV, parquet, Excel and JSON files, by their extensions

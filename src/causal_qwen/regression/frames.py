@@ -76,7 +76,11 @@ def is_tabular(X: Any) -> bool:
         return len(X) > 0 and isinstance(X[0], list | tuple | dict | np.ndarray)
     if isinstance(X, np.ndarray):
         return X.dtype.names is not None or (X.ndim == 2 and not _is_one_text_column(X))
-    return hasattr(X, "columns") or hasattr(X, "__dataframe__")
+    return hasattr(X, "columns") or hasattr(X, "__dataframe__") or _is_sparse(X)
+
+
+def _is_sparse(X: Any) -> bool:
+    return hasattr(X, "toarray") and hasattr(X, "nnz")
 
 
 def _is_one_text_column(X: NDArray[Any]) -> bool:
@@ -97,7 +101,7 @@ def to_frame(X: Any, feature_names: Sequence[Any] | None = None) -> Any:
     Two columns of one name are refused, as is a sparse matrix.
     """
     pandas = require_pandas()
-    if hasattr(X, "toarray") and hasattr(X, "nnz"):
+    if _is_sparse(X):
         raise TypeError(f"X is a sparse {type(X).__name__}; give X.toarray().")
     frame = _as_pandas(pandas, X, feature_names)
     frame = frame.set_axis(_text_names(frame.columns), axis=1)  # shares X's cells until written

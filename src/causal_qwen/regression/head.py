@@ -373,6 +373,19 @@ def init_number_head(model: CausalModel) -> None:
     model.action.b_noise.fill_(0.1).div_(norm)
 
 
+class TrainingReport(NamedTuple):
+    """Mean losses on held-out rows, and the epoch whose weights were kept (0: those before)."""
+
+    before: float
+    epochs: list[float]
+    kept: int
+
+    def __str__(self) -> str:
+        after = ", ".join(f"{loss:.4g}" for loss in self.epochs)
+        kept = f"epoch {self.kept} is kept" if self.kept else "no epoch was better"
+        return f"held-out loss {self.before:.4g} before training, {after} after each epoch; {kept}"
+
+
 def train_model(
     model: nn.Module,
     batch_loss: BatchLoss,
@@ -385,7 +398,7 @@ def train_model(
     patience: int,
     seed: int,
     progress: Progress = no_progress,
-) -> None:
+) -> TrainingReport:
     """Train on a part of the rows; at the end restore the epoch that was best on the others."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(rows, generator=generator)
@@ -395,7 +408,9 @@ def train_model(
     steps = epochs * math.ceil(len(training) / batch_size)
     length = 11 if steps == 10 else max(steps, 2)  # a warm-up of exactly one step divides by 0
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, length, pct_start=0.1)
-    best, best_epoch, kept = _mean_loss(batch_loss, validation, batch_size), -1, _copy(model)
+    before = _mean_loss(batch_loss, validation, batch_size)
+    best, best_epoch, kept = before, -1, _copy(model)
+    losses: list[float] = []
     for epoch in range(epochs):
         model.train()
         batches = training[torch.randperm(len(training), generator=generator)].split(batch_size)
@@ -409,12 +424,14 @@ def train_model(
             progress(epoch * len(batches) + step + 1, steps)
         model.eval()
         now = _mean_loss(batch_loss, validation, batch_size)
+        losses.append(now)
         if now < best:
             best, best_epoch, kept = now, epoch, _copy(model)
         elif epoch - best_epoch >= patience:
             break
     model.load_state_dict(kept)
     model.eval()
+    return TrainingReport(before, losses, best_epoch + 1)
 
 
 def y_at_end(model: CausalModel, encoded: Sequence[Encoded]) -> Cauchy:

@@ -52,6 +52,7 @@ from causal_qwen.regression.backbone import (
     record_of,
     saved_record,
 )
+from causal_qwen.regression.checks import CURE, wrong
 from causal_qwen.regression.conformal import Conformal, rows_needed
 from causal_qwen.regression.credibility import find_credibility
 from causal_qwen.regression.experts import Evidence, with_spread
@@ -71,6 +72,7 @@ from causal_qwen.regression.frames import column_kinds, is_tabular, to_frame
 from causal_qwen.regression.head import (
     FOLDS,
     Chain,
+    TrainingReport,
     ValueLoss,
     fit_chain,
     init_from_chain,
@@ -80,14 +82,21 @@ from causal_qwen.regression.head import (
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.rows import is_table, name_rows, row_index
 from causal_qwen.regression.saved import (
-    CURE,
     FORMAT,
     MODEL,
     SETTINGS,
     TENSORS,
+    Settings,
     read_settings,
     read_tensors,
-    wrong,
+)
+from causal_qwen.regression.saved_sources import (
+    OBJECTS,
+    read_objects,
+    source_settings,
+    source_tensors,
+    to_source_model,
+    write_objects,
 )
 from causal_qwen.regression.sentences import join_sentences
 from causal_qwen.regression.source_model import SourceModel
@@ -111,7 +120,10 @@ __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 
 Array = NDArray[np.float64]
 
-FITTED = ("model_", "processor_", "backbone_", "source_", "evidence_")
+FITTED = (
+    *("model_", "processor_", "backbone_", "source_", "evidence_"),
+    *("text_columns_", "finetune_report_"),
+)
 BACKBONES = ("frozen", "finetune", "scratch")
 DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
     "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
@@ -138,7 +150,8 @@ class Limits(NamedTuple):
     most_scale: float = math.inf
 
     def clip(self, values: Array) -> Array:
-        return np.clip(values, self.low, self.high)
+        """Rounding keeps coverage: a whole number inside an interval stays inside."""
+        return np.clip(np.round(values) if self.is_whole else values, self.low, self.high)
 
 
 NO_LIMITS = Limits()
@@ -152,26 +165,32 @@ class Target:
     chain: Chain | None = None
     conformal: Conformal | None = None
     limits: Limits = NO_LIMITS
+    shifts_median: bool = True  # by calibration; False in files of format 1, which did not
 
     def tensors(self) -> dict[str, Tensor]:
         """The chain and the calibration, as they are saved."""
         found = {} if self.chain is None else dict(self.chain.state_dict())
         if self.conformal is not None:
             found["scores"] = torch.from_numpy(self.conformal.scores)
-            found["score_weights"] = torch.from_numpy(self.conformal.weights)
+            if self.shifts_median:
+                found["score_weights"] = torch.from_numpy(self.conformal.weights)
         return found
 
     @classmethod
-    def from_tensors(cls, space: ValueSpace, tensors: dict[str, Tensor]) -> Target:
-        target, scores = cls(space), tensors.pop("scores", None)
-        weights = tensors.pop("score_weights", None)
-        if tensors:
+    def from_tensors(
+        cls, space: ValueSpace, tensors: dict[str, Tensor], limits: Limits = NO_LIMITS
+    ) -> Target:
+        target = cls(space, limits=limits)
+        scores, weights = tensors.get("scores"), tensors.get("score_weights")
+        if Chain.SIZES in tensors:
             causal_size, hidden_size = tensors[Chain.SIZES].shape
             target.chain = Chain(hidden_size, causal_size)
-            target.chain.load_state_dict(tensors)
+            own = target.chain.state_dict()
+            target.chain.load_state_dict({name: tensors[name] for name in own})
         if scores is not None:
             given = np.ones(len(scores)) if weights is None else weights.numpy()
             target.conformal = Conformal(scores.numpy(), given)
+            target.shifts_median = weights is not None
         return target
 
 
@@ -230,6 +249,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     is_single_: bool
     source_: SourceModel | None = None  # of several sources
     evidence_: dict[str, TargetEvidence]  # of the training rows; not saved
+    finetune_report_: TrainingReport  # of backbone="finetune"; not saved
+    text_columns_: list[str]  # that the language model reads beside other sources
 
     def __init__(
         self,
@@ -325,7 +346,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         labels that look wrong are weighted by their credibility, and a warning gives their share.
         """
         check_is_fitted(self, "targets_")
-        X = _as_table(X)
+        X = self._as_table(X)
         values, _ = read_targets(X, y)
         if len(values) != len(self.targets_):
             names = ", ".join(self.targets_)
@@ -357,6 +378,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 weights, share = find_credibility(scores, weights)
                 _say_credibility(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
+            target.shifts_median = True
         return self
 
     # ------------------------------------------------------------ several sources
@@ -400,7 +422,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         chosen = self._chosen_sources(schema)
         z = None
         if "model" in chosen:
-            self._text_names_ = schema.texts or list(kinds)
+            self.text_columns_ = schema.texts or list(kinds)
             texts = self._source_texts(frame)
             self._warn_long_texts(texts, index=frame.index)
             self._announce(texts)
@@ -454,7 +476,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _source_texts(self, frame: Any) -> list[str]:
         """What the language model reads of every row: its text columns."""
-        columns = self._text_names_
+        columns = self.text_columns_
         if self.columns_ is None:
             return frame[TEXT].tolist()
         is_text = columns if columns != self.columns_ else ()
@@ -545,7 +567,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             init_from_chain(self.model_, chain)
             self.model_.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
         with progress_bar("training", self.verbose) as progress:
-            train_model(
+            report = train_model(
                 self.model_,
                 loss,
                 len(asked),
@@ -554,6 +576,21 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 seed=self.seed_,
                 progress=progress,
                 **options,
+            )
+        self._say_training(report)
+
+    def _say_training(self, report: TrainingReport) -> None:
+        """Which weights were kept, and why."""
+        if self.verbose:
+            print(f"{self.backbone}: {report}.", file=sys.stderr, flush=True)
+        if self.backbone != "finetune":
+            return
+        self.finetune_report_ = report
+        if report.kept == 0:
+            warnings.warn(
+                f"finetuning is undone, and the head on the frozen model is kept: {report}; try "
+                "another learning_rate, or more rows.",
+                stacklevel=4,
             )
 
     def _new_or_copied_model(self, texts: list[str], values: dict[str, Array]) -> Pair:
@@ -583,7 +620,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Medians: (N,), or (N, targets) for several. Calibrated, if the regressor is."""
 
         def median(number: NumberPrediction, target: Target) -> Array:
-            if target.conformal is None:
+            if target.conformal is None or not target.shifts_median:
                 return target.limits.clip(np.asarray(number.median))
             return _at(number, target, target.conformal.quantile(0.5))
 
@@ -622,7 +659,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        X = _as_table(X)
+        X = self._as_table(X)
         (found,) = self._predictions(X, max(len(X), 1))
         return next(iter(found.values())) if self.is_single_ else found
 
@@ -630,14 +667,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Per row: which numbers are outside of the range of the training rows, in words ("" for
         none). Intervals of such rows are wider."""
         check_is_fitted(self, "targets_")
-        X = _as_table(X)
+        X = self._as_table(X)
         if self.source_ is None:
             return [""] * len(X)
         return self.source_.table.beyond(self._frame(X))[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2, by scikit-learn's convention: averaged over targets."""
-        X = _as_table(X)
+        X = self._as_table(X)
         truth = np.stack(list(read_targets(X, y)[0].values()), -1)
         predicted = self.predict(X).reshape(truth.shape)
         return float(r2_score(truth, predicted, sample_weight=sample_weight))
@@ -645,7 +682,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
         """`compute` of every target's prediction, stacked on axis 1 if there are several."""
         parts = []
-        for found in self._predictions(_as_table(X), BLOCK):
+        for found in self._predictions(self._as_table(X), BLOCK):
             columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
             parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
         return np.concatenate(parts)
@@ -724,10 +761,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def summary(self) -> str:
         """Which sources are used and how much, and errors on unseen rows beside single methods."""
         lines = []
-        for name, evidence in self.evidence_.items():
-            shares = ", ".join(f"{s} {share:.2f}" for s, share in self.shares()[name].items())
+        for name, of_target in self.shares().items():
+            shares = ", ".join(f"{s} {share:.2f}" for s, share in of_target.items())
             lines.append(f"{name}: {shares}")
-            errors = evidence.errors()
+            if name not in self.evidence_:  # of a loaded regressor
+                continue
+            errors = self.evidence_[name].errors()
             ours = errors.pop("together")
             best = min(errors, key=lambda peer: errors[peer])
             listed = ", ".join(f"{peer} {error:.4g}" for peer, error in errors.items())
@@ -744,12 +783,33 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if self.columns_ is not None:
             self.feature_names_in_ = np.array(self.columns_, dtype=object)
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.target_tags.multi_output = True
+        return tags
+
     # ------------------------------------------------------------ texts and rows
+
+    def _as_table(self, X: Any) -> Any:
+        """A DataFrame, if X has columns; those of an array have no names, so they are counted."""
+        check_is_fitted(self, "targets_")
+        table = _as_table(X)
+        if self.columns_ is None or not (isinstance(X, np.ndarray) and is_table(table)):
+            return table
+        has_target = any(name in table.columns for name in self.targets_)
+        if len(table.columns) != self.n_features_in_ and not has_target:
+            raise ValueError(
+                f"X has {len(table.columns)} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+        return table
 
     def sentences(self, X: Any) -> list[str]:
         """The text that the model reads for every row; it ends where the number would follow."""
         check_is_fitted(self, "targets_")
-        return self._texts(_as_table(X), list(self.targets_))
+        return self._texts(self._as_table(X), list(self.targets_))
 
     def of_sentences(self) -> Self:
         """The same regressor for whole sentences instead of rows; the fitted state is shared.
@@ -906,27 +966,51 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "targets_")
         settings = {
             "format": FORMAT,
-            "parameters": self.get_params() | {"model": self.model and os.fspath(self.model)},
+            "parameters": self._saved_parameters(),
             "columns": self.columns_,
             "is_single": self.is_single_,
             "targets": {name: list(target.space) for name, target in self.targets_.items()},
+            "limits": {name: _json_bounds(one.limits) for name, one in self.targets_.items()},
+            "seed": self.seed_,
             "backbone": saved_record(self.backbone_, Path(path))
             if hasattr(self, "backbone_")
             else None,
+            "sources": None,
         }
-        tensors = {
-            f"{place}.{name}": tensor.contiguous()
-            for place, target in enumerate(self.targets_.values())
-            for name, tensor in target.tensors().items()
-        }
+        tensors: dict[str, Tensor] = {}
+        for place, (target, one) in enumerate(self.targets_.items()):
+            found = one.tensors()
+            if self.source_ is not None:
+                found |= source_tensors(self.source_.targets[target])
+            tensors |= {f"{place}.{name}": tensor.contiguous() for name, tensor in found.items()}
         with new_directory(Path(path), overwrite) as directory:
             (directory / TENSORS).write_bytes(safetensors_bytes(tensors))  # with the umask
             settings["tensors_sha256"] = file_sha256(directory / TENSORS)
+            if self.source_ is not None:
+                write_objects(file := directory / OBJECTS, self.source_)
+                text_columns = getattr(self, "text_columns_", [])
+                settings["sources"] = source_settings(self.source_, text_columns, file_sha256(file))
             (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
             if hasattr(self, "model_"):
                 with quiet():
                     self.model_.save_pretrained(directory / MODEL)
                 self.processor_.save_pretrained(directory / MODEL)
+
+    def _saved_parameters(self) -> dict[str, Any]:
+        """JSON's values. A splitter and a generator have none; `seed_` is what was drawn."""
+        found = self.get_params() | {"cv": None}
+        if not isinstance(self.random_state, numbers.Integral):
+            found["random_state"] = None
+        else:
+            found["random_state"] = int(self.random_state)
+        if not isinstance(self.sources, str):
+            found["sources"] = list(self.sources)
+        if not isinstance(self.support, str):
+            found["support"] = _json_bounds(self.support)
+        is_unused = self.source_ is not None and not self.source_.uses_model
+        if is_unused and isinstance(self.model, OpenModel) and not self.model.name:
+            return found | {"model": None}
+        return found | {"model": self.model and os.fspath(self.model)}
 
     @classmethod
     def load(
@@ -944,6 +1028,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if model is not None:
             regressor.set_params(model=model)
         regressor.columns_, regressor.is_single_ = saved.columns, saved.is_single
+        regressor.seed_ = saved.seed
+        regressor._name_features()
         tensors = read_tensors(directory, saved)
         has_manifest = (directory / MANIFEST).is_file()
         if not has_manifest and saved.tensors_sha256 is not None:  # 0.3.0 wrote neither
@@ -955,18 +1041,57 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if has_manifest and (damage := damaged_files(directory, hashes=True)):
             raise ValueError(f"{directory / damage[0]}; {CURE}.")
         regressor.targets_ = {
-            name: Target.from_tensors(space, of_target)
+            name: Target.from_tensors(space, of_target, Limits(*saved.limits[name]))
             for (name, space), of_target in zip(saved.spaces.items(), tensors, strict=True)
         }
         if saved.backbone is not None:
             regressor.backbone_ = loaded_record(saved.backbone, directory, model)
             regressor._check_backbone()
+        if saved.sources is not None:
+            regressor._load_sources(directory, saved, tensors)
+        elif saved.backbone is not None:
             regressor._check_chains(directory / TENSORS)
-            return regressor
-        if not (directory / MODEL).is_dir():
-            raise FileNotFoundError(f"{directory / MODEL} is missing; restore it, or fit again.")
-        regressor.processor_, regressor.model_ = open_model(directory / MODEL)
+        else:
+            if not (directory / MODEL).is_dir():
+                raise FileNotFoundError(
+                    f"{directory / MODEL} is missing; restore it, or fit again."
+                )
+            regressor.processor_, regressor.model_ = open_model(directory / MODEL)
         return regressor
+
+    def _load_sources(
+        self, directory: Path, saved: Settings, tensors: list[dict[str, Tensor]]
+    ) -> None:
+        """The transformers and experts, tried on an empty row: their files may not match."""
+        record = saved.sources
+        assert record is not None
+        if record.text_columns is not None:
+            self.text_columns_ = record.text_columns
+        chains = [one.chain for one in self.targets_.values() if one.chain is not None]
+        objects = read_objects(directory / OBJECTS, record)
+        self.source_ = to_source_model(record, saved.spaces, chains, tensors, objects)
+        self.evidence_ = {}
+        try:
+            self._try_empty_row()
+        except (LookupError, ValueError, TypeError, AttributeError):
+            files = f"{OBJECTS} and {TENSORS}"
+            raise ValueError(
+                f"{directory / SETTINGS}: the sources do not match {files}; {CURE}."
+            ) from None
+
+    def _try_empty_row(self) -> None:
+        import pandas
+
+        assert self.source_ is not None
+        row = pandas.DataFrame({name: [None] for name in self.columns_ or [TEXT]}, dtype=object)
+        z = None
+        if self.source_.uses_model:
+            if self.columns_ is not None:
+                self._source_texts(row)
+            size = self._open()[1].config.hidden_size
+            z = np.zeros((1, len(MIDDLE), size), dtype=np.float32)
+        self.source_.table.beyond(row)
+        self.source_.predict(row, z)
 
     def _check_chains(self, file: Path) -> None:
         size = self._open()[1].config.hidden_size
@@ -1020,6 +1145,12 @@ def _at(number: NumberPrediction, target: Target, scales: float) -> Array:
 def _as_table(X: Any) -> Any:
     """A DataFrame, if X has columns; texts as they are."""
     return to_frame(X) if is_tabular(X) else X
+
+
+def _json_bounds(values: Sequence[float]) -> list[float | None]:
+    """Infinity, which JSON does not have, is null."""
+    plain = [value if isinstance(value, bool) else float(value) for value in values]
+    return [value if math.isfinite(value) else None for value in plain]
 
 
 def _take(X: Any, is_taken: NDArray[np.bool_]) -> Any:

@@ -1,13 +1,13 @@
 """Saved regressors: regressor.json and regressor.safetensors, every field checked as it is read.
 
 A field that is missing, unknown, of another type, not finite or of another shape raises one
-ValueError that names the file, the field, its value and the cure.
+ValueError that names the file, the field, its value and the cure (`checks`). Format 1, of versions
+that only had the language model, is read as `sources=["model"]`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,20 +16,40 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from causal_qwen.modeling.value_space import LARGEST, ValueSpace
+from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.options import VALUE_SPACES
 from causal_qwen.outputs import file_sha256
+from causal_qwen.regression.checks import (
+    COUNT,
+    CURE,
+    FLAG,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    Check,
+    check_field,
+    check_keys,
+    is_bounds,
+    is_count,
+    is_number,
+    is_text,
+    is_units,
+    or_none,
+    read_json,
+    wrong,
+)
 from causal_qwen.regression.head import Chain
+from causal_qwen.regression.saved_sources import Shapes, SourceRecord, read_source_settings
 from causal_qwen.regression.sentences import template_columns
 from causal_qwen.terminal import counted
 
 SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
-FORMAT = 1  # of both files; those of version 0.3, which have no number, are the same
-FIELDS = ("parameters", "columns", "is_single", "targets", "backbone")
-CURE = "restore the file, or fit again"
-SHOWN = 60  # characters of a value in a message
-
-Check = tuple[Callable[[Any], bool], str]  # of a value, and what it must be
+FORMAT = 2  # of the files together; those of version 0.3, which have no number, are format 1
+FIELDS_1 = ("parameters", "columns", "is_single", "targets", "backbone")
+FIELDS = (*FIELDS_1, "limits", "seed", "sources")
+PARAMETERS_OF_1 = {"sources": ["model"], "support": "real", "cv": None}  # those it did not have
+SCORES = ("scores", "score_weights")  # the tensors of a calibration
+NO_LIMITS = (-math.inf, math.inf, False, 0.0, math.inf)
 
 
 class Settings(NamedTuple):
@@ -39,68 +59,56 @@ class Settings(NamedTuple):
     columns: list[Any] | None
     is_single: bool
     spaces: dict[str, ValueSpace]  # by target
-    backbone: dict[str, str | None] | None  # of a frozen one
+    limits: dict[str, tuple[Any, ...]]  # by target: fields of `Limits`
+    seed: int
+    backbone: dict[str, str | None] | None  # of a frozen one that is used
+    sources: SourceRecord | None  # None: every row is read as a sentence
     tensors_sha256: str | None  # None: of version 0.3
 
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and -LARGEST <= value <= LARGEST
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_units(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
+    @property
+    def has_chains(self) -> bool:
+        return self.parameters["backbone"] == "frozen"
 
 
 def _is_size(value: Any) -> bool:
-    return _is_text(value) or (
-        isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+    return is_text(value) or (
+        isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
     )
 
 
 def _is_column(value: Any) -> bool:
-    return _is_text(value) or _is_number(value)
+    return is_text(value) or is_number(value)
 
 
-def _or_none(check: Check) -> Check:
-    is_right, what = check
-    return lambda value: value is None or is_right(value), f"{what} or null"
+def _is_limits(value: Any) -> bool:
+    """[low, high, whether whole, least scale, most scale]; null is no bound."""
+    if not (isinstance(value, list) and len(value) == 5 and isinstance(value[2], bool)):
+        return False
+    least, most = value[3:]
+    is_scale = is_number(least) and least >= 0
+    return is_scale and is_bounds(value[:2]) and (most is None or (is_number(most) and most > 0))
 
 
-TEXT: Check = (_is_text, "a text")
-TEXTS: Check = (lambda value: _is_text(value) or _is_texts(value), "a text or a list of texts")
-COUNT: Check = (_is_count, "a whole number of at least 0")
-NUMBER: Check = (_is_number, "a finite number")
-FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
 PARAMETERS: dict[str, Check] = {  # of `CausalTextRegressor`; it checks choices and ranges itself
     **dict.fromkeys(("backbone", "value_space", "bad_rows"), TEXT),
-    **dict.fromkeys(("model", "template", "question"), _or_none(TEXT)),
-    **dict.fromkeys(("max_length", "folds", "batch_size", "random_state"), COUNT),
-    **dict.fromkeys(("epochs", "patience"), _or_none(COUNT)),
+    **dict.fromkeys(("model", "template", "question"), or_none(TEXT)),
+    **dict.fromkeys(("max_length", "folds", "batch_size"), COUNT),
+    **dict.fromkeys(("epochs", "patience", "random_state"), or_none(COUNT)),
     **dict.fromkeys(("cache", "verbose"), FLAG),
     "held_out": NUMBER,
-    "learning_rate": _or_none(NUMBER),
-    "text": _or_none(TEXTS),
-    "units": _or_none((_is_units, "a map from names to texts")),
+    "learning_rate": or_none(NUMBER),
+    "text": or_none(TEXTS),
+    "units": or_none((is_units, "a map from names to texts")),
     "size": (_is_size, "a name or two whole numbers"),
+    "sources": TEXTS,
+    "support": (lambda value: is_text(value) or is_bounds(value), "a name or [low, high]"),
+    "cv": (lambda value: value is None, "null"),
 }
 
 
 BACKBONE: dict[str, Check] = {
     **dict.fromkeys(("name", "fingerprint"), TEXT),
-    **dict.fromkeys(("path", "relative"), _or_none(TEXT)),
+    **dict.fromkeys(("path", "relative"), or_none(TEXT)),
 }
 
 
@@ -109,68 +117,74 @@ def read_settings(directory: Path) -> Settings:
     file = directory / SETTINGS
     if not file.is_file():
         raise FileNotFoundError(f"{directory} has no {SETTINGS}; is it a saved regressor?")
-    settings = _read_json(file)
-    version, sha256 = settings.pop("format", FORMAT), settings.pop("tensors_sha256", None)
-    if _is_count(version) and version > FORMAT:
+    settings = read_json(file)
+    version, sha256 = settings.pop("format", 1), settings.pop("tensors_sha256", None)
+    if is_count(version) and version > FORMAT:
         raise ValueError(
             f"{file}: format is {version}, and this version reads {FORMAT}; install a newer "
             "version of causal-qwen."
         )
-    if version != FORMAT:
-        raise wrong(file, "format", repr(version), str(FORMAT))
-    _check_keys(file, "", settings, FIELDS)
-    parameters = _parameters(file, settings["parameters"])
+    if version not in (1, FORMAT) or isinstance(version, bool):
+        raise wrong(file, "format", repr(version), f"1 or {FORMAT}")
+    check_keys(file, "", settings, FIELDS_1 if version == 1 else FIELDS)
+    parameters = _parameters(file, settings["parameters"], version)
     columns, is_single = settings["columns"], settings["is_single"]
-    _check(file, "is_single", is_single, FLAG)
+    check_field(file, "is_single", is_single, FLAG)
     spaces = _spaces(file, settings["targets"])
     _check_columns(file, columns, parameters, list(spaces))
     if is_single and len(spaces) != 1:
         raise wrong(file, "is_single", "true", f"false, for {counted(len(spaces), 'target')}")
-    is_frozen = parameters["backbone"] == "frozen"
-    backbone = _backbone(file, settings["backbone"]) if is_frozen else None
-    return Settings(parameters, columns, is_single, spaces, backbone, sha256)
+    if version == 1:
+        limits, seed = dict.fromkeys(spaces, NO_LIMITS), parameters["random_state"] or 0
+    else:
+        limits, seed = _limits(file, settings["limits"], list(spaces)), settings["seed"]
+        check_field(file, "seed", seed, COUNT)
+    sources = _sources(file, settings.get("sources"), parameters, list(spaces))
+    needs_backbone = parameters["backbone"] == "frozen" and (sources is None or sources.uses_model)
+    backbone = _backbone(file, settings["backbone"]) if needs_backbone else None
+    return Settings(parameters, columns, is_single, spaces, limits, seed, backbone, sources, sha256)
 
 
-def wrong(file: Path, field: str, what: str, wanted: str) -> ValueError:
-    shown = what if len(what) <= SHOWN else f"{what[: SHOWN - 3]}..."
-    return ValueError(f"{file}: {field} is {shown}, not {wanted}; {CURE}.")
+def _sources(
+    file: Path, found: Any, parameters: dict[str, Any], targets: list[str]
+) -> SourceRecord | None:
+    """null where the language model alone reads every row."""
+    names = parameters["sources"]
+    reads_sentences = parameters["backbone"] != "frozen" or names in ("model", ["model"])
+    if not reads_sentences:
+        return read_source_settings(file, found, targets)
+    if found is not None:
+        raise wrong(file, "sources", repr(found), "null")
+    return None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no number")
-
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); {CURE}.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} is damaged (a {type(found).__name__}, not an object); {CURE}.")
-    return found
-
-
-def _check(file: Path, field: str, value: Any, check: Check) -> None:
-    is_right, what = check
-    if not is_right(value):
-        raise wrong(file, field, repr(value), what)
+def _limits(file: Path, found: Any, targets: list[str]) -> dict[str, tuple[Any, ...]]:
+    check_keys(file, "limits", found, targets)
+    for name, limits in found.items():
+        what = "[low, high, true or false, the least scale, the most]"
+        check_field(file, f"limits.{name}", limits, (_is_limits, what))
+    return {
+        name: tuple(
+            given if one is None else one for one, given in zip(limits, NO_LIMITS, strict=True)
+        )
+        for name, limits in found.items()
+    }
 
 
-def _check_keys(file: Path, field: str, found: Any, wanted: Any) -> None:
-    if not isinstance(found, dict):
-        raise wrong(file, field, repr(found), "an object")
-    inside = f" in {field}" if field else ""
-    if missing := [key for key in wanted if key not in found]:
-        raise ValueError(f"{file}: {missing[0]!r} is missing{inside}; {CURE}.")
-    if unknown := [key for key in found if key not in wanted]:
-        raise ValueError(f"{file}: {unknown[0]!r} is unknown{inside}; {CURE}.")
-
-
-def _parameters(file: Path, found: Any) -> dict[str, Any]:
-    _check_keys(file, "parameters", found, PARAMETERS)
+def _parameters(file: Path, found: Any, version: int) -> dict[str, Any]:
+    if version == 1:
+        check_keys(file, "parameters", found, PARAMETERS.keys() - PARAMETERS_OF_1.keys())
+        found = {**found, **PARAMETERS_OF_1}
+    check_keys(file, "parameters", found, PARAMETERS)
     for name, check in PARAMETERS.items():
-        _check(file, f"parameters.{name}", found[name], check)
-    size = found["size"]
-    return {**found, "size": tuple(size) if isinstance(size, list) else size}
+        check_field(file, f"parameters.{name}", found[name], check)
+    size, support = found["size"], found["support"]
+    if isinstance(support, list):
+        support = tuple(
+            unbounded if bound is None else bound
+            for bound, unbounded in zip(support, NO_LIMITS[:2], strict=True)
+        )
+    return {**found, "size": tuple(size) if isinstance(size, list) else size, "support": support}
 
 
 def _check_columns(
@@ -200,7 +214,7 @@ def _spaces(file: Path, targets: Any) -> dict[str, ValueSpace]:
         raise wrong(file, "targets", repr(targets), "an object with at least one target")
     for name, space in targets.items():
         is_space = isinstance(space, list) and len(space) == 3 and space[0] in VALUE_SPACES
-        if not (is_space and all(map(_is_number, space[1:])) and space[2] > 0):
+        if not (is_space and all(map(is_number, space[1:])) and space[2] > 0):
             kinds = " or ".join(VALUE_SPACES)
             raise wrong(
                 file,
@@ -220,7 +234,7 @@ def _backbone(file: Path, found: Any) -> dict[str, str | None]:
     for key, value in found.items():
         if key not in BACKBONE:
             raise ValueError(f"{file}: {key!r} is unknown in backbone; {CURE}.")
-        _check(file, f"backbone.{key}", value, BACKBONE[key])
+        check_field(file, f"backbone.{key}", value, BACKBONE[key])
     return found
 
 
@@ -243,39 +257,59 @@ def read_tensors(directory: Path, settings: Settings) -> list[dict[str, Tensor]]
         if not tensor.isfinite().all():
             raise wrong(file, f"tensor {key}", "NaN or infinite", "finite")
         of_targets[int(digits)][name] = tensor
-    is_frozen = settings.backbone is not None
-    for place, tensors in enumerate(of_targets):
-        _check_scores(file, place, tensors.get("scores"))
-        _check_chain(file, place, {n: t for n, t in tensors.items() if n != "scores"}, is_frozen)
+    experts = {} if settings.sources is None else settings.sources.targets
+    for place, (target, tensors) in enumerate(zip(settings.spaces, of_targets, strict=True)):
+        _check_scores(file, place, tensors.get("scores"), tensors.get("score_weights"))
+        others = {n: t for n, t in tensors.items() if n not in SCORES}
+        wanted: Shapes = {}
+        if target in experts:
+            wanted = experts[target].shapes()
+        elif settings.has_chains:
+            wanted = _chain_shapes(file, place, tensors.get(Chain.SIZES))
+        _check_shapes(file, place, others, wanted)
     if settings.tensors_sha256 not in (None, file_sha256(file)):
         raise ValueError(f"{file} differs from the file that {SETTINGS} was saved with; {CURE}.")
     return of_targets
 
 
-def _check_scores(file: Path, place: int, scores: Tensor | None) -> None:
+def _check_scores(file: Path, place: int, scores: Tensor | None, weights: Tensor | None) -> None:
     if scores is not None and (scores.dim() != 1 or not len(scores)):
         shape = f"of shape {tuple(scores.shape)}"
         raise wrong(file, f"tensor {place}.scores", shape, "a list of scores")
     if scores is not None and (scores.diff() < 0).any():
         raise wrong(file, f"tensor {place}.scores", "not in ascending order", "sorted")
+    if weights is None:
+        return
+    if scores is None or weights.shape != scores.shape:
+        shape = f"of shape {tuple(weights.shape)}"
+        raise wrong(file, f"tensor {place}.score_weights", shape, "one weight per score")
+    if (weights < 0).any() or not weights.any():
+        raise wrong(file, f"tensor {place}.score_weights", "below 0, or all 0", "weights")
 
 
-def _check_chain(file: Path, place: int, tensors: dict[str, Tensor], is_frozen: bool) -> None:
-    """The names and shapes of a chain; without a frozen backbone there is none."""
-    shapes = {f"{place}.{name}": tuple(tensor.shape) for name, tensor in tensors.items()}
-    wanted: dict[str, tuple[int, ...]] = {}
-    if is_frozen:
-        sizes = shapes.get(first := f"{place}.{Chain.SIZES}")
-        if sizes is None:
-            raise ValueError(f"{file}: tensor {first} is missing; {CURE}.")
-        if len(sizes) != 2 or 0 in sizes:
-            raise wrong(file, f"tensor {first}", f"of shape {sizes}", "a matrix")
-        wanted = {f"{place}.{name}": shape for name, shape in Chain.shapes(*sizes).items()}
-    for name in wanted.keys() | shapes.keys():
-        if name not in shapes:
-            raise ValueError(f"{file}: tensor {name} is missing; {CURE}.")
+def _chain_shapes(file: Path, place: int, sizes: Tensor | None) -> Shapes:
+    """Of a chain of any size, which its first matrix has."""
+    name = f"tensor {place}.{Chain.SIZES}"
+    if sizes is None:
+        raise ValueError(f"{file}: {name} is missing; {CURE}.")
+    if sizes.dim() != 2 or 0 in sizes.shape:
+        raise wrong(file, name, f"of shape {tuple(sizes.shape)}", "a matrix")
+    return dict(Chain.shapes(*sizes.shape))
+
+
+def _check_shapes(file: Path, place: int, tensors: dict[str, Tensor], wanted: Shapes) -> None:
+    """Refuse missing and unknown tensors, and other shapes."""
+    for name in wanted.keys() | tensors.keys():
+        shown = f"tensor {place}.{name}"
+        if name not in tensors:
+            raise ValueError(f"{file}: {shown} is missing; {CURE}.")
         if name not in wanted:
-            raise ValueError(f"{file}: tensor {name} is unknown; {CURE}.")
-        if shapes[name] != wanted[name]:
-            shape = f"of shape {wanted[name]}"
-            raise wrong(file, f"tensor {name}", f"of shape {shapes[name]}", shape)
+            raise ValueError(f"{file}: {shown} is unknown; {CURE}.")
+        found = tuple(tensors[name].shape)
+        sizes = tuple(
+            size if given is None else given
+            for size, given in zip(found, wanted[name], strict=False)
+        )
+        if len(found) != len(wanted[name]) or found != sizes or 0 in found:
+            shape = f"of shape {wanted[name]}".replace("None", "any")
+            raise wrong(file, shown, f"of shape {found}", shape)

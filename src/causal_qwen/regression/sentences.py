@@ -172,7 +172,7 @@ def read_weights(sample_weight: Any, rows: int) -> Array:
     if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"sample_weight must be {rows} finite numbers of at least 0.")
     if rows and not weights.any():
-        raise ValueError("sample_weight is 0 for every row; give some row a weight.")
+        raise ValueError("sample_weight is zero for every row; give some row a weight.")
     return weights
 
 

@@ -1,0 +1,337 @@
+"""Saved sources: what a regressor of several sources saves beside its chains.
+
+    regressor.json         the columns by kind, their ranges, the experts and the shares
+    regressor.safetensors  linear experts, and the center and spread of z
+    sources.skops          scikit-learn's fitted transformers and boosting
+
+A skops file names the type of everything in it, and is refused before anything is made if one is
+neither scikit-learn's nor in `TRUSTED`. Splines are not in it: they follow from their knots.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import ZIP_DEFLATED, BadZipFile
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import SplineTransformer
+from torch import Tensor
+
+from causal_qwen.modeling.value_space import ValueSpace
+from causal_qwen.outputs import file_sha256
+from causal_qwen.paths import install_hint
+from causal_qwen.regression.checks import (
+    COUNT,
+    CURE,
+    NAMES,
+    NUMBER,
+    TEXT,
+    Check,
+    check_field,
+    check_keys,
+    is_count,
+    is_number,
+    one_of,
+    or_none,
+    wrong,
+)
+from causal_qwen.regression.experts import Expert, Fitted, Stack
+from causal_qwen.regression.features import MIDDLE
+from causal_qwen.regression.head import Chain
+from causal_qwen.regression.ridge import Ridge
+from causal_qwen.regression.source_model import Reading, SourceModel, TargetModel
+from causal_qwen.regression.sources import SOURCES, Schema, TableFeatures
+
+OBJECTS = "sources.skops"
+TRUSTED = (  # beside what skops trusts: scikit-learn's estimators, arrays, plain containers
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    *("functools.partial", "sklearn.utils.validation.check_array"),  # of trees with categories
+    *("numpy.dtype", "numpy.round"),  # of an imputer, of rounded components
+)
+FIELDS = ("names", "schema", "ranges", "text_columns", "targets", "shares", "sha256")
+TARGET_FIELDS = ("word_factor", "pooling", "experts")
+
+EXPERT: dict[str, Check] = {  # its other fields are counts
+    "name": TEXT,
+    "source": one_of(("linear", "model", "boosting")),
+    "loss": one_of(("cauchy", "squared_error", "absolute_error")),
+}
+POOLING: Check = or_none((lambda v: is_count(v) and v < len(MIDDLE), f"below {len(MIDDLE)}"))
+RANGE: Check = (
+    lambda v: isinstance(v, list) and len(v) == 2 and all(map(is_number, v)) and v[0] <= v[1],
+    "[lowest, highest]",
+)
+
+Shapes = dict[str, tuple[int | None, ...]]  # None: any size
+
+
+class TargetRecord(NamedTuple):
+    """What regressor.json has of a target's experts."""
+
+    word_factor: float
+    pooling: int | None
+    experts: list[Expert]
+
+    def shapes(self) -> Shapes:
+        """The tensors of the target: its chain, linear experts, and the standardisation of z."""
+        count = len(self.experts)
+        found: Shapes = dict(Chain.shapes(count, count + 1))
+        for place, expert in enumerate(self.experts):
+            if is_linear(expert):
+                found[f"expert.{place}.coefficients"] = (None,)
+                found[f"expert.{place}.intercept"] = (1,)
+        if self.pooling is not None:
+            found |= {"reading.center": (None,), "reading.spread": (None,)}
+        return found
+
+
+class SourceRecord(NamedTuple):
+    """What regressor.json has of the sources."""
+
+    names: list[str]
+    schema: Schema
+    ranges: dict[str, tuple[float, float]]
+    text_columns: list[str] | None  # that the language model reads
+    targets: dict[str, TargetRecord]
+    shares: dict[str, dict[str, float]]
+    sha256: str
+
+    @property
+    def uses_model(self) -> bool:
+        return any(e.source == "model" for t in self.targets.values() for e in t.experts)
+
+
+def is_linear(expert: Expert) -> bool:
+    return expert.source != "boosting"
+
+
+# ---------------------------------------------------------------- writing
+
+
+def source_settings(source: SourceModel, text_columns: list[str], sha256: str) -> dict[str, Any]:
+    """The part of regressor.json."""
+    return {
+        "names": list(source.table.sources),
+        "schema": source.table.schema._asdict(),
+        "ranges": source.table.ranges,
+        "text_columns": text_columns if source.uses_model else None,
+        "targets": {
+            name: {
+                "word_factor": target.word_factor,
+                "pooling": None if not target.uses_model else target.reading.pooling,  # type: ignore[union-attr]
+                "experts": [one.expert._asdict() for one in target.stack.experts],
+            }
+            for name, target in source.targets.items()
+        },
+        "shares": source.shares,
+        "sha256": sha256,
+    }
+
+
+def source_tensors(target: TargetModel) -> dict[str, Tensor]:
+    """The linear experts of a target, and how it standardises z; its chain is saved beside."""
+    found: dict[str, Any] = {}
+    for place, one in enumerate(target.stack.experts):
+        if is_linear(one.expert):
+            found[f"expert.{place}.coefficients"] = one.predictor.coefficients
+            found[f"expert.{place}.intercept"] = np.array([one.predictor.intercept])
+    if target.uses_model:
+        assert target.reading is not None
+        found |= {"reading.center": target.reading.center, "reading.spread": target.reading.spread}
+    return {name: torch.from_numpy(array) for name, array in found.items()}
+
+
+def write_objects(file: Path, source: SourceModel) -> None:
+    """sources.skops: transformers by source, trees by target and expert."""
+    transformers = copy.deepcopy(source.table.transformers)
+    for transformer in transformers.values():
+        transformer.transformers = clone(transformer).transformers  # unfitted: those are not used
+        for spline in _splines(transformer):
+            del spline.bsplines_
+    trees = {
+        f"{place}.{at}": one.predictor
+        for place, target in enumerate(source.targets.values())
+        for at, one in enumerate(target.stack.experts)
+        if not is_linear(one.expert)
+    }
+    found = {"transformers": transformers, "trees": trees}
+    file.write_bytes(_skops().dumps(found, compression=ZIP_DEFLATED, compresslevel=1))
+
+
+def _splines(transformer: ColumnTransformer) -> Iterator[SplineTransformer]:
+    for _, part, _ in transformer.transformers_:
+        for step in part if isinstance(part, Pipeline) else [part]:
+            if isinstance(step, SplineTransformer):
+                yield step
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ModuleNotFoundError:
+        raise ImportError(
+            "saving and loading a regressor needs skops, which is not installed: "
+            + install_hint("tables")
+        ) from None
+    return skops.io
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_source_settings(file: Path, found: Any, targets: list[str]) -> SourceRecord:
+    """The part of regressor.json, every field checked."""
+    check_keys(file, "sources", found, FIELDS)
+    check_field(file, "sources.names", found["names"], NAMES)
+    for name in found["names"]:
+        check_field(file, "sources.names", name, one_of(SOURCES))
+    schema = found["schema"]
+    check_keys(file, "sources.schema", schema, Schema._fields)
+    for kind, names in schema.items():
+        check_field(file, f"sources.schema.{kind}", names, NAMES)
+    ranges = found["ranges"]
+    if not isinstance(ranges, dict) or not {*ranges} <= {*schema["numbers"]}:
+        raise wrong(file, "sources.ranges", repr(ranges), "an object of the schema's numbers")
+    for name, bounds in ranges.items():
+        check_field(file, f"sources.ranges.{name}", bounds, RANGE)
+    check_field(file, "sources.text_columns", found["text_columns"], or_none(NAMES))
+    check_field(file, "sources.sha256", found["sha256"], TEXT)
+    check_keys(file, "sources.targets", found["targets"], targets)
+    check_keys(file, "sources.shares", found["shares"], targets)
+    for name in targets:
+        field = f"sources.shares.{name}"
+        if not isinstance(found["shares"][name], dict):
+            raise wrong(file, field, repr(found["shares"][name]), "an object")
+        for source, share in found["shares"][name].items():
+            check_field(file, field, source, one_of(SOURCES))
+            check_field(file, f"{field}.{source}", share, NUMBER)
+    record = SourceRecord(
+        found["names"],
+        Schema(**schema),
+        {name: (low, high) for name, (low, high) in ranges.items()},
+        found["text_columns"],
+        {name: _target(file, name, found["targets"][name]) for name in targets},
+        found["shares"],
+        found["sha256"],
+    )
+    if record.uses_model is not (record.text_columns is not None):
+        wanted = "a list of names" if record.uses_model else "null"
+        raise wrong(file, "sources.text_columns", repr(record.text_columns), wanted)
+    return record
+
+
+def _target(file: Path, name: str, found: Any) -> TargetRecord:
+    field = f"sources.targets.{name}"
+    check_keys(file, field, found, TARGET_FIELDS)
+    check_field(file, f"{field}.word_factor", found["word_factor"], NUMBER)
+    check_field(file, f"{field}.pooling", found["pooling"], POOLING)
+    experts = found["experts"]
+    if not isinstance(experts, list) or not experts:
+        raise wrong(file, f"{field}.experts", repr(experts), "a list of experts")
+    for one in experts:
+        check_keys(file, f"{field}.experts", one, Expert._fields)
+        for key, value in one.items():
+            check_field(file, f"{field}.experts.{key}", value, EXPERT.get(key, COUNT))
+    experts = [Expert(**one) for one in experts]
+    record = TargetRecord(found["word_factor"], found["pooling"], experts)
+    uses_model = any(expert.source == "model" for expert in record.experts)
+    if uses_model is not (record.pooling is not None):
+        wanted = "a number" if uses_model else "null"
+        raise wrong(file, f"{field}.pooling", repr(record.pooling), wanted)
+    return record
+
+
+def read_objects(file: Path, record: SourceRecord) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Transformers by source and trees by "target.expert", of the types that are expected."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; {CURE}.")
+    if file_sha256(file) != record.sha256:
+        raise ValueError(f"{file} differs from the file that was saved with it; {CURE}.")
+    found = _load_trusted(file)
+    wanted = {
+        f"{place}.{at}"
+        for place, target in enumerate(record.targets.values())
+        for at, expert in enumerate(target.experts)
+        if not is_linear(expert)
+    }
+    is_right = isinstance(found, dict) and found.keys() == {"transformers", "trees"}
+    if not is_right or not {*found["transformers"]} <= {*record.names}:
+        raise ValueError(f"{file} has no transformers of the saved sources; {CURE}.")
+    for kind, parts in (
+        (ColumnTransformer, found["transformers"]),
+        (HistGradientBoostingRegressor, found["trees"]),
+    ):
+        for name, part in parts.items():
+            if type(part) is not kind:
+                raise wrong(file, name, f"a {type(part).__name__}", f"a {kind.__name__}")
+    if {*found["trees"]} != wanted:
+        raise wrong(file, "trees", str(sorted(found["trees"])), str(sorted(wanted)))
+    for transformer in found["transformers"].values():
+        for spline in _splines(transformer):
+            spline.fit(spline.knots)
+    return found["transformers"], found["trees"]
+
+
+def _load_trusted(file: Path) -> Any:
+    """The objects of a skops file, if all types in it are trusted."""
+    skops, content = _skops(), file.read_bytes()
+    try:
+        unknown = sorted({*skops.get_untrusted_types(data=content)} - {*TRUSTED})
+        if not unknown:
+            return skops.loads(content, trusted=list(TRUSTED))
+    except (
+        BadZipFile,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OSError,
+        EOFError,
+    ) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{file} is damaged ({reason[:100]}); {CURE}.") from None
+    raise ValueError(
+        f"{file} has objects of the type {unknown[0]}, which no regressor has, and is not loaded; "
+        f"{CURE}."
+    )
+
+
+def to_source_model(
+    record: SourceRecord,
+    spaces: dict[str, ValueSpace],
+    chains: list[Chain],
+    tensors: list[dict[str, Tensor]],
+    objects: tuple[dict[str, Any], dict[str, Any]],
+) -> SourceModel:
+    """The parts of the three files, put together."""
+    transformers, trees = objects
+    source = SourceModel(record.schema, record.names)
+    table: TableFeatures = source.table
+    table.transformers, table.ranges = transformers, record.ranges
+    source.shares = record.shares
+    for place, (name, target) in enumerate(record.targets.items()):
+        arrays = {key: tensor.numpy() for key, tensor in tensors[place].items()}
+        experts = []
+        for at, expert in enumerate(target.experts):
+            predictor: Any = trees.get(f"{place}.{at}")
+            if is_linear(expert):
+                slope, constant = (
+                    arrays[f"expert.{at}.coefficients"],
+                    arrays[f"expert.{at}.intercept"],
+                )
+                predictor = Ridge(slope, float(constant[0]), np.empty(0))
+            experts.append(Fitted(expert, predictor))
+        reading = None
+        if target.pooling is not None:
+            reading = Reading(target.pooling, arrays["reading.center"], arrays["reading.spread"])
+        stack = Stack(experts, chains[place])
+        source.targets[name] = TargetModel(spaces[name], target.word_factor, reading, stack)
+    return source

@@ -1,0 +1,68 @@
+"""Credibility: wrong labels are found by their residuals, and clean tables lose no label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+
+from causal_qwen.regression.credibility import ROWS, find_credibility
+
+CLEAN = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "t4": lambda rng, size: rng.standard_t(4, size=size),
+    "laplace": lambda rng, size: rng.laplace(size=size),
+    "uniform": lambda rng, size: rng.uniform(-1, 1, size=size),
+}
+
+
+@pytest.mark.parametrize("rows", [100, 800])
+@pytest.mark.parametrize("law", CLEAN)
+def test_every_label_of_a_clean_table_is_credible(law: str, rows: int) -> None:
+    for seed in range(4):
+        residuals = 7.0 * CLEAN[law](np.random.default_rng(seed), rows)
+        found = find_credibility(residuals, np.ones(rows))
+        assert found.share == 0
+        assert (found.probability == 1).all()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.35])
+def test_the_share_of_wrong_labels_is_found_and_they_are_not_credible(share: float) -> None:
+    rng = np.random.default_rng(0)
+    is_wrong = rng.random(600) < share
+    residuals = np.where(is_wrong, 30 * rng.standard_t(3, 600), rng.standard_t(6, 600))
+    found = find_credibility(1e4 * residuals, np.ones(600))
+    assert found.share == pytest.approx(share, abs=0.05)
+    assert np.median(found.probability[~is_wrong]) > 0.97
+    assert np.median(found.probability[is_wrong]) < 0.02
+    assert (found.probability[is_wrong & (np.abs(residuals) > 20)] < 0.05).all()
+
+
+def test_rows_without_weight_are_judged_but_not_counted() -> None:
+    rng = np.random.default_rng(1)
+    residuals, weights = rng.normal(size=400), np.ones(400)
+    residuals[:80], weights[:80] = 50.0, 0.0
+    assert find_credibility(residuals, weights).share == 0
+    counted = find_credibility(residuals, np.ones(400))
+    assert counted.share == pytest.approx(0.2, abs=0.03)
+    weights[:10] = 1.0
+    judged = find_credibility(residuals, weights)
+    assert judged.share == pytest.approx(10 / 330, abs=0.02)
+    assert (judged.probability[:80] < 0.01).all()
+
+
+@pytest.mark.parametrize("residuals", [np.r_[np.zeros(20), 1e3], np.zeros(ROWS + 5)])
+def test_few_residuals_or_none_at_all_are_no_evidence(residuals: Any) -> None:
+    found = find_credibility(residuals, np.ones(len(residuals)))
+    assert found.share == 0
+    assert found.probability.tolist() == [1.0] * len(residuals)
+
+
+def test_the_unit_of_the_residuals_does_not_matter() -> None:
+    rng = np.random.default_rng(2)
+    residuals = np.where(rng.random(300) < 0.2, 40 * rng.normal(size=300), rng.normal(size=300))
+    one, other = (find_credibility(k * residuals, np.ones(300)) for k in (1.0, 1e-5))
+    np.testing.assert_allclose(one.probability, other.probability, atol=1e-9)

