@@ -25,6 +25,7 @@ from causal_qwen.regression.conformal import rows_needed
 from causal_qwen.regression.csv_table import open_output
 from causal_qwen.regression.frames import id_like, to_numbers
 from causal_qwen.regression.regressor import CausalTextRegressor
+from causal_qwen.regression.report import write_regressor_report
 from causal_qwen.regression.rows import name_rows, require_columns
 from causal_qwen.regression.sentences import template_columns
 from causal_qwen.regression.table_files import (
@@ -195,6 +196,27 @@ def what_if_csv(
     if regressor.columns_ is None:
         raise ValueError(f"{model} was fitted on texts, not on a table; use Python.")
     return regressor.counterfactual(given, observed, dict(changes), target=name, **options)
+
+
+def report_csv(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    targets: Sequence[str] = (),
+) -> Path:
+    """Pictures of a saved regressor (`report`), in the directory MODEL-report; returns the page.
+
+    `data` has rows that `fit` has not seen; `targets` are its columns, in the order of `fit`.
+    """
+    regressor = CausalTextRegressor.load(model)
+    regressor.set_params(verbose=False)
+    place = Path(model).resolve()
+    output = place.with_name(f"{place.name}-report")
+    if data is None:
+        return write_regressor_report(regressor, output, place.name)
+    names = list(targets) or list(regressor.targets_)
+    frame = _typed_rows(read_table(data), names, (), None)
+    y = names[0] if len(names) == 1 else names
+    return write_regressor_report(regressor, output, place.name, frame, y)
 
 
 def predict_csv(

@@ -1002,7 +1002,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         judged = {}
         for (name, target), labels in zip(self.targets_.items(), values.values(), strict=True):
             y_dist, known = by_name[name].y, np.empty(0)
-            encoded = target.space.encode(torch.from_numpy(labels)).numpy()
+            encoded = target.space.encode(torch.tensor(labels)).numpy()  # a column may be read-only
             scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
             if target.conformal is not None:
                 known = target.conformal.scores
