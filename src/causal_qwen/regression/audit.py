@@ -17,18 +17,24 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.credibility import find_credibility
 from causal_qwen.regression.frames import require_pandas
 from causal_qwen.regression.rows import LINE
 from causal_qwen.regression.table_files import table_kind
 
+if TYPE_CHECKING:
+    from causal_qwen.regression.regressor import Target, TargetEvidence
+
 Array = NDArray[np.float64]
 
+LEVEL = 0.9  # of the interval of what is expected
 DOUBTFUL = 0.5  # a label that is less credible looks wrong
 PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
 <style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}
@@ -49,13 +55,37 @@ class Judged(NamedTuple):
     score: Array
 
 
-def judge(scores: Array, known: Array) -> Array:
-    """The credibility of new scores, beside the `known` ones of calibration rows.
-
-    A few rows alone would be no evidence of anything.
-    """
+def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
+    """Rows that training has not seen, beside the scores of the calibration rows: a few rows alone
+    would be no evidence of anything."""
+    encoded = target.space.encode(torch.tensor(labels)).numpy()  # a copy: columns may be read-only
+    scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    known = np.empty(0) if target.conformal is None else target.conformal.scores
     both = np.concatenate([known, scores])
-    return find_credibility(both, np.ones(len(both))).probability[len(known) :]
+    credibility = find_credibility(both, np.ones(len(both))).probability[len(known) :]
+    return _judged(target, labels, y_dist, credibility, scores)
+
+
+def judge_training(target: Target, evidence: TargetEvidence) -> Judged:
+    """Training rows, as cross-validation saw them."""
+    encoded = target.space.encode(torch.tensor(evidence.values)).numpy()
+    loc = torch.from_numpy(encoded - evidence.scores * evidence.scales)
+    y_dist = Cauchy(loc, torch.from_numpy(evidence.scales))
+    return _judged(target, evidence.values, y_dist, evidence.credibility, evidence.scores)
+
+
+def _judged(
+    target: Target, labels: Array, y_dist: Cauchy, credibility: Array, scores: Array
+) -> Judged:
+    if target.conformal is None:
+        ends = y_dist.interval(LEVEL)
+    else:
+        reach = target.conformal.radius(LEVEL) * y_dist.scale
+        ends = y_dist.loc - reach, y_dist.loc + reach
+    expected, low, high = (
+        target.limits.clip(target.space.clamped(part).numpy()) for part in (y_dist.loc, *ends)
+    )
+    return Judged(labels, expected, low, high, credibility, scores)
 
 
 def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:

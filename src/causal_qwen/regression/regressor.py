@@ -41,7 +41,7 @@ from causal_qwen.options import VALUE_SPACES, check_choice
 from causal_qwen.outputs import MANIFEST, damaged_files, file_sha256, new_directory
 from causal_qwen.paths import cache_directory, install_hint
 from causal_qwen.regression import sentences, whatif, workload
-from causal_qwen.regression.audit import Judged, judge, suspicion_table
+from causal_qwen.regression.audit import judge_rows, judge_training, suspicion_table
 from causal_qwen.regression.backbone import (
     OpenModel,
     Pair,
@@ -993,44 +993,21 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                     "the training rows were not cross-validated, or this regressor was loaded; "
                     "give suspicious(X, y), or fit again with several sources."
                 )
-            judged = {name: self._judged_training(name) for name in self.evidence_}
+            judged = {
+                name: judge_training(self.targets_[name], evidence)
+                for name, evidence in self.evidence_.items()
+            }
             return suspicion_table(judged, self.rows_)
         X = _as_table(X)
         values, _ = read_targets(X, y)
         found = self.predict_distribution(X)
         by_name = found if isinstance(found, dict) else {next(iter(self.targets_)): found}
-        judged = {}
-        for (name, target), labels in zip(self.targets_.items(), values.values(), strict=True):
-            y_dist, known = by_name[name].y, np.empty(0)
-            encoded = target.space.encode(torch.tensor(labels)).numpy()  # a column may be read-only
-            scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
-            if target.conformal is not None:
-                known = target.conformal.scores
-            judged[name] = self._judged(name, labels, y_dist, judge(scores, known), scores)
+        judged = {
+            name: judge_rows(target, labels, by_name[name].y)
+            for (name, target), labels in zip(self.targets_.items(), values.values(), strict=True)
+        }
         index = row_index(X)
-        return suspicion_table(judged, np.arange(len(scores)) if index is None else index)
-
-    def _judged_training(self, name: str) -> Judged:
-        evidence, space = self.evidence_[name], self.targets_[name].space
-        encoded = space.encode(torch.from_numpy(evidence.values)).numpy()
-        loc = encoded - evidence.scores * evidence.scales
-        y_dist = Cauchy(torch.from_numpy(loc), torch.from_numpy(evidence.scales))
-        trust, scores = evidence.credibility, evidence.scores
-        return self._judged(name, evidence.values, y_dist, trust, scores)
-
-    def _judged(
-        self, name: str, labels: Array, y_dist: Cauchy, trust: Array, scores: Array
-    ) -> Judged:
-        target = self.targets_[name]
-        if target.conformal is None:
-            ends = y_dist.interval(LEVEL)
-        else:
-            reach = target.conformal.radius(LEVEL) * y_dist.scale
-            ends = y_dist.loc - reach, y_dist.loc + reach
-        expected, low, high = (
-            target.limits.clip(target.space.clamped(part).numpy()) for part in (y_dist.loc, *ends)
-        )
-        return Judged(labels, expected, low, high, trust, scores)
+        return suspicion_table(judged, np.arange(len(X)) if index is None else index)
 
     def calibrate_trusted(self, trusted: Any) -> Self:
         """Calibrate on the cross-validated training rows that are marked: those whose labels are
