@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from causal_qwen.regression.explanation import baseline_row, explain_rows  # noqa: E402
+from causal_qwen.regression.explanation import (  # noqa: E402
+    baseline_cells,
+    baseline_frame,
+    baseline_row,
+    explain_rows,
+)
+from causal_qwen.regression.frames import to_numbers  # noqa: E402
 from causal_qwen.regression.sources import Schema  # noqa: E402
 
 ROWS = pd.DataFrame({"a": [3.0, 1.0], "b": [5.0, 2.0], "c": [7.0, 0.0], "d": [1.0, 1.0]})
@@ -75,6 +82,17 @@ def test_the_baseline_is_a_typical_row() -> None:
     )
     row = baseline_row(frame, Schema(["carat"], ["cut"], ["note"]))
     assert row.iloc[0].to_dict() == {"carat": 2.0, "cut": "Ideal", "note": "", "none": None}
+
+
+def test_the_baseline_survives_as_json() -> None:
+    frame = pd.DataFrame(
+        {"day": [pd.Timestamp("2024-05-01")], "carat": [np.float64(0.7)], "ok": [np.True_]},
+        dtype=object,
+    )
+    cells = json.loads(json.dumps(baseline_cells(frame)))
+    assert cells == {"day": "2024-05-01 00:00:00", "carat": 0.7, "ok": True}
+    again = baseline_frame(cells)
+    assert to_numbers(again["day"]).tolist() == to_numbers(frame["day"]).tolist()
 
 
 def test_a_regressor_explains_its_medians_and_widths(priced: Any, rings: Any) -> None:

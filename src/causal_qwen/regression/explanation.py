@@ -123,6 +123,25 @@ def baseline_row(frame: Any, schema: Schema) -> Any:
     return frame.iloc[:1].astype(object).assign(**{name: [cells[name]] for name in cells})
 
 
+def baseline_cells(baseline: Any) -> dict[str, Any]:
+    """The baseline as JSON's values: dates are texts, which are read as dates again."""
+    row = {name: column.iloc[0] for name, column in baseline.items()}
+    plain = {
+        name: cell.item() if isinstance(cell, np.generic) else cell for name, cell in row.items()
+    }
+    return {
+        name: cell if isinstance(cell, str | int | float | None) else str(cell)
+        for name, cell in plain.items()
+    }
+
+
+def baseline_frame(cells: dict[str, Any]) -> Any:
+    """The inverse of `baseline_cells`."""
+    import pandas
+
+    return pandas.DataFrame({name: [cell] for name, cell in cells.items()}, dtype=object)
+
+
 def explain_rows(
     frame: Any,
     baseline: Any,

@@ -988,7 +988,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if (X is None) != (y is None):
             raise ValueError("suspicious needs both X and y, or neither for the training rows.")
         if X is None:
-            if not hasattr(self, "evidence_"):
+            if not getattr(self, "evidence_", None):
                 raise ValueError(
                     "the training rows were not cross-validated, or this regressor was loaded; "
                     "give suspicious(X, y), or fit again with several sources."
@@ -1012,7 +1012,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def calibrate_trusted(self, trusted: Any) -> Self:
         """Calibrate on the cross-validated training rows that are marked: those whose labels are
         known to be right."""
-        check_is_fitted(self, "evidence_")
+        if not getattr(self, "evidence_", None):
+            raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
         marked = np.asarray(trusted, dtype=bool)
         for name, evidence in self.evidence_.items():
             if marked.shape != evidence.scores.shape:
