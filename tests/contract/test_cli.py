@@ -110,6 +110,7 @@ def test_every_command_exists_and_demo_is_listed_first() -> None:
     assert set(COMMANDS) == {
         *("demo", "convert", "generate", "chat", "predict", "fit", "counterfactual", "train"),
         *("evaluate", "report", "verify", "np-generate", "app", "doctor", "cache"),
+        *("audit", "what-if"),
     }
     assert next(iter(COMMANDS)) == "demo"
     done = here("--help")

@@ -8,7 +8,7 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     options     options that several commands share, and their checks
     models      the name of a model -> its files, or the loaded model
     generation  the commands demo, generate, chat, counterfactual
-    regression  fit, predict, cache
+    regression  fit, predict, audit, what-if, cache
     training    train, evaluate, report
     engine      np-generate, verify
     setup       doctor, convert, app

@@ -23,6 +23,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "counterfactual": generation.counterfactual,
     "fit": regression.fit,
     "predict": regression.predict,
+    "audit": regression.audit,
+    "what-if": regression.what_if,
     "cache": regression.cache,
     "train": training.train,
     "evaluate": training.evaluate,

@@ -1,12 +1,13 @@
-"""Regression: fit and predict, on tables; the cache of what the backbone has read."""
+"""Regression: fit, predict, audit and what-if, on tables; the feature cache."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -33,20 +34,33 @@ Decimal = Annotated[
 ]
 
 
+Sources = Annotated[
+    list[str] | None,
+    Option(
+        "--source",
+        help="columns, words, boosting or model; repeatable. Default: by cross-validation.",
+    ),
+]
+Data = Annotated[
+    str, Argument(help="A CSV, parquet, .xlsx or JSON file with a header.", callback=opt.given)
+]
+Targets = Annotated[list[str], Option("--target", "-y", help="A column to predict; repeatable.")]
+Texts = Annotated[list[str] | None, Option(help="A free-text column; repeatable.")]
+Columns = Annotated[
+    list[str] | None,
+    Option(help="A column to learn from; repeatable. Default: all but identifiers."),
+]
+SHOWN_ROWS = 15  # of an audit
+
+
 def fit(
-    data: Annotated[
-        str,
-        Argument(help="A CSV, parquet, .xlsx or JSON file with a header.", callback=opt.given),
-    ],
-    target: Annotated[list[str], Option("--target", "-y", help="A column to predict; repeatable.")],
+    data: Data,
+    target: Targets,
     output: Annotated[
         str, Option("--output", "-o", help="The directory to create.", callback=opt.given)
     ],
-    text: Annotated[list[str] | None, Option(help="A free-text column; repeatable.")] = None,
-    column: Annotated[
-        list[str] | None,
-        Option(help="A column to learn from; repeatable. Default: all but identifiers."),
-    ] = None,
+    text: Texts = None,
+    column: Columns = None,
     template: Annotated[
         str | None,
         Option(help='Sentence of a row, e.g. "A {carat} carat ring costs". Default: made.'),
@@ -58,7 +72,20 @@ def fit(
     question: Annotated[
         str | None, Option(help='The end of every sentence. Default: "The price is".')
     ] = None,
+    source: Sources = None,
+    support: Annotated[
+        str, Option(help="Possible values: auto, real, positive, count, or LOW,HIGH.")
+    ] = "auto",
     weight: Annotated[str | None, Option(help="The column of row weights.")] = None,
+    group: Annotated[
+        str | None, Option(help="A column whose equal values stay together in every split.")
+    ] = None,
+    time: Annotated[
+        str | None, Option(help="A column of times: later rows test what earlier ones taught.")
+    ] = None,
+    trusted: Annotated[
+        str | None, Option(help="A column that marks rows whose targets are right: yes or no.")
+    ] = None,
     separator: Separator = None,
     encoding: Encoding = None,
     decimal: Decimal = None,
@@ -67,8 +94,14 @@ def fit(
     ] = "frozen",
     model: opt.ModelName = "",
     calibration: Annotated[
-        float, Option(help="Share of rows held out for calibration.", min=0.0, max=0.9)
-    ] = 0.2,
+        float | None,
+        Option(
+            help="Share of rows held out for calibration. Default: 0, by cross-validation; 0.2 "
+            "where the model alone reads rows.",
+            min=0.0,
+            max=0.9,
+        ),
+    ] = None,
     max_length: opt.RowLength = 512,
     seed: opt.Seed = 0,
     no_cache: opt.NoCache = False,
@@ -89,6 +122,9 @@ def fit(
         output,
         columns=column or (),
         weight=weight,
+        group=group,
+        time=time,
+        trusted=trusted,
         calibration=calibration,
         overwrite=force,
         seed=seed,
@@ -101,6 +137,8 @@ def fit(
         question=question,
         verbose=not quiet,
         backbone=backbone,
+        sources=source or "auto",
+        support=_support(support),
         model=unless_embedded(model),
         max_length=max_length,
         cache=not no_cache,
@@ -110,6 +148,7 @@ def fit(
         return
     for note in () if quiet else report["notes"]:
         typer.echo(f"note: {note}", err=True)
+    _print_methods(report)
     rows: list[tuple[str, float]] = [
         (name.replace("_", " "), report[name]) for name in ("rows", "calibration_rows")
     ]
@@ -145,6 +184,10 @@ def predict(
     separator: Separator = None,
     encoding: Encoding = None,
     decimal: Decimal = None,
+    batch: Annotated[
+        int | None,
+        Option(help="Read, predict and write n rows at a time: CSV and parquet.", min=1),
+    ] = None,
     no_cache: opt.NoCache = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -160,20 +203,22 @@ def predict(
 
     if output is not None:
         table_kind(output)  # refuses a kind that is not written, before the work
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        table = predict_table(
-            fitted,
-            data,
-            level=level,
-            calibrated=False if raw else None,
-            cache=False if no_cache else None,
-            separator=separator,
-            encoding=encoding,
-            decimal=decimal,
-        )
-    for note in dict.fromkeys(str(warning.message) for warning in caught):
-        typer.echo(f"note: {note}", err=True)
+    options: dict[str, Any] = {
+        "level": level,
+        "calibrated": False if raw else None,
+        "cache": False if no_cache else None,
+        "separator": separator,
+        "encoding": encoding,
+        "decimal": decimal,
+    }
+    if batch is not None:
+        with _noted():
+            rows = _predict_blocks(fitted, data, batch, output, options)
+        if as_json and output is not None:
+            print_json({"output": str(output), "rows": rows})
+        return
+    with _noted():
+        table = predict_table(fitted, data, **options)
     if output is not None:
         with whole_file(output) as partial:
             table.write(partial, output)
@@ -183,6 +228,124 @@ def predict(
         print_json(table.records())
     else:
         _print_bytes(table)
+
+
+def audit(
+    data: Data,
+    target: Targets,
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", help="A file: .csv, .html or .parquet.", callback=opt.writable),
+    ] = None,
+    text: Texts = None,
+    column: Columns = None,
+    source: Sources = None,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    model: opt.ModelName = "",
+    seed: opt.Seed = 0,
+    no_cache: opt.NoCache = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """List the rows whose numbers look wrong, with the number that the other rows suggest.
+
+    Example: causal-qwen audit rings.csv --target price --output suspicious.csv
+    """
+    from causal_qwen.regression.audit import doubtful, summary, suspicion_kind, write_suspicions
+    from causal_qwen.regression.csv_io import audit_csv
+
+    if output is not None:
+        suspicion_kind(output)  # refuses a kind that is not written, before the work
+    table, notes = audit_csv(
+        data,
+        target,
+        columns=column or (),
+        seed=seed,
+        separator=separator,
+        encoding=encoding,
+        decimal=decimal,
+        text=text or None,
+        sources=source or "auto",
+        verbose=not quiet,
+        model=unless_embedded(model),
+        cache=not no_cache,
+    )
+    if output is not None:
+        with whole_file(output) as partial:
+            write_suspicions(table, partial, output, f"{Path(data).name}: {', '.join(target)}")
+    if as_json:
+        worst = table.head(SHOWN_ROWS).to_dict(orient="records")
+        print_json({"rows": len(table), "doubtful": doubtful(table), "worst": worst})
+        return
+    for note in () if quiet else notes:
+        typer.echo(f"note: {note}", err=True)
+    shown = table.head(max(SHOWN_ROWS, min(doubtful(table), 2 * SHOWN_ROWS)))
+    print_table(summary(table), list(shown), shown.to_numpy().tolist())
+
+
+def what_if(
+    first: Annotated[
+        str,
+        Argument(
+            metavar="FITTED", show_default=False, help="The output of `fit`, unless --model is."
+        ),
+    ] = "",
+    second: Annotated[
+        str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")
+    ] = "",
+    row: Annotated[int, Option(help="A row of the file, counted from 1.", min=1)] = 1,
+    edits: Annotated[
+        list[str] | None,
+        Option("--set", help="A column and its other value, e.g. carat=1.0; repeatable."),
+    ] = None,
+    observed: Annotated[
+        float | None, Option(help="The number that was seen. Default: the row's own target.")
+    ] = None,
+    target: Annotated[
+        str | None, Option("--target", "-y", help="The target, if there are several.")
+    ] = None,
+    level: Annotated[float, Option(help="Level of the interval, 0 to 1.")] = 0.9,
+    semantics: Annotated[
+        Literal["individual", "pearl"],
+        Option(help="Draw exogenous noise again, or keep all noise."),
+    ] = "individual",
+    model: Annotated[str, Option("--model", "-m", help="The same as FITTED.")] = "",
+    separator: Separator = None,
+    encoding: Encoding = None,
+    decimal: Decimal = None,
+    no_cache: opt.NoCache = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Ask what a row's number would have been, had a column been different.
+
+    Example: causal-qwen what-if priced rings.csv --row 3 --observed 2835 --set carat=1.0
+    """
+    fitted, data = split_model(first, second, model)
+    if not (fitted and data):
+        raise ValueError("`what-if` needs the directory that `fit` wrote, and a file.")
+    from causal_qwen.regression.csv_io import what_if_csv
+
+    with _noted():
+        found = what_if_csv(
+            fitted,
+            data,
+            row,
+            _edits(edits or ()),
+            observed=observed,
+            target=target,
+            cache=False if no_cache else None,
+            level=level,
+            semantics=semantics,
+            separator=separator,
+            encoding=encoding,
+            decimal=decimal,
+        )
+    if as_json:
+        print_json(found.record())
+    else:
+        typer.echo(repr(found))
 
 
 def cache(
@@ -217,6 +380,83 @@ def cache(
         typer.echo(f"note: {record['problem']}", err=True)
 
 
+@contextmanager
+def _noted() -> Iterator[None]:
+    """Print every warning once, as a note on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for note in dict.fromkeys(str(warning.message) for warning in caught):
+        typer.echo(f"note: {note}", err=True)
+
+
+def _predict_blocks(
+    fitted: str, data: str, rows: int, output: Path | None, options: dict[str, Any]
+) -> int:
+    """Write the predictions of a file block by block; -> the number of rows."""
+    from causal_qwen.regression.csv_io import predict_blocks
+    from causal_qwen.regression.table_files import BlockWriter, block_lines
+
+    count = 0
+    if output is None:
+        for block in predict_blocks(fitted, data, rows, **options):
+            _print_lines(block_lines("csv", block.table, block.predicted, count == 0))
+            count += len(block)
+        return count
+    with whole_file(output) as partial:
+        writer = BlockWriter(partial, output)
+        try:
+            for block in predict_blocks(fitted, data, rows, **options):
+                writer.write(block.table, block.predicted)
+                count += len(block)
+        finally:
+            writer.close()
+    return count
+
+
+def _print_methods(report: dict[str, Any]) -> None:
+    """The shares of sources, and errors on unseen rows beside those of single methods."""
+    for target, errors in report["errors"].items():
+        shares = report["sources"][target]
+        if shares:
+            rows = [(source, f"{share:.0%}") for source, share in shares.items()]
+            print_table(f"{target}: sources", ("source", "share"), rows)
+        best = report["best"][target]
+        rows = [
+            ("this regressor" if method == "together" else method, error)
+            for method, error in sorted(errors.items(), key=lambda item: item[1])
+        ]
+        print_table(f"{target}: median error on unseen rows", ("method", "error"), rows)
+        if best != "together":
+            typer.echo(
+                f"note: {best} alone has a smaller error on {target} than this regressor.", err=True
+            )
+
+
+def _support(text: str) -> str | tuple[float, float]:
+    """ "positive" as it is; "0,100" -> (0.0, 100.0)"""
+    if "," not in text:
+        return text
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"--support {text!r} is no range; write LOW,HIGH, e.g. 0,100.") from None
+    return low, high
+
+
+def _edits(pairs: Iterable[str]) -> dict[str, Any]:
+    """ "carat=1.0", ... -> {"carat": 1.0, ...}"""
+    from causal_qwen.regression.cells import read_cell
+
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise ValueError(f"--set {pair!r} is no column and value; write carat=1.0.")
+        found[name] = read_cell(value)
+    return found
+
+
 def _units(pairs: Iterable[str]) -> dict[str, str] | None:
     """ "depth=mm", ... -> {"depth": "mm", ...}"""
     units = {}
@@ -230,9 +470,13 @@ def _units(pairs: Iterable[str]) -> dict[str, str] | None:
 
 def _print_bytes(table: PredictedTable) -> None:
     """The file's own bytes on stdout, line ends unchanged, whatever the terminal's encoding."""
-    if (buffer := getattr(sys.stdout, "buffer", None)) is None:  # a stream of text, as in a test
+    if getattr(sys.stdout, "buffer", None) is None:  # a stream of text, as in a test
         sys.stdout.writelines(table.csv())
         return
+    _print_lines(table.csv_bytes())
+
+
+def _print_lines(lines: Iterable[bytes]) -> None:
     sys.stdout.flush()
-    buffer.writelines(table.csv_bytes())
-    buffer.flush()
+    sys.stdout.buffer.writelines(lines)
+    sys.stdout.buffer.flush()

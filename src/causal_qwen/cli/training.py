@@ -162,18 +162,33 @@ def evaluate(
 
 
 def report(
-    run: Annotated[Path, Argument(help="The output directory of a training run.")],
+    run: Annotated[Path, Argument(help="The output directory of `train`, or of `fit`.")],
+    data: Annotated[
+        str | None,
+        Argument(show_default=False, help="Of `fit`: rows that it has not seen, with targets."),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        Option("--target", "-y", help="A target's column; repeatable. Default: its own name."),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Draw the curves of a training run as PNG files and an HTML page.
+    """Draw the curves of a training run, or how good a regressor is, as PNG and an HTML page.
 
-    Example: causal-qwen report tuned
+    Example: causal-qwen report priced new-rings.csv -y price
     """
-    from causal_qwen.training.report import write_report
-
     with status(not as_json) as progress:
         progress("drawing")
-        page = write_report(run)
+        if (run / "regressor.json").is_file():
+            from causal_qwen.regression.csv_io import report_csv
+
+            page = report_csv(run, data, target or ())
+        else:
+            if data is not None:
+                raise ValueError(f"{run} was not written by `fit`, so {data} has no effect.")
+            from causal_qwen.training.report import write_report
+
+            page = write_report(run)
     if as_json:
         pictures = sorted(str(picture) for picture in page.parent.glob("*.png"))
         print_json({"page": str(page), "pictures": pictures})

@@ -50,7 +50,7 @@ CERTAIN_POINT = re.compile(CERTAIN.replace("SEP", r"\.").replace("OTHER", ","))
 
 def decode(path: str, data: bytes, encoding: str | None = None) -> tuple[str, str]:
     """The text of a file, its byte order mark included, and the encoding that gives it back."""
-    name = _encoding_of(data) if encoding is None else _named_encoding(encoding, data)
+    name = encoding_of(data, encoding)
     try:
         return data.decode(name), name
     except UnicodeDecodeError as error:
@@ -58,6 +58,11 @@ def decode(path: str, data: bytes, encoding: str | None = None) -> tuple[str, st
         raise ValueError(
             f"{path}, line {line} is not {name.upper()}; {_suggestion(data, error.start, name)}."
         ) from None
+
+
+def encoding_of(data: bytes, encoding: str | None = None) -> str:
+    """The encoding that is named, else that of the file's first bytes."""
+    return _encoding_of(data) if encoding is None else _named_encoding(encoding, data)
 
 
 def _encoding_of(data: bytes) -> str:

@@ -18,18 +18,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.model_selection import TimeSeriesSplit
 
 from causal_qwen.outputs import check_not_inside, check_output_directory
 from causal_qwen.regression.conformal import rows_needed
 from causal_qwen.regression.csv_table import open_output
-from causal_qwen.regression.frames import id_like
+from causal_qwen.regression.frames import id_like, to_numbers
 from causal_qwen.regression.regressor import CausalTextRegressor
-from causal_qwen.regression.rows import require_columns
+from causal_qwen.regression.report import write_regressor_report
+from causal_qwen.regression.rows import name_rows, require_columns
 from causal_qwen.regression.sentences import template_columns
 from causal_qwen.regression.table_files import (
     Table,
     csv_lines,
     predicted_frame,
+    read_blocks,
     read_table,
     records,
     table_kind,
@@ -37,11 +40,15 @@ from causal_qwen.regression.table_files import (
     write_typed,
 )
 from causal_qwen.regression.targets import check_target_names
+from causal_qwen.regression.whatif import NumberCounterfactual
 from causal_qwen.terminal import counted
 
 LEVEL = 0.9
 SUFFIXES = ("predicted", "low", "high")  # of the predicted columns' names
 NUMBERS = "write numbers as 1870.5, without units"
+BEYOND = "beyond_training"  # a column of notes on rows outside of the training range
+HELD_OUT = 0.2  # share of rows, where a regressor is not calibrated by cross-validation
+TRUE, FALSE = ("true", "yes", "y", "1", "1.0"), ("false", "no", "n", "0", "0.0", "")
 
 
 def fit_csv(
@@ -51,7 +58,10 @@ def fit_csv(
     *,
     columns: Sequence[str] = (),
     weight: str | None = None,
-    calibration: float = 0.2,
+    group: str | None = None,
+    time: str | None = None,
+    trusted: str | None = None,
+    calibration: float | None = None,
     overwrite: bool = False,
     seed: int = 0,
     separator: str | None = None,
@@ -61,34 +71,61 @@ def fit_csv(
 ) -> dict[str, Any]:
     """Fit, calibrate and save a regressor; returns row counts, metrics and notes.
 
-    A share of rows, `calibration`, is held out to measure errors and calibrate intervals.
-    `columns` are those to learn from (by default all but identifiers, which a note names), `weight`
-    names a column of row weights, `settings` are those of `CausalTextRegressor`. `separator`,
-    `encoding` and `decimal` are a text file's, if they cannot be found.
+    Errors are measured and intervals calibrated by cross-validation; or on a share of rows,
+    `calibration`, that is held out. None holds out a fifth where `fit` does not cross-validate.
+
+    `columns` are those to learn from (by default all but identifiers, which a note names). `weight`
+    names a column of row weights, `group` one whose rows stay on one side of every split, `time`
+    one by which rows are ordered, so that later rows test earlier ones, `trusted` one that marks
+    rows whose labels are right, the only ones that calibrate. None of them is learned from unless
+    it is in `columns`. `settings` are those of `CausalTextRegressor`; `separator`, `encoding` and
+    `decimal` are a text file's, if they cannot be found.
     """
-    if not 0 <= calibration < 1:
+    if calibration is not None and not 0 <= calibration < 1:
         raise ValueError(f"calibration={calibration} must be a share of rows, 0 to below 1.")
+    if group is not None and time is not None:
+        raise ValueError("group and time both decide the splits; give one of them.")
     check_target_names(targets)
     check_output_directory(output, overwrite)
     model = settings.get("model")
     check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
-    regressor = CausalTextRegressor(random_state=seed, **settings)
+    cv = TimeSeriesSplit() if time is not None else None
+    regressor = CausalTextRegressor(random_state=seed, cv=cv, **settings)
+    roles = [one for one in (weight, group, time, trusted) if one is not None]
     with _collected(notes):
         table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
-        frame = _typed_rows(table, targets, columns, weight)
+        frame = _typed_rows(table, targets, columns, weight, roles)
+        used = _used_columns(frame, targets, columns, roles, settings)
         order = np.random.default_rng(seed).permutation(len(frame))
+        if time is not None:
+            order = _by_time(frame[time], time)[::-1]  # the latest rows are held out
+        elif group is not None:
+            order = _by_group(frame[group], order)
+        if calibration is None:
+            calibration = HELD_OUT if regressor.reads_sentences() else 0.0
         count = round(calibration * len(frame))
         held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
+        if group is not None:  # a group is held out as a whole
+            is_split = training[group].isin(held_out[group]).to_numpy()
+            held_out, training = frame.iloc[order[: count + is_split.sum()]], training[~is_split]
+        if time is not None:
+            training = training.iloc[::-1]
         names = targets[0] if len(targets) == 1 else list(targets)
-        used = [*columns, *targets]
-        if not columns:
-            used = _all_but_ids(frame, [*targets, *([weight] if weight else [])], settings)
-            used += targets
-        regressor.fit(training[used], names, sample_weight=training[weight] if weight else None)
-        metrics = _measure(regressor, held_out[used], targets) if count else {}
+        regressor.fit(
+            training[used],
+            names,
+            sample_weight=training[weight] if weight else None,
+            groups=training[group].astype(str).to_numpy() if group else None,
+        )
+        trust = None if trusted is None else _truth(held_out if count else training, trusted)
         if count:
-            regressor.calibrate(held_out[used], names)
+            metrics = _measure(regressor, held_out[used], targets)
+            regressor.calibrate(held_out[used], names, trusted=trust)
+        else:
+            metrics = _cross_validated(regressor)
+            if trust is not None:
+                regressor.calibrate_trusted(trust)
         if 0 < count < (least := rows_needed(LEVEL)):
             warnings.warn(
                 f"{counted(count, 'calibration row is', 'calibration rows are')} too few for "
@@ -96,9 +133,90 @@ def fit_csv(
                 "more rows or a larger --calibration.",
                 stacklevel=2,
             )
+    regressor.set_params(cv=None)  # it has split the rows, and JSON has no splitters
     regressor.save(output, overwrite=overwrite)
-    counts = {"rows": len(training), "calibration_rows": count}
-    return {**counts, "targets": metrics, "notes": notes}
+    counts = {"rows": len(training), "calibration_rows": len(held_out)}
+    return {**counts, "targets": metrics, **_findings(regressor), "notes": notes}
+
+
+def audit_csv(
+    data: str | os.PathLike[str],
+    targets: Sequence[str],
+    *,
+    columns: Sequence[str] = (),
+    seed: int = 0,
+    separator: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    **settings: Any,
+) -> tuple[Any, list[str]]:
+    """The rows of a file by the credibility of their labels (`audit`), and notes."""
+    check_target_names(targets)
+    notes: list[str] = []
+    regressor = CausalTextRegressor(random_state=seed, **settings)
+    if regressor.reads_sentences():
+        raise ValueError("an audit cross-validates; give another --source beside the model.")
+    with _collected(notes):
+        table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
+        frame = _typed_rows(table, targets, columns, None)
+        used = _used_columns(frame, targets, columns, (), settings)
+        regressor.fit(frame[used], targets[0] if len(targets) == 1 else list(targets))
+    return regressor.suspicious(), notes
+
+
+def what_if_csv(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    row: int,
+    changes: Mapping[str, Any],
+    *,
+    observed: float | None = None,
+    target: str | None = None,
+    cache: bool | None = None,
+    separator: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    **options: Any,
+) -> NumberCounterfactual:
+    """A counterfactual of one row of a file, counted from 1; `observed` is its own target if it
+    has one. `options` are those of `CausalTextRegressor.counterfactual`."""
+    table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
+    if not 1 <= row <= len(table):
+        raise ValueError(f"row {row} is not in {data}, which has rows 1 to {len(table)}.")
+    regressor = CausalTextRegressor.load(model)
+    if cache is not None:
+        regressor.set_params(cache=cache)
+    name = regressor.target_name(target)
+    if observed is None:
+        if name not in table.columns:
+            raise ValueError(f"{data} has no column {name!r}; give the number seen, --observed.")
+        observed = float(table.numbers(name)[row - 1])
+    frame = table.frame()
+    given: Any = frame.iloc[[row - 1]]
+    if regressor.columns_ is None:
+        raise ValueError(f"{model} was fitted on texts, not on a table; use Python.")
+    return regressor.counterfactual(given, observed, dict(changes), target=name, **options)
+
+
+def report_csv(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    targets: Sequence[str] = (),
+) -> Path:
+    """Pictures of a saved regressor (`report`), in the directory MODEL-report; returns the page.
+
+    `data` has rows that `fit` has not seen; `targets` are its columns, in the order of `fit`.
+    """
+    regressor = CausalTextRegressor.load(model)
+    regressor.set_params(verbose=False)
+    place = Path(model).resolve()
+    output = place.with_name(f"{place.name}-report")
+    if data is None:
+        return write_regressor_report(regressor, output, place.name)
+    names = list(targets) or list(regressor.targets_)
+    frame = _typed_rows(read_table(data), names, (), None)
+    y = names[0] if len(names) == 1 else names
+    return write_regressor_report(regressor, output, place.name, frame, y)
 
 
 def predict_csv(
@@ -127,15 +245,74 @@ def predict_table(
 ) -> PredictedTable:
     """A file and the columns predicted for it. `cache` replaces the regressor's own setting."""
     table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
-    regressor = CausalTextRegressor.load(model)
-    if cache is not None:
-        regressor.set_params(cache=cache)
-    names = [f"{name}_{suffix}" for name in regressor.targets_ for suffix in SUFFIXES]
-    if taken := [name for name in names if name in table.columns]:
-        raise ValueError(f"{data} has a column {taken[0]!r} already; rename or remove it.")
-    predicted = _predict(regressor, table.frame(), level, calibrated)
-    columns = predicted.reshape(len(names), len(table))
-    return PredictedTable(table, dict(zip(names, columns, strict=True)))
+    predictor = _Predictor(model, level, calibrated, cache)
+    predicted = predictor(table)
+    if not predictor.beyond:
+        del predicted[BEYOND]
+    predictor.warn_beyond()
+    return PredictedTable(table, predicted)
+
+
+def predict_blocks(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    rows: int,
+    *,
+    level: float = LEVEL,
+    calibrated: bool | None = None,
+    cache: bool | None = None,
+    **dialect: str | None,
+) -> Iterator[PredictedTable]:
+    """`predict_table`, so many rows at a time, at constant memory. Every block has the column
+    `beyond_training`, because later rows are not known yet; a warning counts them at the end."""
+    predictor = _Predictor(model, level, calibrated, cache)
+    for table in read_blocks(data, rows, **dialect):
+        yield PredictedTable(table, predictor(table))
+    predictor.warn_beyond()
+
+
+class _Predictor:
+    """A loaded regressor -> the predicted columns of tables, and what it has seen in them."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        level: float,
+        calibrated: bool | None,
+        cache: bool | None,
+    ) -> None:
+        self.regressor = CausalTextRegressor.load(model)
+        if cache is not None:
+            self.regressor.set_params(cache=cache)
+        self.level, self.calibrated = level, calibrated
+        self.rows = self.beyond = 0
+        self.example = ""
+
+    def __call__(self, table: Table) -> dict[str, NDArray[Any]]:
+        names = [f"{name}_{suffix}" for name in self.regressor.targets_ for suffix in SUFFIXES]
+        if taken := [name for name in (*names, BEYOND) if name in table.columns]:
+            raise ValueError(
+                f"{table.path} has a column {taken[0]!r} already; rename or remove it."
+            )
+        frame = table.frame()
+        predicted = _predict(self.regressor, frame, self.level, self.calibrated)
+        columns = predicted.reshape(len(names), len(table))
+        notes = self.regressor.beyond_training(frame)
+        outside = [row for row, note in enumerate(notes) if note]
+        if outside and not self.beyond:
+            self.example = f"{name_rows(outside[:1], frame.index)}: {notes[outside[0]]}"
+        self.rows, self.beyond = self.rows + len(table), self.beyond + len(outside)
+        found: dict[str, NDArray[Any]] = dict(zip(names, columns, strict=True))
+        return found | {BEYOND: np.array(notes, dtype=object)}
+
+    def warn_beyond(self) -> None:
+        if self.beyond:
+            rows_are = counted(self.beyond, "row has", "rows have")
+            warnings.warn(
+                f"{rows_are} numbers beyond the training range, of {self.rows}, and wider "
+                f"intervals ({self.example}).",
+                stacklevel=3,
+            )
 
 
 @dataclass(frozen=True)
@@ -143,7 +320,7 @@ class PredictedTable:
     """A file and the columns predicted for it."""
 
     table: Table
-    predicted: dict[str, NDArray[np.float64]]
+    predicted: dict[str, NDArray[Any]]  # numbers; notes as texts
 
     def __len__(self) -> int:
         return len(self.table)
@@ -191,6 +368,49 @@ def _collected(notes: list[str]) -> Iterator[None]:
     notes += dict.fromkeys(str(warning.message) for warning in caught)
 
 
+def _used_columns(
+    frame: Any,
+    targets: Sequence[str],
+    columns: Sequence[str],
+    roles: Sequence[str],
+    settings: Mapping[str, Any],
+) -> list[str]:
+    """The columns to learn from, and the targets."""
+    if columns:
+        return [*columns, *targets]
+    return [*_all_but_ids(frame, [*targets, *roles], settings), *targets]
+
+
+def _by_time(column: Any, name: str) -> NDArray[np.int64]:
+    """The rows from the earliest to the latest."""
+    times = to_numbers(column)
+    if not np.isfinite(times).all():
+        where = name_rows(np.flatnonzero(~np.isfinite(times)), column.index)
+        raise ValueError(f"{where}: {name} is no date and no number; --time needs one in each row.")
+    return np.argsort(times, kind="stable")
+
+
+def _by_group(column: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows by group, the groups in the order in which they first occur in `order`."""
+    groups = column.astype(str).to_numpy()[order]
+    if len(np.unique(groups)) < 2:
+        raise ValueError(f"column {column.name!r} has one group; --group needs at least two.")
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    return order[np.argsort(first[group], kind="stable")]
+
+
+def _truth(frame: Any, name: str) -> NDArray[np.bool_]:
+    """A column of truth values: true, yes, 1; false, no, 0; an empty cell is false."""
+    found = []
+    for place, cell in enumerate(frame[name].tolist()):
+        text = "" if cell is None or cell != cell else str(cell).strip().lower()
+        if text not in TRUE + FALSE:
+            where = name_rows([place], frame.index)
+            raise ValueError(f"{where}: {name} is {cell!r}; write yes or no, true or false.")
+        found.append(text in TRUE)
+    return np.array(found)
+
+
 def _all_but_ids(frame: Any, without: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
     """The columns to learn from; a warning names the identifiers that are left out."""
     names = [name for name in frame.columns if name not in without]
@@ -213,12 +433,14 @@ def _all_but_ids(frame: Any, without: Sequence[str], settings: Mapping[str, Any]
 
 
 def _typed_rows(
-    table: Table, targets: Sequence[str], columns: Sequence[str], weight: str | None
+    table: Table,
+    targets: Sequence[str],
+    columns: Sequence[str],
+    weight: str | None,
+    roles: Sequence[str] = (),
 ) -> Any:
     """Typed values of the rows whose targets are finite numbers; a warning shows the others."""
-    require_columns(
-        frame := table.frame(targets), [*targets, *columns, *([weight] if weight else [])]
-    )
+    require_columns(frame := table.frame(targets), [*targets, *columns, *roles])
     is_usable = np.ones(len(table), dtype=bool)
     for name in targets:
         frame[name] = table.numbers(name)
@@ -259,12 +481,37 @@ def _measure(regressor: Any, held_out: Any, targets: Sequence[str]) -> dict[str,
     predicted = _predict(regressor, held_out, LEVEL, calibrated=False)
     for name, (median, low, high) in zip(targets, predicted, strict=True):
         truth = held_out[name].to_numpy()
-        error = truth - median
-        spread = ((truth - truth.mean()) ** 2).sum()
-        found[name] = {
-            "mdae": float(np.median(np.abs(error))),
-            "mae": float(np.abs(error).mean()),
-            "r2": float(1 - (error**2).sum() / spread) if spread else float("nan"),
-            "raw_coverage_90": float(((low <= truth) & (truth <= high)).mean()),
-        }
+        found[name] = _metrics(truth, median, (low <= truth) & (truth <= high))
     return found
+
+
+def _cross_validated(regressor: CausalTextRegressor) -> dict[str, dict[str, float]]:
+    """The same on training rows, each by experts that have not seen it."""
+    found = {}
+    reach = 1 / np.tan(np.pi * (1 - LEVEL) / 2)  # of the Cauchy's interval, in scales
+    for name, evidence in getattr(regressor, "evidence_", {}).items():
+        tested = np.isfinite(evidence.scores)
+        is_inside = np.abs(evidence.scores[tested]) <= reach
+        found[name] = _metrics(evidence.values[tested], evidence.unseen[tested], is_inside)
+    return found
+
+
+def _metrics(truth: Any, median: Any, is_inside: Any) -> dict[str, float]:
+    error = truth - median
+    spread = ((truth - truth.mean()) ** 2).sum()
+    return {
+        "mdae": float(np.median(np.abs(error))),
+        "mae": float(np.abs(error).mean()),
+        "r2": float(1 - (error**2).sum() / spread) if spread else float("nan"),
+        "raw_coverage_90": float(is_inside.mean()),
+    }
+
+
+def _findings(regressor: CausalTextRegressor) -> dict[str, Any]:
+    """Per target: the shares of sources, median errors of every method on unseen rows ("together"
+    is ours), and the method with the smallest one."""
+    if regressor.source_ is None:
+        return {"sources": {}, "errors": {}, "best": {}}
+    errors = {name: evidence.errors() for name, evidence in regressor.evidence_.items()}
+    best = {name: min(one, key=lambda method: one[method]) for name, one in errors.items()}
+    return {"sources": regressor.shares(), "errors": errors, "best": best}

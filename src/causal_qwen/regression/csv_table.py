@@ -14,11 +14,13 @@ unquoted comma (1,870), which would move every later cell into the wrong column.
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
 import lzma
 import os
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +35,7 @@ from causal_qwen.regression.cells import MISSING, read_cell
 from causal_qwen.regression.csv_dialect import (
     SEPARATORS,
     decode,
+    encoding_of,
     find_decimal,
     find_separator,
     named_separator,
@@ -45,6 +48,7 @@ from causal_qwen.terminal import counted
 from causal_qwen.training.data import check_width, column_names, shown
 
 BOM = "\ufeff"
+SAMPLE = 2**20  # bytes from which the encoding and the separator of a long file are found
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
@@ -96,7 +100,7 @@ class CsvTable:
         """ "lines 5 and 7 (line 5: price 'n/a')": where rows begin, and the first one's cell."""
         return name_lines(LINE, self.lines, self.columns[name], rows, name)
 
-    def with_predictions(self, predicted: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
+    def with_predictions(self, predicted: Mapping[str, NDArray[Any]]) -> Iterator[str]:
         """The file's own lines, each followed by its predicted cells."""
         yield self._append(self.header, list(predicted))
         columns = [column.tolist() for column in predicted.values()]
@@ -110,8 +114,8 @@ class CsvTable:
         body = record.rstrip("\r\n")
         return f"{body}{self.separator}{text.getvalue()}{record[len(body) :]}"
 
-    def _written(self, number: float) -> str:
-        return repr(number).replace(".", self.decimal)
+    def _written(self, cell: float | str) -> str:
+        return cell if isinstance(cell, str) else repr(cell).replace(".", self.decimal)
 
 
 def read_csv_table(
@@ -130,9 +134,46 @@ def read_csv_table(
     name = os.fspath(path)
     text, encoding = decode(name, read_bytes(path), encoding)
     mark = find_separator(text) if separator is None else named_separator(separator)
-    table = _parse(_Lines(name, text), mark, encoding)
+    lines = _Lines(name, io.StringIO(text, newline=""))
+    (table,) = _blocks(lines, mark, encoding, sys.maxsize)
+    return replace(table, decimal=decimal or _decimal_of(table))
+
+
+def read_csv_blocks(
+    path: str | os.PathLike[str],
+    rows: int,
+    *,
+    separator: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+) -> Iterator[CsvTable]:
+    """`read_csv_table`, so many rows at a time; how the file is written is found from its
+    beginning."""
+    name = os.fspath(path)
+    opener = OPENERS.get(Path(path).suffix.lower(), open)
+    with opener(path, "rb") as file:
+        sample = file.read(SAMPLE)
+        encoding = encoding_of(sample[: len(sample) // 4 * 4], encoding)
+        if separator is None:
+            mark = find_separator(codecs.getincrementaldecoder(encoding)("replace").decode(sample))
+        else:
+            mark = named_separator(separator)
+        file.seek(0)
+        lines = _Lines(name, io.TextIOWrapper(file, encoding, newline=""))
+        try:
+            for table in _blocks(lines, mark, encoding, rows):
+                decimal = decimal or _decimal_of(table)
+                yield replace(table, decimal=decimal)
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"{name}, after line {lines.number} is not {encoding.upper()}; name its encoding "
+                "(--encoding), or save the table as UTF-8 text."
+            ) from None
+
+
+def _decimal_of(table: CsvTable) -> str:
     cells = (cell for column in table.columns.values() for cell in column)
-    return replace(table, decimal=decimal or find_decimal(name, cells, mark))
+    return find_decimal(table.path, cells, table.separator)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -156,9 +197,9 @@ def open_output(place: Path, name: str | os.PathLike[str]) -> Any:
 class _Lines:
     """The lines of a file, checked one by one; `take` returns those since its last call."""
 
-    def __init__(self, path: str, text: str) -> None:
+    def __init__(self, path: str, text: Iterator[str]) -> None:
         self.path, self.number, self.taken = path, 0, 0
-        self.text = io.StringIO(text, newline="")
+        self.text = text
         self.pending: list[str] = []
 
     def __iter__(self) -> _Lines:
@@ -182,7 +223,8 @@ class _Lines:
         return text, first
 
 
-def _parse(lines: _Lines, separator: str, encoding: str) -> CsvTable:
+def _blocks(lines: _Lines, separator: str, encoding: str, size: int) -> Iterator[CsvTable]:
+    """Tables of at most `size` rows; a file without rows is refused."""
     mark = SEPARATORS.get(separator, separator)
     header = ""
     names: list[str] = []
@@ -190,6 +232,16 @@ def _parse(lines: _Lines, separator: str, encoding: str) -> CsvTable:
     places: list[tuple[str, int]] = []  # text and first line of every row
     blank: list[tuple[str, int]] = []  # not yet known to lie between rows
     skipped: list[int] = []
+    is_first = True
+
+    def block() -> CsvTable:
+        if skipped:
+            where = name_rows(skipped).replace("row", "line", 1)
+            warnings.warn(f"{lines.path}: {where} skipped, being empty.", stacklevel=5)
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        texts, numbers = (list(part) for part in zip(*places, strict=True))
+        return CsvTable(lines.path, columns, numbers, header, texts, separator, encoding)
+
     for cells, place in _records(lines, separator):
         if not names:
             if cells:
@@ -198,6 +250,9 @@ def _parse(lines: _Lines, separator: str, encoding: str) -> CsvTable:
         if not cells or (len(names) > 1 and len(cells) == 1 and not place[0].strip()):
             blank.append(place)
             continue
+        if len(rows) >= size:
+            yield block()
+            rows, places, skipped, is_first = [], [], [], False
         text, line = place
         check_width(lines.path, line, text, len(cells), len(names), mark)
         if len(names) == 1:  # an empty line between rows is an empty cell
@@ -210,14 +265,9 @@ def _parse(lines: _Lines, separator: str, encoding: str) -> CsvTable:
         places.append(place)
     if not names:
         raise ValueError(f"{lines.path} is empty; a CSV file has a header and at least one row.")
-    if not rows:
+    if not rows and is_first:
         raise ValueError(f"{lines.path} has a header and no rows; give at least one row.")
-    if skipped:
-        where = name_rows(skipped).replace("row", "line", 1)
-        warnings.warn(f"{lines.path}: {where} skipped, being empty.", stacklevel=4)
-    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-    texts, numbers = (list(part) for part in zip(*places, strict=True))
-    return CsvTable(lines.path, columns, numbers, header, texts, separator, encoding)
+    yield block()
 
 
 def _records(lines: _Lines, separator: str) -> Iterator[tuple[list[str], tuple[str, int]]]:

@@ -40,7 +40,8 @@ from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
 from causal_qwen.outputs import MANIFEST, damaged_files, file_sha256, new_directory
 from causal_qwen.paths import cache_directory, install_hint
-from causal_qwen.regression import sentences, workload
+from causal_qwen.regression import sentences, whatif, workload
+from causal_qwen.regression.audit import judge_rows, judge_training, suspicion_table
 from causal_qwen.regression.backbone import (
     OpenModel,
     Pair,
@@ -56,6 +57,7 @@ from causal_qwen.regression.checks import CURE, wrong
 from causal_qwen.regression.conformal import Conformal, rows_needed
 from causal_qwen.regression.credibility import find_credibility
 from causal_qwen.regression.experts import Evidence, with_spread
+from causal_qwen.regression.explanation import Explanation, baseline_row, explain_rows
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import (
     MIDDLE,
@@ -121,7 +123,7 @@ __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 Array = NDArray[np.float64]
 
 FITTED = (
-    *("model_", "processor_", "backbone_", "source_", "evidence_"),
+    *("model_", "processor_", "backbone_", "source_", "evidence_", "rows_", "baseline_"),
     *("text_columns_", "finetune_report_"),
 )
 BACKBONES = ("frozen", "finetune", "scratch")
@@ -202,6 +204,7 @@ class TargetEvidence(NamedTuple):
     scores: Array  # (value - median) / scale, in the head's space
     credibility: Array  # the probability that the label is right
     peers: dict[str, Array]  # medians of single methods
+    scales: Array  # predicted, in the head's space
 
     def errors(self) -> dict[str, float]:
         """The median absolute error of every method on unseen rows; ours is "together"."""
@@ -251,6 +254,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     evidence_: dict[str, TargetEvidence]  # of the training rows; not saved
     finetune_report_: TrainingReport  # of backbone="finetune"; not saved
     text_columns_: list[str]  # that the language model reads beside other sources
+    rows_: Any  # the index of the training rows; not saved
+    baseline_: Any = None  # a typical training row, a DataFrame of one row; see `explanation`
 
     def __init__(
         self,
@@ -455,6 +460,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.evidence_ = {}
         for name, found in evidence.items():
             self._keep_evidence(name, values[name], found)
+        self.rows_, self.baseline_ = frame.index, baseline_row(frame, source.table.schema)
         if self.verbose:
             print(self.summary(), file=sys.stderr, flush=True)
 
@@ -512,11 +518,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         unseen[tested] = limits.clip(space.clamped(y_dist.loc).numpy())
         scores = np.full(len(values), np.nan)
         scores[tested] = (encoded[tested] - y_dist.loc.numpy()) / y_dist.scale.numpy()
+        scales = np.full(len(values), np.nan)
+        scales[tested] = y_dist.scale.numpy()
         peers = {
             peer: limits.clip(space.clamped(torch.from_numpy(found)).numpy())
             for peer, found in evidence.peers.items()
         }
-        self.evidence_[name] = TargetEvidence(values, unseen, scores, trust, peers)
+        self.evidence_[name] = TargetEvidence(values, unseen, scores, trust, peers, scales)
         _say_credibility(name, evidence.credibility.share)
 
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
@@ -1092,6 +1100,168 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             z = np.zeros((1, len(MIDDLE), size), dtype=np.float32)
         self.source_.table.beyond(row)
         self.source_.predict(row, z)
+
+    # ------------------------------------------------------------ audit, what-if, explanation
+
+    def suspicious(self, X: Any = None, y: Any = None) -> Any:
+        """The rows, the least credible label first: a DataFrame; see `audit`.
+
+        Without arguments the training rows, as cross-validation saw them. With X and y, rows that
+        `fit` has not seen.
+        """
+        check_is_fitted(self, "targets_")
+        if (X is None) != (y is None):
+            raise ValueError("suspicious needs both X and y, or neither for the training rows.")
+        if X is None:
+            if not getattr(self, "evidence_", None):
+                raise ValueError(
+                    "the training rows were not cross-validated, or this regressor was loaded; "
+                    "give suspicious(X, y), or fit again with several sources."
+                )
+            judged = {
+                name: judge_training(self.targets_[name], evidence)
+                for name, evidence in self.evidence_.items()
+            }
+            return suspicion_table(judged, self.rows_)
+        X = _as_table(X)
+        values, _ = read_targets(X, y)
+        found = self.predict_distribution(X)
+        by_name = found if isinstance(found, dict) else {next(iter(self.targets_)): found}
+        judged = {
+            name: judge_rows(target, labels, by_name[name].y)
+            for (name, target), labels in zip(self.targets_.items(), values.values(), strict=True)
+        }
+        index = row_index(X)
+        return suspicion_table(judged, np.arange(len(X)) if index is None else index)
+
+    def calibrate_trusted(self, trusted: Any) -> Self:
+        """Calibrate on the cross-validated training rows that are marked: those whose labels are
+        known to be right."""
+        if not getattr(self, "evidence_", None):
+            raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
+        marked = np.asarray(trusted, dtype=bool)
+        for name, evidence in self.evidence_.items():
+            if marked.shape != evidence.scores.shape:
+                raise ValueError(f"trusted must be {len(evidence.scores)} truth values.")
+            scores = np.sort(evidence.scores[marked & np.isfinite(evidence.scores)])
+            if len(scores) < (least := rows_needed(LEVEL)):
+                rows_are = counted(len(scores), "trusted row is", "trusted rows are")
+                raise ValueError(f"{rows_are} too few for {LEVEL:.0%} intervals; mark {least}.")
+            self.targets_[name].conformal = Conformal(scores, np.ones(len(scores)))
+        return self
+
+    def reads_sentences(self) -> bool:
+        """Whether the language model alone reads every row, and `fit` does not calibrate."""
+        return self._reads_sentences()
+
+    def counterfactual(
+        self,
+        row: Any,
+        observed: float,
+        changes: dict[str, Any] | None = None,
+        *,
+        target: str | None = None,
+        level: float = LEVEL,
+        semantics: str = "individual",
+        **columns: Any,
+    ) -> whatif.NumberCounterfactual:
+        """What this number would have been, had some columns of its row been different.
+
+            regressor.counterfactual(rings.iloc[3], observed=2835, carat=1.0)
+
+        `row` is a row of a table, or a text (`text="..."` is then the edit); `changes` takes
+        columns whose names are no words of Python. `semantics`: "individual" infers the
+        individual's own noise from `observed`, keeps it and draws exogenous noise again; "pearl"
+        keeps both. See `whatif`.
+        """
+        check_is_fitted(self, "targets_")
+        check_choice("semantics", semantics, whatif.SEMANTICS)
+        if not 0 < level < 1:
+            raise ValueError(f"level={level} is outside (0, 1).")
+        if not isinstance(observed, numbers.Real) or not math.isfinite(observed):
+            raise ValueError(f"observed={observed!r} is no finite number; give the number seen.")
+        name = self.target_name(target)
+        frame = whatif.one_row(row, self.columns_, TEXT)
+        other = whatif.edited(frame, {**(changes or {}), **columns}, self.source_)
+        names = [*(changes or {}), *columns]
+        here, there = self._world(frame, name), self._world(other, name)
+        fitted = self.targets_[name]
+        found = whatif.answer(
+            float(observed), here, there, fitted.space, fitted.limits.clip, level, semantics
+        )
+        return whatif.NumberCounterfactual(
+            target=name,
+            observed=float(observed),
+            factual=here.median,
+            level=level,
+            semantics=semantics,
+            changes=whatif.changed(frame, other, names),
+            beyond=self.beyond_training(self._rows_of(other))[0],
+            **found,
+        )
+
+    def _world(self, frame: Any, name: str) -> whatif.World:
+        """The law of one row, its scale divided into the individual's share and chance."""
+        X = self._rows_of(frame)
+        found = self.predict_distribution(X)
+        number = found[name] if isinstance(found, dict) else found
+        target = self.targets_[name]
+        action = self.model_.action if target.chain is None else target.chain.action
+        noise = float((action.value.weight.abs() @ action.b_noise.abs().unsqueeze(-1)).item())
+        scale = float(number.y.scale[0])
+        of_chain = scale  # before it is clamped or widened
+        if self.source_ is not None:
+            z = (
+                self._features(self._source_texts(frame), MIDDLE)
+                if self.source_.uses_model
+                else None
+            )
+            of_chain = float(self.source_.predict(frame, z)[name][1].scale[0])
+        exogenous = scale * min(noise / of_chain, 1 - 1e-9)
+        place = list(self.targets_).index(name)
+        median = float(self.predict(X).reshape(1, -1)[0, place])
+        return whatif.World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
+
+    def explain(self, X: Any, *, target: str | None = None, permutations: int = 8) -> Explanation:
+        """What every column and group of words adds to the medians and widths; see `explanation`.
+
+        With more parts than orders can be tried, `permutations` of them are drawn.
+        """
+        check_is_fitted(self, "targets_")
+        if self.source_ is None or self.baseline_ is None:
+            raise ValueError(
+                "explain needs a regressor of several sources, whose baseline is a typical "
+                'training row; fit one without sources=["model"].'
+            )
+        name, frame = self.target_name(target), self._frame(_as_table(X))
+        place = list(self.targets_).index(name)
+
+        def predict(rows: Any) -> tuple[Array, Array]:
+            given = self._rows_of(rows)
+            low, high = (part.reshape(len(rows), -1) for part in self.predict_interval(given))
+            medians = self.predict(given).reshape(len(rows), -1)
+            return medians[:, place], (high - low)[:, place]
+
+        texts = self.source_.table.schema.texts
+        baseline = self.baseline_
+        if self.columns_ is None:  # a language model reads at least a word
+            baseline = baseline.assign(**{TEXT: sentences.UNKNOWN})
+        return explain_rows(frame, baseline, texts, predict, name, permutations, self.seed_)
+
+    def target_name(self, target: str | None) -> str:
+        """A target that exists; None is the only one."""
+        names = list(self.targets_)
+        if target is None and len(names) > 1:
+            raise ValueError(f"there are several targets; give target=, one of {', '.join(names)}.")
+        if target is not None and target not in names:
+            raise ValueError(
+                f"target={target!r} is unknown; this regressor has {', '.join(names)}."
+            )
+        return names[0] if target is None else target
+
+    def _rows_of(self, frame: Any) -> Any:
+        """A frame in the form that `predict` takes: of a regressor of texts, the texts."""
+        return frame[TEXT].tolist() if self.columns_ is None else frame
 
     def _check_chains(self, file: Path) -> None:
         size = self._open()[1].config.hidden_size

@@ -23,8 +23,10 @@ import os
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from causal_qwen.regression.csv_table import (
     CsvTable,
     open_output,
     read_bytes,
+    read_csv_blocks,
     read_csv_table,
 )
 from causal_qwen.regression.frames import require_pandas, text_name, to_frame
@@ -46,7 +49,7 @@ from causal_qwen.regression.targets import read_cells
 from causal_qwen.training.data import column_names, shown
 
 Numbers = NDArray[np.float64]
-Predicted = Mapping[str, Numbers]
+Predicted = Mapping[str, NDArray[Any]]  # numbers, or notes as texts
 
 KINDS = {
     ".parquet": "parquet",
@@ -120,6 +123,31 @@ def read_table(
     if not len(table):
         raise ValueError(f"{path} has no rows; give at least one row.")
     return table
+
+
+def read_blocks(path: str | os.PathLike[str], rows: int, **dialect: str | None) -> Iterator[Table]:
+    """`read_table`, so many rows at a time: CSV and parquet, at constant memory."""
+    require_pandas()
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not a file; check the path.")
+    if (kind := table_kind(path)) == "csv":
+        yield from read_csv_blocks(path, rows, **dialect)
+        return
+    if kind != "parquet":
+        raise ValueError(f"{path}: --batch reads CSV and parquet; leave it out, or convert.")
+    if given := [name for name, value in dialect.items() if value is not None]:
+        raise ValueError(f"{path} is no CSV file, so --{given[0]} has no effect; leave it out.")
+    parquet = _need("pyarrow.parquet", "Parquet files")
+    arrow = _need("pyarrow", "Parquet files")
+    name, start = os.fspath(path), 0
+    with _readable(name), parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=rows):
+            table = arrow.Table.from_batches([batch])
+            places = range(start, start + len(table))
+            yield TypedTable(name, "parquet", to_frame(table), places, "row", table)
+            start += len(table)
+    if not start:
+        raise ValueError(f"{path} has no rows; give at least one row.")
 
 
 def table_kind(path: str | os.PathLike[str]) -> str:
@@ -253,26 +281,72 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 def _read_parquet(path: str) -> TypedTable:
     parquet = _need("pyarrow.parquet", "Parquet files")
-    arrow = _need("pyarrow", "Parquet files")
-    try:
+    with _readable(path):
         table = parquet.read_table(path)
-    except (arrow.ArrowException, OSError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"{path} cannot be read as parquet: {why}; copy it again.") from None
     if len(set(table.column_names)) < len(table.column_names):
         column_names(path, table.column_names)
     return TypedTable(path, "parquet", to_frame(table), range(len(table)), "row", table)
 
 
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    arrow = _need("pyarrow", "Parquet files")
+    try:
+        yield
+    except (arrow.ArrowException, OSError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"{path} cannot be read as parquet: {why}; copy it again.") from None
+
+
 def _write_parquet(table: Table, predicted: Predicted, place: Path) -> None:
-    arrow, parquet = _need("pyarrow", "Parquet files"), _need("pyarrow.parquet", "Parquet files")
+    _need("pyarrow.parquet", "Parquet files").write_table(_arrow_table(table, predicted), place)
+
+
+def _arrow_table(table: Table, predicted: Predicted) -> Any:
+    arrow = _need("pyarrow", "Parquet files")
     if isinstance(table, TypedTable) and table.kind == "parquet":
         found = table.source
     else:
         found = arrow.Table.from_pandas(predicted_frame(table, {}), preserve_index=False)
     for name, column in predicted.items():
         found = found.append_column(name, arrow.array(column))
-    parquet.write_table(found, place)
+    return found
+
+
+class BlockWriter:
+    """Writes blocks of a table one after the other: CSV, JSON lines or parquet."""
+
+    def __init__(self, place: Path, name: str | os.PathLike[str]) -> None:
+        self.kind = table_kind(name)
+        if self.kind not in ("csv", "jsonl", "parquet"):
+            raise ValueError(f"{name}: --batch writes .csv, .jsonl and .parquet; name one.")
+        self.place, self.name = place, name
+        self.writer: Any = None  # opened with the first block, whose columns are those of all
+
+    def write(self, table: Table, predicted: Predicted) -> None:
+        if self.kind == "parquet":
+            found = _arrow_table(table, predicted)
+            if self.writer is None:
+                parquet = _need("pyarrow.parquet", "Parquet files")
+                self.writer = parquet.ParquetWriter(self.place, found.schema)
+            self.writer.write_table(found.cast(self.writer.schema))
+            return
+        is_first = self.writer is None
+        if self.writer is None:
+            self.writer = open_output(self.place, self.name)
+        self.writer.writelines(block_lines(self.kind, table, predicted, is_first))
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def block_lines(kind: str, table: Table, predicted: Predicted, is_first: bool) -> Iterator[bytes]:
+    """The lines of a block; a CSV file's header is in the first one."""
+    lines = _jsonl_lines(table, predicted) if kind == "jsonl" else csv_lines(table, predicted)
+    encoding = "utf-8" if kind == "jsonl" else text_encoding(table)
+    start = 0 if is_first or kind == "jsonl" else 1
+    return (line.encode(encoding) for line in islice(lines, start, None))
 
 
 # ---------------------------------------------------------------- Excel
@@ -330,7 +404,8 @@ def _write_excel(table: Table, predicted: Predicted, place: Path) -> None:
     for offset, (name, column) in enumerate(predicted.items()):
         sheet.cell(top, first + offset, name)
         for row, number in zip(places, column.tolist(), strict=True):
-            sheet.cell(row, first + offset, number if math.isfinite(number) else str(number))
+            is_plain = isinstance(number, str) or math.isfinite(number)
+            sheet.cell(row, first + offset, number if is_plain else str(number))
     book.save(place)
 
 

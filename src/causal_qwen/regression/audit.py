@@ -1,0 +1,140 @@
+"""Audit: labels -> how credible each is, beside the number that was expected, the worst first.
+
+    regressor.suspicious()                   # the training rows, as cross-validation saw them
+    regressor.suspicious(table, "price")     # other rows, judged by the fitted model
+
+A label's score is its distance from the expected median in predicted scales, in the head's space.
+Its credibility is the probability that it is right (`credibility`); where the scores are no
+evidence of wrong labels every credibility is 1, and the rows are ordered by the size of the score.
+
+A training row is judged by experts that have not seen it. A row in no test set (the first ones of
+a time series) is not judged, and left out. Other rows must be rows that `fit` has not seen: a model
+expects the labels that it has learned.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.regression.credibility import find_credibility
+from causal_qwen.regression.frames import require_pandas
+from causal_qwen.regression.rows import LINE
+from causal_qwen.regression.table_files import table_kind
+
+if TYPE_CHECKING:
+    from causal_qwen.regression.regressor import Target, TargetEvidence
+
+Array = NDArray[np.float64]
+
+LEVEL = 0.9  # of the interval of what is expected
+DOUBTFUL = 0.5  # a label that is less credible looks wrong
+PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
+<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}
+table{{border-collapse:collapse}}
+td,th{{padding:0.2em 1em 0.2em 0;text-align:right;border-bottom:1px solid #ddd}}</style>
+<h1>{title}</h1><p>{summary}</p>{table}
+"""
+
+
+class Judged(NamedTuple):
+    """The labels of one target and what was expected instead; (N,) each."""
+
+    label: Array
+    expected: Array
+    low: Array
+    high: Array
+    credibility: Array
+    score: Array
+
+
+def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
+    """Rows that training has not seen, beside the scores of the calibration rows: a few rows alone
+    would be no evidence of anything."""
+    encoded = target.space.encode(torch.tensor(labels)).numpy()  # a copy: columns may be read-only
+    scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    known = np.empty(0) if target.conformal is None else target.conformal.scores
+    both = np.concatenate([known, scores])
+    credibility = find_credibility(both, np.ones(len(both))).probability[len(known) :]
+    return _judged(target, labels, y_dist, credibility, scores)
+
+
+def judge_training(target: Target, evidence: TargetEvidence) -> Judged:
+    """Training rows, as cross-validation saw them."""
+    encoded = target.space.encode(torch.tensor(evidence.values)).numpy()
+    loc = torch.from_numpy(encoded - evidence.scores * evidence.scales)
+    y_dist = Cauchy(loc, torch.from_numpy(evidence.scales))
+    return _judged(target, evidence.values, y_dist, evidence.credibility, evidence.scores)
+
+
+def _judged(
+    target: Target, labels: Array, y_dist: Cauchy, credibility: Array, scores: Array
+) -> Judged:
+    if target.conformal is None:
+        ends = y_dist.interval(LEVEL)
+    else:
+        reach = target.conformal.radius(LEVEL) * y_dist.scale
+        ends = y_dist.loc - reach, y_dist.loc + reach
+    expected, low, high = (
+        target.limits.clip(target.space.clamped(part).numpy()) for part in (y_dist.loc, *ends)
+    )
+    return Judged(labels, expected, low, high, credibility, scores)
+
+
+def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
+    """A DataFrame, the least credible label first: the row's name, `label`, `expected`, its
+    interval `low` to `high`, `credibility` and `score`; with several targets also `target`."""
+    pandas = require_pandas()
+    name = LINE if getattr(index, "name", None) == LINE else "row"
+    parts = []
+    for target, found in judged.items():
+        part = pandas.DataFrame({name: np.asarray(index), **found._asdict()})
+        if len(judged) > 1:
+            part.insert(0, "target", target)
+        parts.append(part[np.isfinite(found.score)])
+    table = pandas.concat(parts, ignore_index=True)
+    order = np.lexsort((-table["score"].abs().to_numpy(), table["credibility"].to_numpy()))
+    return table.iloc[order].reset_index(drop=True)
+
+
+def doubtful(table: Any) -> int:
+    """How many labels of a suspicion table look wrong."""
+    return int((table["credibility"] < DOUBTFUL).sum())
+
+
+def summary(table: Any) -> str:
+    count = doubtful(table)
+    if not count:
+        return f"None of {len(table)} labels looks wrong; the most surprising ones come first."
+    return f"{count} of {len(table)} labels look wrong (credibility below {DOUBTFUL:g})."
+
+
+def write_suspicions(table: Any, place: Path, name: Path, title: str) -> None:
+    """Write the table to `place`, as the extension of `name` says: .html, .parquet, else CSV."""
+    if name.suffix.lower() in (".html", ".htm"):
+        text = PAGE.format(
+            title=html.escape(title),
+            summary=summary(table),
+            table=table.to_html(index=False, border=0, float_format="{:.6g}".format),
+        )
+        place.write_text(text, encoding="utf-8")
+    elif suspicion_kind(name) == "parquet":
+        table.to_parquet(place, index=False)
+    else:
+        table.to_csv(place, index=False)
+
+
+def suspicion_kind(name: Path) -> str:
+    """ "html", "parquet" or "csv"; other kinds of files are refused."""
+    if name.suffix.lower() in (".html", ".htm"):
+        return "html"
+    if (kind := table_kind(name)) not in ("parquet", "csv"):
+        raise ValueError(f"{name}: an audit is written as .csv, .html or .parquet; name one.")
+    return kind

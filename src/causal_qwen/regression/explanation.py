@@ -1,0 +1,239 @@
+"""Explanation: a prediction -> what each column, and each group of words, adds to it.
+
+    regressor.explain(table[:3]).table       # row, part, value, median, width
+
+Contributions are Shapley values: what a part adds to the prediction when it takes the place of the
+baseline's, averaged over orders in which the parts may be added. The baseline is a typical training
+row (`baseline_row`): medians of numbers, the most frequent categories, no words. The parts are the
+columns, and of a text column its words in groups. Per order the contributions add up to prediction
+- baseline, so their averages do, whatever the number of orders. Where the median is a sum of
+functions of single parts all orders agree, and a few are exact; elsewhere orders are drawn at
+random, each with its reverse, whose errors partly cancel.
+
+Contributions to the width are those to the length of the 90% interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations as all_orders
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from causal_qwen.paths import install_hint
+from causal_qwen.regression.frames import to_numbers
+from causal_qwen.regression.sources import Schema
+
+Array = NDArray[np.float64]
+Predict = Callable[[Any], tuple[Array, Array]]  # rows of a DataFrame -> medians, widths
+
+LEVEL = 0.9
+MOST_GROUPS = 12  # of the words of one text
+SHOWN = 6  # parts in a repr
+SHOWN_LETTERS = 30  # of a value
+
+
+class Part(NamedTuple):
+    """A column, or words of a text column."""
+
+    column: str
+    words: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.column if self.words is None else f"{self.column}: {self.words}"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """`table` has the contributions of every row (columns row, part, value, median, width), the
+    largest first; `rows` has what they add up to (baseline, prediction, and both widths)."""
+
+    target: str
+    table: Any
+    rows: Any
+
+    def plot(self, row: Any = None, *, of: str = "median", ax: Any = None) -> Any:
+        """Draw the contributions to one row (the first) as horizontal bars; matplotlib's axes."""
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError:
+            raise ImportError(
+                f"plot() needs matplotlib, which is not installed: {install_hint('plot')}"
+            ) from None
+        if of not in ("median", "width"):
+            raise ValueError(f"of={of!r} is unknown; draw 'median' or 'width'.")
+        row = self.rows.index[0] if row is None else row
+        found = self.table[self.table["row"] == row].sort_values(of, key=abs)
+        if not len(found):
+            raise ValueError(f"row {row!r} is not explained; there are {list(self.rows.index)}.")
+        if ax is None:
+            size = 7, 1 + 0.32 * len(found)
+            ax = Figure(figsize=size, layout="constrained").subplots()
+        labels = [
+            part if part != column else f"{column} = {_shown(value)}"
+            for part, column, value in zip(
+                found["part"], found["column"], found["value"], strict=True
+            )
+        ]
+        ax.barh(range(len(found)), found[of], color=np.where(found[of] > 0, "C0", "C3"))
+        ax.set_yticks(range(len(found)), labels)
+        ax.axvline(0, color="black", linewidth=0.8)
+        total = self.rows.loc[row]
+        names = ("baseline", "prediction") if of == "median" else ("baseline_width", "width")
+        ends = " to ".join(f"{total[name]:.4g}" for name in names)
+        ax.set_title(f"{self.target}: {of} from {ends}")
+        return ax
+
+    def __repr__(self) -> str:
+        lines = []
+        for row, total in self.rows.iterrows():
+            found = self.table[self.table["row"] == row]
+            listed = [
+                f"{part} {value:+.4g}"
+                for part, value in zip(found["part"][:SHOWN], found["median"][:SHOWN], strict=True)
+            ]
+            if len(found) > SHOWN:
+                listed.append(f"{len(found) - SHOWN} more {found['median'][SHOWN:].sum():+.4g}")
+            lines.append(
+                f"row {row}: {self.target} {total['prediction']:.4g} = {total['baseline']:.4g} "
+                f"(baseline), {', '.join(listed)}"
+            )
+        return "\n".join(lines)
+
+
+def baseline_row(frame: Any, schema: Schema) -> Any:
+    """One row: of numbers and dates the cell nearest to their median, of categories the most
+    frequent one, "" for texts."""
+    cells: dict[str, Any] = {}
+    for name in frame.columns:
+        column = frame[name].dropna()
+        if name in schema.texts or not len(column):
+            cells[name] = "" if name in schema.texts else None
+        elif name in schema.numbers:
+            numbers = to_numbers(column)
+            distance = np.abs(numbers - np.nanmedian(numbers))
+            cells[name] = column.iloc[int(np.nanargmin(distance))]
+        else:
+            cells[name] = column.mode().iloc[0]
+    return frame.iloc[:1].astype(object).assign(**{name: [cells[name]] for name in cells})
+
+
+def baseline_cells(baseline: Any) -> dict[str, Any]:
+    """The baseline as JSON's values: dates are texts, which are read as dates again."""
+    row = {name: column.iloc[0] for name, column in baseline.items()}
+    plain = {
+        name: cell.item() if isinstance(cell, np.generic) else cell for name, cell in row.items()
+    }
+    return {
+        name: cell if isinstance(cell, str | int | float | None) else str(cell)
+        for name, cell in plain.items()
+    }
+
+
+def baseline_frame(cells: dict[str, Any]) -> Any:
+    """The inverse of `baseline_cells`."""
+    import pandas
+
+    return pandas.DataFrame({name: [cell] for name, cell in cells.items()}, dtype=object)
+
+
+def explain_rows(
+    frame: Any,
+    baseline: Any,
+    texts: Sequence[str],
+    predict: Predict,
+    target: str,
+    permutations: int,
+    seed: int,
+) -> Explanation:
+    """Explain every row of `frame`; `texts` are its text columns."""
+    import pandas
+
+    if permutations < 2 or permutations % 2:
+        raise ValueError(f"permutations={permutations} must be an even number of at least 2.")
+    tables, totals = [], []
+    columns = [name for name in frame.columns if name in baseline.columns]
+    for place, label in enumerate(frame.index):
+        row = frame.iloc[[place]]
+        parts = [part for name in columns for part in _parts(row, name, texts)]
+        orders = _orders(len(parts), permutations, np.random.default_rng(seed + place))
+        subsets = sorted({part for order in orders for part in _prefixes(order)})
+        rows = pandas.concat(
+            [_mixed(row, baseline, parts, subset) for subset in subsets], ignore_index=True
+        )
+        found = dict(zip(subsets, np.stack(predict(rows), -1), strict=True))  # (median, width)
+        added = np.zeros((len(parts), 2))
+        for order in orders:
+            for before, after, part in zip(
+                _prefixes(order), _prefixes(order)[1:], order, strict=False
+            ):
+                added[part] += (found[after] - found[before]) / len(orders)
+        table = pandas.DataFrame(
+            {
+                "row": [label] * len(parts),
+                "part": [part.name for part in parts],
+                "column": [part.column for part in parts],
+                "value": [part.words or row[part.column].iloc[0] for part in parts],
+                "median": added[:, 0],
+                "width": added[:, 1],
+            }
+        )
+        tables.append(table.sort_values("median", key=abs, ascending=False, kind="stable"))
+        start, end = found[0], found[2 ** len(parts) - 1]
+        totals.append((start[0], end[0], start[1], end[1]))
+    names = ["baseline", "prediction", "baseline_width", "width"]
+    return Explanation(
+        target,
+        pandas.concat(tables, ignore_index=True),
+        pandas.DataFrame(totals, columns=names, index=frame.index),
+    )
+
+
+def _parts(row: Any, name: str, texts: Sequence[str]) -> list[Part]:
+    if name not in texts:
+        return [Part(name)]
+    cell = row[name].iloc[0]
+    words = str(cell).split() if isinstance(cell, str) else []
+    if not words:
+        return []
+    groups = np.array_split(np.array(words, dtype=object), min(MOST_GROUPS, len(words)))
+    return [Part(name, " ".join(group)) for group in groups]
+
+
+def _orders(count: int, permutations: int, generator: np.random.Generator) -> list[list[int]]:
+    """All orders if they are so few, else random ones and their reverses."""
+    if math.factorial(count) <= permutations:
+        return [list(order) for order in all_orders(range(count))]
+    drawn = [generator.permutation(count).tolist() for _ in range(permutations // 2)]
+    return [*drawn, *(order[::-1] for order in drawn)]
+
+
+def _prefixes(order: Sequence[int]) -> list[int]:
+    """The sets of parts that are present after 0, 1, ... steps, as bits of a number."""
+    found = [0]
+    for part in order:
+        found.append(found[-1] | 1 << part)
+    return found
+
+
+def _mixed(row: Any, baseline: Any, parts: Sequence[Part], subset: int) -> Any:
+    """The baseline with the parts of `subset` from the row."""
+    present = [part for place, part in enumerate(parts) if subset >> place & 1]
+    mixed = baseline.copy()
+    for name in {part.column for part in present}:
+        words = [part.words for part in present if part.column == name]
+        is_text = words[0] is not None
+        mixed[name] = [" ".join(filter(None, words)) if is_text else row[name].iloc[0]]
+    return mixed
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    text = str(value)
+    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"

@@ -1,0 +1,254 @@
+"""What if: an observed number, and the same individual's number in an edited row.
+
+    Y = loc + X + N,    X ~ Cauchy(0, a) the individual's own,  N ~ Cauchy(0, b) exogenous
+
+in the space of the number head, where a = |w|.scale_U and b = |w|.|b_noise| are the two shares of
+the predicted scale. *Abduction*: given the residual r = y - loc, X has the density
+f_a(x) f_b(r - x) / f_(a+b)(r). *Action and prediction*: in the edited row
+
+    Y' = loc' + k X + N',    k = a' / a,  N' ~ Cauchy(0, b') fresh.
+
+The individual is kept, chance is drawn again: a residual that is mostly chance is not repeated. The
+median and the interval are those of Y'. With `semantics="pearl"` N is kept, too, and the answer is
+one number, y' = loc' + r (a' + b') / (a + b).
+
+The posterior's characteristic function is, by residues at x = ia and x = r + ib, for u > 0
+
+    A e^(-a u) + B e^((ir - b) u),    A = f_b(r - ia) / f_(a+b)(r),  B = f_a(r + ib) / f_(a+b)(r),
+
+and k X + N' only moves the poles. So the law of Y' has a closed form, and no draw is needed:
+
+    P(Y' - loc' <= t) = 1/2 + Im(A log(k a + b' + it) + B log(k b + b' + i(t - k r))) / pi
+
+Hazard: for r = 0 and a = b both poles are one, and A and B are infinite. Near it a is moved by
+1e-5 of itself, which moves the probability by as little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import optimize
+
+from causal_qwen.modeling.value_space import ValueSpace
+from causal_qwen.regression.cells import is_missing
+from causal_qwen.regression.frames import require_pandas, to_frame, to_numbers
+from causal_qwen.regression.rows import require_columns
+from causal_qwen.regression.source_model import SourceModel
+from causal_qwen.text.numerals import render
+
+SEMANTICS = ("individual", "pearl")
+NEAR = 1e-5  # of the scale: poles that are closer cancel
+WIDEST = 1e12  # of a bracket, in scales
+SHOWN_VALUES = 8
+
+
+class World(NamedTuple):
+    """The law of one row in the head's space, and the predicted median as a value."""
+
+    loc: float
+    own: float  # a: the individual's share of the scale
+    exogenous: float  # b
+    median: float
+
+
+class PosteriorLaw(NamedTuple):
+    """Y' - loc' of an individual with residual `r`: k X + N'. All arguments are in one unit."""
+
+    r: float
+    a: float
+    b: float
+    k: float
+    fresh: float  # b'
+
+    def cdf(self, t: float) -> float:
+        r, b = self.r, self.b
+        a = self.a * (1 + NEAR) if abs(r) + abs(self.a - b) < NEAR * (self.a + b) else self.a
+        evidence = _density(a + b, r)
+        first, second = _density(b, r - 1j * a) / evidence, _density(a, r + 1j * b) / evidence
+        poles = first * np.log(self.k * a + self.fresh + 1j * t) + second * np.log(
+            self.k * b + self.fresh + 1j * (t - self.k * r)
+        )
+        return float(0.5 + poles.imag / math.pi)
+
+    def icdf(self, p: float) -> float:
+        """The t with cdf(t) = p: the CDF increases, so a bracket is doubled until it holds t."""
+        middle, half = self.k * self.r / 2, abs(self.k * self.r) / 2 + self.k * self.a + self.fresh
+        most = half * WIDEST
+        while half < most and not self.cdf(middle - half) < p < self.cdf(middle + half):
+            half *= 2
+        found: float = optimize.brentq(lambda t: self.cdf(t) - p, middle - half, middle + half)
+        return found
+
+
+def _density(scale: float, x: Any) -> Any:
+    return scale / math.pi / (x * x + scale * scale)
+
+
+@dataclass(frozen=True, repr=False)
+class NumberCounterfactual:
+    """What an individual with this `observed` number would have had in the edited row.
+
+    `factual` is the median that was predicted for the row as it is, `noise` the individual's
+    residual in predicted scales, `median` with `low` and `high` the answer. `beyond` names edited
+    numbers outside of the training range, "" if there are none.
+    """
+
+    target: str
+    observed: float
+    factual: float
+    noise: float
+    median: float
+    low: float
+    high: float
+    level: float
+    semantics: str
+    changes: dict[str, tuple[Any, Any]]  # column -> before, after
+    beyond: str = ""
+    quantile: Callable[[float], float] = field(default=lambda p: math.nan, compare=False)
+
+    def record(self) -> dict[str, Any]:
+        """JSON's values."""
+        changes = {
+            name: {"before": _plain(before), "after": _plain(after)}
+            for name, (before, after) in self.changes.items()
+        }
+        names = ("target", "observed", "factual", "noise", "median", "low", "high", "level")
+        found = {name: getattr(self, name) for name in (*names, "semantics", "beyond")}
+        return found | {"changes": changes}
+
+    def __repr__(self) -> str:
+        edits = " and ".join(
+            f"{name} been {_shown(after)} instead of {_shown(before)}"
+            for name, (before, after) in self.changes.items()
+        )
+        if self.semantics == "pearl":
+            how = "all noise kept"
+        else:
+            how = f"{self.level:.0%}: {_rounded(self.low)} to {_rounded(self.high)}"
+        note = f"; note: {self.beyond}" if self.beyond else ""
+        return (
+            f"observed {_rounded(self.observed)}; had {edits}, it would have been "
+            f"{_rounded(self.median)} ({how}){note}"
+        )
+
+
+def answer(
+    observed: float,
+    here: World,
+    there: World,
+    space: ValueSpace,
+    clip: Callable[[Any], Any],
+    level: float,
+    semantics: str,
+) -> dict[str, Any]:
+    """The numbers of a `NumberCounterfactual`: noise, median, low, high and quantile."""
+    y = float(space.encode(torch.tensor(observed, dtype=torch.float64)))
+    residual, scale = y - here.loc, here.own + here.exogenous
+    law = PosteriorLaw(
+        residual / scale,
+        here.own / scale,
+        here.exogenous / scale,
+        there.own / here.own,
+        there.exogenous / scale,
+    )
+
+    def quantile(p: float) -> float:
+        if not 0 < p < 1:
+            raise ValueError(f"p={p} is outside (0, 1).")
+        if semantics == "pearl":
+            moved = residual * (there.own + there.exogenous) / scale
+        else:
+            moved = law.icdf(p) * scale
+        value = space.clamped(torch.tensor(there.loc + moved, dtype=torch.float64))
+        return float(clip(value.numpy()))
+
+    ends = quantile((1 - level) / 2), quantile((1 + level) / 2)
+    found = {"noise": residual / scale, "median": quantile(0.5), "low": ends[0], "high": ends[1]}
+    return found | {"quantile": quantile}
+
+
+# ---------------------------------------------------------------- rows and edits
+
+
+def one_row(row: Any, columns: list[Any] | None, text_name: str) -> Any:
+    """A row (a dict, a Series, a table of one row; or a text) as a DataFrame of one row."""
+    pandas = require_pandas()
+    if columns is None:
+        texts = [row] if isinstance(row, str) else list(row)
+        frame = pandas.DataFrame({text_name: texts})
+    elif isinstance(row, str):
+        raise ValueError("row is a text, and this regressor reads tables; give a row with columns.")
+    elif isinstance(row, Mapping) or getattr(row, "ndim", 2) == 1:
+        frame = to_frame(pandas.DataFrame([dict(row)]))
+    else:
+        frame = to_frame(row)
+    if len(frame) != 1:
+        raise ValueError(f"row has {len(frame)} rows; give one, such as table.iloc[[3]].")
+    if columns is not None:
+        require_columns(frame, columns)
+        frame = frame[columns]
+    return frame.astype(object)
+
+
+def edited(frame: Any, changes: Mapping[str, Any], source: SourceModel | None) -> Any:
+    """The row with other values in some columns, each checked."""
+    if not changes:
+        raise ValueError("no column is changed; name one with its other value, such as carat=1.0.")
+    require_columns(frame, list(changes))
+    other = frame.copy()
+    for name, value in changes.items():
+        other[name] = [value]
+        if source is not None:
+            _check_value(name, value, other[name], source)
+    return other
+
+
+def _check_value(name: str, value: Any, column: Any, source: SourceModel) -> None:
+    """A number where numbers are read, a category that training rows have."""
+    if value is None or is_missing(str(value)):
+        return
+    schema = source.table.schema
+    if name in schema.numbers and not np.isfinite(to_numbers(column)).all():
+        raise ValueError(f"{name}={value!r} is no finite number; {name} is a column of numbers.")
+    known = _categories(source).get(name)
+    if known is not None and str(value) not in known:
+        listed = ", ".join(known[:SHOWN_VALUES]) + (", ..." if len(known) > SHOWN_VALUES else "")
+        raise ValueError(
+            f"{name}={value!r} does not occur in the training rows, so nothing is known about it; "
+            f"they have {listed}."
+        )
+
+
+def _categories(source: SourceModel) -> dict[str, list[str]]:
+    """Column -> its categories in training."""
+    for transformer in source.table.transformers.values():
+        encoder = dict(getattr(transformer, "named_transformers_", {})).get("categories")
+        if encoder is not None and source.table.schema.categories:
+            pairs = zip(source.table.schema.categories, encoder.categories_, strict=True)
+            return {name: [str(one) for one in values if str(one)] for name, values in pairs}
+    return {}
+
+
+def changed(before: Any, after: Any, names: Any) -> dict[str, tuple[Any, Any]]:
+    return {name: (before[name].iloc[0], after[name].iloc[0]) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _rounded(value: float) -> str:
+    return render(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
+
+
+def _shown(value: Any) -> str:
+    value = _plain(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

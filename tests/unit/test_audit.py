@@ -1,0 +1,118 @@
+"""The audit of labels: wrong ones come first, with the number that was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from causal_qwen.regression.audit import (  # noqa: E402
+    Judged,
+    doubtful,
+    summary,
+    suspicion_kind,
+    suspicion_table,
+    write_suspicions,
+)
+from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
+
+WRONG = [3, 17, 41, 60]
+
+
+@pytest.fixture(scope="module")
+def corrupted(rings: Any) -> Any:
+    """The same table with four prices a hundred times too high, and names for its rows."""
+    table = rings[:90].set_index(pd.Index([f"ring {row}" for row in range(90)]))
+    table.iloc[WRONG, table.columns.get_loc("price")] *= 100
+    return table
+
+
+@pytest.fixture(scope="module")
+def auditor(corrupted: Any) -> CausalTextRegressor:
+    with pytest.warns(UserWarning, match="look wrong"):
+        return CausalTextRegressor(sources=["columns"], verbose=False).fit(corrupted, "price")
+
+
+def judged(credibility: list[float], score: list[float]) -> Judged:
+    parts = np.array(credibility), np.array(score)
+    return Judged(*(np.arange(len(score), dtype=float) for _ in range(4)), *parts)
+
+
+def test_wrong_training_labels_come_first(auditor: Any, corrupted: Any, rings: Any) -> None:
+    table = auditor.suspicious()
+    assert list(table) == ["row", "label", "expected", "low", "high", "credibility", "score"]
+    assert set(table["row"][: len(WRONG)]) == {f"ring {row}" for row in WRONG}
+    assert doubtful(table) >= len(WRONG)
+    assert len(table) == 90
+    assert (table["low"] <= table["expected"]).all()
+    assert (table["expected"] <= table["high"]).all()
+    first = table.iloc[0]
+    assert first["label"] == corrupted["price"][first["row"]]
+    true = rings["price"][int(first["row"].split()[1])]
+    assert 0.5 < first["expected"] / true < 2
+
+
+def test_expected_numbers_are_those_of_experts_that_have_not_seen_the_row(auditor: Any) -> None:
+    table = auditor.suspicious().set_index("row")
+    evidence = auditor.evidence_["price"]
+    expected = table["expected"][[f"ring {row}" for row in range(90)]].to_numpy()
+    np.testing.assert_allclose(expected, evidence.unseen, rtol=1e-9)
+
+
+def test_unseen_rows_are_judged_beside_the_calibration_rows(priced: Any, rings: Any) -> None:
+    table = rings[90:].copy()
+    table.loc[100, "price"] *= 1000
+    found = priced.suspicious(table, "price")
+    assert len(found) == 20
+    assert found["row"][0] == 100
+    assert found["credibility"][0] < 0.01
+    assert doubtful(found) == 1
+    assert summary(found) == "1 of 20 labels look wrong (credibility below 0.5)."
+
+
+def test_without_evidence_rows_are_ordered_by_the_size_of_the_score() -> None:
+    table = suspicion_table({"price": judged([1, 1, 1, 1], [0.5, -9, np.nan, 2])}, pd.RangeIndex(4))
+    assert table["row"].tolist() == [1, 3, 0]  # row 2 was in no test set
+    assert summary(table).startswith("None of 3 labels")
+
+
+def test_credibility_comes_before_the_score() -> None:
+    table = suspicion_table({"price": judged([0.2, 0.1, 0.1], [9, 1, -2])}, pd.RangeIndex(3))
+    assert table["row"].tolist() == [2, 1, 0]
+
+
+def test_several_targets_are_named() -> None:
+    found = {"price": judged([0.3], [9]), "depth": judged([0.1], [8])}
+    table = suspicion_table(found, pd.Index([7], name="line"))
+    assert table[["target", "line"]].to_numpy().tolist() == [["depth", 7], ["price", 7]]
+
+
+@pytest.mark.parametrize("kind", ["csv", "html", "parquet"])
+def test_a_suspicion_table_is_written_by_its_extension(kind: str, tmp_path: Path) -> None:
+    table = suspicion_table({"price": judged([0.2, 1], [9, 1])}, pd.Index(["<b>1</b>", "2"]))
+    path = tmp_path / f"found.{kind}"
+    assert suspicion_kind(path) == kind
+    write_suspicions(table, path, path, "a <title>")
+    if kind == "html":
+        page = path.read_text()
+        assert "&lt;b&gt;1&lt;/b&gt;" in page
+        assert "<h1>a &lt;title&gt;</h1>" in page
+        return
+    read = pd.read_csv(path) if kind == "csv" else pd.read_parquet(path)
+    assert read["row"].tolist() == ["<b>1</b>", "2"]
+    assert read["credibility"].tolist() == [0.2, 1]
+
+
+def test_other_files_than_tables_and_pages_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\.xlsx: an audit is written as"):
+        suspicion_kind(Path("found.xlsx"))
+
+
+def test_one_of_two_arguments_is_refused(priced: Any, rings: Any) -> None:
+    with pytest.raises(ValueError, match="both X and y"):
+        priced.suspicious(rings)

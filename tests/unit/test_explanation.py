@@ -1,0 +1,123 @@
+"""Explanations: contributions add up to the prediction, and are exact where it is a sum."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from causal_qwen.regression.explanation import (  # noqa: E402
+    baseline_cells,
+    baseline_frame,
+    baseline_row,
+    explain_rows,
+)
+from causal_qwen.regression.frames import to_numbers  # noqa: E402
+from causal_qwen.regression.sources import Schema  # noqa: E402
+
+ROWS = pd.DataFrame({"a": [3.0, 1.0], "b": [5.0, 2.0], "c": [7.0, 0.0], "d": [1.0, 1.0]})
+BASE = pd.DataFrame({"a": [1.0], "b": [1.0], "c": [1.0], "d": [0.0]})
+
+
+def explained(predict: Any, permutations: int = 2, seed: int = 0) -> Any:
+    def both(rows: Any) -> Any:
+        return predict(rows), np.ones(len(rows))
+
+    return explain_rows(ROWS, BASE, (), both, "y", permutations, seed)
+
+
+def test_contributions_to_a_sum_are_exact_in_any_order() -> None:
+    for seed in range(3):
+        found = explained(lambda rows: rows["a"] + 10 * rows["b"] + rows["c"] ** 2, seed=seed)
+        first = found.table[found.table["row"] == 0].set_index("part")["median"]
+        assert first.to_dict() == pytest.approx({"b": 40, "c": 48, "a": 2, "d": 0})
+    assert found.rows["prediction"].tolist() == [102, 21]
+    assert found.rows["baseline"].tolist() == [12, 12]
+
+
+def test_contributions_to_a_product_add_up() -> None:
+    found = explained(lambda rows: rows["a"] * rows["b"] * rows["c"] + rows["d"])
+    total = found.table.groupby("row")["median"].sum()
+    np.testing.assert_allclose(total, found.rows["prediction"] - found.rows["baseline"])
+
+
+def test_few_parts_are_tried_in_every_order() -> None:
+    rows, base = ROWS[["a", "b"]], BASE[["a", "b"]]
+
+    def predict(given: Any) -> Any:
+        return given["a"] * given["b"], given["a"]
+
+    found = explain_rows(rows, base, (), predict, "y", 2, 0)
+    first = found.table[found.table["row"] == 0].set_index("part")
+    assert first["median"].to_dict() == pytest.approx({"b": 8, "a": 6})  # means of both orders
+    assert first["width"].to_dict() == pytest.approx({"b": 0, "a": 2})
+
+
+def test_the_words_of_a_text_have_contributions_of_their_own() -> None:
+    rows = pd.DataFrame({"note": ["a fine old ring"], "a": [2.0]})
+    base = pd.DataFrame({"note": [""], "a": [0.0]})
+
+    def predict(given: Any) -> Any:
+        return given["a"] + 5 * given["note"].str.contains("fine"), given["a"] * 0
+
+    found = explain_rows(rows, base, ["note"], predict, "y", 4, 0)
+    assert found.table.set_index("part")["median"].to_dict() == pytest.approx(
+        {"note: fine": 5, "a": 2, "note: a": 0, "note: old": 0, "note: ring": 0}
+    )
+
+
+def test_the_baseline_is_a_typical_row() -> None:
+    frame = pd.DataFrame(
+        {
+            "carat": [1.0, np.nan, 2.0, 9.0],
+            "cut": ["Ideal", "Fair", "Ideal", None],
+            "note": ["x", "y", "z", "w"],
+            "none": [None] * 4,
+        }
+    )
+    row = baseline_row(frame, Schema(["carat"], ["cut"], ["note"]))
+    assert row.iloc[0].to_dict() == {"carat": 2.0, "cut": "Ideal", "note": "", "none": None}
+
+
+def test_the_baseline_survives_as_json() -> None:
+    frame = pd.DataFrame(
+        {"day": [pd.Timestamp("2024-05-01")], "carat": [np.float64(0.7)], "ok": [np.True_]},
+        dtype=object,
+    )
+    cells = json.loads(json.dumps(baseline_cells(frame)))
+    assert cells == {"day": "2024-05-01 00:00:00", "carat": 0.7, "ok": True}
+    again = baseline_frame(cells)
+    assert to_numbers(again["day"]).tolist() == to_numbers(frame["day"]).tolist()
+
+
+def test_a_regressor_explains_its_medians_and_widths(priced: Any, rings: Any) -> None:
+    found = priced.explain(rings[95:97], permutations=4)
+    np.testing.assert_allclose(found.rows["prediction"], priced.predict(rings[95:97]))
+    low, high = priced.predict_interval(rings[95:97])
+    np.testing.assert_allclose(found.rows["width"], high - low)
+    total = found.table.groupby("row")[["median", "width"]].sum()
+    np.testing.assert_allclose(total["median"], found.rows["prediction"] - found.rows["baseline"])
+    np.testing.assert_allclose(total["width"], found.rows["width"] - found.rows["baseline_width"])
+    assert found.table["part"][0] == "carat"
+    assert repr(found).startswith("row 95: price ")
+
+
+def test_contributions_are_drawn_as_bars(priced: Any, rings: Any) -> None:
+    pytest.importorskip("matplotlib")
+    found = priced.explain(rings[95:97], permutations=4)
+    axes = found.plot(96)
+    widths = sorted(bar.get_width() for bar in axes.patches)
+    assert widths == pytest.approx(sorted(found.table[found.table["row"] == 96]["median"]))
+    with pytest.raises(ValueError, match="row 7 is not explained"):
+        found.plot(7)
+
+
+@pytest.mark.parametrize("permutations", [0, 3])
+def test_orders_come_in_pairs(permutations: int) -> None:
+    with pytest.raises(ValueError, match="permutations="):
+        explained(lambda rows: rows["a"], permutations)

@@ -1,0 +1,279 @@
+"""Commands on tables: what `fit` says, what `predict`, `audit` and `what-if` show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from typer.testing import CliRunner, Result  # noqa: E402
+
+from causal_qwen.cli.program import app  # noqa: E402
+from causal_qwen.regression import csv_io  # noqa: E402
+from causal_qwen.regression.csv_table import read_csv_blocks, read_csv_table  # noqa: E402
+from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
+from causal_qwen.regression.table_files import read_blocks  # noqa: E402
+
+
+def run(*words: Any) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture
+def file(rings: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "rings.csv"
+    rings.to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def fitted(priced: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name under which every command finds the regressor of the session."""
+    monkeypatch.setattr(CausalTextRegressor, "load", lambda path: priced)
+    return "priced"
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[CausalTextRegressor]:
+    """The regressors that `fit` would write."""
+    found: list[CausalTextRegressor] = []
+    monkeypatch.setattr(
+        CausalTextRegressor, "save", lambda self, path, overwrite=False: found.append(self)
+    )
+    return found
+
+
+FIT = ("--source", "columns", "-y", "price", "-q", "-o", "new", "--json")
+
+
+# ---------------------------------------------------------------- fit
+
+
+def test_fit_reports_sources_and_the_errors_of_single_methods(
+    file: Path, saved: list[Any], rings: Any
+) -> None:
+    report = json.loads(run("fit", file, *FIT).stdout)
+    assert report["rows"] == 110
+    assert report["calibration_rows"] == 0
+    assert report["sources"]["price"] == pytest.approx({"columns": 1.0})
+    errors = report["errors"]["price"]
+    median = rings["price"].median()
+    assert errors["training median"] == pytest.approx((rings["price"] - median).abs().median())
+    assert errors["together"] == pytest.approx(report["targets"]["price"]["mdae"])
+    assert errors["together"] < errors["training median"]
+    assert report["best"]["price"] in errors
+    assert saved[0].targets_["price"].conformal is not None
+
+
+def test_fit_says_when_a_single_method_is_better(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = {
+        "rows": 9,
+        "calibration_rows": 0,
+        "targets": {},
+        "sources": {"price": {"columns": 0.7, "boosting": 0.3}},
+        "errors": {"price": {"linear": 1.0, "together": 2.0}},
+        "best": {"price": "linear"},
+        "notes": [],
+    }
+    monkeypatch.setattr(csv_io, "fit_csv", lambda *words, **options: report)
+    done = run("fit", file, "-y", "price", "-o", "new")
+    assert "columns" in done.stdout
+    assert "70%" in done.stdout
+    assert done.stdout.index("linear") < done.stdout.index("this regressor")
+    assert "linear alone has a smaller error on price" in done.stderr
+
+
+def test_rows_may_still_be_held_out(file: Path, saved: list[Any]) -> None:
+    report = json.loads(run("fit", file, *FIT, "--calibration", 0.2).stdout)
+    assert (report["rows"], report["calibration_rows"]) == (88, 22)
+    assert len(saved[0].targets_["price"].conformal.scores) == 22
+
+
+def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -> None:
+    path = tmp_path / "grouped.csv"
+    rings.assign(shop=[f"shop {row % 11}" for row in range(110)]).to_csv(path, index=False)
+    seen: list[Any] = []
+    original = CausalTextRegressor._splits
+
+    def splits(self: Any, rows: int, groups: Any) -> Any:
+        found = original(self, rows, groups)
+        seen.extend((set(groups[train]), set(groups[test])) for train, test in found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalTextRegressor, "_splits", splits)
+        report = json.loads(run("fit", path, *FIT, "--group", "shop", "--calibration", 0.1).stdout)
+    assert report["calibration_rows"] % 10 == 0
+    assert report["calibration_rows"] >= 10
+    assert seen
+    assert all(not train & test for train, test in seen)
+    assert saved[0].columns_ == ["carat", "cut", "depth"]
+
+
+def test_later_rows_test_what_earlier_ones_taught(
+    rings: Any, tmp_path: Path, saved: list[Any]
+) -> None:
+    path = tmp_path / "dated.csv"
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(110)[::-1], unit="D")
+    rings.assign(day=days.strftime("%Y-%m-%d")).to_csv(path, index=False)
+    run("fit", path, *FIT, "--time", "day")
+    evidence = saved[0].evidence_["price"]
+    assert evidence.values[0] == rings["price"].iloc[-1]  # the earliest row is the file's last
+    untested = np.isnan(evidence.unseen)
+    assert untested[:20].all()  # no row is predicted from later ones
+    assert not untested[20:].any()
+
+
+def test_trusted_rows_alone_calibrate(rings: Any, tmp_path: Path, saved: list[Any]) -> None:
+    path = tmp_path / "checked.csv"
+    rings.assign(checked=["yes" if row % 5 else "no" for row in range(110)]).to_csv(path)
+    run("fit", path, *FIT, "--trusted", "checked", "--column", "carat")
+    assert len(saved[0].targets_["price"].conformal.scores) == 88
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--group", "cut", "--time", "depth"), "group and time"),
+        (("--time", "cut"), "cut is no date and no number"),
+        (("--trusted", "cut"), "write yes or no"),
+        (("--group", "shop"), "there is no column 'shop'"),
+        (("--support", "9,a"), "--support '9,a'"),
+        (("--support", "odd"), "support"),
+    ],
+)
+def test_fit_refuses_what_it_cannot_split(
+    options: tuple[str, ...], message: str, file: Path, saved: list[Any]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("fit", file, *FIT, *options)
+    assert not saved
+
+
+def test_the_support_is_a_range(file: Path, saved: list[Any]) -> None:
+    run("fit", file, *FIT, "--support", "100,9000")
+    limits = saved[0].targets_["price"].limits
+    assert (limits.low, limits.high) == (100, 9000)
+
+
+# ---------------------------------------------------------------- predict
+
+
+def test_rows_beyond_the_training_range_are_marked(fitted: str, rings: Any, tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    rings[:5].assign(carat=[0.5, 0.6, 9.0, 0.7, 0.8]).to_csv(path, index=False)
+    done = run("predict", fitted, path, "--json")
+    notes = [row["beyond_training"] for row in json.loads(done.stdout)]
+    assert [bool(note) for note in notes] == [False, False, True, False, False]
+    assert "carat 9 is above" in notes[2]
+    assert "1 row has numbers beyond the training range, of 5" in done.stderr
+    assert "line 4: carat 9" in done.stderr
+
+
+def test_rows_inside_the_training_range_have_no_mark(fitted: str, rings: Any, file: Path) -> None:
+    rings[:3].to_csv(file, index=False)
+    done = run("predict", fitted, file, "--json")
+    assert list(json.loads(done.stdout)[0])[-1] == "price_high"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+def test_blocks_give_the_predictions_of_the_whole_file(
+    source: str, kind: str, fitted: str, rings: Any, tmp_path: Path
+) -> None:
+    path, output = tmp_path / f"rings.{source}", tmp_path / f"answers.{kind}"
+    rings.to_csv(path, index=False) if source == "csv" else rings.to_parquet(path)
+    run("predict", fitted, path, "--batch", 32, "-o", output)
+    read = {
+        "csv": pd.read_csv,
+        "parquet": pd.read_parquet,
+        "jsonl": lambda name: pd.read_json(name, lines=True, precise_float=True),
+    }[kind](output)
+    whole = csv_io.predict_csv(fitted, path)
+    for name in ("price_predicted", "price_low", "price_high"):
+        np.testing.assert_allclose(read[name].astype(float), whole[name], rtol=1e-12)
+    assert read["carat"].astype(float).tolist() == rings["carat"].tolist()
+    assert "beyond_training" in read
+
+
+def test_blocks_on_stdout_have_one_header(fitted: str, file: Path) -> None:
+    done = run("predict", fitted, file, "--batch", 50)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 111
+    assert sum(line.startswith("carat,") for line in lines) == 1
+
+
+def test_a_csv_file_in_blocks_is_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "odd.csv"
+    text = 'a;b\r\n"x\r\ny";1,5\r\n\r\nü;2,5\r\nz;3\r\n'
+    path.write_bytes(text.encode("utf-16"))
+    with pytest.warns(UserWarning, match="being empty"):
+        whole = read_csv_table(path)
+    with pytest.warns(UserWarning, match="being empty"):
+        blocks = list(read_csv_blocks(path, 2))
+    assert [len(block) for block in blocks] == [2, 1]
+    assert [cell for block in blocks for cell in block.columns["a"]] == whole.columns["a"]
+    assert [line for block in blocks for line in block.lines] == whole.lines
+    assert [record for block in blocks for record in block.records] == whole.records
+    assert {block.decimal for block in blocks} == {","}
+
+
+@pytest.mark.parametrize(("name", "message"), [("a.json", "--batch reads"), ("b.csv", "no rows")])
+def test_what_cannot_be_read_in_blocks_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("a,b\n")
+    with pytest.raises(ValueError, match=message):
+        list(read_blocks(tmp_path / name, 3))
+
+
+# ---------------------------------------------------------------- audit and what-if
+
+
+def test_an_audit_lists_the_wrong_rows_by_their_lines(
+    rings: Any, file: Path, tmp_path: Path
+) -> None:
+    table = rings.copy()
+    table.loc[[7, 50, 80], "price"] *= 100
+    table.to_csv(file, index=False)
+    output = tmp_path / "found.csv"
+    words = ("audit", file, "-y", "price", "--source", "columns", "-q", "-o", output)
+    done = run(*words, "--json")
+    record = json.loads(done.stdout)
+    assert record["rows"] == 110
+    assert record["doubtful"] >= 3
+    assert {row["line"] for row in record["worst"][:3]} == {9, 52, 82}
+    assert pd.read_csv(output)["line"][:3].tolist() == [row["line"] for row in record["worst"][:3]]
+    assert "labels look wrong" in run(*words).stdout
+
+
+def test_what_if_answers_in_one_sentence(fitted: str, file: Path, rings: Any) -> None:
+    words = ("what-if", fitted, file, "--row", 96, "--set", "carat=1.9", "--set", "cut=Ideal")
+    done = run(*words)
+    assert done.stdout.startswith(f"observed {rings['price'][95]}; had carat been 1.9 instead of ")
+    record = json.loads(run(*words, "--observed", rings["price"][95] + 50, "--json").stdout)
+    assert record["observed"] == rings["price"][95] + 50
+    assert record["low"] < record["median"] < record["high"]
+    assert record["changes"]["cut"]["after"] == "Ideal"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--row", 111, "--set", "carat=1"), "rows 1 to 110"),
+        (("--set", "carat"), "--set 'carat'"),
+        ((), "no column is changed"),
+    ],
+)
+def test_what_if_refuses_what_it_cannot_answer(
+    options: tuple[Any, ...], message: str, fitted: str, file: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("what-if", fitted, file, *options)
