@@ -62,8 +62,9 @@ class Conformal:
         sizes = np.abs(self.scores)
         order = np.argsort(sizes, kind="stable")
         passed = np.cumsum(self.weights[order])
-        rank = math.ceil((passed[-1] + 1) * level - ROUNDING)
-        if rank > passed[-1] + ROUNDING:
+        total = self.weights.sum()
+        rank = math.ceil((total + 1) * level - ROUNDING)
+        if rank > total + ROUNDING:
             _warn(f"level {level:g}", len(self), rows_needed(level))
             return math.inf
         return float(sizes[order][np.searchsorted(passed, rank - ROUNDING)])
@@ -73,11 +74,13 @@ class Conformal:
         if not 0 < p < 1:
             raise ValueError(f"p={p} is outside (0, 1).")
         passed = np.cumsum(self.weights)
-        rank = (passed[-1] + 1) * p  # among the scores, counted from 1
-        if not 1 - ROUNDING <= rank <= passed[-1] + ROUNDING:
+        total = self.weights.sum()
+        rank = (total + 1) * p  # among the scores, counted from 1
+        if not 1 - ROUNDING <= rank <= total + ROUNDING:
             _warn(f"quantile {p:g}", len(self), rows_needed(max(p, 1 - p)))
             return math.copysign(math.inf, p - 0.5)
-        return float(np.interp(rank, passed, self.scores))
+        counts = self.weights > 0  # a row without weight is no point of the curve
+        return float(np.interp(rank, passed[counts], self.scores[counts]))
 
 
 def rows_needed(level: float) -> int:
