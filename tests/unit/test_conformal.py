@@ -73,6 +73,41 @@ def test_a_quantile_that_needs_more_rows_is_infinite(p: float, rows: int, expect
         assert fitted(np.arange(float(rows)).tolist()).quantile(p) == expected
 
 
+def weighted(residuals: list[float], weights: list[float]) -> Conformal:
+    loc = torch.zeros(len(residuals), dtype=torch.float64)
+    return Conformal.fit(Cauchy(loc, torch.ones_like(loc)), residuals, weights)
+
+
+def test_a_row_of_weight_0_counts_as_no_row() -> None:
+    residuals = np.random.default_rng(0).normal(size=60)
+    weights = (np.arange(60) % 3 > 0).astype(float)
+    some, kept = (
+        weighted(residuals.tolist(), weights.tolist()),
+        fitted(residuals[weights > 0].tolist()),
+    )
+    assert len(some) == len(kept) == 40
+    for level in (0.5, 0.8, 0.95):
+        assert some.radius(level) == kept.radius(level)
+        assert some.quantile(level) == pytest.approx(kept.quantile(level))
+
+
+def test_wrong_labels_without_credibility_do_not_widen_intervals() -> None:
+    rng = np.random.default_rng(1)
+    right, wrong = rng.normal(size=400), 100 + rng.normal(size=100)
+    both = np.r_[right, wrong].tolist()
+    found = weighted(both, [1.0] * 400 + [0.01] * 100)
+    assert found.radius(0.9) == pytest.approx(1.645, rel=0.1)
+    assert fitted(both).radius(0.9) > 90
+
+
+@given(st.integers(2, 60), st.integers(0, 99))
+def test_weights_of_2_are_rows_that_occur_twice(rows: int, seed: int) -> None:
+    residuals = np.random.default_rng(seed).normal(size=rows)
+    two = weighted(residuals.tolist(), [2.0] * rows)
+    twice = fitted(np.repeat(residuals, 2).tolist())
+    assert two.radius(0.5) == twice.radius(0.5)
+
+
 @pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -0.2])
 def test_levels_outside_0_to_1_are_refused(level: float) -> None:
     with pytest.raises(ValueError, match=r"outside \(0, 1\)"):

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.regression.features import (
+    MIDDLE,
+    Pooling,
     batches_by_length,
     encode_texts,
     features,
@@ -41,6 +43,42 @@ def test_features_do_not_depend_on_the_batch(pair: Any) -> None:
     ids = processor(TEXTS[0] + " ", return_tensors="pt")["input_ids"]
     expected = model.model(input_ids=ids).last_hidden_state[0, -1].detach()
     np.testing.assert_allclose(together[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_poolings_are_means_and_last_tokens_of_the_layers_between(pair: Any) -> None:
+    """Of a model of two layers: after the first, and after both, before the last norm."""
+    processor, model = pair
+    poolings = [Pooling(0.5, "mean"), Pooling(0.5, "last"), Pooling(1.0, "mean")]
+    found = features(TEXTS, model, processor, max_length=64, poolings=poolings)
+    assert found.shape == (5, 3, 32)
+    states: list[Any] = []
+    hooks = [
+        layer.register_forward_hook(
+            lambda *a: states.append(a[2][0] if isinstance(a[2], tuple) else a[2])
+        )
+        for layer in model.model.layers
+    ]
+    for text, rows in zip(TEXTS, found, strict=True):
+        states.clear()
+        model.model(input_ids=processor(text + " ", return_tensors="pt")["input_ids"])
+        first, second = (state[0].detach() for state in states)  # (T, H)
+        expected = torch.stack([first.mean(0), first[-1], second.mean(0)])
+        np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
+    for hook in hooks:
+        hook.remove()
+    assert len(model.model.layers) == 2  # the model itself is not shortened
+
+
+def test_poolings_are_cached_apart_from_last_tokens(pair: Any, tmp_path: Path) -> None:
+    processor, model = pair
+    cache = tmp_path / "features.sqlite"
+    last = features(TEXTS, model, processor, max_length=64, cache=cache)
+    pooled = features(TEXTS, model, processor, max_length=64, poolings=MIDDLE, cache=cache)
+    assert last.shape == (5, 32)
+    assert pooled.shape == (5, len(MIDDLE), 32)
+    for poolings, expected in (((), last), (MIDDLE, pooled)):
+        again = features(TEXTS, model, processor, max_length=64, poolings=poolings, cache=cache)
+        assert np.array_equal(again, expected)
 
 
 def test_numbers_are_encoded_as_the_processor_is_set(pair: Any) -> None:

@@ -224,7 +224,7 @@ def test_training_changes_backbone_and_head_and_ignores_rows_without_weight(
     before = model.model.layers[0].mlp.up_proj.weight.clone()
     options = {"batch_size": 16, "held_out": 0.1, "patience": 30, "seed": 0}
     seen = []
-    train_model(
+    report = train_model(
         model,
         loss,
         120,
@@ -235,6 +235,7 @@ def test_training_changes_backbone_and_head_and_ignores_rows_without_weight(
     )
     assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
     assert seen[-1] == (20 * 7, 20 * 7)
+    assert report.epochs[report.kept - 1] == min(report.epochs) < report.before
     error = (y_at_end(model, loss.encoded).loc - loss.y).abs()[loss.weights > 0]
     assert error.median() < 0.3
 
@@ -256,6 +257,9 @@ def test_training_that_raises_the_validation_loss_is_undone(
     loss = token_loss(model)
     own = ValueLoss(model, loss.encoded, y_at_end(model, loss.encoded).loc.detach(), loss.weights)
     options = {"batch_size": 16, "held_out": 0.2, "patience": 2, "seed": 0}
-    train_model(model, own, 120, learning_rate=1.0, epochs=2, **options)
+    report = train_model(model, own, 120, learning_rate=1.0, epochs=2, **options)
+    assert report.kept == 0
+    assert len(report.epochs) == 2
+    assert min(report.epochs) > report.before
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)

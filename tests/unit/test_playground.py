@@ -602,7 +602,7 @@ def test_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
     for one in (model, processor):
         one.save_pretrained(tmp_path / "model")
     texts = [f"grade {grade}" for grade in "ABCDEFGHIJKL"]
-    options = {"folds": 2, "value_space": "linear", "verbose": False}
+    options = {"folds": 2, "value_space": "linear", "verbose": False, "sources": ["model"]}
     regressor = CausalTextRegressor(model=tmp_path / "model", **options)
     regressor.fit(texts, np.arange(12.0)).save(tmp_path / "kept")
     expected = regressor.of_sentences().predict([texts[3]])[0]

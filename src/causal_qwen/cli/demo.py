@@ -185,6 +185,7 @@ class Demo:
         calibration, test = rest[:CALIBRATED], rest[CALIBRATED:]
         regressor = CausalTextRegressor(
             model=OpenModel(self.processor, self.model),
+            sources=["model"],
             template=SENTENCE,
             question=QUESTION,
             verbose=not self.console.quiet,

@@ -96,7 +96,11 @@ def fit_irises(model: CausalModel, processor: Processor) -> Iterator[tuple[int, 
         features(some, model, processor, max_length=longest, cache=cache_directory() / CACHE_FILE)
         yield start + len(some), len(texts)
     regressor = CausalTextRegressor(
-        model=OpenModel(processor, model), verbose=False, question="", value_space="symlog"
+        model=OpenModel(processor, model),
+        sources=["model"],
+        verbose=False,
+        question="",
+        value_space="symlog",
     )
     regressor.fit(texts[:FIT_ROWS], lengths[:FIT_ROWS])
     held_out, truth = texts[FIT_ROWS:], lengths[FIT_ROWS:]

@@ -13,6 +13,11 @@ Out:  medians, intervals, quantiles and whole distributions.
     feature_cache  hidden states on disk, every row with a checksum; without torch
     workload    the time and memory that a large table needs, said before the work
     head        features + values -> a robust linear head (U and Y), or training of a whole model
+    sources     rows -> features by scikit-learn's transformers: columns, words, trees
+    ridge       a linear function, its penalty by leave-one-out; robust or not
+    credibility residuals of unseen rows -> the probability that each label is right
+    experts     predictors of several sources, and the chain that weighs them
+    source_model  all sources and experts of a table, for every target
     conformal   intervals with a coverage guarantee
     prediction  the distribution of one number
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions

@@ -42,6 +42,10 @@ class Conformal:
     scores: NDArray[np.float64]
     weights: NDArray[np.float64]
 
+    def __setstate__(self, state: dict[str, NDArray[np.float64]]) -> None:
+        """Pickles of version 0.3 have no weights."""
+        self.__dict__.update({"weights": np.ones(len(state["scores"])), **state})
+
     @classmethod
     def fit(cls, y_dist: Cauchy, y: ArrayLike, weights: ArrayLike | None = None) -> Conformal:
         """From predictions for calibration rows and their values, both in the head's space."""
@@ -61,24 +65,26 @@ class Conformal:
             raise ValueError(f"level={level} is outside (0, 1).")
         sizes = np.abs(self.scores)
         order = np.argsort(sizes, kind="stable")
-        passed, total = np.cumsum(self.weights[order]), float(self.weights.sum())
+        passed = np.cumsum(self.weights[order])
+        total = self.weights.sum()
         rank = math.ceil((total + 1) * level - ROUNDING)
         if rank > total + ROUNDING:
             _warn(f"level {level:g}", len(self), rows_needed(level))
             return math.inf
-        place = min(int(np.searchsorted(passed, rank - ROUNDING)), len(passed) - 1)
-        return float(sizes[order][place])
+        return float(sizes[order][np.searchsorted(passed, rank - ROUNDING)])
 
     def quantile(self, p: float) -> float:
         """The p-quantile of new values, in predicted scales from the median."""
         if not 0 < p < 1:
             raise ValueError(f"p={p} is outside (0, 1).")
-        total = float(self.weights.sum())
+        passed = np.cumsum(self.weights)
+        total = self.weights.sum()
         rank = (total + 1) * p  # among the scores, counted from 1
         if not 1 - ROUNDING <= rank <= total + ROUNDING:
             _warn(f"quantile {p:g}", len(self), rows_needed(max(p, 1 - p)))
             return math.copysign(math.inf, p - 0.5)
-        return float(np.interp(rank, np.cumsum(self.weights), self.scores))
+        counts = self.weights > 0  # a row without weight is no point of the curve
+        return float(np.interp(rank, passed[counts], self.scores[counts]))
 
 
 def rows_needed(level: float) -> int:
