@@ -20,6 +20,7 @@ LOSS_KEYS = {"what", "peer", "seconds", "ratio", "low", "high", "megabytes", "me
 INDIVIDUALS_KEYS = {
     "grid": {"speakers", "prompts", "tokens", "kinds", "sizes"},
     "speakers": {"speakers", "prompts", "tokens", "kinds", "sizes"},
+    "trained": {"speakers", "prompts", "tokens", "steps", "kinds", "sizes"},
     "stability": {"edits", "speakers", "tokens", "kinds", "sizes"},
     "truth": {"trials", "draws", "individuals", "gumbel", "sizes"},
     "analytic": {"draws", "positions", "tokens", "within", "quantiles_within", "ratio"}
