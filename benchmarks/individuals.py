@@ -196,12 +196,15 @@ def speakers(subject: Subject, options: Options) -> Row:
     judge = None if options.judge_text is None else TrigramModel.read(options.judge_text)
     prompts = subject.prompts
     subject.announce("speakers", len(options.kinds) * len(prompts) * options.speakers)
-    results = {}
+    sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
+    last = load(options.output, {}).get("speakers", {})
+    is_same = all(last.get(name) == size for name, size in sizes.items())
+    results = last["kinds"] if is_same else {}  # kinds that are not asked for are kept
     for name in options.kinds:
         results[name] = measure(subject, KINDS[name], prompts, options.speakers, judge)
         log(name, results[name])
-    sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
-    return {**sizes, "kinds": results}
+    in_order = {name: results[name] for name in KINDS if name in results}
+    return {**sizes, "kinds": in_order}
 
 
 def measure(
@@ -359,7 +362,7 @@ def difference(kinds: dict[str, Row], name: str) -> Row:
 # ---------------------------------------------------------------- 3: after training
 
 CALCULATOR = re.compile(r"<<.*?>>")  # GSM8K's annotations
-HELD_OUT, ROWS_OF_CHAT, BATCH, LENGTH = 10, 200, 4, 160
+HELD_OUT, ROWS_OF_CHAT, BATCH, LENGTH = 10, 200, 2, 128
 
 
 def trained(subject: Subject, options: Options) -> Row:

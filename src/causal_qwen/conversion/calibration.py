@@ -34,6 +34,7 @@ NEW_TOKENS = 40
 # Defaults of individuals, saved by calibration, chosen on a grid (docs/log.md):
 MIN_P = 0.1
 PERSISTENCE = 0.5
+NOISE_LAW = "mixture"
 AMPLITUDE = 8.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
 
 TEXTS = (
@@ -187,25 +188,33 @@ def calibrate_gains(model: CausalModel, hidden: Tensor) -> tuple[float, float]:
     u = model.abduct(evenly_spaced(hidden, NOISE_POSITIONS))
     exogenous = model.action.b_noise.abs()
     loc = model.lm_head(u.loc).float()  # (N, V)
-    # Cauchy noise is 1-stable: shared and exogenous parts add up to noise of their summed scale
-    shared = find_gain(model, loc, PERSISTENCE * u.scale + (1 - PERSISTENCE) * exogenous)
-    fresh = find_gain(model, loc, exogenous.expand_as(u.scale))
+    chance = exogenous.expand_as(u.scale)
+    shared = find_gain(model, loc, u.scale, chance, PERSISTENCE)
+    fresh = find_gain(model, loc, chance, chance)
     saved = model.generation_config
     shared *= AMPLITUDE
     saved.noise_gain, saved.fresh_noise_gain = shared, fresh
-    saved.causal_min_p, saved.persistence, saved.min_density = MIN_P, PERSISTENCE, 0.0
+    saved.causal_min_p, saved.min_density = MIN_P, 0.0
+    saved.persistence, saved.noise_law = PERSISTENCE, NOISE_LAW
     return shared, fresh
 
 
-def find_gain(model: CausalModel, loc: Tensor, scale: Tensor) -> float:
-    """The gain at which noise of a scale (N, C) changes as many choices among scores loc (N, V) as
-    softmax sampling does."""
-    draws = [to_cauchy(draw_noise(seed, scale.shape[-1])) for seed in range(DRAWS)]
+def find_gain(
+    model: CausalModel, loc: Tensor, own: Tensor, chance: Tensor, persistence: float = 1.0
+) -> float:
+    """The gain at which noise changes as many choices among scores loc (N, V) as softmax sampling
+    does: a mixture, of the scale `own` (N, C) in a share `persistence` of draws, else `chance`."""
+    draws = [to_cauchy(draw_noise(seed, own.shape[-1])) for seed in range(DRAWS)]
     t = torch.from_numpy(np.stack(draws, axis=-1)).to(loc)  # (C, R)
+    is_own = torch.arange(DRAWS, device=loc.device) < persistence * DRAWS
     weight = model.lm_head.weight
     weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # FSDP
-    scale = scale.to(loc)
-    return equal_gain(loc, lambda i, keep: weight[keep].to(loc) @ (scale[i, :, None] * t))
+
+    def noise(place: int, keep: Tensor) -> Tensor:
+        scale = torch.where(is_own, own[place, :, None], chance[place, :, None])  # (C, R)
+        return weight[keep].to(loc) @ (scale.to(loc) * t)
+
+    return equal_gain(loc, noise)
 
 
 def equal_gain(loc: Tensor, noise: Callable[[int, Tensor], Tensor]) -> float:
