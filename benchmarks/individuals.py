@@ -142,8 +142,11 @@ KINDS: dict[str, Kind] = {
     "softmax T=0.7": Kind({**SOFTMAX, "temperature": 0.7}),
     "`sampling`": Kind({"causal_mode": "sampling"}, individual(fresh=True)),
     "individuals (`causal`)": Kind({}, individual()),
+    "individuals, the sum": Kind({"noise_law": "sum"}, individual()),
     "individuals, persistence 1": Kind({}, individual(persistence=1.0)),
-    "individuals, T = 1/8": Kind({}, individual(temperature=1 / AMPLITUDE)),
+    "individuals, the sum, T = 1/8": Kind(
+        {"noise_law": "sum"}, individual(temperature=1 / AMPLITUDE)
+    ),
     "shared Gumbel, min-p 0.1": Kind(CANDIDATES, gumbel()),
     "shared Gumbel, min-p 0.1, T = 8": Kind(CANDIDATES, gumbel(AMPLITUDE)),
     "shared Gumbel": Kind({}, gumbel()),

@@ -53,10 +53,10 @@ class NoiseGains(NamedTuple):
 
     def noise(self, individuals: Sequence[Individual], positions: Sequence[int]) -> Noise:
         """T kappa c t of every row at its position. -> (B, C)"""
-        rows = enumerate(zip(individuals, positions, strict=True))
-        noise = [
-            self.amplitude(x, row) * self.own_share(x, at) * x.cauchy(at) for row, (x, at) in rows
-        ]
+        noise = []
+        for row, (one, position) in enumerate(zip(individuals, positions, strict=True)):
+            weight = self.amplitude(one, row) * self.own_share(one, position)
+            noise.append(weight * one.cauchy(position))
         return np.stack(noise)
 
     def exogenous(
