@@ -458,12 +458,16 @@ STABILITY_KINDS: dict[str, Kind] = {
 }
 
 
-def stability(subject: Subject, options: Options) -> Row:
+def stability(
+    subject: Subject, options: Options, names: Sequence[str] = tuple(STABILITY_KINDS)
+) -> Row:
     """The same speaker before and after an edit, beside another speaker after the edit."""
     pairs, seeds = EDITS[: options.prompts], range(options.speakers)
-    subject.announce("stability", 4 * len(STABILITY_KINDS) * len(pairs) * len(seeds), rows=1)
+    asked = len(pairs) * (len(seeds) + min(options.noops, len(seeds)))
+    subject.announce("stability", 2 * len(names) * asked, rows=1)
     results = {}
-    for name, (more, draw) in STABILITY_KINDS.items():
+    for name in names:
+        more, draw = STABILITY_KINDS[name]
         drawn = [draw(subject.model, seed, 0) for seed in seeds]  # type: ignore[misc]
 
         def ask(text: str, seed: int, edit: str, drawn: Any = drawn, more: Any = more) -> Any:
