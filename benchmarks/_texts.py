@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.analysis import gumbel
 from causal_qwen.analysis.gumbel import GumbelIndividual
-from causal_qwen.conversion.calibration import TEXTS, pad_left
+from causal_qwen.conversion.calibration import TEXTS, equal_gain, pad_left, read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.individuals.individual import Individual
@@ -65,6 +65,7 @@ TUNING_QUESTIONS = (
     "What should I cook tonight?",
 )
 MIN_P = 0.1
+LOOP = 6  # tokens
 SOFTMAX: dict[str, Any] = {"causal_mode": "compatible", "do_sample": True, "top_k": 0}
 
 
@@ -108,23 +109,12 @@ class BiasIndividual(GumbelIndividual):
 @functools.lru_cache(maxsize=1)
 @torch.no_grad()
 def bias_strength(model: Any, draws: int = 64) -> float:
-    """The strength at which a bias changes as many choices of real text as softmax with min-p.
-
-    The choice leaves the likeliest candidate when the strength exceeds its lead over another one,
-    divided by what the bias gains for that one: the strength is a quantile of these ratios.
-    """
+    """The strength at which a Gaussian bias changes as many choices of real text as softmax with
+    min-p."""
     tokenizer = open_model(model.name_or_path)[0].tokenizer
-    hidden = [model.model(ids[None]).last_hidden_state[0] for ids in encode_texts(tokenizer, TEXTS)]
-    rng, critical, changed = np.random.default_rng(0), [], []
-    for logits in model.lm_head(torch.cat(hidden)[::2]).double().numpy():
-        kept = np.sort(logits[logits >= logits.max() + np.log(MIN_P)])[::-1]
-        changed.append(1 - 1 / np.exp(kept - kept[0]).sum())
-        gained = rng.normal(size=(draws, len(kept)))
-        gained -= gained[:, :1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(gained > 0, (kept[0] - kept) / gained, np.inf)
-        critical.append(ratio.min(1))
-    return float(np.quantile(np.concatenate(critical), np.mean(changed), method="lower"))
+    logits = model.lm_head(read_texts(model, encode_texts(tokenizer, TEXTS))[::2]).double()
+    rng = torch.Generator().manual_seed(0)
+    return equal_gain(logits, lambda _, keep: torch.randn(len(keep), draws, generator=rng).double())
 
 
 # ---------------------------------------------------------------- texts
@@ -206,6 +196,18 @@ def repetition(tokens: list[int]) -> float:
     """The share of trigrams that occur more than once."""
     grams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
     return 1 - len(set(grams)) / max(len(grams), 1)
+
+
+def has_loop(tokens: list[int]) -> bool:
+    """A phrase said again as soon as it ends: at least LOOP tokens in a row, and at least as many
+    as the phrase has, are those of n positions before, for some n."""
+
+    def longest(n: int) -> int:
+        is_same = [a == b for a, b in zip(tokens, tokens[n:], strict=False)]
+        runs = [len(list(run)) for same, run in itertools.groupby(is_same) if same]
+        return max(runs, default=0)
+
+    return any(longest(n) >= max(n, LOOP) for n in range(1, len(tokens) // 2 + 1))
 
 
 def broken_share(log_probs: Sequence[np.ndarray]) -> float:

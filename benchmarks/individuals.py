@@ -1,4 +1,4 @@
-"""Individuals and counterfactuals: seven pieces of evidence on the embedded model.
+"""Individuals and counterfactuals: eight pieces of evidence on the embedded model.
 
     python benchmarks/individuals.py all [--model DIR] [--output docs/results/individuals.md]
     python benchmarks/individuals.py speakers --speakers 6 --prompts 10 --tokens 32
@@ -6,6 +6,7 @@
     grid       how the saved defaults were chosen, on prompts of its own
     speakers   individuals beside softmax sampling and shared Gumbel noise: quality, diversity,
                and whether a classifier recognises the speaker
+    trained    the same after a short fine-tuning on `--data`, questions and answers
     stability  how far a small edit moves a text, beside the Gumbel-max baseline
     truth      counterfactuals against a known structural model
     analytic   closed forms against a million draws
@@ -20,11 +21,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
+import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -34,6 +39,7 @@ import torch
 from _judges import TrigramModel
 from _results import Row, interval, load, log, make_parser, parse, save, span, table
 from _texts import (
+    LOOP,
     MIN_P,
     PROMPTS,
     SOFTMAX,
@@ -44,6 +50,7 @@ from _texts import (
     bias_strength,
     broken_share,
     generate_texts,
+    has_loop,
     in_turn,
     prompt_ids,
     repetition,
@@ -63,6 +70,7 @@ from causal_qwen.individuals.individual import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.training.run import Run, train
 
 Options = argparse.Namespace
 READ = 5  # individuals
@@ -134,8 +142,11 @@ KINDS: dict[str, Kind] = {
     "softmax T=0.7": Kind({**SOFTMAX, "temperature": 0.7}),
     "`sampling`": Kind({"causal_mode": "sampling"}, individual(fresh=True)),
     "individuals (`causal`)": Kind({}, individual()),
+    "individuals, the sum": Kind({"noise_law": "sum"}, individual()),
     "individuals, persistence 1": Kind({}, individual(persistence=1.0)),
-    "individuals, T = 1/8": Kind({}, individual(temperature=1 / AMPLITUDE)),
+    "individuals, the sum, T = 1/8": Kind(
+        {"noise_law": "sum"}, individual(temperature=1 / AMPLITUDE)
+    ),
     "shared Gumbel, min-p 0.1": Kind(CANDIDATES, gumbel()),
     "shared Gumbel, min-p 0.1, T = 8": Kind(CANDIDATES, gumbel(AMPLITUDE)),
     "shared Gumbel": Kind({}, gumbel()),
@@ -188,12 +199,15 @@ def speakers(subject: Subject, options: Options) -> Row:
     judge = None if options.judge_text is None else TrigramModel.read(options.judge_text)
     prompts = subject.prompts
     subject.announce("speakers", len(options.kinds) * len(prompts) * options.speakers)
-    results = {}
+    sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
+    last = load(options.output, {}).get("speakers", {})
+    is_same = all(last.get(name) == size for name, size in sizes.items())
+    results = last["kinds"] if is_same else {}  # kinds that are not asked for are kept
     for name in options.kinds:
         results[name] = measure(subject, KINDS[name], prompts, options.speakers, judge)
         log(name, results[name])
-    sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
-    return {**sizes, "kinds": results}
+    in_order = {name: results[name] for name in KINDS if name in results}
+    return {**sizes, "kinds": in_order}
 
 
 def measure(
@@ -240,6 +254,7 @@ def diversity(rows: list[list[int]], texts: list[str]) -> dict[str, float]:
         "distinct_2": len(set(pairs)) / max(len(pairs), 1),
         "distance": float(np.mean(distances)),
         "repetition": float(np.mean([repetition(row) for row in rows])),
+        "loops": float(np.mean([has_loop(row) for row in rows])),
     }
 
 
@@ -302,7 +317,8 @@ def speaker_columns(rows: dict[str, Row]) -> dict[str, str]:
     if any("judge" in row for row in rows.values()):
         columns["judge"] = span("judge")
     columns |= {"distance": span("distance"), "distinct-2": span("distinct_2")}
-    columns |= {"repeated": "{repetition[0]:.1%}", "broken": "{broken[0]:.2%}"}
+    columns |= {"repeated": "{repetition[0]:.1%}", "loops": "{loops[0]:.1%}"}
+    columns |= {"broken": "{broken[0]:.2%}"}
     return columns | {"recognised": span("words"), "by meaning": span("meaning")}
 
 
@@ -317,7 +333,8 @@ def speakers_page(r: Row) -> list[str]:
         f"a choice, x {r['speakers']} speakers x {r['tokens']} tokens; 95% bootstrap intervals "
         "over prompts. Log-prob: of a token under the base model. Judge: of a word under a trigram "
         "model of other text. Distance: between the texts of two speakers after one prompt, in "
-        "words. Repeated: trigrams that occur more than once in a text. Broken: chosen tokens "
+        "words. Repeated: trigrams that occur more than once in a text. Loops: texts in which a "
+        f"phrase is said again as soon as it ends ({LOOP} tokens or more). Broken: chosen tokens "
         "with a base probability below 1e-4. Recognised: naive Bayes on tokens and pairs names the "
         f"speaker, of {GROUP}, on a prompt that it has not seen; by meaning: the same by the "
         f"nearest centroid of mean hidden states. Chance is {1 / GROUP:.2f}. On real text "
@@ -345,7 +362,79 @@ def difference(kinds: dict[str, Row], name: str) -> Row:
     return found
 
 
-# ---------------------------------------------------------------- 3: stability
+# ---------------------------------------------------------------- 3: after training
+
+CALCULATOR = re.compile(r"<<.*?>>")  # GSM8K's annotations
+HELD_OUT, ROWS_OF_CHAT, BATCH, LENGTH = 10, 200, 2, 128
+
+
+def trained(subject: Subject, options: Options) -> Row:
+    """Individuals of the model after a short fine-tuning, on questions and answers and on chats."""
+    rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()]
+    held_out, rows = rows[:HELD_OUT], rows[HELD_OUT:]
+    answers, chats = ([form(row) for row in rows] for form in (as_completion, as_chat))
+    sets = {"questions and answers": answers, f"{ROWS_OF_CHAT} chats": chats[:ROWS_OF_CHAT]}
+    results = {}
+    for name, learned in sets.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = fine_tune(subject.path, learned, Path(folder), options.steps)
+            after = Subject(path, options.prompts, options.tokens)
+        questions = [row["question"] for row in held_out]
+        asked = prompt_ids(after.processor.tokenizer, [q + "\n" for q in questions], questions)
+        own = asked[0] if learned is answers else asked[1]
+        prompts = in_turn(after.prompts, own)[: options.prompts]
+        after.announce(f"trained on {name}", 2 * len(prompts) * options.speakers)
+        for kind in (BASELINE, "individuals (`causal`)"):
+            row = f"{name}: {kind}"
+            results[row] = measure(after, KINDS[kind], prompts, options.speakers)
+            log(row, results[row])
+    sizes = {"prompts": options.prompts, "speakers": options.speakers, "tokens": options.tokens}
+    return {**sizes, "steps": options.steps, "kinds": results}
+
+
+def as_completion(row: Row) -> Row:
+    return {"prompt": row["question"] + "\n", "completion": row["answer"]}
+
+
+def as_chat(row: Row) -> Row:
+    answer = CALCULATOR.sub("", row["answer"]).replace("#### ", "The answer is ")
+    pair = {"user": row["question"], "assistant": answer}
+    return {"messages": [{"role": role, "content": text} for role, text in pair.items()]}
+
+
+def fine_tune(model: Path, rows: list[Row], folder: Path, steps: int) -> Path:
+    """Train a copy of a model in `folder`; the last row is held out. -> its directory"""
+    files = {"rows": rows[:-1], "held-out": rows[-1:]}
+    for name, part in files.items():
+        text = "".join(json.dumps(row) + "\n" for row in part)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    arguments = {
+        "max_steps": steps,
+        "learning_rate": 2e-5,
+        "per_device_train_batch_size": BATCH,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
+    data, held_out = (str(folder / f"{name}.jsonl") for name in files)
+    run = Run(str(model), data, str(folder / "model"), eval_data=held_out, max_length=LENGTH)
+    train(replace(run, arguments=arguments))
+    return folder / "model"
+
+
+def trained_page(r: Row) -> list[str]:
+    columns = speaker_columns(r["kinds"])
+    return [
+        f"{r['steps']} steps of {BATCH} rows, all weights, at a rate of 2e-5; then {r['prompts']} "
+        "prompts, those of the table above and held-out questions in turn, x "
+        f"{r['speakers']} speakers x {r['tokens']} tokens at the saved defaults. Log-prob and "
+        "broken tokens are the trained model's own.",
+        "",
+        *table(columns, r["kinds"]),
+    ]
+
+
+# ---------------------------------------------------------------- 4: stability
 
 EDITS = (  # a prompt, and the same with one thing changed
     ("The carpenter measured the plank twice and", "The carpenter measured the plank once and"),
@@ -369,12 +458,16 @@ STABILITY_KINDS: dict[str, Kind] = {
 }
 
 
-def stability(subject: Subject, options: Options) -> Row:
+def stability(
+    subject: Subject, options: Options, names: Sequence[str] = tuple(STABILITY_KINDS)
+) -> Row:
     """The same speaker before and after an edit, beside another speaker after the edit."""
     pairs, seeds = EDITS[: options.prompts], range(options.speakers)
-    subject.announce("stability", 4 * len(STABILITY_KINDS) * len(pairs) * len(seeds), rows=1)
+    asked = len(pairs) * (len(seeds) + min(options.noops, len(seeds)))
+    subject.announce("stability", 2 * len(names) * asked, rows=1)
     results = {}
-    for name, (more, draw) in STABILITY_KINDS.items():
+    for name in names:
+        more, draw = STABILITY_KINDS[name]
         drawn = [draw(subject.model, seed, 0) for seed in seeds]  # type: ignore[misc]
 
         def ask(text: str, seed: int, edit: str, drawn: Any = drawn, more: Any = more) -> Any:
@@ -434,7 +527,7 @@ def stability_page(r: Row) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- 4: a known truth
+# ---------------------------------------------------------------- 5: a known truth
 
 OBSERVERS = INFERRED, GUMBEL, PRIOR = (
     "inferred individual",
@@ -611,7 +704,7 @@ def truth_page(r: Row) -> list[str]:
     return lines
 
 
-# ---------------------------------------------------------------- 5: closed forms
+# ---------------------------------------------------------------- 6: closed forms
 
 CHUNK = 20_000
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -731,7 +824,7 @@ def analytic_page(r: Row) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- 6: replay
+# ---------------------------------------------------------------- 7: replay
 
 ROUNDING = 1e-4  # a lead that rounding does not close
 REPLAYED: tuple[dict[str, Any], ...] = (
@@ -817,7 +910,7 @@ def replay_page(r: Row) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- 7: texts to read
+# ---------------------------------------------------------------- 8: texts to read
 
 
 def reading(subject: Subject, options: Options) -> Row:
@@ -843,6 +936,7 @@ def reading_page(r: Row) -> list[str]:
 PARTS: dict[str, tuple[str, Callable[..., Row], Callable[[Row], list[str]]]] = {
     "grid": ("How the defaults were chosen", grid, grid_page),
     "speakers": ("Speakers", speakers, speakers_page),
+    "trained": ("After training", trained, trained_page),
     "stability": ("A small edit", stability, stability_page),
     "truth": ("A known truth", truth, truth_page),
     "analytic": ("Closed forms against draws", analytic, analytic_page),
@@ -874,9 +968,11 @@ def arguments() -> argparse.ArgumentParser:
     kinds = {"nargs": "+", "default": list(KINDS), "choices": list(KINDS), "metavar": "NAME"}
     parser.add_argument("--kinds", **kinds, help="speakers: the first is the baseline")
     parser.add_argument("--judge-text", type=Path, help="text of a second judge of `speakers`")
+    parser.add_argument("--data", type=Path, help="trained: .jsonl with `question` and `answer`")
     for name, default, text in (
         ("speakers", 12, "grid, speakers, stability, replay"),
         ("every", 1, "grid: every n-th row"),
+        ("steps", 30, "trained"),
         ("noops", 2, "stability: speakers of no-op edits"),
         ("prompts", 20, None),
         ("tokens", 40, "new tokens of a text"),
@@ -893,6 +989,7 @@ def arguments() -> argparse.ArgumentParser:
 
 QUICK = {
     "speakers": 3,
+    "steps": 1,
     "noops": 1,
     "prompts": 2,
     "tokens": 4,
@@ -907,7 +1004,10 @@ def main() -> None:
     options = parse(arguments(), **QUICK)
     path = options.model or default_model()
     results = load(options.output, {})
-    for part in PARTS if options.part == "all" else [options.part]:
+    if options.part == "trained" and options.data is None:
+        sys.exit("`trained` needs --data: a .jsonl file of rows with `question` and `answer`.")
+    parts = [part for part in PARTS if part != "trained" or options.data is not None]
+    for part in parts if options.part == "all" else [options.part]:
         subject = Subject(path, options.prompts, options.tokens)
         results[part] = PARTS[part][1](subject, options) | {"sizes": sys.argv[2:]}
         write(results, options.output)

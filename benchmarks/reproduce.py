@@ -49,12 +49,15 @@ class Size(NamedTuple):
     rounds: int = 3  # of what is timed
     tables: tuple[str, ...] = ("diamonds", "concrete")
     rows: int = 300
-    speakers: int = 6  # of the parts about individuals
+    speakers: int = 6  # individuals, and prompts, of the parts about them
     new_tokens: int = 32  # of their texts
+    edits: int = 3  # of a prompt, by as many individuals
     draws: int = 20_000
 
 
-SMALLEST = Size(tokens=8, rounds=1, tables=("concrete",), rows=60, speakers=2, new_tokens=4)
+SMALLEST = Size(
+    tokens=8, rounds=1, tables=("concrete",), rows=60, speakers=2, new_tokens=4, edits=2
+)
 
 
 class Subject(NamedTuple):
@@ -162,25 +165,24 @@ def numbers(subject: Subject, size: Size) -> Figures:
 
 def individual_texts(subject: Subject, size: Size) -> Figures:
     """Individuals beside softmax sampling, small edits, and closed forms against draws."""
-    count = str(size.speakers)
-    sizes = ["--speakers", count, "--prompts", count, "--monte-carlo", str(size.draws)]
-    options = individuals.arguments().parse_args(
-        ["all", *sizes, "--positions", "2", "--individuals", "100"]
-    )
-    texts = individuals.Subject(subject.path, 2 * size.speakers, size.new_tokens)
+    count = str(size.edits)
+    sizes = ["--speakers", count, "--prompts", count, "--noops", "1"]
+    sizes += ["--monte-carlo", str(size.draws), "--positions", "2", "--individuals", "100"]
+    options = individuals.arguments().parse_args(["all", *sizes])
+    texts = individuals.Subject(subject.path, size.speakers, size.new_tokens)
     figures = {}
     for name in (individuals.BASELINE, "`sampling`", "individuals (`causal`)"):
         found = individuals.measure(texts, individuals.KINDS[name], texts.prompts, size.speakers)
         figures[f"{name}: log-probability per token"] = f"{found['log_prob'][0]:.2f}"
         figures[f"{name}: repeated trigrams"] = f"{found['repetition'][0]:.1%}"
+        figures[f"{name}: texts that loop"] = f"{found['loops'][0]:.1%}"
         figures[f"{name}: broken tokens"] = f"{found['broken'][0]:.2%}"
         figures[f"{name}: speaker recognised (chance {1 / size.speakers:.0%})"] = (
             f"{found['words'][0]:.0%}"
         )
-    edits = individuals.stability(texts, options)["kinds"]
+    edited = individuals.stability(texts, options, ("individuals, pearl", "Gumbel, T = 1"))
     closed = individuals.analytic(texts, options)
-    for kind in ("individuals, pearl", "Gumbel, T = 1"):
-        k = edits[kind]
+    for kind, k in edited["kinds"].items():
         changed = "{violations} of {changed}".format_map(k["stability"])
         figures[f"{kind}: an unchanged prompt gives the same text"] = f"{k['replay']:.0%}"
         figures[f"{kind}: share of a text before an edit shows"] = f"{k['prefix'][0]:.2f}"

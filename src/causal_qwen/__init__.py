@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from causal_qwen import _aliases, _registration
 from causal_qwen.paths import install_hint
 
-__version__ = "0.4.0.dev1"
+__version__ = "0.4.0.dev2"
 
 _MODULES = {  # public name -> the module that defines it, below this package
     "Cauchy": "modeling.cauchy",

@@ -15,6 +15,7 @@ Initialization = Literal["calibrated", "documents"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 NOISY_MODES: tuple[Mode, ...] = ("sampling", "causal")  # modes that use an individual's noise
+NOISE_LAWS = ("sum", "mixture")  # how an individual's own noise and chance make its noise
 NORMALIZATIONS = ("softmax", "ovr")  # probabilities that `compatible` samples from
 SEMANTICS: tuple[Semantics, ...] = get_args(Semantics)  # of chance: kept, or redrawn
 NUMBER_READINGS: tuple[NumberReading, ...] = get_args(NumberReading)  # as digits, or as values

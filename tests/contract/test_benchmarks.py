@@ -22,6 +22,7 @@ LOSS_KEYS = {"what", "peer", "seconds", "ratio", "low", "high", "megabytes", "me
 INDIVIDUALS_KEYS = {
     "grid": {"speakers", "prompts", "tokens", "kinds", "sizes"},
     "speakers": {"speakers", "prompts", "tokens", "kinds", "sizes"},
+    "trained": {"speakers", "prompts", "tokens", "steps", "kinds", "sizes"},
     "stability": {"edits", "speakers", "tokens", "kinds", "sizes"},
     "truth": {"trials", "draws", "individuals", "gumbel", "sizes"},
     "analytic": {"draws", "positions", "tokens", "within", "quantiles_within", "ratio"}
@@ -115,11 +116,27 @@ def test_engine_measures_speed_memory_and_context(
     assert "| bar | figure | asked | met |" in page
 
 
+def test_a_loop_is_a_phrase_that_is_said_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _texts import has_loop
+
+    assert has_loop([9, *[1, 2] * 4])
+    assert has_loop([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7])
+    assert not has_loop([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 8])
+    assert not has_loop([1, 2, 3, 4, 5, 6, 9, 9, 1, 2, 3, 4, 5, 6])  # again, but later
+    assert not has_loop([1, 1, 1, 1, 1, 1])
+    assert has_loop([1, 1, 1, 1, 1, 1, 1])
+    assert not has_loop([])
+
+
 @pytest.mark.slow
 def test_individuals_writes_all_sections(
-    results: Callable[..., tuple[str, Any]], tiny_directory: Path
+    results: Callable[..., tuple[str, Any]], tiny_directory: Path, tmp_path: Path
 ) -> None:
-    page, parts = results("individuals", "all", "--model", str(tiny_directory))
+    data = tmp_path / "rows.jsonl"
+    line = json.dumps({"question": "How many are 2 and 3?", "answer": "2+3=<<2+3=5>>5\n#### 5"})
+    data.write_text(f"{line}\n" * 30, encoding="utf-8")
+    page, parts = results("individuals", "all", "--model", str(tiny_directory), "--data", str(data))
     assert {name: set(part) for name, part in parts.items()} == INDIVIDUALS_KEYS
     assert page.count("\n## ") == len(INDIVIDUALS_KEYS)
 

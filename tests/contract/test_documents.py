@@ -382,6 +382,7 @@ def test_compatible_inference_can_normalise_one_vs_rest_by_the_sum(
         {"top_k": 3},
         {"temperature": 0.5, "min_density": 0.05},
         {"persistence": 0.5, "min_p": 0.2},
+        {"persistence": 0.5, "noise_law": "mixture"},
     ],
 )
 def test_last_position_predicts_the_next_token_of_generate(

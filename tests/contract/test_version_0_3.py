@@ -1,4 +1,5 @@
-"""Version 0.3.0: what it saved loads with the same results, and its import paths still work."""
+"""Version 0.3.0: what it saved loads with the same results, and its import paths still work. So do
+directories of 0.4.0.dev1, which have a persistence and no noise law."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import causal_qwen
 from causal_qwen._aliases import MOVED
 from causal_qwen.analysis.counterfactual import counterfactual
 from causal_qwen.conversion.convert import open_model
+from causal_qwen.engine import Engine
 from causal_qwen.engine.heads import CausalHeads
 from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.modeling.abduction import AbductionNetwork
@@ -34,6 +36,12 @@ from causal_qwen.training.trainer import CausalTrainingArguments
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v0.3.0"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text(encoding="utf-8"))
 TEXT = "It costs 12 or 3.5 euro"
+
+# What 0.4.0.dev1, whose only law was the sum, says with persistence 0.5, by noise gain.
+TEXTS_OF_THE_SUM = {
+    3.0: [255, 17, 169, 43, 129, 255, 204, 140, 169, 25, 229, 214],
+    30.0: [255, 17, 24, 184, 145, 154, 255, 232, 230, 134, 101, 160],
+}
 
 # Top-level classes and functions of the modules in the API reference of 0.3.0, by old path.
 PUBLIC_NAMES = {
@@ -180,6 +188,24 @@ def test_model_generates_the_same_tokens(model_and_processor: tuple[Any, Any], m
         max_new_tokens=12,
     )
     assert out[0].tolist() == EXPECTED["tokens"][mode]
+
+
+@pytest.mark.parametrize(("gain", "expected"), TEXTS_OF_THE_SUM.items())
+def test_persistence_saved_without_a_noise_law_keeps_its_texts_in_both_engines(
+    gain: float, expected: list[int], tmp_path: Path
+) -> None:
+    path = shutil.copytree(FIXTURES / "model", tmp_path / "model")
+    file = path / "generation_config.json"
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    saved |= {"persistence": 0.5, "causal_min_p": 0.1, "noise_gain": gain, "min_density": 0.0}
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    processor, model = open_model(path)
+    ids = processor(TEXT, return_tensors="pt")["input_ids"]
+    options = {"individual": 3, "max_new_tokens": len(expected)}
+    said = model.generate(ids, causal_mode="causal", **options)[0]
+    assert said[ids.shape[1] :].tolist() == expected
+    found = Engine.from_pretrained(path).generate(ids[0].tolist(), mode="causal", **options)
+    assert found.ids[0, found.new].tolist() == expected
 
 
 def test_regressor_predicts_the_same_medians_and_intervals() -> None:

@@ -16,7 +16,14 @@ from causal_qwen.conversion.convert import convert
 from causal_qwen.generation.streaming import end_ids
 
 Make = Callable[..., Any]
-SAVED = ("min_density", "noise_gain", "fresh_noise_gain", "causal_min_p", "persistence")
+SAVED = (
+    "min_density",
+    "noise_gain",
+    "fresh_noise_gain",
+    "causal_min_p",
+    "persistence",
+    "noise_law",
+)
 
 
 @pytest.fixture
@@ -128,6 +135,7 @@ def test_plain_checkpoint_is_loaded_with_candidates_and_persistence(
     base.save_pretrained(tmp_path)
     saved = CausalQwenForCausalLM.from_pretrained(tmp_path).generation_config
     assert (saved.causal_min_p, saved.persistence) == (calibration.MIN_P, calibration.PERSISTENCE)
+    assert saved.noise_law == "mixture"
 
 
 def test_documents_initialisation_saves_no_noise_settings(base: Qwen2ForCausalLM) -> None:

@@ -1,11 +1,13 @@
 """Persistence: a share p of the noise is the individual's own, the rest chance at each position.
 
-u = loc_U + T kappa (p scale_U t + (1 - p) b eps)
+u = loc_U + T kappa (c scale_U t + (1 - c) b eps), with c = p (sum) or a coin of odds p (mixture)
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,8 @@ from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
 from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.options import NOISE_LAWS
 
 C = 32
 SHARES = st.floats(0, 1)
@@ -36,19 +40,68 @@ PROMPT = torch.tensor([[5, 17, 3, 44]])
 NEW = 12
 
 
-def mixed(persistence: float, seed: int, position: int) -> np.ndarray:
+def mixed(persistence: float, seed: int, position: int, law: str) -> np.ndarray:
     who = Individual.draw(400, seed=seed, persistence=persistence)
-    gains = NoiseGains()
+    gains = NoiseGains(law=law)
     shared = gains.noise([who], [position])[0]
     chance = gains.exogenous([who], None, [position])
     return shared if chance is None else shared + chance[0]
 
 
+@pytest.mark.parametrize("law", NOISE_LAWS)
 @pytest.mark.parametrize("persistence", [0.0, 0.3, 0.6, 1.0])
-def test_noise_is_standard_cauchy_for_every_persistence(persistence: float) -> None:
+def test_noise_is_standard_cauchy_for_every_persistence(persistence: float, law: str) -> None:
     """A Cauchy is 1-stable, so persistence changes what positions share, not how much noise."""
-    noise = np.concatenate([mixed(persistence, seed, 5) for seed in range(20)])
+    noise = np.concatenate([mixed(persistence, seed, 5, law) for seed in range(20)])
     assert stats.kstest(noise, "cauchy").pvalue > 1e-3
+
+
+def test_a_mixture_is_the_individual_at_a_share_p_of_positions_and_chance_at_the_others() -> None:
+    who = Individual.draw(C, seed=4, persistence=0.3)
+    gains, count = NoiseGains(2.0, law="mixture"), 2000
+    is_own = []
+    for position in range(count):
+        own, chance = gains.noise([who], [position])[0], gains.exogenous([who], None, [position])[0]
+        is_own.append(own.any())
+        expected = (who.cauchy(), 0.0) if own.any() else (0.0, who.chance(position))
+        np.testing.assert_array_equal(own, 2.0 * expected[0] * np.ones(C))
+        np.testing.assert_array_equal(chance, 2.0 * expected[1] * np.ones(C))
+    assert np.mean(is_own) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / count))
+
+
+def test_a_far_coordinate_silences_chance_in_a_sum_and_not_in_a_mixture() -> None:
+    e = np.full(C, 0.4)
+    e[3] = 1 - 1e-9
+    who = Individual(e, persistence=0.5)
+
+    def largest(law: str, part: str) -> np.ndarray:
+        gains, positions = NoiseGains(law=law), range(100)
+        if part == "own":
+            found = gains.noise([who] * 100, positions)
+        else:
+            found = gains.exogenous([who] * 100, None, positions)
+        return np.abs(found).max(-1)
+
+    assert (largest("sum", "own") > largest("sum", "chance")).all()
+    is_chance = largest("mixture", "chance") > largest("mixture", "own")
+    assert 35 <= is_chance.sum() <= 65
+
+
+def test_the_coin_leaves_chance_as_it_was() -> None:
+    who = Individual.draw(C, seed=2, persistence=0.4)
+    key = hashlib.blake2b(who.noise.tobytes(), digest_size=8).digest()
+    expected = to_cauchy(draw_noise(int.from_bytes(key, "little"), C, 6))
+    np.testing.assert_array_equal(who.chance(6), expected)
+    assert who.shift(3).coin(9) == who.coin(6) != who.coin(7)
+
+
+def test_a_model_without_a_saved_law_takes_the_sum(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    assert said(model, persistence=0.5) == said(model, persistence=0.5, noise_law="sum")
+    assert said(model, persistence=0.5) != said(model, persistence=0.5, noise_law="mixture")
+    assert said(model, persistence=1.0) == said(model, persistence=1.0, noise_law="mixture")
+    with pytest.raises(ValueError, match="noise_law='product'"):
+        said(model, noise_law="product")
 
 
 @given(SHARES, st.integers(0, 2**63), st.integers(0, 1000))
@@ -193,10 +246,12 @@ def test_chosen_tokens_are_candidates(mode: str, make_model: Callable[..., Any])
     assert (ids[0, 4:] != p.argmax(-1)).any()  # such noise does move the choice
 
 
+@pytest.mark.parametrize("law", NOISE_LAWS)
 def test_both_engines_choose_the_same_tokens(
-    make_model: Callable[..., Any], tmp_path: Path
+    make_model: Callable[..., Any], tmp_path: Path, law: str
 ) -> None:
     model = make_model()
+    model.generation_config.noise_law = law
     model.generation_config.persistence = 0.4
     model.generation_config.causal_min_p = 0.1
     model.generation_config.noise_gain = 3.0
@@ -208,8 +263,12 @@ def test_both_engines_choose_the_same_tokens(
         assert np.asarray(getattr(found, "ids", found))[0, 4:].tolist() == expected
 
 
-def test_disco_redraws_chance_and_keeps_the_individual(make_model: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("law", NOISE_LAWS)
+def test_disco_redraws_chance_and_keeps_the_individual(
+    make_model: Callable[..., Any], law: str
+) -> None:
     model = make_model()
+    model.generation_config.noise_law = law
     who = Individual.draw(model, seed=7, persistence=0.5)
     options, edit = {"max_new_tokens": NEW, "noise_gain": 3.0}, ChangedPrompt(PROMPT)
     same = counterfactual(model, PROMPT, who, edit, **options)

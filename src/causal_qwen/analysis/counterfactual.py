@@ -186,7 +186,7 @@ class Counterfactual:
     shift_U: Array = field(repr=False)  # (steps,) how far loc_U moved: the norm of its change
     scale_ratio: Array = field(repr=False)  # (steps,) median of scale_U' / scale_U
     odds: Array = field(repr=False)  # (steps, 2) loc_S of the factual minus the other choice
-    is_new_set: NDArray[np.bool_] = field(repr=False)  # (steps,) one choice is no candidate there
+    is_outside: NDArray[np.bool_] = field(repr=False)  # (steps,) one choice is no candidate there
 
     @property
     def divergence(self) -> int | None:
@@ -208,7 +208,7 @@ class Counterfactual:
         worlds = (self.factual, self.counterfactual)
         is_changed = is_choice & np.not_equal(*(np.array(w.new_ids[:steps]) for w in worlds))
         is_violation = is_changed & (self.odds[:, 1] - self.odds[:, 0] > tolerance)
-        counts = (is_choice, is_changed, is_violation, is_violation & self.is_new_set)
+        counts = (is_choice, is_changed, is_violation, is_violation & self.is_outside)
         return Stability(*(int(flags.sum()) for flags in counts))
 
     def to_dict(self) -> dict[str, Any]:
@@ -478,7 +478,7 @@ def _compare(
     ]
     least = [math.log(share) if share else -math.inf for share in min_p]
     worlds = zip((loc_S, other_loc_S), pair.flip(0), least, strict=True)
-    is_new_set = [
+    is_outside = [
         loc[:steps][rows, choice].float() < loc[:steps].float().amax(-1) + bound
         for loc, choice, bound in worlds
     ]
@@ -486,7 +486,7 @@ def _compare(
         factual,
         counter,
         **fields,
-        is_new_set=(is_new_set[0] | is_new_set[1]).numpy(),
+        is_outside=(is_outside[0] | is_outside[1]).numpy(),
         shift_U=(c.loc - f.loc).norm(dim=-1).numpy(),
         scale_ratio=ratio.double().numpy(),
         odds=torch.stack(odds, dim=-1).numpy(),

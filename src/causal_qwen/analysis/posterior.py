@@ -161,45 +161,63 @@ def infer_individual(
         min_density=min_density,
         persistence=1.0,  # nothing is left to chance: the individual alone explains the text
     )
-    settings = model.resolve_settings(
-        causal_mode="causal",
-        individual=template,
-        **{name: value for name, value in options.items() if name in DECISIVE},
-    )
+    decisive = {name: value for name, value in options.items() if name in DECISIVE}
+    settings = model.resolve_settings(causal_mode="causal", individual=template, **decisive)
     amplitude = model.decoding_noise(settings).gains.amplitude(template)
     observations = _observations(model, sequence, start, amplitude, settings.min_p)
     outside = [i for i, one in enumerate(observations) if one.loc[one.token] == -math.inf]
     if outside:
         shown = _show_positions(model, sequence, start, outside, processor)
         reason = f"{shown}: not among the candidates at min_p={settings.min_p:g}; pass min_p=0"
-        return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason)
-    groups = [[one] for one in observations] if template.is_fresh else [observations]
-    rng = np.random.default_rng(seed)
+        return _nobody(n, reason)
     bound = noise_bound(template.min_density)
-    traces, rejected, inequalities = [], [], 0
-    for index, group in enumerate(groups):
-        polytope = Polytope(model, group, bound)
-        try:
-            t = polytope.find()
-        except UnreachableError as error:
-            conflict = [index] if template.is_fresh else error.places
-            reason = _reason(model, sequence, start, conflict, bound, amplitude, processor)
-            return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason)
-        trace, rejection = polytope.sample(t, n, burn_in, sweeps, rng)
-        traces.append(from_cauchy(trace, template.min_density))  # (n, C)
-        rejected.append(rejection)
-        inequalities += len(polytope.floor)
-
+    groups = [[one] for one in observations] if template.is_fresh else [observations]
+    polytopes = [Polytope(model, group, bound) for group in groups]
+    try:
+        starts = _find_starts(polytopes)
+    except UnreachableError as error:
+        reason = _reason(model, sequence, start, error.places, bound, amplitude, processor)
+        return _nobody(n, reason)
+    rng, pairs = np.random.default_rng(seed), zip(polytopes, starts, strict=True)
+    samples = [polytope.sample(t, n, burn_in, sweeps, rng) for polytope, t in pairs]
+    traces = [from_cauchy(trace, template.min_density) for trace, _ in samples]  # (n, C) each
     individuals = _individuals(template, traces, start, seed)
+    rate = _success(model, sequence, start, individuals, options)
+    rejected = float(np.mean([rejection for _, rejection in samples]))
+    return _summarise(individuals, traces, rate, rejected, polytopes)
+
+
+def _find_starts(polytopes: Sequence[Polytope]) -> list[Array]:
+    """A t in every polytope: of all observations, or one per observation. -> (C,) each"""
+    starts = []
+    for index, polytope in enumerate(polytopes):
+        try:
+            starts.append(polytope.find())
+        except UnreachableError as error:
+            raise UnreachableError(error.places if len(polytopes) == 1 else [index]) from None
+    return starts
+
+
+def _nobody(n: int, reason: str) -> Posterior:
+    return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason)
+
+
+def _summarise(
+    individuals: list[Individual],
+    traces: Sequence[Array],
+    rate: float,
+    rejected: float,
+    polytopes: Sequence[Polytope],
+) -> Posterior:
     sizes = np.concatenate([effective_sample_sizes(trace) for trace in traces])
     return Posterior(
         individuals,
-        n,
-        _success(model, sequence, start, individuals, options),
+        len(individuals),
+        rate,
         float(np.median(sizes)),
         float(sizes.min()),
-        float(np.mean(rejected)),
-        inequalities=inequalities,
+        rejected,
+        inequalities=sum(len(polytope.floor) for polytope in polytopes),
     )
 
 

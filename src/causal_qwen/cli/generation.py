@@ -166,13 +166,9 @@ def counterfactual(
         edit = parse_edit(other_model=load(other_model)[1])
     encoding = "value" if number is not None else None
     inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
-    named = {
-        "temperature": temperature,
-        "min_density": min_density,
-        "persistence": persistence,
-        "min_p": min_p,
-    }
-    options: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
+    own = {"temperature": temperature, "min_density": min_density, "persistence": persistence}
+    named = own | {"min_p": min_p}
+    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     with status() as progress:
         progress("generating both texts")
         result = run(
@@ -185,11 +181,16 @@ def counterfactual(
             max_new_tokens=min(max_new_tokens, remaining_context(causal, inputs)),
             **options,
         )
+    settings = causal.resolve_settings(causal_mode="causal", **options)
+    record = {**settings.to_dict(result.individual), "max_new_tokens": max_new_tokens}
+    _show(result, html, record if as_json else None)
+
+
+def _show(result: Any, html: Path | None, record: dict[str, Any] | None) -> None:
+    """A counterfactual as an HTML file, and as JSON with the record of its settings or a table."""
     if html is not None:
         html.write_text(result.to_html(), encoding="utf-8")
-    if as_json:
-        settings = causal.resolve_settings(causal_mode="causal", **options)
-        record = {**settings.to_dict(result.individual), "max_new_tokens": max_new_tokens}
-        print_json({**result.to_dict(), "settings": record})
-    else:
+    if record is None:
         result.show()
+    else:
+        print_json({**result.to_dict(), "settings": record})

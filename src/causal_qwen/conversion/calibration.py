@@ -34,6 +34,7 @@ NEW_TOKENS = 40
 # Defaults of individuals, saved by calibration, chosen on a grid (docs/log.md):
 MIN_P = 0.1
 PERSISTENCE = 0.5
+NOISE_LAW = "mixture"
 AMPLITUDE = 8.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
 
 TEXTS = (
@@ -81,20 +82,35 @@ def calibrate(
     progress("decision noise")
     set_decision_noise(model)
     progress("thresholds and scales")
-    threshold, gamma, b_noise, sum_p_median = calibrate_scales(model, texts)
+    hidden = read_texts(model, texts)
+    threshold, gamma, b_noise, sum_p_median = calibrate_scales(model, hidden)
     progress("noise gains")
-    gains = calibrate_noise(model, texts)
+    gains = calibrate_gains(model, hidden)
     model.train(was_training)
     return Calibration(threshold, gamma, b_noise, sum_p_median, *gains)
 
 
 @torch.no_grad()
-def calibrate_scales(
-    model: CausalModel, texts: Sequence[Tensor]
-) -> tuple[float, float, float, float]:
-    """Set C, gamma and b. -> them, and the median of sum_k P_k"""
+def read_texts(model: CausalModel, texts: Sequence[Tensor]) -> Tensor:
+    """The backbone's states at all positions of the texts. -> (N, H)"""
+    was_training = model.training
+    model.eval()
+    rows = (ids.reshape(1, -1).to(model.device) for ids in texts)
+    hidden = torch.cat([model.model(ids).last_hidden_state[0] for ids in rows])
+    model.train(was_training)
+    return hidden
+
+
+def evenly_spaced(hidden: Tensor, positions: int) -> Tensor:
+    """Up to so many of the states. (N, H) -> (n, H)"""
+    return hidden[:: max(len(hidden) // positions, 1)][:positions]
+
+
+@torch.no_grad()
+def calibrate_scales(model: CausalModel, hidden: Tensor) -> tuple[float, float, float, float]:
+    """Set C, gamma and b from states (N, H). -> them, and the median of sum_k P_k"""
     config = model.config
-    loc = sample_scores(model, texts)  # (N, V)
+    loc = sample_scores(model, hidden)  # (N, V)
     per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
     threshold, gamma, b_noise = (
         None if isinstance(value, str) else float(value)  # "auto"
@@ -122,17 +138,9 @@ def set_decision_noise(model: CausalModel) -> None:
     model.action.decision_noise.copy_(noise)
 
 
-def abduct_along(model: CausalModel, texts: Sequence[Tensor], positions: int) -> Cauchy:
-    """U at up to so many positions of the texts, evenly spaced. -> (N, C)"""
-    rows = (ids.reshape(1, -1).to(model.device) for ids in texts)
-    hidden = torch.cat([model.model(ids).last_hidden_state[0] for ids in rows])
-    every = max(len(hidden) // positions, 1)
-    return model.abduct(hidden[::every][:positions])
-
-
-def sample_scores(model: CausalModel, texts: Sequence[Tensor]) -> Tensor:
-    """loc_S at up to POSITIONS positions of the texts, evenly spaced. -> (N, V)"""
-    scores: Tensor = model.lm_head(abduct_along(model, texts, POSITIONS).loc)
+def sample_scores(model: CausalModel, hidden: Tensor) -> Tensor:
+    """loc_S at up to POSITIONS of the states. (N, H) -> (n, V)"""
+    scores: Tensor = model.lm_head(model.abduct(evenly_spaced(hidden, POSITIONS)).loc)
     return scores.float()
 
 
@@ -159,54 +167,71 @@ def solve_gamma(loc: Tensor, per_token: Tensor, threshold: float, b_noise: float
     return math.exp(low)
 
 
-@torch.no_grad()
 def calibrate_noise(
     model: CausalModel, texts: Sequence[Tensor] | None = None
 ) -> tuple[float, float]:
-    """Find and save the noise gains, and the other defaults of individuals.
+    """`calibrate_gains` along texts: after training, those like the texts to be generated; without
+    texts, the model's own samples."""
+    texts = own_samples(model) if texts is None else texts
+    return calibrate_gains(model, read_texts(model, texts))
+
+
+@torch.no_grad()
+def calibrate_gains(model: CausalModel, hidden: Tensor) -> tuple[float, float]:
+    """Find and save the noise gains, and the other defaults of individuals. states (N, H)
 
     With noise of gain kappa the choice among the candidates, at positions of the texts, leaves the
     likeliest token as often as under softmax sampling with the same `min_p`. Fresh noise gets this
     gain, shared noise AMPLITUDE times it. Texts are read, not generated: a model's own loops would
-    pass for good text. Repeat after training, on texts like those to be generated; without texts,
-    the model's own samples are used.
+    pass for good text.
     """
-    was_training = model.training
-    model.eval()
-    texts = own_samples(model) if texts is None else texts
-    u = abduct_along(model, texts, NOISE_POSITIONS)
+    u = model.abduct(evenly_spaced(hidden, NOISE_POSITIONS))
     exogenous = model.action.b_noise.abs()
     loc = model.lm_head(u.loc).float()  # (N, V)
-    # Cauchy noise is 1-stable: shared and exogenous parts add up to noise of their summed scale
-    shared = find_gain(model, loc, PERSISTENCE * u.scale + (1 - PERSISTENCE) * exogenous)
-    fresh = find_gain(model, loc, exogenous.expand_as(u.scale))
+    chance = exogenous.expand_as(u.scale)
+    shared = find_gain(model, loc, u.scale, chance, PERSISTENCE)
+    fresh = find_gain(model, loc, chance, chance)
     saved = model.generation_config
     shared *= AMPLITUDE
     saved.noise_gain, saved.fresh_noise_gain = shared, fresh
-    saved.causal_min_p, saved.persistence, saved.min_density = MIN_P, PERSISTENCE, 0.0
-    model.train(was_training)
+    saved.causal_min_p, saved.min_density = MIN_P, 0.0
+    saved.persistence, saved.noise_law = PERSISTENCE, NOISE_LAW
     return shared, fresh
 
 
-def find_gain(model: CausalModel, loc: Tensor, scale: Tensor) -> float:
-    """The gain at which noise of a scale (N, C) changes as many choices among scores loc (N, V) as
-    softmax sampling does.
+def find_gain(
+    model: CausalModel, loc: Tensor, own: Tensor, chance: Tensor, persistence: float = 1.0
+) -> float:
+    """The gain at which noise changes as many choices among scores loc (N, V) as softmax sampling
+    does: a mixture, of the scale `own` (N, C) in a share `persistence` of draws, else `chance`."""
+    draws = [to_cauchy(draw_noise(seed, own.shape[-1])) for seed in range(DRAWS)]
+    t = torch.from_numpy(np.stack(draws, axis=-1)).to(loc)  # (C, R)
+    is_own = torch.arange(DRAWS, device=loc.device) < persistence * DRAWS
+    weight = model.lm_head.weight
+    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # FSDP
+
+    def noise(place: int, keep: Tensor) -> Tensor:
+        scale = torch.where(is_own, own[place, :, None], chance[place, :, None])  # (C, R)
+        return weight[keep].to(loc) @ (scale.to(loc) * t)
+
+    return equal_gain(loc, noise)
+
+
+def equal_gain(loc: Tensor, noise: Callable[[int, Tensor], Tensor]) -> float:
+    """The gain at which noise changes as many choices among scores loc (N, V) as softmax sampling
+    with min-p. `noise` draws for the candidates of one of the N positions. (K,) -> (K, R)
 
     The choice moves from the likeliest candidate to candidate k when the gain exceeds the lead
     over k divided by what the noise adds to k more than to the likeliest. The smallest such gain
     decides, so the gain for a share of changed choices is that quantile of the smallest gains.
     """
-    draws = [to_cauchy(draw_noise(seed, scale.shape[-1])) for seed in range(DRAWS)]
-    t = torch.from_numpy(np.stack(draws, axis=-1)).to(loc)  # (C, R)
-    weight = model.lm_head.weight
-    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # FSDP
     critical, changed = [], []
-    for scores, each in zip(loc, scale.to(loc), strict=True):
+    for place, scores in enumerate(loc):
         keep = (scores >= scores.max() + math.log(MIN_P)).nonzero().flatten()  # (K,)
         candidates = scores[keep]
         best = candidates.argmax()
         changed.append(1 - candidates.softmax(-1)[best])
-        added = weight[keep].to(loc) @ (each[:, None] * t)  # (K, R) at gain 1
+        added = noise(place, keep)  # (K, R) at gain 1
         gained = added - added[best]
         gain = (candidates[best] - candidates)[:, None] / gained
         critical.append(gain.where(gained > 0, math.inf).amin(0))

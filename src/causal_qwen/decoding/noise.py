@@ -1,12 +1,18 @@
 """Noise of one call of `generate`, row by row.
 
-    u = loc_U + T kappa (p scale_U t + (1 - p) b eps)
+    u = loc_U + T kappa (c scale_U t + (1 - c) b eps)
 
-The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain. The
-share p (persistence) of it is the individual's own t, the same at all positions; the rest is
-chance, eps, drawn from its seed at every position. A Cauchy is 1-stable: where b = scale_U, the
-sum is standard Cauchy times T kappa scale_U for every p. p = 1/2 with T kappa = 2 is the structural
-equation u = loc_U + scale_U t + b eps.
+    mixture    c = 1 with probability p at every position, else 0
+    sum        c = p
+
+The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain. t
+is the individual's own, the same at all positions; eps is chance, drawn from its seed at every
+position, and so is the coin that decides c. p is its persistence. Where b = scale_U, both laws are
+standard Cauchy times T kappa scale_U at every position, for every p: a Cauchy is 1-stable.
+"sum" with p = 1/2 and T kappa = 2 is the structural equation u = loc_U + scale_U t + b eps.
+
+Hazard: in a sum of heavy tails the larger part decides. An individual with one far coordinate of t
+drowns eps everywhere, whatever p is, and loops; a mixture leaves 1 - p of its positions to chance.
 """
 
 from __future__ import annotations
@@ -24,10 +30,12 @@ RANDOM_SEEDS = 2**62  # range of the seeds drawn when a call gives no individual
 
 
 class NoiseGains(NamedTuple):
-    """kappa, the unit of temperature: one number, or one per row. Fresh noise may have its own."""
+    """The model's part in the noise: kappa, the unit of temperature, one number or one per row
+    (fresh noise may have its own), and the law that combines t and eps."""
 
     shared: Any = 1.0
     fresh: Any = None
+    law: str = "sum"
 
     def amplitude(self, individual: Individual, row: int = 0) -> float:
         """T kappa of an individual on a row."""
@@ -35,11 +43,20 @@ class NoiseGains(NamedTuple):
         gains = np.asarray(self.fresh if has_own else self.shared, dtype=np.float64).reshape(-1)
         return float(individual.temperature * gains[row % len(gains)])
 
+    def own_share(self, individual: Individual, position: int) -> float:
+        """c: the weight of t, and 1 - c that of eps; 1 without chance."""
+        if not individual.has_chance:
+            return 1.0
+        if self.law == "sum":
+            return individual.persistence
+        return float(individual.coin(position) < individual.persistence)
+
     def noise(self, individuals: Sequence[Individual], positions: Sequence[int]) -> Noise:
-        """T kappa p t of every row at its position; p, the persistence, is 1 for fresh noise.
-        -> (B, C)"""
-        rows = enumerate(zip(individuals, positions, strict=True))
-        noise = [self.amplitude(x, row) * x.own_share * x.cauchy(at) for row, (x, at) in rows]
+        """T kappa c t of every row at its position. -> (B, C)"""
+        noise = []
+        for row, (one, position) in enumerate(zip(individuals, positions, strict=True)):
+            weight = self.amplitude(one, row) * self.own_share(one, position)
+            noise.append(weight * one.cauchy(position))
         return np.stack(noise)
 
     def exogenous(
@@ -48,7 +65,7 @@ class NoiseGains(NamedTuple):
         sources: Sequence[Individual] | None,
         positions: Sequence[int],
     ) -> Noise | None:
-        """T kappa (1 - p) eps of every row, eps from its individual or from `sources`; None if
+        """T kappa (1 - c) eps of every row, eps from its individual or from `sources`; None if
         there is none. -> (B, C)
 
         T and truncation are the individual's. Sources beside an individual that leaves nothing to
@@ -61,7 +78,7 @@ class NoiseGains(NamedTuple):
             source = None if sources is None else sources[row]
             if one.has_chance:
                 eps = one.chance(position) if source is None else truncated(source, one, position)
-                noise[row] = self.amplitude(one, row) * (1 - one.persistence) * eps
+                noise[row] = self.amplitude(one, row) * (1 - self.own_share(one, position)) * eps
             elif source is not None:
                 unit = one.temperature * self.amplitude(source, row)
                 noise[row] = unit * truncated(source, one, position)
@@ -96,7 +113,7 @@ class DecodingNoise:
         draw_seeds: Callable[[int], list[int]],
     ) -> None:
         self.settings = settings
-        self.gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
+        self.gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain, settings.noise_law)
         self.individuals: list[Individual] = []  # one per row
         self.sources: list[Individual] | None = None  # of the exogenous noise, one per row
         self._shared: UNoise | None = None  # if it is the same at every position

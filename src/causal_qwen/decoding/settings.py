@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
-from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
+from causal_qwen.options import MODES, NOISE_LAWS, NOISY_MODES, NORMALIZATIONS, check_choice
 
 # Our own fields of a generation config, and their defaults.
 DEFAULTS: dict[str, Any] = {
@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "fresh_noise_gain": None,
     "min_density": 0.0,
     "persistence": 1.0,
+    "noise_law": "sum",
     "causal_min_p": 0.0,
     "individual": None,
     "fresh_noise": None,
@@ -57,6 +58,7 @@ class DecodingSettings:
     fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
     min_density: float = 0.0
     persistence: float = 1.0
+    noise_law: str = "sum"
     fresh_noise: bool = False
     normalization: str = "softmax"
     value_field: str | None = None
@@ -142,6 +144,7 @@ def resolve_settings(
         fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
         min_density=_number("min_density", found["min_density"], 0, 1),
         persistence=_number("persistence", found["persistence"], 0, 1),
+        noise_law=check_choice("noise_law", found["noise_law"], NOISE_LAWS),
         fresh_noise=_flag("fresh_noise", first_given(found["fresh_noise"], mode == "sampling")),
         normalization=check_choice("normalization", found["normalization"], NORMALIZATIONS),
         value_field=found["value_field"],

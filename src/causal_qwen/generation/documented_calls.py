@@ -27,7 +27,15 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
 WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # the softmax without cuts
-NOISE = ("individual", "noise_gain", "min_density", "persistence", "fresh_noise", "normalization")
+NOISE = (
+    "individual",
+    "noise_gain",
+    "noise_law",
+    "min_density",
+    "persistence",
+    "fresh_noise",
+    "normalization",
+)
 OPTIONS = (*WHOLE, *NOISE, "min_p")
 
 

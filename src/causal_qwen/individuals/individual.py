@@ -49,8 +49,8 @@ class Individual:
 
     `persistence` is the share of a shared individual's noise that is the same at all positions;
     the rest, `chance`, is drawn from the seed at every position. Persistence, likelihood truncation
-    and temperature are the individual's own in every call; kappa, the unit of temperature, is the
-    model's.
+    and temperature are the individual's own in every call; kappa, the unit of temperature, and the
+    noise law, which says what a share is, are the model's.
     """
 
     noise: Noise
@@ -140,20 +140,23 @@ class Individual:
         """A part of the noise is drawn anew at every position, besides the shared part."""
         return self.persistence < 1 and not self.is_fresh
 
-    @property
-    def own_share(self) -> float:
-        """p; 1 for fresh noise, all of which `cauchy` gives."""
-        return self.persistence if self.has_chance else 1.0
-
     def chance(self, position: int) -> Noise:
         """The standard Cauchy noise eps at a position, truncated: what persistence leaves to
         chance. Its seed is e itself: equal e is the same individual. -> (C,)"""
+        return to_cauchy(self._drawn(position)[:-1], self.min_density)
+
+    def coin(self, position: int) -> float:
+        """A uniform number of the position, drawn with `chance`: below the persistence, a mixture
+        takes the individual's own noise there."""
+        return float(self._drawn(position)[-1])
+
+    def _drawn(self, position: int) -> Noise:
+        """Uniform numbers of a position: those of `chance`, then the coin. -> (C + 1,)"""
         index = position - self.offset
         if index < 0:
             raise ValueError(f"{self!r} begins at position {self.offset}, not at {position}.")
         digest = hashlib.blake2b(self.noise.tobytes(), digest_size=8).digest()
-        seed = int.from_bytes(digest, "little")
-        return to_cauchy(draw_noise(seed, self.size, index), self.min_density)
+        return draw_noise(int.from_bytes(digest, "little"), self.size + 1, index)
 
     def mix(self, other: Individual, t: float) -> Individual:
         """Interpolate: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1.

@@ -91,7 +91,9 @@ def fit_csv(
     check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
     cv = TimeSeriesSplit() if time is not None else None
-    regressor = CausalTextRegressor(random_state=seed, cv=cv, **settings)
+    regressor = CausalTextRegressor(
+        random_state=seed, columns=list(columns) or None, cv=cv, **settings
+    )
     roles = [one for one in (weight, group, time, trusted) if one is not None]
     with _collected(notes):
         table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
@@ -153,7 +155,7 @@ def audit_csv(
     """The rows of a file by the credibility of their labels (`audit`), and notes."""
     check_target_names(targets)
     notes: list[str] = []
-    regressor = CausalTextRegressor(random_state=seed, **settings)
+    regressor = CausalTextRegressor(random_state=seed, columns=list(columns) or None, **settings)
     if regressor.reads_sentences():
         raise ValueError("an audit cross-validates; give another --source beside the model.")
     with _collected(notes):
@@ -421,9 +423,6 @@ def _all_but_ids(frame: Any, without: Sequence[str], settings: Mapping[str, Any]
     ids = [name for name in id_like(frame[names]) if name not in wanted]
     if not ids or len(ids) == len(names):
         return names
-    columns_are = counted(
-        len(ids), "column looks like an identifier and is", "columns look like identifiers and are"
-    )
     listed = ", ".join(map(repr, ids))
     columns_are = counted(len(ids), "column that names rows is", "columns that name rows are")
     warnings.warn(

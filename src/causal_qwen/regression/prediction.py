@@ -58,7 +58,8 @@ class IndividualLaw:
     def shifts(self, individuals: Any, weight: Tensor) -> Tensor:
         """w.(u - loc_U) of n individuals. -> (..., n)"""
         people = self.resolve(individuals)
-        gains = NoiseGains(self.settings.noise_gain, self.settings.fresh_noise_gain)
+        settings = self.settings
+        gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain, settings.noise_law)
         shifts = torch.empty(*self.positions.shape, len(people), dtype=torch.float64)
         for position in self.positions.unique().tolist() if people else ():
             at, places = self.positions == position, [position] * len(people)

@@ -55,8 +55,6 @@ from causal_qwen.regression.backbone import (
 )
 from causal_qwen.regression.checks import CURE, wrong
 from causal_qwen.regression.conformal import Conformal, rows_needed
-from causal_qwen.regression.credibility import find_credibility
-from causal_qwen.regression.experts import Evidence, with_spread
 from causal_qwen.regression.explanation import Explanation, baseline_row, explain_rows
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import (
@@ -83,26 +81,7 @@ from causal_qwen.regression.head import (
 )
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.rows import is_table, name_rows, row_index
-from causal_qwen.regression.saved import (
-    FORMAT,
-    MODEL,
-    SETTINGS,
-    TENSORS,
-    Settings,
-    read_settings,
-    read_tensors,
-)
-from causal_qwen.regression.saved_sources import (
-    OBJECTS,
-    read_objects,
-    source_settings,
-    source_tensors,
-    to_source_model,
-    write_objects,
-)
 from causal_qwen.regression.sentences import join_sentences
-from causal_qwen.regression.source_model import SourceModel
-from causal_qwen.regression.sources import SOURCES, Schema, with_inner_numbers
 from causal_qwen.regression.targets import read_targets
 from causal_qwen.terminal import counted, progress_bar
 from causal_qwen.training.from_scratch import new_model
@@ -113,6 +92,28 @@ try:
     from sklearn.model_selection import GroupKFold, KFold, check_cv
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
+
+    from causal_qwen.regression.credibility import find_credibility
+    from causal_qwen.regression.experts import Evidence, with_spread
+    from causal_qwen.regression.saved import (
+        FORMAT,
+        MODEL,
+        SETTINGS,
+        TENSORS,
+        Settings,
+        read_settings,
+        read_tensors,
+    )
+    from causal_qwen.regression.saved_sources import (
+        OBJECTS,
+        read_objects,
+        source_settings,
+        source_tensors,
+        to_source_model,
+        write_objects,
+    )
+    from causal_qwen.regression.source_model import SourceModel
+    from causal_qwen.regression.sources import SOURCES, Schema, with_inner_numbers
 except ModuleNotFoundError:
     raise ImportError(
         "CausalTextRegressor needs scikit-learn, which is not installed: " + install_hint("tables")
@@ -228,6 +229,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             None splits at random into `folds`, by `groups` if they are given.
         model: a converted model's directory instead of the embedded one, or an `OpenModel`.
         template: such as "A {carat} carat diamond, cut {cut}", for tables; None lists the columns.
+        columns: the table's columns to learn from; None takes all but the targets and columns that
+            only name rows.
         text: the table's column (or columns) of free text, used verbatim.
         units: column -> unit, for tables without a template.
         question: the end of every text; None asks for the targets ("The price is"), or leaves
@@ -266,6 +269,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         cv: Any = None,
         model: str | os.PathLike[str] | None = None,
         template: str | None = None,
+        columns: Sequence[str] | None = None,
         text: str | Sequence[str] | None = None,
         units: dict[str, str] | None = None,
         question: str | None = None,
@@ -289,6 +293,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.cv = cv
         self.model = model
         self.template = template
+        self.columns = columns
         self.text = text
         self.units = units
         self.question = question
@@ -418,8 +423,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             kinds = {TEXT: "text"}
         kinds |= dict.fromkeys(self._text_columns(), "text")
         if ids := [name for name, kind in kinds.items() if kind == "id"]:
-            if len(ids) == len(kinds):
-                kinds = dict.fromkeys(kinds, "category")
+            if len(ids) == len(kinds) or self.columns is not None:
+                kinds |= dict.fromkeys(ids, "category")
             else:
                 names = ", ".join(map(repr, ids))
                 warnings.warn(f"left out, because they only name rows: {names}.", stacklevel=3)
@@ -825,7 +830,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         regressor.of_sentences().predict(regressor.sentences(X))      # is predict(X)
         """
         check_is_fitted(self, "targets_")
-        reader = copy.copy(self).set_params(template=None, text=None, question="")
+        if self.source_ is not None and self.columns_ is not None:
+            raise ValueError(
+                "this regressor reads columns, not sentences; fit one with sources=['model'] "
+                "(causal-qwen fit --source model)."
+            )
+        reader = copy.copy(self).set_params(template=None, columns=None, text=None, question="")
         reader.columns_ = None
         return reader
 
@@ -862,6 +872,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 raise ValueError("template and text are for tables, and X holds texts; drop them.")
             return None
         columns = sentences.used_columns(X, template=self.template, without=targets)
+        if self.columns is not None:
+            sentences.require_columns(X, self.columns)
+            columns = [column for column in columns if column in self.columns]
         sentences.require_columns(X, self._text_columns())
         if not len(X):
             return columns

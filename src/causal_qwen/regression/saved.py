@@ -47,7 +47,8 @@ SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
 FORMAT = 2  # of the files together; those of version 0.3, which have no number, are format 1
 FIELDS_1 = ("parameters", "columns", "is_single", "targets", "backbone")
 FIELDS = (*FIELDS_1, "limits", "seed", "sources")
-PARAMETERS_OF_1 = {"sources": ["model"], "support": "real", "cv": None}  # those it did not have
+# Of format 1, which did not have them:
+PARAMETERS_OF_1 = {"sources": ["model"], "columns": None, "support": "real", "cv": None}
 SCORES = ("scores", "score_weights")  # the tensors of a calibration
 NO_LIMITS = (-math.inf, math.inf, False, 0.0, math.inf)
 
@@ -97,7 +98,7 @@ PARAMETERS: dict[str, Check] = {  # of `CausalTextRegressor`; it checks choices 
     **dict.fromkeys(("cache", "verbose"), FLAG),
     "held_out": NUMBER,
     "learning_rate": or_none(NUMBER),
-    "text": or_none(TEXTS),
+    **dict.fromkeys(("columns", "text"), or_none(TEXTS)),
     "units": or_none((is_units, "a map from names to texts")),
     "size": (_is_size, "a name or two whole numbers"),
     "sources": TEXTS,

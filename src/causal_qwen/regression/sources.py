@@ -38,7 +38,7 @@ Array = NDArray[np.float64]
 
 SOURCES = ("columns", "words", "boosting", "model")
 LARGE = 4000  # rows; of more, the linear head takes the leading components of the words
-WORD_COMPONENTS, TREE_COMPONENTS = 300, 30
+WORD_COMPONENTS, TREE_COMPONENTS = 100, 30
 MOST_FEATURES = 50_000  # n-grams of a text column
 MOST_CATEGORIES = 250  # of a column, in a tree
 KNOTS = 6

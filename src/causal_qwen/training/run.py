@@ -17,7 +17,7 @@ import torch
 from transformers import EarlyStoppingCallback, ProgressCallback
 from transformers.utils import logging
 
-from causal_qwen.conversion.calibration import calibrate_noise, calibrate_scales
+from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.loss import IGNORE
@@ -97,9 +97,10 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     fit_fields(model, rows)
     texts = _calibration_texts(rows, processor, model, run.max_length)
     if checkpoint is None and (run.model is None or model.abduction.scale.is_constant):
+        hidden = read_texts(model, texts)
         if run.model is not None:  # never trained: only conversion set C and the scales
-            calibrate_scales(model, texts)
-        calibrate_noise(model, texts)
+            calibrate_scales(model, hidden)
+        calibrate_gains(model, hidden)
     learn, held_out = (_examples(part, processor, model, run) for part in (rows, held_out_rows))
     trainer = CausalTrainer(
         model=_with_lora(model, run.lora),
