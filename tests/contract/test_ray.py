@@ -39,6 +39,7 @@ def test_two_workers_predict_what_one_process_predicts(tmp_path: Path) -> None:
             "HOME": str(tmp_path),  # where Ray keeps the token of its cluster
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_raylet_start_wait_time_s": "300",  # on a busy machine
+            "RAY_agent_register_timeout_ms": "300000",
         },
     )
     assert done.returncode == 0, done.stderr
