@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,17 @@ def test_two_workers_predict_what_one_process_predicts(tmp_path: Path) -> None:
         rings[start : start + 150].to_parquet(tmp_path / "rings" / f"{start}.parquet")
     words = [EXAMPLE, tmp_path / "priced", tmp_path / "rings", tmp_path / "answers"]
     done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "HOME": str(tmp_path),  # where Ray keeps the token of its cluster
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "300",  # on a busy machine
+            "RAY_agent_register_timeout_ms": "300000",
+        },
     )
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "answers").glob("*.parquet"))

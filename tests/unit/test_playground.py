@@ -562,6 +562,13 @@ def test_iris_predictor_is_fitted_step_by_step(
     assert (sweep.values[0], sweep.values[-1]) == (0, 2 * number)
     assert (sweep.low < sweep.median).all()
     assert (sweep.median < sweep.high).all()
+    other = predictor.example.replace(find_numbers(predictor.example)[2][0], "2.1")
+    answer = predictor.what_if(predictor.example, "4.5", other)
+    assert answer.startswith("Observed 4.5 where ")
+    assert "would have been" in answer
+    for seen, edited, message in (("big", other, "no number"), ("4", predictor.example, "same")):
+        with pytest.raises(ValueError, match=message):
+            predictor.what_if(predictor.example, seen, edited)
 
 
 def test_abandoned_iris_fit_is_completed_by_the_next_visitor(

@@ -22,11 +22,11 @@ from causal_qwen.regression.report import coverage, write_regressor_report  # no
 
 
 def test_coverage_counts_scores_inside_the_intervals() -> None:
-    scores = np.array([-3.0, -0.5, 0.5, 3.0])
-    assert coverage(scores, None, np.array([0.5])).tolist() == [0.5]  # +-1 scale holds half
+    scores = np.array([-3.0, -0.5, 0.5, 0.7, 1.5])
+    assert coverage(scores, None, np.array([0.5])).tolist() == [0.6]  # of 50% is +-1 scale
     fitted = Conformal(np.array([-2.0, -1.0, 0.0, 1.0]), np.ones(4))
     found = coverage(scores, fitted, np.array([0.4, 0.8, 0.9]))
-    assert found[:2].tolist() == [0.5, 0.5]
+    assert found[:2].tolist() == [0.6, 0.8]
     assert np.isnan(found[2])  # 4 rows do not reach 90%
 
 

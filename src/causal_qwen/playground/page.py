@@ -367,6 +367,12 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
             picture = gr.HTML(label="Prediction", elem_classes=PREDICTION_CLASS)
         with gr.Column(min_width=300):
             sweep = gr.HTML(label="Prediction for other numbers", elem_classes=PREDICTION_CLASS)
+    with gr.Accordion("Had the text been different", open=False):
+        with gr.Row():
+            observed = gr.Textbox(label="Observed value", placeholder="the number seen", scale=1)
+            other = gr.Textbox(example, label="The same text, edited", scale=4)
+        ask = gr.Button("Ask")
+        answered = gr.HTML()
     with gr.Accordion("Use another regressor", open=False):
         path = gr.Textbox(
             label="Directory of a saved regressor",
@@ -457,7 +463,18 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
             hint = rendering.note(TEXT_HINT)
             yield {sentence: draw_text(""), picture: hint, sweep: "", curve: None}
 
+    @queued(state, answered)
+    def on_ask(asked: str, words: str, seen: str, edited: str) -> Iterator[str]:
+        before, after = (
+            state.worker.run(check_prompt, one, state.processor) for one in (words, edited)
+        )
+        seen = text_edits.check_length("observed value", seen or "", MAX_PATH)
+        predictor = state.predictor(asked)
+        yield rendering.note(state.worker.run(predictor.what_if, before, seen, after))
+
     answer = [sentence, picture, sweep, curve]
+    for trigger in (ask.click, observed.submit, other.submit):
+        trigger(on_ask, [key, text, observed, other], answered)
     opened = tab.select(on_open, key, note, show_progress="hidden")
     opened.then(on_first, [key, text, curve], answer, show_progress="hidden")
     sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")

@@ -23,8 +23,9 @@ from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import features
 from causal_qwen.regression.iris import iris_table
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenModel
+from causal_qwen.regression.regressor import LENGTH, TEXT, CausalTextRegressor, OpenModel
 from causal_qwen.regression.sentences import to_sentences
+from causal_qwen.regression.whatif import NumberCounterfactual
 
 Array = NDArray[np.float64]
 
@@ -63,6 +64,26 @@ class Predictor:
     example: str  # "" if there is none
     distribution: Callable[[list[str]], NumberPrediction] = field(repr=False)
     interval: Callable[[list[str], float], tuple[Array, Array]] = field(repr=False)
+    counterfactual: Callable[[str, float, str], NumberCounterfactual] | None = field(
+        default=None, repr=False
+    )  # of a text, its observed number and the edited text
+
+    def what_if(self, text: str, observed: str, other: str) -> str:
+        """What the number seen after `text` would have been after the `other` one, in words."""
+        if self.counterfactual is None:
+            raise ValueError("The model's own head keeps no individual; use a fitted regressor.")
+        try:
+            seen = float(observed)
+        except ValueError:
+            raise ValueError(f"The observed value {observed!r} is no number.") from None
+        if text == other:
+            raise ValueError("The two texts are the same; change a word or a number in one.")
+        found = self.counterfactual(text, seen, other)
+        return (
+            f"Observed {seen:.4g} where {found.factual:.4g} was expected; after the edited text it "
+            f"would have been {found.median:.4g} ({found.level:.0%}: {found.low:.4g} to "
+            f"{found.high:.4g})."
+        )
 
     def forecast(self, text: str) -> Forecast:
         ends = {level: self.interval([text], level) for level in LEVELS}
@@ -145,7 +166,10 @@ def from_regressor(regressor: CausalTextRegressor, name: str, note: str, example
         low, high = reader.predict_interval(texts, level)
         return (low, high) if low.ndim == 1 else (low[:, 0], high[:, 0])
 
-    return Predictor(name, note, example, distribution, interval)
+    def counterfactual(text: str, observed: float, other: str) -> NumberCounterfactual:
+        return reader.counterfactual(text, observed, {TEXT: other}, target=target)
+
+    return Predictor(name, note, example, distribution, interval, counterfactual)
 
 
 def from_model(model: CausalModel, processor: Processor) -> Predictor:

@@ -21,6 +21,10 @@ Out:  medians, intervals, quantiles and whole distributions.
     conformal   intervals with a coverage guarantee
     prediction  the distribution of one number
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
+    audit       labels -> how credible each is, the worst first
+    whatif      an observed number -> the same individual's number in an edited row
+    explanation what every column and group of words adds to a prediction
+    report      calibration, residuals and contributions as pictures and a page
     saved       the files of a saved regressor, every field checked
     saved_sources  transformers and experts in these files; only known types are loaded
     checks      one sentence for a field that is wrong

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from itertools import permutations as all_orders
 from typing import Any, NamedTuple
 
@@ -156,36 +157,35 @@ def explain_rows(
 
     if permutations < 2 or permutations % 2:
         raise ValueError(f"permutations={permutations} must be an even number of at least 2.")
-    tables, totals = [], []
-    columns = [name for name in frame.columns if name in baseline.columns]
-    for place, label in enumerate(frame.index):
-        row = frame.iloc[[place]]
-        parts = [part for name in columns for part in _parts(row, name, texts)]
+    rows = [dict(zip(frame.columns, cells, strict=True)) for cells in _records(frame)]
+    (base,) = (dict(zip(baseline.columns, cells, strict=True)) for cells in _records(baseline))
+    plans = []
+    for place, row in enumerate(rows):
+        parts = [part for name in base for part in _parts(row[name], name, texts)]
         orders = _orders(len(parts), permutations, np.random.default_rng(seed + place))
-        subsets = sorted({part for order in orders for part in _prefixes(order)})
-        rows = pandas.concat(
-            [_mixed(row, baseline, parts, subset) for subset in subsets], ignore_index=True
-        )
-        found = dict(zip(subsets, np.stack(predict(rows), -1), strict=True))  # (median, width)
-        added = np.zeros((len(parts), 2))
-        for order in orders:
-            for before, after, part in zip(
-                _prefixes(order), _prefixes(order)[1:], order, strict=False
-            ):
-                added[part] += (found[after] - found[before]) / len(orders)
+        plans.append(_Plan(row, parts, orders))
+    mixed = [_mixed(plan, base, subset) for plan in plans for subset in plan.subsets]
+    given = pandas.DataFrame(mixed, columns=list(base), dtype=object)
+    found = np.stack(predict(given), -1).astype(np.float64)  # (rows, 2): medians and widths
+    tables, totals, start = [], [], 0
+    for label, plan in zip(frame.index, plans, strict=True):
+        end = start + len(plan.subsets)
+        values = dict(zip(plan.subsets, found[start:end], strict=True))
+        added = plan.contributions(values)
         table = pandas.DataFrame(
             {
-                "row": [label] * len(parts),
-                "part": [part.name for part in parts],
-                "column": [part.column for part in parts],
-                "value": [part.words or row[part.column].iloc[0] for part in parts],
+                "row": [label] * len(plan.parts),
+                "part": [part.name for part in plan.parts],
+                "column": [part.column for part in plan.parts],
+                "value": [part.words or plan.row[part.column] for part in plan.parts],
                 "median": added[:, 0],
                 "width": added[:, 1],
             }
         )
         tables.append(table.sort_values("median", key=abs, ascending=False, kind="stable"))
-        start, end = found[0], found[2 ** len(parts) - 1]
-        totals.append((start[0], end[0], start[1], end[1]))
+        first, last = values[0], values[2 ** len(plan.parts) - 1]
+        totals.append((first[0], last[0], first[1], last[1]))
+        start = end
     names = ["baseline", "prediction", "baseline_width", "width"]
     return Explanation(
         target,
@@ -194,11 +194,35 @@ def explain_rows(
     )
 
 
-def _parts(row: Any, name: str, texts: Sequence[str]) -> list[Part]:
+@dataclass(frozen=True)
+class _Plan:
+    """The parts of a row and the orders in which they are added; sets of parts are bits."""
+
+    row: dict[str, Any]
+    parts: list[Part]
+    orders: list[list[int]]
+
+    @property
+    def subsets(self) -> list[int]:
+        return sorted({subset for order in self.orders for subset in _prefixes(order)})
+
+    def contributions(self, values: dict[int, Array]) -> Array:
+        """What every part adds on average; `values` of the subsets. -> (parts, 2)"""
+        added = np.zeros((len(self.parts), 2))
+        for order in self.orders:
+            for part, (before, after) in zip(order, pairwise(_prefixes(order)), strict=True):
+                added[part] += (values[after] - values[before]) / len(self.orders)
+        return added
+
+
+def _records(frame: Any) -> Any:
+    return frame.itertuples(index=False, name=None)
+
+
+def _parts(cell: Any, name: str, texts: Sequence[str]) -> list[Part]:
     if name not in texts:
         return [Part(name)]
-    cell = row[name].iloc[0]
-    words = str(cell).split() if isinstance(cell, str) else []
+    words = cell.split() if isinstance(cell, str) else []
     if not words:
         return []
     groups = np.array_split(np.array(words, dtype=object), min(MOST_GROUPS, len(words)))
@@ -221,15 +245,16 @@ def _prefixes(order: Sequence[int]) -> list[int]:
     return found
 
 
-def _mixed(row: Any, baseline: Any, parts: Sequence[Part], subset: int) -> Any:
+def _mixed(plan: _Plan, baseline: dict[str, Any], subset: int) -> dict[str, Any]:
     """The baseline with the parts of `subset` from the row."""
-    present = [part for place, part in enumerate(parts) if subset >> place & 1]
-    mixed = baseline.copy()
-    for name in {part.column for part in present}:
-        words = [part.words for part in present if part.column == name]
-        is_text = words[0] is not None
-        mixed[name] = [" ".join(filter(None, words)) if is_text else row[name].iloc[0]]
-    return mixed
+    present = [part for place, part in enumerate(plan.parts) if subset >> place & 1]
+    cells: dict[str, Any] = {}
+    for part in present:
+        if part.words is None:
+            cells[part.column] = plan.row[part.column]
+        else:
+            cells[part.column] = " ".join(filter(None, (cells.get(part.column), part.words)))
+    return baseline | cells
 
 
 def _shown(value: Any) -> str:
