@@ -184,8 +184,10 @@ def grid(subject: Subject, options: Options) -> Row:
 def grid_page(r: Row) -> list[str]:
     return [
         f"{r['prompts']} prompts of the grid's own x {r['speakers']} individuals x {r['tokens']} "
-        "tokens. The saved defaults are the most recognised row with no broken token, at most 3 "
-        f"points more repeated trigrams than {BASELINE}, and no less distance between texts.",
+        "tokens. A row may become the default if it has no broken token, at most 3 points more "
+        f"repeated trigrams than {BASELINE}, and no less distance between texts. The "
+        "saved one, min-p 0.1, 8 kappa and persistence 0.5, was chosen on more texts than these, "
+        "where persistence 0.6 was recognised more often and looped more ([log](../log.md)).",
         "",
         *table(speaker_columns(r["kinds"]), r["kinds"]),
     ]
