@@ -55,7 +55,13 @@ from causal_qwen.regression.backbone import (
 )
 from causal_qwen.regression.checks import CURE, wrong
 from causal_qwen.regression.conformal import Conformal, rows_needed
-from causal_qwen.regression.explanation import Explanation, baseline_row, explain_rows
+from causal_qwen.regression.explanation import (
+    Explanation,
+    baseline_cells,
+    baseline_frame,
+    baseline_row,
+    explain_rows,
+)
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import (
     MIDDLE,
@@ -466,8 +472,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         for name, found in evidence.items():
             self._keep_evidence(name, values[name], found)
         self.rows_, self.baseline_ = frame.index, baseline_row(frame, source.table.schema)
-        if self.verbose:
-            print(self.summary(), file=sys.stderr, flush=True)
 
     def _chosen_sources(self, schema: Schema) -> list[str]:
         has = {
@@ -1010,7 +1014,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             if self.source_ is not None:
                 write_objects(file := directory / OBJECTS, self.source_)
                 text_columns = getattr(self, "text_columns_", [])
-                settings["sources"] = source_settings(self.source_, text_columns, file_sha256(file))
+                settings["sources"] = source_settings(
+                    self.source_, text_columns, baseline_cells(self.baseline_), file_sha256(file)
+                )
             (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
             if hasattr(self, "model_"):
                 with quiet():
@@ -1091,7 +1097,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         chains = [one.chain for one in self.targets_.values() if one.chain is not None]
         objects = read_objects(directory / OBJECTS, record)
         self.source_ = to_source_model(record, saved.spaces, chains, tensors, objects)
-        self.evidence_ = {}
+        self.evidence_, self.baseline_ = {}, baseline_frame(record.baseline)
         try:
             self._try_empty_row()
         except (LookupError, ValueError, TypeError, AttributeError):

@@ -56,7 +56,7 @@ TRUSTED = (  # beside what skops trusts: scikit-learn's estimators, arrays, plai
     *("functools.partial", "sklearn.utils.validation.check_array"),  # of trees with categories
     *("numpy.dtype", "numpy.round"),  # of an imputer, of rounded components
 )
-FIELDS = ("names", "schema", "ranges", "text_columns", "targets", "shares", "sha256")
+FIELDS = ("names", "schema", "ranges", "text_columns", "baseline", "targets", "shares", "sha256")
 TARGET_FIELDS = ("word_factor", "pooling", "experts")
 
 EXPERT: dict[str, Check] = {  # its other fields are counts
@@ -68,6 +68,12 @@ POOLING: Check = or_none((lambda v: is_count(v) and v < len(MIDDLE), f"below {le
 RANGE: Check = (
     lambda v: isinstance(v, list) and len(v) == 2 and all(map(is_number, v)) and v[0] <= v[1],
     "[lowest, highest]",
+)
+BASELINE: Check = (
+    lambda v: (
+        isinstance(v, dict) and all(isinstance(c, str | int | float | None) for c in v.values())
+    ),
+    "an object of cells",
 )
 
 Shapes = dict[str, tuple[int | None, ...]]  # None: any size
@@ -100,6 +106,7 @@ class SourceRecord(NamedTuple):
     schema: Schema
     ranges: dict[str, tuple[float, float]]
     text_columns: list[str] | None  # that the language model reads
+    baseline: dict[str, Any]  # a typical row; see `explanation`
     targets: dict[str, TargetRecord]
     shares: dict[str, dict[str, float]]
     sha256: str
@@ -116,13 +123,16 @@ def is_linear(expert: Expert) -> bool:
 # ---------------------------------------------------------------- writing
 
 
-def source_settings(source: SourceModel, text_columns: list[str], sha256: str) -> dict[str, Any]:
+def source_settings(
+    source: SourceModel, text_columns: list[str], baseline: dict[str, Any], sha256: str
+) -> dict[str, Any]:
     """The part of regressor.json."""
     return {
         "names": list(source.table.sources),
         "schema": source.table.schema._asdict(),
         "ranges": source.table.ranges,
         "text_columns": text_columns if source.uses_model else None,
+        "baseline": baseline,
         "targets": {
             name: {
                 "word_factor": target.word_factor,
@@ -203,6 +213,7 @@ def read_source_settings(file: Path, found: Any, targets: list[str]) -> SourceRe
     for name, bounds in ranges.items():
         check_field(file, f"sources.ranges.{name}", bounds, RANGE)
     check_field(file, "sources.text_columns", found["text_columns"], or_none(NAMES))
+    check_field(file, "sources.baseline", found["baseline"], BASELINE)
     check_field(file, "sources.sha256", found["sha256"], TEXT)
     check_keys(file, "sources.targets", found["targets"], targets)
     check_keys(file, "sources.shares", found["shares"], targets)
@@ -218,6 +229,7 @@ def read_source_settings(file: Path, found: Any, targets: list[str]) -> SourceRe
         Schema(**schema),
         {name: (low, high) for name, (low, high) in ranges.items()},
         found["text_columns"],
+        found["baseline"],
         {name: _target(file, name, found["targets"][name]) for name in targets},
         found["shares"],
         found["sha256"],

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
@@ -37,7 +38,13 @@ from causal_qwen.regression.sources import Schema, TableFeatures
 Array = NDArray[np.float64]
 
 WORD_FACTORS = (1.0, 3.0, 10.0)
+MANY_ROWS = 20_000
 DENSE = 500  # features; fewer are kept as a dense matrix
+
+
+def few_threads(rows: int) -> Any:
+    """One OpenMP thread for the trees of a small table: two would mostly wait for each other."""
+    return threadpool_limits(1 if rows < MANY_ROWS else None, user_api="openmp")
 
 
 class Reading(NamedTuple):
@@ -98,12 +105,13 @@ class SourceModel:
         """Fit all targets; `spaces` are the value spaces to choose from."""
         features = self.table.fit(frame)
         evidence = {}
-        for name, labels in values.items():
-            found, evidence[name] = self._fit_target(
-                features, z, labels, weights, splits, spaces, seed, done
-            )
-            self.targets[name] = found
-            self.shares[name] = _shares(found, evidence[name].unseen, features)
+        with few_threads(len(frame)):
+            for name, labels in values.items():
+                found, evidence[name] = self._fit_target(
+                    features, z, labels, weights, splits, spaces, seed, done
+                )
+                self.targets[name] = found
+                self.shares[name] = _shares(found, evidence[name].unseen, features)
         return evidence
 
     def _fit_target(
@@ -144,12 +152,13 @@ class SourceModel:
     def coordinates(self, frame: Any, z: NDArray[np.float32] | None) -> dict[str, Array]:
         """What the chain of every target reads. -> (N, m + 1)"""
         features = self.table.transform(frame)
-        return {
-            name: target.stack.coordinates(
-                _blocks(features, target.word_factor, target.reading, z, self.categories)
-            )
-            for name, target in self.targets.items()
-        }
+        with few_threads(len(frame)):
+            return {
+                name: target.stack.coordinates(
+                    _blocks(features, target.word_factor, target.reading, z, self.categories)
+                )
+                for name, target in self.targets.items()
+            }
 
     def predict(
         self, frame: Any, z: NDArray[np.float32] | None

@@ -123,8 +123,9 @@ class TableFeatures:
             self.transformers["words"] = _words(cells, schema)
         if "boosting" in self.sources:
             self.transformers["boosting"] = _tree_columns(cells, schema)
-        for transformer in self.transformers.values():
-            transformer.fit(cells)
+        with np.errstate(invalid="ignore"):  # texts that are all the same have no variance
+            for transformer in self.transformers.values():
+                transformer.fit(cells)
         return self._blocks(cells)  # `fit_transform` differs by rounding errors
 
     def transform(self, frame: Any) -> dict[str, Any]:
