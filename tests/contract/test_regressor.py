@@ -264,7 +264,7 @@ def test_too_few_calibration_rows_are_noted_at_fit(
 
     table[:rows].to_csv(tmp_path / "table.csv", index=False)
     place = tmp_path / "table.csv", ["price"], tmp_path / "saved"
-    notes = fit_csv(*place, model=backbone, folds=2)["notes"]
+    notes = fit_csv(*place, model=backbone, folds=2, calibration=0.2)["notes"]
     assert any("90% intervals" in note for note in notes) == is_noted
 
 

@@ -19,7 +19,7 @@ from causal_qwen.conversion.convert import default_model
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
-EXTRAS = {"torch", "train", "app", "tables", "plot", "lora", "dashboards", "all"}
+EXTRAS = {"torch", "train", "app", "tables", "files", "plot", "lora", "dashboards", "all"}
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def fit(
         return
     for note in () if quiet else report["notes"]:
         typer.echo(f"note: {note}", err=True)
-    _print_methods(report)
+    _print_methods(report, quiet)
     rows: list[tuple[str, float]] = [
         (name.replace("_", " "), report[name]) for name in ("rows", "calibration_rows")
     ]
@@ -414,7 +414,7 @@ def _predict_blocks(
     return count
 
 
-def _print_methods(report: dict[str, Any]) -> None:
+def _print_methods(report: dict[str, Any], quiet: bool) -> None:
     """The shares of sources, and errors on unseen rows beside those of single methods."""
     for target, errors in report["errors"].items():
         shares = report["sources"][target]
@@ -427,7 +427,7 @@ def _print_methods(report: dict[str, Any]) -> None:
             for method, error in sorted(errors.items(), key=lambda item: item[1])
         ]
         print_table(f"{target}: median error on unseen rows", ("method", "error"), rows)
-        if best != "together":
+        if best != "together" and not quiet:
             typer.echo(
                 f"note: {best} alone has a smaller error on {target} than this regressor.", err=True
             )

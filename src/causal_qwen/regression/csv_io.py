@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import TimeSeriesSplit
 
 from causal_qwen.outputs import check_not_inside, check_output_directory
 from causal_qwen.regression.conformal import rows_needed
@@ -90,7 +89,11 @@ def fit_csv(
     model = settings.get("model")
     check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
-    cv = TimeSeriesSplit() if time is not None else None
+    cv = None
+    if time is not None:
+        from sklearn.model_selection import TimeSeriesSplit
+
+        cv = TimeSeriesSplit()
     regressor = CausalTextRegressor(
         random_state=seed, columns=list(columns) or None, cv=cv, **settings
     )
