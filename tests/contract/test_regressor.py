@@ -145,6 +145,7 @@ EXPECTED_FAILURES = {
 }
 
 
+@pytest.mark.slow
 def test_it_passes_the_checks_of_scikit_learn_that_concern_it() -> None:
     estimator = CausalTextRegressor(sources=["columns"], folds=2, verbose=False)
     with warnings.catch_warnings():
