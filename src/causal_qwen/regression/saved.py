@@ -40,7 +40,7 @@ from causal_qwen.regression.checks import (
 )
 from causal_qwen.regression.head import Chain
 from causal_qwen.regression.saved_sources import Shapes, SourceRecord, read_source_settings
-from causal_qwen.regression.sentences import template_columns
+from causal_qwen.regression.sentences import TEXT_COLUMN, template_columns
 from causal_qwen.terminal import counted
 
 SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"
@@ -140,20 +140,21 @@ def read_settings(directory: Path) -> Settings:
     else:
         limits, seed = _limits(file, settings["limits"], list(spaces)), settings["seed"]
         check_field(file, "seed", seed, COUNT)
-    sources = _sources(file, settings.get("sources"), parameters, list(spaces))
+    names = [TEXT_COLUMN] if columns is None else list(map(str, columns))
+    sources = _sources(file, settings.get("sources"), parameters, list(spaces), names)
     needs_backbone = parameters["backbone"] == "frozen" and (sources is None or sources.uses_model)
     backbone = _backbone(file, settings["backbone"]) if needs_backbone else None
     return Settings(parameters, columns, is_single, spaces, limits, seed, backbone, sources, sha256)
 
 
 def _sources(
-    file: Path, found: Any, parameters: dict[str, Any], targets: list[str]
+    file: Path, found: Any, parameters: dict[str, Any], targets: list[str], columns: list[str]
 ) -> SourceRecord | None:
     """null where the language model alone reads every row."""
     names = parameters["sources"]
     reads_sentences = parameters["backbone"] != "frozen" or names in ("model", ["model"])
     if not reads_sentences:
-        return read_source_settings(file, found, targets)
+        return read_source_settings(file, found, targets, columns)
     if found is not None:
         raise wrong(file, "sources", repr(found), "null")
     return None

@@ -11,6 +11,7 @@ neither scikit-learn's nor in `TRUSTED`. Splines are not in it: they follow from
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,16 +66,13 @@ EXPERT: dict[str, Check] = {  # its other fields are counts
     "loss": one_of(("cauchy", "squared_error", "absolute_error")),
 }
 POOLING: Check = or_none((lambda v: is_count(v) and v < len(MIDDLE), f"below {len(MIDDLE)}"))
-RANGE: Check = (
-    lambda v: isinstance(v, list) and len(v) == 2 and all(map(is_number, v)) and v[0] <= v[1],
-    "[lowest, highest]",
+RANGE: Check = or_none(
+    (
+        lambda v: isinstance(v, list) and len(v) == 2 and all(map(is_number, v)) and v[0] <= v[1],
+        "[lowest, highest]",
+    )
 )
-BASELINE: Check = (
-    lambda v: (
-        isinstance(v, dict) and all(isinstance(c, str | int | float | None) for c in v.values())
-    ),
-    "an object of cells",
-)
+CELL: Check = or_none((lambda v: isinstance(v, str | bool) or is_number(v), "a text or a number"))
 
 Shapes = dict[str, tuple[int | None, ...]]  # None: any size
 
@@ -130,7 +128,7 @@ def source_settings(
     return {
         "names": list(source.table.sources),
         "schema": source.table.schema._asdict(),
-        "ranges": source.table.ranges,
+        "ranges": {name: source.table.ranges.get(name) for name in source.table.schema.numbers},
         "text_columns": text_columns if source.uses_model else None,
         "baseline": baseline,
         "targets": {
@@ -197,7 +195,9 @@ def _skops() -> Any:
 # ---------------------------------------------------------------- reading
 
 
-def read_source_settings(file: Path, found: Any, targets: list[str]) -> SourceRecord:
+def read_source_settings(
+    file: Path, found: Any, targets: list[str], columns: list[str]
+) -> SourceRecord:
     """The part of regressor.json, every field checked."""
     check_keys(file, "sources", found, FIELDS)
     check_field(file, "sources.names", found["names"], NAMES)
@@ -208,12 +208,14 @@ def read_source_settings(file: Path, found: Any, targets: list[str]) -> SourceRe
     for kind, names in schema.items():
         check_field(file, f"sources.schema.{kind}", names, NAMES)
     ranges = found["ranges"]
-    if not isinstance(ranges, dict) or not {*ranges} <= {*schema["numbers"]}:
+    if not isinstance(ranges, dict) or {*ranges} != {*schema["numbers"]}:
         raise wrong(file, "sources.ranges", repr(ranges), "an object of the schema's numbers")
     for name, bounds in ranges.items():
         check_field(file, f"sources.ranges.{name}", bounds, RANGE)
     check_field(file, "sources.text_columns", found["text_columns"], or_none(NAMES))
-    check_field(file, "sources.baseline", found["baseline"], BASELINE)
+    check_keys(file, "sources.baseline", found["baseline"], columns)
+    for name, cell in found["baseline"].items():
+        check_field(file, f"sources.baseline.{name}", cell, CELL)
     check_field(file, "sources.sha256", found["sha256"], TEXT)
     check_keys(file, "sources.targets", found["targets"], targets)
     check_keys(file, "sources.shares", found["shares"], targets)
@@ -227,7 +229,7 @@ def read_source_settings(file: Path, found: Any, targets: list[str]) -> SourceRe
     record = SourceRecord(
         found["names"],
         Schema(**schema),
-        {name: (low, high) for name, (low, high) in ranges.items()},
+        {name: (bounds[0], bounds[1]) for name, bounds in ranges.items() if bounds},
         found["text_columns"],
         found["baseline"],
         {name: _target(file, name, found["targets"][name]) for name in targets},
@@ -307,6 +309,7 @@ def _load_trusted(file: Path) -> Any:
         AttributeError,
         OSError,
         EOFError,
+        zlib.error,
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{file} is damaged ({reason[:100]}); {CURE}.") from None
