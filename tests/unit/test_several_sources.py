@@ -25,6 +25,7 @@ from sklearn.ensemble import BaggingRegressor  # noqa: E402
 from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
 
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
+from causal_qwen.regression import experts  # noqa: E402
 from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 from causal_qwen.regression.source_model import SourceModel  # noqa: E402
@@ -390,8 +391,10 @@ def everything(opened: OpenModel) -> Any:
     """A regressor with numbers, a category, texts, trees and the tiny model; 110 rows."""
     table = rings(110).assign(size=np.arange(110.0) % 9, cut=list("ABCDE") * 22)
     table.loc[3, "size"] = np.nan
-    with pytest.MonkeyPatch.context() as patch:  # an expert without weight would be dropped
-        patch.setattr("causal_qwen.regression.experts.LEAST_SHARE", -1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "STEPS", (15, 30))  # small trees are read quickly
+        patch.setattr(experts.Expert.__new__, "__defaults__", (30,))
+        patch.setattr(experts, "LEAST_SHARE", -1.0)  # an expert without weight would be dropped
         regressor = CausalTextRegressor(
             model=opened, cache=False, support=(0, np.inf), text="note", folds=2, verbose=False
         ).fit(table, "price")
