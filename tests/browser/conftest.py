@@ -249,8 +249,9 @@ def started(
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("w") as out:
+        arguments = [str(port), str(log.parent / PRICED), str(short_directory)]
         server = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(port), str(log.parent / PRICED), str(short_directory)],
+            [sys.executable, "-c", SERVE, *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
         )
