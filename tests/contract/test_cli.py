@@ -533,7 +533,7 @@ class StoppedAnswer(io.StringIO):
     """Raises SIGINT at the first piece of an answer."""
 
     def write(self, text: str) -> int:
-        if self.getvalue().endswith("> "):
+        if text and self.getvalue().endswith("> "):
             signal.raise_signal(signal.SIGINT)
         return super().write(text)
 
