@@ -332,6 +332,7 @@ def test_every_name_of_ours_in_the_pages_exists() -> None:
         resolve(name)
 
 
+@pytest.mark.slow  # matplotlib, and four seconds of drawing
 def test_the_pages_agree_with_the_pictures_that_the_code_draws(tmp_path: Path) -> None:
     drawn = script("pictures").draw(tmp_path)
     kept = {path.name for path in (ROOT / "docs/assets").glob("*.svg")}
