@@ -18,7 +18,7 @@ from causal_qwen.conversion.convert import open_model
 from causal_qwen.generation.logits import DecisionProcessor
 
 TEXT = "The king's daughter"
-NEW = 4
+NEW = 6
 SURE = 1e-4  # a margin between the two best tokens that no rounding closes
 
 
