@@ -10,6 +10,7 @@ STAMP := $(VENV)/.installed
 APP   := $(VENV)/.app-installed
 TESTS := $(VENV)/.tests-installed
 BENCH := $(VENV)/.bench-installed
+TYPES := $(VENV)/.mypy-said
 LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
 
 # Every install is bound to all locks: whatever a package asks for, torch stays the one we chose.
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
        -c requirements/tests.lock -c requirements/bench.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app test fuzz chromium lint format docs notebooks reproduce env clean bench-decode \
+.PHONY: help demo app test fuzz chromium lint style format docs notebooks reproduce env clean bench-decode \
         bench-loss bench-learning bench-numbers bench-engine bench-individuals
 
 help:  ## list the commands
@@ -34,11 +35,15 @@ app: $(APP)  ## open the playground in the browser (ARGS="--port 7861")
 # One thread per worker: two workers with two threads each on two cores only wait for each other.
 # Without a browser that can be installed, the browser tests are skipped, with a line that says so.
 # Bytecode is kept, whatever the environment says: every worker and process imports the same files.
-test: lint  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
+# Types are checked meanwhile: without its cache, mypy takes most of a minute of one core.
+test: style  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
 	@$(MAKE) --no-print-directory chromium || [ -z "$$CAUSAL_QWEN_REQUIRE_BROWSER" ]
+	@$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 		CAUSAL_QWEN_SCREENSHOTS=build/screenshots \
-		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS); tests=$$?; \
+	wait $$types; types=$$?; echo "mypy:"; cat $(TYPES); \
+	[ $$tests -eq 0 ] && [ $$types -eq 0 ]
 
 # Hostile texts, checkpoints, tables, saved objects and API calls: the same seeds, then fresh ones.
 fuzz: $(TESTS)  ## try thousands of hostile inputs, some minutes (FUZZ_SEED=N repeats)
@@ -61,10 +66,12 @@ chromium:  ## install Debian's Chromium unless there is one; needs root, or sudo
 	echo "The browser tests need Chromium: apt-get install chromium as root, or put one on the PATH." >&2; \
 	exit 1
 
-lint: $(TESTS)  ## ruff and mypy, changing nothing
+lint: style  ## ruff and mypy, changing nothing
+	$(BIN)/mypy
+
+style: $(TESTS)  ## ruff alone, changing nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(TESTS)  ## let ruff fix and format
 	$(BIN)/ruff check --fix .

@@ -5,8 +5,11 @@ Sizes are all distinct, so that a transposed or mixed-up axis cannot pass unnoti
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +129,39 @@ def byte_tokenizer() -> Callable[..., Any]:
     return make
 
 
+SHORT = 8  # layers of 30; with fewer, the irises of the playground are not learned
+
+
+@pytest.fixture(scope="session")
+def short_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model without most of its layers: the same words in half of the time.
+
+    Made once for all workers.
+    """
+    from filelock import FileLock
+    from safetensors.torch import load_file, save_file
+
+    from causal_qwen.conversion.convert import default_model
+
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "short-model"
+    with FileLock(f"{directory}.lock"):
+        if not (directory / "config.json").exists():
+            whole, unread = default_model(), ("model.safetensors", "config.json", "manifest.json")
+            shutil.copytree(whole, directory, ignore=shutil.ignore_patterns(*unread))
+            dropped = tuple(f"model.layers.{layer}." for layer in range(SHORT, 100))
+            kept = {
+                name: tensor
+                for name, tensor in load_file(whole / "model.safetensors").items()
+                if not name.startswith(dropped)
+            }
+            save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
+            config = json.loads((whole / "config.json").read_text("utf-8"))
+            config |= {"num_hidden_layers": SHORT, "layer_types": config["layer_types"][:SHORT]}
+            (directory / "config.json").write_text(json.dumps(config), "utf-8")
+    return directory
+
+
 @pytest.fixture(scope="module")
 def quick_head() -> Iterator[None]:
     """A regressor's head under one noise, in a seventh of the time of the best of four.
@@ -135,6 +171,15 @@ def quick_head() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("causal_qwen.regression.head.NOISES", (0.1,))
         yield
+
+
+@pytest.fixture
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of boosting's trees, for tests of all that surrounds them."""
+    from causal_qwen.regression import experts
+
+    monkeypatch.setattr(experts, "STEPS", (15, 30))
+    monkeypatch.setattr(experts.Expert.__new__, "__defaults__", (30,))  # of `steps`
 
 
 def shake(model: Any, seed: int) -> Any:

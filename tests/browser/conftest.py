@@ -1,6 +1,7 @@
 """A real server and a real browser: Debian's Chromium, headless, driven by Playwright.
 
-One server process serves every test, two requests at a time. Screenshots are written to
+One server process with the first layers of the embedded model serves every test, two requests at
+a time. Screenshots are written to
 $CAUSAL_QWEN_SCREENSHOTS, or to pytest's temporary directory. Without a Chromium the tests are
 skipped; with CAUSAL_QWEN_REQUIRE_BROWSER=1 (CI) they fail.
 """
@@ -32,7 +33,8 @@ PRICED = "priced"
 REBOUND = "rebound.example"  # a name that resolves to this machine, as after DNS rebinding
 QUESTION = "weight is 5, kind is b. The price is"
 SWEEP_SECONDS = 0.5  # as slow as a larger model, so that a visitor can type meanwhile
-# Arguments: a port, and a directory for a regressor, fitted here, where torch is imported anyway.
+# Arguments: a port, a directory for a regressor, fitted here, where torch is imported anyway, and
+# the model's directory.
 SERVE = f"""
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,7 +49,7 @@ from causal_qwen.playground import launch, state
 sweep = state.Predictor.sweep
 state.Predictor.sweep = lambda *inputs: time.sleep({SWEEP_SECONDS}) or sweep(*inputs)
 state.PARALLEL, state.WAITING = {PARALLEL}, {WAITING}
-launch(port=int(sys.argv[1]), open_browser=False)
+launch(sys.argv[3], port=int(sys.argv[1]), open_browser=False)
 """
 FRAMES = """
 count => new Promise(done => {
@@ -238,15 +240,18 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, int, Path]]:
+def started(
+    tmp_path_factory: pytest.TempPathFactory, short_directory: Path
+) -> Iterator[tuple[Any, int, Path]]:
     """A starting server: its process, its port and its log."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("w") as out:
+        arguments = [str(port), str(log.parent / PRICED), str(short_directory)]
         server = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(port), str(log.parent / PRICED)],
+            [sys.executable, "-c", SERVE, *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
         )

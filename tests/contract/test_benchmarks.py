@@ -240,7 +240,15 @@ def test_columns_are_sorted_by_what_they_hold(part: Callable[[str], Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    "peer", ["ridge", "Huber", "TF-IDF + Huber", "boosting L2", "boosting L1", "CatBoost MAE"]
+    "peer",
+    [
+        "ridge",
+        "boosting L2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Huber", "TF-IDF + Huber", "boosting L1", "CatBoost MAE")
+        ),
+    ],
 )
 def test_every_peer_learns_from_numbers_and_words(peer: str, part: Callable[[str], Any]) -> None:
     pandas = pytest.importorskip("pandas")

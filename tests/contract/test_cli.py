@@ -66,12 +66,16 @@ class Result(NamedTuple):
 
 
 def here(
-    *arguments: str, text: str | bytes = "", out: io.StringIO | None = None, **settings: str
+    *arguments: str,
+    text: str | bytes | io.StringIO = "",
+    out: io.StringIO | None = None,
+    **settings: str,
 ) -> Result:
     """The same in this process, which has imported torch already."""
-    typed = (
-        io.StringIO(text) if isinstance(text, str) else io.TextIOWrapper(io.BytesIO(text), "utf-8")
-    )
+    if isinstance(text, bytes):
+        typed: io.TextIOBase = io.TextIOWrapper(io.BytesIO(text), "utf-8")
+    else:
+        typed = io.StringIO(text) if isinstance(text, str) else text
     out, err, code = out or io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["causal-qwen", *arguments]),
@@ -518,6 +522,39 @@ def test_a_damaged_conversation_is_refused_and_the_present_one_goes_on(
     assert (talk.mode, talk.source, talk.messages) == before
 
 
+class Terminal(io.StringIO):
+    """Lines that are typed, and the end of input, Ctrl-D."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class StoppedAnswer(io.StringIO):
+    """Raises SIGINT at the first piece of an answer."""
+
+    def write(self, text: str) -> int:
+        if text and self.getvalue().endswith("> "):
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_ctrl_c_stops_a_typed_answer_and_ctrl_d_the_chat(tiny_directory: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        asked = ("chat", "-m", str(tiny_directory), "-i", "7", "-n", "1900")
+        done = here(*asked, text=Terminal("/nonsense\nhello\n"), out=StoppedAnswer())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stderr
+    notes = "individual 7 answers", "is unknown", "(stopped)"
+    places = [done.stderr.index(note) for note in notes]
+    assert places == sorted(places)
+    assert done.stderr.count("you> ") == 3
+    assert done.stdout.startswith("individual 7> ")
+    assert len(done.stdout) < 1000
+
+
+@pytest.mark.slow  # a process that imports torch
 def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_chat(tiny_directory: Path) -> None:
     program, *arguments = [*PROGRAM, "chat", "-m", str(tiny_directory), "-n", "1900"]
     with pexpect.spawn(program, arguments, timeout=GUARD, preexec_fn=accept_ctrl_c) as terminal:

@@ -14,7 +14,7 @@ import torch
 from causal_qwen import Individual, infer_individual
 from causal_qwen.analysis.counterfactual import ChangedToken, OtherModel, counterfactual
 from causal_qwen.conversion.calibration import pad_left
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import open_model
 from causal_qwen.generation.logits import DecisionProcessor
 
 TEXT = "The king's daughter"
@@ -23,8 +23,8 @@ SURE = 1e-4  # a margin between the two best tokens that no rounding closes
 
 
 @pytest.fixture(scope="module")
-def embedded() -> tuple[Any, Any]:
-    return open_model(default_model())
+def embedded(short_directory: Path) -> tuple[Any, Any]:
+    return open_model(short_directory)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +40,13 @@ def said(model: Any, prompts: list[torch.Tensor], who: Any, **options: Any) -> l
 
 
 def test_saved_individual_reproduces_its_text_in_another_process_and_engine(
-    embedded: Any, ada: Individual, tmp_path: Path
+    embedded: Any, ada: Individual, short_directory: Path, tmp_path: Path
 ) -> None:
     processor, model = embedded
     ids = processor(TEXT, return_tensors="pt")["input_ids"]
     here = processor.decode(said(model, [ids[0]], ada)[0], [0.0] * NEW)
     ada.save(tmp_path / "ada.safetensors")
-    who = ("-i", str(tmp_path / "ada.safetensors"))
+    who = ("-m", str(short_directory), "-i", str(tmp_path / "ada.safetensors"))
     done = subprocess.run(  # in NumPy, whose program starts at once
         [sys.executable, "-m", "causal_qwen", "np-generate", TEXT, *who, "-n", str(NEW), "--json"],
         capture_output=True,
@@ -111,9 +111,11 @@ def test_an_edit_of_the_embedded_model(embedded: Any, ada: Individual) -> None:
 
 def test_infer_individual_finds_individuals_for_an_observed_text(embedded: Any) -> None:
     processor, model = embedded
+    ids = processor("The old man", return_tensors="pt")["input_ids"]
+    text = torch.tensor(said(model, [ids[0]], 3)[0][:3])
     options = {"n": 3, "burn_in": 1, "sweeps": 1, "processor": processor}
-    found = infer_individual(model, " was the first", prompt="The old man", **options)
+    found = infer_individual(model, text, prompt=ids[0], **options)
     assert found.success_rate == 1.0
     options = {"max_new_tokens": 3, "processor": processor}
     result = counterfactual(model, "The old man", found.individuals[0], "The old woman", **options)
-    assert result.factual.text == "The old man was the first"
+    assert result.factual.new_ids == text.tolist()

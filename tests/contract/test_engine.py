@@ -109,17 +109,17 @@ def test_no_module_of_the_engine_imports_torch() -> None:
 
 
 @torch.no_grad()
-def test_embedded_model_generates_the_same_text_in_numpy_and_torch() -> None:
-    from causal_qwen.conversion.convert import default_model, open_model
+def test_embedded_model_generates_the_same_text_in_numpy_and_torch(short_directory: Path) -> None:
+    from causal_qwen.conversion.convert import open_model
 
-    engine = Engine.from_pretrained(default_model())
-    processor, model = open_model(default_model())
+    engine = Engine.from_pretrained(short_directory)
+    processor, model = open_model(short_directory)
     prompt = "The old lighthouse keeper opened the door and"
     inputs = processor([prompt], return_tensors="pt")
     for mode in ("standard", "causal", "sampling", "compatible"):
         noise = {"individual": 7} if mode in ("causal", "sampling") else {}
-        ours = engine.generate(prompt, max_new_tokens=8, mode=mode, **noise)
-        theirs = model.generate(**inputs, causal_mode=mode, max_new_tokens=8, **noise)
+        ours = engine.generate(prompt, max_new_tokens=4, mode=mode, **noise)
+        theirs = model.generate(**inputs, causal_mode=mode, max_new_tokens=4, **noise)
         assert ours.ids.tolist() == theirs.tolist(), mode
     chat = processor.apply_chat_template(
         [{"role": "user", "content": prompt}],

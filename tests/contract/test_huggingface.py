@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import (
     AutoTokenizer,
     pipeline,
 )
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
 from causal_qwen.conversion.checkpoint_io import quiet
@@ -38,12 +40,15 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def embedded() -> tuple[Any, Any]:
-    path = default_model()
+def opened(path: Path) -> tuple[Any, Any]:
     with quiet():
         model = CausalQwenForCausalLM.from_pretrained(path).eval()
     return AutoTokenizer.from_pretrained(path), model
+
+
+@pytest.fixture(scope="module")
+def short(short_directory: Path) -> tuple[Any, Any]:
+    return opened(short_directory)
 
 
 def test_auto_classes_load_it(saved: Path) -> None:
@@ -71,6 +76,14 @@ def test_auto_classes_load_it_in_any_import_order(saved: Path, imports: str) -> 
     assert done.stdout.strip() == "CausalQwenForCausalLM", done.stderr
 
 
+def test_remote_code_beside_the_weights_is_our_classes(saved: Path) -> None:
+    for auto, name in json.loads((saved / "config.json").read_text("utf-8"))["auto_map"].items():
+        found = get_class_from_dynamic_module(name, str(saved))
+        assert found.__module__.startswith("causal_qwen."), auto
+        assert found.__name__ == name.partition(".")[2]
+
+
+@pytest.mark.slow  # a process that imports torch
 def test_trust_remote_code_loads_our_classes_without_importing_us(saved: Path) -> None:
     """`trust_remote_code=True` runs the one-line module beside the weights."""
     code = (
@@ -90,8 +103,8 @@ def test_device_map_is_supported(saved: Path) -> None:
     assert torch.equal(model.generate(ids, max_new_tokens=4), plain.generate(ids, max_new_tokens=4))
 
 
-def test_pipeline_returns_the_text_of_generate(embedded: Any) -> None:
-    tokenizer, model = embedded
+def test_pipeline_returns_the_text_of_generate(short: Any) -> None:
+    tokenizer, model = short
     prompt = "The train was late, so"
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     found = pipe(prompt, max_new_tokens=8, do_sample=False, return_full_text=False)
@@ -102,8 +115,8 @@ def test_pipeline_returns_the_text_of_generate(embedded: Any) -> None:
     )
 
 
-def test_pipeline_accepts_mode_and_individual(embedded: Any) -> None:
-    tokenizer, model = embedded
+def test_pipeline_accepts_mode_and_individual(short: Any) -> None:
+    tokenizer, model = short
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     options = {"causal_mode": "causal", "max_new_tokens": 8, "return_full_text": False}
     texts = [
@@ -113,8 +126,9 @@ def test_pipeline_accepts_mode_and_individual(embedded: Any) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_pipeline_applies_the_chat_template(embedded: Any) -> None:
-    tokenizer, model = embedded
+def test_pipeline_applies_the_chat_template() -> None:
+    """With the whole embedded model, which knows the answer."""
+    tokenizer, model = opened(default_model())
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     reply = pipe(messages, max_new_tokens=12, do_sample=False)[0]["generated_text"][-1]

@@ -217,7 +217,7 @@ NO_LENGTH = pytest.mark.filterwarnings("ignore:Using the model-agnostic default 
 
 
 @NO_LENGTH
-@pytest.mark.usefixtures("small_base", "quick_head")
+@pytest.mark.usefixtures("small_base", "quick_head", "few_trees")
 def test_every_command_of_the_readme_runs(
     reader_place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,7 +272,7 @@ RUN_DOCS = [
 
 
 @NO_LENGTH
-@pytest.mark.usefixtures("small_base")
+@pytest.mark.usefixtures("small_base", "quick_head", "few_trees")
 @pytest.mark.parametrize("page", RUN_DOCS, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(
     page: Path,
@@ -332,6 +332,7 @@ def test_every_name_of_ours_in_the_pages_exists() -> None:
         resolve(name)
 
 
+@pytest.mark.slow  # matplotlib, and four seconds of drawing
 def test_the_pages_agree_with_the_pictures_that_the_code_draws(tmp_path: Path) -> None:
     drawn = script("pictures").draw(tmp_path)
     kept = {path.name for path in (ROOT / "docs/assets").glob("*.svg")}

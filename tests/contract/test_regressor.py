@@ -29,6 +29,7 @@ from causal_qwen.conversion.convert import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_head")
+FEW_TREES = pytest.mark.usefixtures("few_trees")
 
 WORTH = {"A": 100.0, "B": 200.0, "C": 400.0, "D": 800.0}
 
@@ -171,6 +172,7 @@ def causal_qwen(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+@FEW_TREES
 def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path: Path) -> None:
     spoiled = table.copy()
     spoiled["price"] = spoiled["price"].astype(object)
@@ -269,6 +271,7 @@ def test_too_few_calibration_rows_are_noted_at_fit(
     assert any("90% intervals" in note for note in notes) == is_noted
 
 
+@FEW_TREES
 def test_columns_weights_and_several_targets_reach_the_regressor(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
@@ -367,6 +370,7 @@ def test_predict_writes_its_output_whole_or_not_at_all(
     assert [path.name for path in out.parent.iterdir()] == ["answers.csv"]
 
 
+@FEW_TREES
 def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
@@ -386,6 +390,7 @@ def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
     ]
 
 
+@FEW_TREES
 def test_amounts_are_targets_and_no_row_of_a_thousand_is_lost(
     backbone: str, table: Any, tmp_path: Path
 ) -> None:
@@ -469,6 +474,7 @@ def test_predict_reads_and_writes_parquet(saved: str, tmp_path: Path) -> None:
     assert "save it as" in str(done.exception)
 
 
+@FEW_TREES
 def test_fit_takes_units_a_question_and_quiet(backbone: str, table: Any, tmp_path: Path) -> None:
     table.assign(size=1.5, row=range(len(table))).to_csv(
         tmp_path / "table.csv", index=False, sep=";"

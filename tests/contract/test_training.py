@@ -766,6 +766,6 @@ def test_only_numbered_checkpoints_of_ours_are_deleted(tmp_path: Path) -> None:
 
 
 def test_simulation_recovers_the_true_parameters() -> None:
-    findings = simulate(steps=750)  # half of what `train --mock` takes
+    findings = simulate(steps=500)  # a third of what `train --mock` takes
     assert [f.name for f in findings if not f.is_found] == []
     assert {f.name for f in simulate(steps=5) if not f.is_found}  # not before training

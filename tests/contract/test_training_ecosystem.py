@@ -198,6 +198,7 @@ def score(model: Path, tasks: Path) -> dict[str, Any]:
     return {"results": found["results"], "samples": samples}
 
 
+@pytest.mark.slow  # nearly all of it is the harness itself
 @pytest.mark.filterwarnings("default")  # the harness's own
 def test_evaluation_harness_scores_equal_the_base_models(
     base: Path, converted: Path, tasks: Path

@@ -148,11 +148,11 @@ def test_np_generate_runs_in_the_bare_install(bare: Environment, tiny_directory:
     "arguments",
     [
         ("generate", "Hello"),
-        ("chat",),
-        ("demo",),
-        ("train", "--mock"),
         ("fit", "x.csv", "--target", "y", "--output", "z"),
         ("np-generate", "Hello"),  # the embedded model is not converted yet
+        pytest.param(("chat",), marks=pytest.mark.slow),
+        pytest.param(("demo",), marks=pytest.mark.slow),
+        pytest.param(("train", "--mock"), marks=pytest.mark.slow),
     ],
     ids=lambda arguments: arguments[0],
 )

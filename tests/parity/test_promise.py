@@ -6,6 +6,7 @@ import argparse
 import decimal
 import random
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,11 +34,18 @@ PROSE = " ".join(module.__doc__ for module in (statistics, random, decimal, argp
 
 # bfloat16 is slow on many processors; in the default tier, the tiny models below use it.
 @pytest.fixture(
-    scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+    scope="module",
+    params=[
+        ("short", "float32"),
+        pytest.param(("whole", "float32"), marks=pytest.mark.slow),
+        pytest.param(("whole", "bfloat16"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
 )
-def pair(request: Any) -> tuple[Any, Any, Any]:
+def pair(request: Any, short_directory: Path) -> tuple[Any, Any, Any]:
     """The embedded model as CausalQwen and as plain Qwen2, from the same directory."""
-    path, dtype = default_model(), getattr(torch, request.param)
+    size, name = request.param
+    path, dtype = short_directory if size == "short" else default_model(), getattr(torch, name)
     with quiet():
         base = Qwen2ForCausalLM.from_pretrained(path, dtype=dtype).eval()
         model = CausalQwenForCausalLM.from_pretrained(path, dtype=dtype).eval()
@@ -52,7 +60,7 @@ def tiny_base(tied: bool, dtype: torch.dtype) -> Qwen2ForCausalLM:
 
 @pytest.mark.parametrize(
     "length",
-    [256, pytest.param(1024, marks=pytest.mark.slow)],
+    [128, pytest.param(1024, marks=pytest.mark.slow)],
 )
 @torch.no_grad()
 def test_choice_at_every_position_of_real_text_is_the_base_models(pair: Any, length: int) -> None:

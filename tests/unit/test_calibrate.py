@@ -75,13 +75,12 @@ def test_noise_of_gain_kappa_changes_as_many_choices_as_softmax_with_min_p(
     texts = list(torch.randint(model.config.vocab_size, (8, 32)))
     calibration.calibrate_noise(model, texts)
     expected, changed = softmax_rate(model, texts), []
-    for ids in texts:
-        for stop in range(1, 33, 2):
-            prompt = ids[None, :stop]
-            call = {"causal_mode": mode, "individual": 1000 + stop, "num_return_sequences": 16}
-            call["temperature"] = 1 if mode == "sampling" else 1 / calibration.AMPLITUDE
-            said = model.generate(prompt, **call, max_new_tokens=1)[:, -1]
-            changed.append(said != model(prompt).logits[0, -1].argmax())
+    for stop in range(1, 33, 2):
+        prompts = torch.stack(texts)[:, :stop]
+        call = {"causal_mode": mode, "individual": 1000 + stop, "num_return_sequences": 16}
+        call["temperature"] = 1 if mode == "sampling" else 1 / calibration.AMPLITUDE
+        said = model.generate(prompts, **call, max_new_tokens=1)[:, -1]
+        changed.append(said.reshape(8, 16) != model(prompts).logits[:, -1].argmax(-1)[:, None])
     rate = float(torch.cat(changed).float().mean())
     assert expected > 0.1
     assert rate == pytest.approx(expected, abs=0.06)

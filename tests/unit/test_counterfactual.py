@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
@@ -311,6 +311,7 @@ def test_pearl_shares_all_noise_and_disco_redraws_exogenous_noise(model: Any) ->
 # --- stability
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(0, 2**32), st.integers(0, 10_000), st.floats(0.1, 5.0))
 def test_with_equal_scales_no_alternative_wins_that_became_less_likely(
     even: Any, seed: int, world: int, heat: float
@@ -328,7 +329,7 @@ def test_stability_is_violated_when_scales_vary_or_candidates_are_cut(
     model: Any, even: Any
 ) -> None:
     def count(speaker: Any, edit: Callable[[Tensor], Any], **options: Any) -> Any:
-        rows = enumerate(prompts(20, seed=1))
+        rows = enumerate(prompts(10, seed=1))
         return stability_violations(
             *(ask(speaker, edit(row), seed, text=row, **options) for seed, row in rows)
         )
@@ -341,7 +342,7 @@ def test_stability_is_violated_when_scales_vary_or_candidates_are_cut(
 
     equal = count(even, another, temperature=8.0)
     assert equal.violations == 0
-    assert equal.changed > 20  # the count has something to count
+    assert equal.changed > 10  # the count has something to count
     assert count(model, another, temperature=8.0).violations > 0
     assert count(even, nearby).violations == 0
     assert count(even, nearby, top_k=2).violations > 0

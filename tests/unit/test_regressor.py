@@ -35,6 +35,7 @@ from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel  # n
 pytestmark = pytest.mark.usefixtures("quick_head")
 
 ROWS = 90
+QUICK: dict[str, Any] = {"sources": ["model"], "folds": 2, "value_space": "symlog"}
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +64,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make(backbone: Path) -> Callable[..., Any]:
     def make(*args: Any, **options: Any) -> Any:
-        quick = {
-            "sources": ["model"],
-            "model": str(backbone),
-            "folds": 2,
-            "value_space": "symlog",
-        }
-        return CausalTextRegressor(*args, **{**quick, **options})
+        return CausalTextRegressor(*args, **{**QUICK, "model": str(backbone), **options})
 
     return make
 
@@ -85,9 +80,19 @@ def table() -> Any:
     return pd.DataFrame(frame)
 
 
+@pytest.fixture(scope="module")
+def fitted_once(
+    backbone: Path, table: Any, quick_head: None, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return CausalTextRegressor(**QUICK, model=str(backbone)).fit(table[:60], "price")
+
+
 @pytest.fixture
-def fitted(make: Callable[..., Any], table: Any) -> Any:
-    return make().fit(table[:60], "price")
+def fitted(fitted_once: Any) -> Any:
+    """On 60 rows; a test may change it."""
+    return copy.deepcopy(fitted_once)
 
 
 def count_texts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -25,11 +25,13 @@ from sklearn.ensemble import BaggingRegressor  # noqa: E402
 from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
 
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
+from causal_qwen.regression import experts  # noqa: E402
 from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 from causal_qwen.regression.source_model import SourceModel  # noqa: E402
 
 QUICK: dict[str, Any] = {"folds": 3, "verbose": False}
+FEW_TREES = pytest.mark.usefixtures("few_trees")
 
 
 @pytest.fixture(autouse=True)
@@ -252,6 +254,7 @@ def test_rows_without_weight_are_not_learned_from(houses: Any) -> None:
     assert median_error(regressor, houses[200:], "medv") < 3.5
 
 
+@FEW_TREES
 @pytest.mark.parametrize("state", [None, 7, np.int64(7), "RandomState"])
 def test_any_random_state_of_scikit_learn_works(state: Any, houses: Any, tmp_path: Path) -> None:
     def make() -> Any:
@@ -312,6 +315,7 @@ def test_numbers_inside_texts_are_columns() -> None:
     assert two > 3 * one
 
 
+@FEW_TREES
 def test_columns_that_name_rows_are_left_out_with_a_warning(houses: Any) -> None:
     numbered = houses[:80].assign(house_id=[f"H{row}" for row in range(80)])
     with pytest.warns(UserWarning, match="left out, because they only name rows: 'house_id'"):
@@ -360,6 +364,7 @@ def test_tables_of_other_libraries_predict_the_same(library: str, houses: Any, f
     assert np.array_equal(regressor.predict(make(houses[120:])), fitted.predict(houses[120:]))
 
 
+@FEW_TREES
 def test_several_targets_are_predicted_side_by_side(houses: Any, tmp_path: Path) -> None:
     table = houses.assign(loss=-2 * houses.medv)
     both = columns_only().fit(table[:120], ["medv", "loss"])
@@ -390,8 +395,10 @@ def everything(opened: OpenModel) -> Any:
     """A regressor with numbers, a category, texts, trees and the tiny model; 110 rows."""
     table = rings(110).assign(size=np.arange(110.0) % 9, cut=list("ABCDE") * 22)
     table.loc[3, "size"] = np.nan
-    with pytest.MonkeyPatch.context() as patch:  # an expert without weight would be dropped
-        patch.setattr("causal_qwen.regression.experts.LEAST_SHARE", -1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "STEPS", (15, 30))  # small trees are read quickly
+        patch.setattr(experts.Expert.__new__, "__defaults__", (30,))
+        patch.setattr(experts, "LEAST_SHARE", -1.0)  # an expert without weight would be dropped
         regressor = CausalTextRegressor(
             model=opened, cache=False, support=(0, np.inf), text="note", folds=2, verbose=False
         ).fit(table, "price")
@@ -462,6 +469,7 @@ def test_loading_opens_no_language_model_where_none_is_used(
     assert json.loads((tmp_path / "saved" / "regressor.json").read_text())["backbone"] is None
 
 
+@FEW_TREES
 def test_a_splitter_is_not_saved(houses: Any, tmp_path: Path) -> None:
     regressor = columns_only(cv=TimeSeriesSplit(3)).fit(houses[:60], "medv")
     regressor.save(tmp_path / "saved")

@@ -82,6 +82,7 @@ CSS = """
   .cq table { font-size: .7rem; }
   .cq th, .cq td { padding: .2rem .15rem; }
   .cq th { white-space: normal; vertical-align: bottom; }
+  .cq td.left { white-space: pre-wrap; overflow-wrap: anywhere; }
   .cq .counterfactual th:nth-child(4) { overflow-wrap: anywhere; }
 }
 """
