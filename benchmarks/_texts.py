@@ -212,7 +212,7 @@ def generate_texts(
         ids = gumbel.generate(model, speakers, **options)
     else:
         if speakers is not None:
-            options |= {"causal_mode": "causal", "individual": speakers}
+            options = {"causal_mode": "causal", **options, "individual": speakers}
         ids = model.generate(**options)
     count = recorder.per_row(ids)[1].tolist()
     log_probs = torch.stack(recorder.log_probs, dim=-1).double().numpy()  # (B, new tokens)

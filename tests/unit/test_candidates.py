@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
 from causal_qwen.analysis.posterior import infer_individual
-from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p
+from causal_qwen.decoding.candidates import REACH, avoid_repeats, keep_min_p
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
 from causal_qwen.individuals.individual import Individual
@@ -44,6 +44,21 @@ def test_what_is_avoided_is_what_would_repeat_n_tokens(
         new = [k for k in kept if not n or (*text, k)[-n:] not in sequences(text, n)]
         expected = new or kept
         assert [k for k in range(5) if found[row, k] == scores[row, k] > -np.inf] == expected
+
+
+def test_what_was_said_long_ago_may_be_said_again() -> None:
+    scores = np.zeros((1, 5), np.float32)
+    for distance, expected in ((REACH - 1, -np.inf), (REACH, 0.0)):
+        text = [1, 2, *[3] * (distance - 2), 1]
+        assert avoid_repeats(scores, [text], [2])[0].tolist() == [0, 0, expected, 0, 0]
+
+
+def test_two_numbers_are_never_the_same_token() -> None:
+    scores, text = np.zeros((1, 5), np.float32), [[1, 4, 2, 1, 4, 2, 1]]
+    assert avoid_repeats(scores, text, [2])[0].tolist() == [0, 0, 0, 0, -np.inf]
+    assert avoid_repeats(scores, text, [2], number=4)[0].tolist() == [0] * 5
+    assert avoid_repeats(scores, [[*text[0], 4]], [2])[0].tolist() == [0, 0, -np.inf, 0, 0]
+    assert avoid_repeats(scores, [[*text[0], 4]], [2], number=4)[0].tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.tensor])

@@ -313,14 +313,18 @@ def counterfactual(
     )
 
 
-def _cuts(model: Any, individual: Any, mode: str, options: dict[str, Any]) -> tuple[float, int]:
-    """min_p and n of `avoid_repeats`, which make the candidates of a world; 0 is all tokens."""
+def _cuts(
+    model: Any, individual: Any, mode: str, options: dict[str, Any]
+) -> tuple[float, int, int | None]:
+    """What makes the candidates of a world: min_p and n of `avoid_repeats`, 0 for all tokens, and
+    the id of <NUM>."""
+    number = model.config.num_token_id
     if isinstance(individual, GumbelIndividual):
-        return options.get("min_p") or 0.0, 0
+        return options.get("min_p") or 0.0, 0, number
     decisive = ("min_p", "avoid_repeats", "noise_gain", "fresh_noise_gain")
     asked = {name: options[name] for name in decisive if name in options}
     settings = model.resolve_settings(causal_mode=mode, individual=individual, **asked)
-    return settings.min_p or 0.0, model.decoding_noise(settings).avoided_repeats()[0]
+    return settings.min_p or 0.0, model.decoding_noise(settings).avoided_repeats()[0], number
 
 
 def stability_violations(*results: Counterfactual, tolerance: float = TOLERANCE) -> Stability:
@@ -462,7 +466,7 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 def _compare(
     one: tuple[World, Tensor],
     other: tuple[World, Tensor],
-    cuts: list[tuple[float, int]],
+    cuts: list[tuple[float, int, int | None]],
     **fields: Any,
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""

@@ -263,7 +263,8 @@ def _observations(
 ) -> list[Observation]:
     output = observe(model, sequence, start)
     scores = output.logits[0].detach().float().cpu()  # (N, V)
-    scores = candidates_along(scores, sequence.ids, min_p, n_gram)  # others are never chosen
+    number = model.config.num_token_id
+    scores = candidates_along(scores, sequence.ids, min_p, n_gram, number)  # the others: -inf
     loc = margin(scores, model.decision.threshold.detach().cpu()).numpy()
     law = amplitude * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
     values = field_space(model.config).encode(sequence.values[start:])

@@ -148,7 +148,8 @@ class Generator:
             if not np.isfinite(u.scale).all():
                 raise FloatingPointError("scale_U is not finite.")
             if settings.avoid_repeats:
-                scores = avoid_repeats(scores, self._texts(), self.noise.avoided_repeats())
+                lengths = self.noise.avoided_repeats()
+                scores = avoid_repeats(scores, self._texts(), lengths, self.num_token_id)
             tokens = decide(settings.mode, scores, shift, u.scale, heads)
         return DecodeStep(tokens, value, loc_scores, u=u, y=value)
 

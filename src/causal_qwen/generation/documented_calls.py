@@ -203,7 +203,7 @@ class DocumentedCalls:
             texts = texts_so_far(input_ids, positions)
             each = len(texts) // len(input_ids)
             lengths = [n for n in noise.avoided_repeats() for _ in range(each)]
-            scores = avoid_repeats(scores, texts, lengths)
+            scores = avoid_repeats(scores, texts, lengths, self.config.num_token_id)
         return last.decide(scores).argmax(-1).unflatten(0, input_ids.shape)
 
     def generate_step_by_step(

@@ -111,7 +111,8 @@ class DecisionProcessor(LogitsProcessor):
         if self.settings.avoid_repeats:
             rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
             texts = [row[max(len(row) - 1 - position, 0) :] for row, position in rows]
-            scores = avoid_repeats(scores, texts, self.noise.avoided_repeats())
+            lengths, number = self.noise.avoided_repeats(), self.model.config.num_token_id
+            scores = avoid_repeats(scores, texts, lengths, number)
         return self.decide(scores)
 
     def decide(self, loc: Tensor) -> Tensor:
