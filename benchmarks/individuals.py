@@ -146,7 +146,7 @@ KINDS: dict[str, Kind] = {
     "`sampling`": Kind({"causal_mode": "sampling"}, individual(fresh=True)),
     "individuals (`causal`)": Kind({}, individual()),
     "individuals, T = 1/2": Kind({}, individual(temperature=0.5)),
-    "individuals that repeat": Kind(REPEATING, individual()),
+    "individuals that repeat, T = 8": Kind(REPEATING, individual(temperature=8.0)),
     "individuals that repeat, persistence 0.5, T = 8": Kind(
         REPEATING, individual(temperature=8.0, persistence=0.5)
     ),
@@ -164,7 +164,7 @@ KINDS: dict[str, Kind] = {
 # n of avoid_repeats, kappa, persistence
 GRID = [(0, 8, 0.5), (0, 8, 1.0), (2, 1, 1.0)]
 GRID += [(3, *rest) for rest in ((1, 0.7), (4, 0.7), (0.5, 1.0), (1, 1.0), (2, 1.0), (4, 1.0))]
-GRID += [(3, 8, 1.0)]
+GRID += [(3, 8, 1.0), (3, 1, 0.8)]
 
 
 def grid(subject: Subject, options: Options) -> Row:
