@@ -18,6 +18,7 @@ from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.conversion.calibration import TEXTS, equal_gain, pad_left, read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.convert import open_model
+from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p
 from causal_qwen.individuals.individual import Individual
 
 PROMPTS = (  # none of these took part in the choice of a default
@@ -164,6 +165,24 @@ class LogProbRecorder(LogitsProcessor):
         return log_probs.where(is_valid, 0.0).sum(-1), is_valid.sum(-1)
 
 
+class CandidateProcessor(LogitsProcessor):
+    """min-p, then no n tokens said again: the candidates of individuals for other speakers.
+
+    `padding` is the number of padding tokens on the left of every row.
+    """
+
+    def __init__(self, min_p: float, n: int, padding: Sequence[int]) -> None:
+        self.min_p, self.n, self.padding = min_p, n, padding
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows = zip(input_ids.numpy(), self.padding, strict=True)
+        texts = [row[pad:] for row, pad in rows]
+        kept: torch.Tensor = avoid_repeats(
+            keep_min_p(scores, self.min_p), texts, [self.n] * len(texts)
+        )
+        return kept
+
+
 @torch.no_grad()
 def generate_texts(
     model: Any,
@@ -173,18 +192,27 @@ def generate_texts(
     speakers: Sequence[Individual | GumbelIndividual] | None = None,
     **options: Any,
 ) -> Texts:
-    """Continue every prompt, in one batch; `speakers` are one per row."""
+    """Continue every prompt, in one batch; `speakers` are one per row.
+
+    `avoid_repeats` beside `min_p` gives softmax and Gumbel noise the candidates of individuals.
+    """
     batch = pad_left(prompts, model)
     start = batch["input_ids"].shape[1]
     recorder = LogProbRecorder(start, end_tokens(model))
     options |= {**batch, "max_new_tokens": tokens}
-    options["logits_processor"] = LogitsProcessorList([recorder])
+    processors = [recorder]
+    is_gumbel = speakers is not None and isinstance(speakers[0], GumbelIndividual)
+    if "avoid_repeats" in options and (is_gumbel or options.get("causal_mode") == "compatible"):
+        padding = (batch["attention_mask"] == 0).sum(-1).tolist()
+        cut = options.pop("min_p"), options.pop("avoid_repeats")
+        processors.append(CandidateProcessor(*cut, padding))
+    options["logits_processor"] = LogitsProcessorList(processors)
     torch.manual_seed(seed)
-    if speakers is not None and isinstance(speakers[0], GumbelIndividual):
+    if is_gumbel:
         ids = gumbel.generate(model, speakers, **options)
     else:
         if speakers is not None:
-            options |= {"causal_mode": "causal", "individual": speakers}
+            options = {"causal_mode": "causal", **options, "individual": speakers}
         ids = model.generate(**options)
     count = recorder.per_row(ids)[1].tolist()
     log_probs = torch.stack(recorder.log_probs, dim=-1).double().numpy()  # (B, new tokens)

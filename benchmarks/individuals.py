@@ -61,7 +61,7 @@ from causal_qwen.analysis.counterfactual import counterfactual, stability_violat
 from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.analysis.token_sequence import TokenSequence
-from causal_qwen.conversion.calibration import AMPLITUDE
+from causal_qwen.conversion.calibration import AVOID_REPEATS
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.engine import Engine
@@ -136,19 +136,23 @@ def logit_bias(model: Any, seed: int, length: int) -> BiasIndividual:
 
 
 CANDIDATES = {"min_p": MIN_P}
+NEW_WORDS = {"min_p": MIN_P, "avoid_repeats": AVOID_REPEATS}  # the candidates of individuals
+REPEATING = {"avoid_repeats": 0}
 KINDS: dict[str, Kind] = {
     BASELINE: Kind({**SOFTMAX, **CANDIDATES}),
+    "softmax min-p 0.1, no repeats": Kind({**SOFTMAX, **NEW_WORDS}),
     "softmax top-p 0.9": Kind({**SOFTMAX, "top_p": 0.9}),
     "softmax T=0.7": Kind({**SOFTMAX, "temperature": 0.7}),
     "`sampling`": Kind({"causal_mode": "sampling"}, individual(fresh=True)),
     "individuals (`causal`)": Kind({}, individual()),
-    "individuals, the sum": Kind({"noise_law": "sum"}, individual()),
-    "individuals, persistence 1": Kind({}, individual(persistence=1.0)),
-    "individuals, the sum, T = 1/8": Kind(
-        {"noise_law": "sum"}, individual(temperature=1 / AMPLITUDE)
+    "individuals, T = 1/2": Kind({}, individual(temperature=0.5)),
+    "individuals that repeat, T = 8": Kind(REPEATING, individual(temperature=8.0)),
+    "individuals that repeat, persistence 0.5, T = 8": Kind(
+        REPEATING, individual(temperature=8.0, persistence=0.5)
     ),
     "shared Gumbel, min-p 0.1": Kind(CANDIDATES, gumbel()),
-    "shared Gumbel, min-p 0.1, T = 8": Kind(CANDIDATES, gumbel(AMPLITUDE)),
+    "shared Gumbel, min-p 0.1, no repeats": Kind(NEW_WORDS, gumbel()),
+    "shared Gumbel, min-p 0.1, T = 8": Kind(CANDIDATES, gumbel(8.0)),
     "shared Gumbel": Kind({}, gumbel()),
     "shared logit bias, min-p 0.1": Kind(CANDIDATES, logit_bias),
     "softmax min-p 0.1, fixed seed": Kind(CANDIDATES, fixed_seed),
@@ -157,20 +161,27 @@ KINDS: dict[str, Kind] = {
 
 # ---------------------------------------------------------------- 1: how the defaults were chosen
 
-GRID = [*itertools.product((0.1, 0.15), (1, 4, 8), (0.4, 0.5))]  # min_p, kappa, persistence
-GRID += [(0.1, 8, 0.3), (0.1, 8, 0.6), (0.1, 8, 1.0), (0.2, 8, 0.5)]
+# n of avoid_repeats, kappa, persistence
+GRID = [(0, 8, 0.5), (0, 8, 1.0), (2, 1, 1.0)]
+GRID += [(3, *rest) for rest in ((1, 0.7), (4, 0.7), (0.5, 1.0), (1, 1.0), (2, 1.0), (4, 1.0))]
+GRID += [(3, 8, 1.0), (3, 1, 0.8)]
 
 
 def grid(subject: Subject, options: Options) -> Row:
-    """min_p x amplitude x persistence on the tuning prompts, beside softmax with min-p 0.1."""
+    """avoid_repeats x amplitude x persistence on the tuning prompts, beside softmax and Gumbel."""
     tokenizer = subject.processor.tokenizer
     prompts = in_turn(*prompt_ids(tokenizer, TUNING_PROMPTS, TUNING_QUESTIONS))
     prompts = prompts[: options.prompts]
-    kinds = {BASELINE: KINDS[BASELINE]}
+    others = (BASELINE, "shared Gumbel, min-p 0.1")
+    kinds = {name: KINDS[name] for name in others[:: options.every]}
+    kinds |= {
+        f"{name}, n = 3": Kind({**KINDS[name].options, "avoid_repeats": 3}, KINDS[name].draw)
+        for name in others[:: options.every]
+    }
     gain = subject.model.generation_config.fresh_noise_gain
-    for min_p, factor, persistence in GRID[:: options.every]:
-        name = f"min-p {min_p}, {factor} kappa, persistence {persistence}"
-        options_of = {"min_p": min_p, "noise_gain": factor * gain}
+    for n, factor, persistence in GRID[:: options.every]:
+        name = f"individuals, n = {n}, {factor:g} kappa, persistence {persistence:g}"
+        options_of = {"avoid_repeats": n, "noise_gain": factor * gain}
         kinds[name] = Kind(options_of, individual(persistence=persistence))
     subject.announce("grid", len(kinds) * len(prompts) * options.speakers)
     results = {}
@@ -184,10 +195,11 @@ def grid(subject: Subject, options: Options) -> Row:
 def grid_page(r: Row) -> list[str]:
     return [
         f"{r['prompts']} prompts of the grid's own x {r['speakers']} individuals x {r['tokens']} "
-        "tokens. A row may become the default if it has no broken token, at most 3 points more "
-        f"repeated trigrams than {BASELINE}, and no less distance between texts. The "
-        "saved one, min-p 0.1, 8 kappa and persistence 0.5, was chosen on more texts than these, "
-        "where persistence 0.6 was recognised more often and looped more ([log](../log.md)).",
+        "tokens, min-p 0.1. n tokens are not said again (0: they are). A row may become the "
+        "default if it has no broken token, at most 3 points more repeated trigrams than "
+        f"{BASELINE}, and no less distance between texts. 2 and 4 kappa are recognised more often "
+        "than kappa itself; n = 2, kappa and persistence 1 was saved, for texts that are nearly "
+        "as likely as softmax's and return to the same words as seldom ([log](../log.md)).",
         "",
         *table(speaker_columns(r["kinds"]), r["kinds"]),
     ]
@@ -203,10 +215,11 @@ def speakers(subject: Subject, options: Options) -> Row:
     subject.announce("speakers", len(options.kinds) * len(prompts) * options.speakers)
     sizes = {"prompts": len(prompts), "speakers": options.speakers, "tokens": subject.tokens}
     last = load(options.output, {}).get("speakers", {})
-    is_same = all(last.get(name) == size for name, size in sizes.items())
+    is_same = all(last.get(name) == sizes[name] for name in ("prompts", "tokens"))
     results = last["kinds"] if is_same else {}  # kinds that are not asked for are kept
     for name in options.kinds:
         results[name] = measure(subject, KINDS[name], prompts, options.speakers, judge)
+        results[name]["texts"] = len(prompts) * options.speakers
         log(name, results[name])
     in_order = {name: results[name] for name in KINDS if name in results}
     return {**sizes, "kinds": in_order}
@@ -316,6 +329,8 @@ def recognised_by_meaning(states: np.ndarray, held_out: int) -> float:
 
 def speaker_columns(rows: dict[str, Row]) -> dict[str, str]:
     columns = {"speaker": "{name}", "log-prob": span("log_prob")}
+    if any("texts" in row for row in rows.values()):
+        columns["texts"] = "{texts}"
     if any("judge" in row for row in rows.values()):
         columns["judge"] = span("judge")
     columns |= {"distance": span("distance"), "distinct-2": span("distinct_2")}
@@ -332,7 +347,7 @@ def speakers_page(r: Row) -> list[str]:
     versus |= {"repeated": span("repetition", 3)}
     return [
         f"{r['prompts']} prompts, openings and chat questions in turn, none of which took part in "
-        f"a choice, x {r['speakers']} speakers x {r['tokens']} tokens; 95% bootstrap intervals "
+        f"a choice, x 6 or 12 speakers x {r['tokens']} tokens; 95% bootstrap intervals "
         "over prompts. Log-prob: of a token under the base model. Judge: of a word under a trigram "
         "model of other text. Distance: between the texts of two speakers after one prompt, in "
         "words. Repeated: trigrams that occur more than once in a text. Loops: texts in which a "
@@ -340,10 +355,9 @@ def speakers_page(r: Row) -> list[str]:
         "with a base probability below 1e-4. Recognised: naive Bayes on tokens and pairs names the "
         f"speaker, of {GROUP}, on a prompt that it has not seen; by meaning: the same by the "
         f"nearest centroid of mean hidden states. Chance is {1 / GROUP:.2f}. On real text "
-        "`sampling`, individuals at T = 1/8, Gumbel noise at T = 1 and the bias change as many "
-        "choices as softmax sampling with min-p 0.1; individuals at T = 1 and Gumbel noise at "
-        "T = 8 have eight times that noise. Likely text is not good text when it repeats itself: "
-        "read the columns together.",
+        "`sampling`, individuals, Gumbel noise at T = 1 and the bias change as many choices as "
+        "softmax sampling with min-p 0.1. No repeats: the rule of individuals, for others. Likely "
+        "text is not good text when it repeats itself: read the columns together.",
         "",
         *table(speaker_columns(kinds), kinds),
         "",
@@ -453,7 +467,7 @@ EDITS = (  # a prompt, and the same with one thing changed
 STABILITY_KINDS: dict[str, Kind] = {
     "individuals, pearl": Kind({}, individual()),
     "individuals, disco": Kind({"semantics": "disco"}, individual()),
-    "individuals, persistence 1": Kind({}, individual(persistence=1.0)),
+    "individuals, persistence 0.5": Kind({}, individual(persistence=0.5)),
     "individuals, fresh noise": Kind({}, individual(fresh=True)),
     "individuals, all tokens": Kind({"min_p": 0.0}, individual()),
     "Gumbel, T = 1": Kind({}, lambda model, seed, _: GumbelIndividual.draw(model, seed=seed)),

@@ -78,7 +78,7 @@ def test_noise_of_gain_kappa_changes_as_many_choices_as_softmax_with_min_p(
     for stop in range(1, 33, 2):
         prompts = torch.stack(texts)[:, :stop]
         call = {"causal_mode": mode, "individual": 1000 + stop, "num_return_sequences": 16}
-        call["temperature"] = 1 if mode == "sampling" else 1 / calibration.AMPLITUDE
+        call["avoid_repeats"] = 0
         said = model.generate(prompts, **call, max_new_tokens=1)[:, -1]
         changed.append(said.reshape(8, 16) != model(prompts).logits[:, -1].argmax(-1)[:, None])
     rate = float(torch.cat(changed).float().mean())
@@ -101,7 +101,7 @@ def test_texts_with_one_candidate_everywhere_leave_kappa_at_1(
 ) -> None:
     monkeypatch.setattr(calibration, "MIN_P", 1.0)
     model = CausalQwenForCausalLM.from_qwen(base)
-    assert calibration.calibrate_noise(model, [torch.arange(9)]) == (calibration.AMPLITUDE, 1.0)
+    assert calibration.calibrate_noise(model, [torch.arange(9)]) == (1.0, 1.0)
 
 
 def test_measure_noise_has_no_effect_and_says_so(base: Qwen2ForCausalLM) -> None:
@@ -124,6 +124,7 @@ def test_saved_noise_settings_survive_saving_and_make_the_default_individual(
     ids = torch.tensor([[1, 2, 3]])
     call = {"individual": 7, "max_new_tokens": 8}
     named = {"min_p": calibration.MIN_P, "persistence": calibration.PERSISTENCE}
+    named["avoid_repeats"] = calibration.AVOID_REPEATS
     explicit = loaded.generate(ids, **call, **named, min_density=0.0, temperature=1.0)
     assert torch.equal(loaded.generate(ids, **call), explicit)
 
@@ -134,7 +135,7 @@ def test_plain_checkpoint_is_loaded_with_candidates_and_persistence(
     base.save_pretrained(tmp_path)
     saved = CausalQwenForCausalLM.from_pretrained(tmp_path).generation_config
     assert (saved.causal_min_p, saved.persistence) == (calibration.MIN_P, calibration.PERSISTENCE)
-    assert saved.noise_law == "mixture"
+    assert (saved.noise_law, saved.avoid_repeats) == ("mixture", calibration.AVOID_REPEATS)
 
 
 def test_documents_initialisation_saves_no_noise_settings(base: Qwen2ForCausalLM) -> None:

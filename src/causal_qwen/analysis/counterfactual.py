@@ -41,6 +41,7 @@ from causal_qwen.analysis.token_sequence import (
     read_tokens,
     show_tokens,
 )
+from causal_qwen.decoding.candidates import candidates_along
 from causal_qwen.decoding.settings import INDIVIDUAL_FIELDS
 from causal_qwen.generation.streaming import end_ids
 from causal_qwen.individuals.individual import Individual
@@ -308,16 +309,22 @@ def counterfactual(
         individual=individual,
         is_text=processor is not None,
         forced=len(edited.ids) - 1 - other_start if len(edited.ids) > other_start else None,
-        min_p=[_min_p(one, individual, mode, options) for one in (model, other_model)],
+        cuts=[_cuts(one, individual, mode, options) for one in (model, other_model)],
     )
 
 
-def _min_p(model: Any, individual: Any, mode: str, options: dict[str, Any]) -> float:
-    """The candidates of a world; 0 if all tokens are."""
-    asked = options.get("min_p")
+def _cuts(
+    model: Any, individual: Any, mode: str, options: dict[str, Any]
+) -> tuple[float, int, int | None]:
+    """What makes the candidates of a world: min_p and n of `avoid_repeats`, 0 for all tokens, and
+    the id of <NUM>."""
+    number = model.config.num_token_id
     if isinstance(individual, GumbelIndividual):
-        return asked or 0.0
-    return model.resolve_settings(causal_mode=mode, min_p=asked).min_p or 0.0
+        return options.get("min_p") or 0.0, 0, number
+    decisive = ("min_p", "avoid_repeats", "noise_gain", "fresh_noise_gain")
+    asked = {name: options[name] for name in decisive if name in options}
+    settings = model.resolve_settings(causal_mode=mode, individual=individual, **asked)
+    return settings.min_p or 0.0, model.decoding_noise(settings).avoided_repeats()[0], number
 
 
 def stability_violations(*results: Counterfactual, tolerance: float = TOLERANCE) -> Stability:
@@ -457,7 +464,10 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 
 
 def _compare(
-    one: tuple[World, Tensor], other: tuple[World, Tensor], min_p: list[float], **fields: Any
+    one: tuple[World, Tensor],
+    other: tuple[World, Tensor],
+    cuts: list[tuple[float, int, int | None]],
+    **fields: Any,
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""
     (factual, loc_S), (counter, other_loc_S) = one, other
@@ -476,11 +486,10 @@ def _compare(
         (loc[rows, pair[0]] - loc[rows, pair[1]]).double()
         for loc in (loc_S[:steps], other_loc_S[:steps])
     ]
-    least = [math.log(share) if share else -math.inf for share in min_p]
-    worlds = zip((loc_S, other_loc_S), pair.flip(0), least, strict=True)
+    worlds = zip((one, other), pair.flip(0), cuts, strict=True)
     is_outside = [
-        loc[:steps][rows, choice].float() < loc[:steps].float().amax(-1) + bound
-        for loc, choice, bound in worlds
+        candidates_along(loc, world.sequence.ids, *cut)[rows, choice] == -math.inf
+        for (world, loc), choice, cut in worlds
     ]
     return Counterfactual(
         factual,

@@ -40,6 +40,7 @@ from causal_qwen.analysis.token_sequence import (
     read_tokens,
     show_tokens,
 )
+from causal_qwen.decoding.candidates import candidates_along
 from causal_qwen.decoding.decision import margin
 from causal_qwen.decoding.settings import first_given
 from causal_qwen.individuals.individual import Individual
@@ -52,7 +53,8 @@ from causal_qwen.terminal import counted
 Array = NDArray[np.float64]
 
 MODES = ("shared", "fresh", "gumbel")
-DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p")  # options of `generate` that inference needs
+# options of `generate` that inference needs
+DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p", "avoid_repeats")
 MARGIN = 1e-3  # lead that the observed token must have; rounding of a float32 replay is far smaller
 VIOLATIONS_PER_POSITION = 8  # inequalities added at once
 MAX_ROUNDS = 400  # of adding inequalities, before the search for a start gives up
@@ -163,13 +165,16 @@ def infer_individual(
     )
     decisive = {name: value for name, value in options.items() if name in DECISIVE}
     settings = model.resolve_settings(causal_mode="causal", individual=template, **decisive)
-    amplitude = model.decoding_noise(settings).gains.amplitude(template)
-    observations = _observations(model, sequence, start, amplitude, settings.min_p)
+    noise = model.decoding_noise(settings)
+    amplitude, n_gram = noise.gains.amplitude(template), noise.avoided_repeats()[0]
+    observations = _observations(model, sequence, start, amplitude, settings.min_p, n_gram)
     outside = [i for i, one in enumerate(observations) if one.loc[one.token] == -math.inf]
     if outside:
         shown = _show_positions(model, sequence, start, outside, processor)
-        reason = f"{shown}: not among the candidates at min_p={settings.min_p:g}; pass min_p=0"
-        return _nobody(n, reason)
+        limits = {"min_p": settings.min_p or 0, "avoid_repeats": n_gram}
+        at = " and ".join(f"{name}={value:g}" for name, value in limits.items() if value)
+        cure = ", ".join(f"{name}=0" for name, value in limits.items() if value)
+        return _nobody(n, f"{shown}: not among the candidates at {at}; pass {cure}")
     bound = noise_bound(template.min_density)
     groups = [[one] for one in observations] if template.is_fresh else [observations]
     polytopes = [Polytope(model, group, bound) for group in groups]
@@ -249,13 +254,18 @@ def _individuals(
 
 
 def _observations(
-    model: CausalModel, sequence: TokenSequence, start: int, amplitude: float, min_p: float | None
+    model: CausalModel,
+    sequence: TokenSequence,
+    start: int,
+    amplitude: float,
+    min_p: float | None,
+    n_gram: int,
 ) -> list[Observation]:
     output = observe(model, sequence, start)
     scores = output.logits[0].detach().float().cpu()  # (N, V)
+    number = model.config.num_token_id
+    scores = candidates_along(scores, sequence.ids, min_p, n_gram, number)  # the others: -inf
     loc = margin(scores, model.decision.threshold.detach().cpu()).numpy()
-    if min_p:  # others can never be chosen
-        loc[(scores < scores.amax(-1, keepdim=True) + math.log(min_p)).numpy()] = -math.inf
     law = amplitude * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
     values = field_space(model.config).encode(sequence.values[start:])
     targets = (values - output.loc_Y[0].double().detach().cpu()).tolist()

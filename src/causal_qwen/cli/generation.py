@@ -35,6 +35,7 @@ def generate(
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
     min_p: opt.MinP = None,
+    avoid_repeats: opt.AvoidRepeats = None,
     top_k: opt.TopK = None,
     top_p: opt.TopP = None,
     seed: opt.SoftmaxSeed = None,
@@ -94,6 +95,7 @@ def chat(
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
     min_p: opt.MinP = None,
+    avoid_repeats: opt.AvoidRepeats = None,
     max_new_tokens: opt.NewTokens = 200,
     numbers: opt.Numbers = None,
     system: Annotated[str | None, Option(help="A system message.")] = None,
@@ -120,6 +122,7 @@ def chat(
         min_density=min_density,
         persistence=persistence,
         min_p=min_p,
+        avoid_repeats=avoid_repeats,
         max_new_tokens=max_new_tokens,
     )
     if run(conversation, as_json=as_json):
@@ -145,6 +148,7 @@ def counterfactual(
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
     min_p: opt.MinP = None,
+    avoid_repeats: opt.AvoidRepeats = None,
     max_new_tokens: opt.NewTokens = 40,
     html: Annotated[
         Path | None, Option(help="Also write an HTML table.", callback=opt.writable)
@@ -167,7 +171,7 @@ def counterfactual(
     encoding = "value" if number is not None else None
     inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
     own = {"temperature": temperature, "min_density": min_density, "persistence": persistence}
-    named = own | {"min_p": min_p}
+    named = own | {"min_p": min_p, "avoid_repeats": avoid_repeats}
     options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     with status() as progress:
         progress("generating both texts")

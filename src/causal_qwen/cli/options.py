@@ -77,6 +77,10 @@ MinP = Annotated[
         max=1.0,
     ),
 ]
+AvoidRepeats = Annotated[
+    int | None,
+    Option(help="Say no n tokens again; 0 allows it. Default: the model's.", min=0),
+]
 TopK = Annotated[int | None, Option(help="Keep the k most likely tokens.", min=1)]
 TopP = Annotated[
     float | None,
@@ -133,7 +137,8 @@ def decoding_options(
     Qwen.
     """
     seed, softmax = context.params["seed"], ("temperature", "top_k", "top_p", "min_p")
-    options |= {name: context.params[name] for name in (*softmax, "min_density", "persistence")}
+    names = (*softmax, "min_density", "persistence", "avoid_repeats")
+    options |= {name: context.params[name] for name in names}
     settings = resolve(**options)
     check_seed(seed, settings.mode)
     if settings.is_noisy and settings.individual is None:

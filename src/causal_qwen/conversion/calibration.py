@@ -33,9 +33,9 @@ DRAWS = 64  # of noise, at each of them
 NEW_TOKENS = 40
 # Defaults of individuals, saved by calibration, chosen on a grid (docs/log.md):
 MIN_P = 0.1
-PERSISTENCE = 0.5
+PERSISTENCE = 1.0
 NOISE_LAW = "mixture"
-AMPLITUDE = 8.0  # of `causal`, in kappa: few tokens are candidates, so noise may order them
+AVOID_REPEATS = 2
 
 TEXTS = (
     "The harbour was quiet when the first boat came in. Two men threw the ropes to a boy on the "
@@ -181,9 +181,8 @@ def calibrate_gains(model: CausalModel, hidden: Tensor) -> tuple[float, float]:
     """Find and save the noise gains, and the other defaults of individuals. states (N, H)
 
     With noise of gain kappa the choice among the candidates, at positions of the texts, leaves the
-    likeliest token as often as under softmax sampling with the same `min_p`. Fresh noise gets this
-    gain, shared noise AMPLITUDE times it. Texts are read, not generated: a model's own loops would
-    pass for good text.
+    likeliest token as often as under softmax sampling with the same `min_p`. Texts are read, not
+    generated: a model's own loops would pass for good text.
     """
     u = model.abduct(evenly_spaced(hidden, NOISE_POSITIONS))
     exogenous = model.action.b_noise.abs()
@@ -192,10 +191,10 @@ def calibrate_gains(model: CausalModel, hidden: Tensor) -> tuple[float, float]:
     shared = find_gain(model, loc, u.scale, chance, PERSISTENCE)
     fresh = find_gain(model, loc, chance, chance)
     saved = model.generation_config
-    shared *= AMPLITUDE
     saved.noise_gain, saved.fresh_noise_gain = shared, fresh
     saved.causal_min_p, saved.min_density = MIN_P, 0.0
     saved.persistence, saved.noise_law = PERSISTENCE, NOISE_LAW
+    saved.avoid_repeats = AVOID_REPEATS
     return shared, fresh
 
 

@@ -3,10 +3,11 @@
 In:   the options of a call, and loc_S, scale_S and U of the last position.
 Out:  the resolved settings, the noise of every row, and the chosen tokens.
 
-    settings  `resolve_settings`: call > generation_config > config -> `DecodingSettings`
-    noise     `DecodingNoise`: the noise of each row of a call, at each position
-    decision  the four decision rules, and the pruned argmax
-    context   the context length of a model
+    settings    `resolve_settings`: call > generation_config > config -> `DecodingSettings`
+    noise       `DecodingNoise`: the noise of each row of a call, at each position
+    candidates  who may be chosen: min-p, and no phrase said twice
+    decision    the four decision rules, and the pruned argmax
+    context     the context length of a model
 
 Open `decision` first. Arrays are NumPy's or torch's, through `array_api_compat`.
 """

@@ -140,6 +140,11 @@ class DecodingNoise:
                 settings.exogenous, prompts, copies, size, fresh=True
             )
 
+    def avoided_repeats(self) -> list[int]:
+        """n of `avoid_repeats` for every row; 0 without noise, where the base model decides."""
+        n, rows = self.settings.avoid_repeats, enumerate(self.individuals)
+        return [n if self.gains.amplitude(one, row) > 0 else 0 for row, one in rows]
+
     def at(self, positions: Sequence[int]) -> UNoise | None:
         """The noise of every row at its position, counted among tokens that are not padding; None
         if nothing is moved. (B,) -> (B, C)"""

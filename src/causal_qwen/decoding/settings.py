@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "persistence": 1.0,
     "noise_law": "sum",
     "causal_min_p": 0.0,
+    "avoid_repeats": 0,
     "individual": None,
     "fresh_noise": None,
     "exogenous": None,
@@ -54,6 +55,7 @@ class DecodingSettings:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    avoid_repeats: int = 0  # n: no n tokens of the text are said again; 0 is off
     noise_gain: Any = 1.0  # kappa of shared noise: a number, or one per row
     fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
     min_density: float = 0.0
@@ -127,6 +129,8 @@ def resolve_settings(
     if mode in NOISY_MODES:
         named = first_given(explicit["min_p"], explicit["causal_min_p"])
         found["min_p"] = first_given(named, found["min_p"], default)
+    if mode != "causal":  # elsewhere a call must ask for it: `sampling` is softmax with min-p
+        found["avoid_repeats"] = first_given(call.get("avoid_repeats"), 0)
     do_sample = mode == "compatible" and bool(found["do_sample"])
     if do_sample and found["top_k"] is None:
         found["top_k"] = HF_TOP_K
@@ -140,6 +144,7 @@ def resolve_settings(
         repetition_penalty=_number(
             "repetition_penalty", first_given(found["repetition_penalty"], 1.0), 0
         ),
+        avoid_repeats=_whole_number("avoid_repeats", found["avoid_repeats"]),
         noise_gain=_gain("noise_gain", found["noise_gain"]),
         fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
         min_density=_number("min_density", found["min_density"], 0, 1),
@@ -153,6 +158,10 @@ def resolve_settings(
         named={name: call[name] for name in INDIVIDUAL_FIELDS if call.get(name) is not None},
     )
     _check_part(mode, explicit)
+    if settings.avoid_repeats and mode not in NOISY_MODES:
+        raise ValueError(
+            f"avoid_repeats= has no effect in mode {mode!r}; use 'causal' or 'sampling'."
+        )
     return settings
 
 
@@ -214,6 +223,12 @@ def _optional_number(
     name: str, value: Any, least: float, most: float = math.inf, kind: Any = float
 ) -> Any:
     return None if value is None else kind(_number(name, value, least, most))
+
+
+def _whole_number(name: str, value: Any) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least 0.")
+    return int(value)
 
 
 def _gain(name: str, value: Any) -> Any:

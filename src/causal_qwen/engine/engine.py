@@ -165,8 +165,9 @@ class Engine:
 
         Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling), and
         those of `DecodingSettings`: individual, exogenous, temperature, min_density, persistence,
-        noise_law, noise_gain, fresh_noise_gain, fresh_noise, top_k, top_p, min_p, do_sample,
-        repetition_penalty, normalization, value_field. Defaults are in generation_config.json.
+        noise_law, noise_gain, fresh_noise_gain, fresh_noise, top_k, top_p, min_p,
+        avoid_repeats, do_sample, repetition_penalty, normalization, value_field. Defaults are in
+        generation_config.json.
         """
         call = self._call(prompts, numeric_values, encode_numbers, chat, options, None)
         start = call.ids.shape[1]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen._aliases import forward
+from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p
 from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
@@ -21,7 +22,6 @@ from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
 from causal_qwen.engine.sampling import (
     NEVER,
     draw,
-    keep_min_p,
     keep_top_k,
     keep_top_p,
     penalize_repetition,
@@ -147,6 +147,9 @@ class Generator:
         else:
             if not np.isfinite(u.scale).all():
                 raise FloatingPointError("scale_U is not finite.")
+            if settings.avoid_repeats:
+                lengths = self.noise.avoided_repeats()
+                scores = avoid_repeats(scores, self._texts(), lengths, self.num_token_id)
             tokens = decide(settings.mode, scores, shift, u.scale, heads)
         return DecodeStep(tokens, value, loc_scores, u=u, y=value)
 
@@ -156,6 +159,11 @@ class Generator:
             return np.full(len(self.ids), self.ids.shape[1] - 1)
         hidden = self.cache.padding[:, : self.ids.shape[1]].sum(axis=1)
         return self.ids.shape[1] - 1 - hidden
+
+    def _texts(self) -> list[Ints]:
+        """The tokens of every row that are not padding. -> (T,) each"""
+        rows = zip(self.ids, self._positions(), strict=True)
+        return [row[len(row) - 1 - position :] for row, position in rows]
 
     def _candidates(self, scores: Float32, index: int) -> Float32:
         """Scores with -inf for tokens that may not be chosen. (B, V)"""

@@ -1,4 +1,4 @@
-"""Sampling: softmax draws, and the cuts top-k, top-p and min-p.
+"""Sampling: softmax draws, and the cuts top-k and top-p.
 
 Draw i of a seed is Philox keyed by (seed, i), so a seed reproduces a text, alone or in a batch.
 """
@@ -37,12 +37,6 @@ def keep_top_p(scores: Float32, p: float) -> Float32:
     out = np.empty_like(is_out)
     np.put_along_axis(out, order, is_out, -1)
     return np.where(out, NEVER, scores)
-
-
-def keep_min_p(scores: Float32, p: float) -> Float32:
-    """Tokens with at least p times the largest probability. (..., V)"""
-    bar = scores.max(-1, keepdims=True) + np.float32(np.log(p))
-    return np.where(scores < bar, NEVER, scores)
 
 
 def penalize_repetition(scores: Float32, ids: NDArray[np.int64], penalty: float) -> Float32:

@@ -14,9 +14,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from causal_qwen.decoding.candidates import avoid_repeats
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor
@@ -36,7 +39,7 @@ NOISE = (
     "fresh_noise",
     "normalization",
 )
-OPTIONS = (*WHOLE, *NOISE, "min_p")
+OPTIONS = (*WHOLE, *NOISE, "min_p", "avoid_repeats")
 
 
 class AbductionView(nn.Module):
@@ -186,7 +189,7 @@ class DocumentedCalls:
 
         if is_compatible:
             if settings.normalization == "ovr":
-                scores = last(input_ids, scores)
+                scores = last.decide(scores)
             cuts = (*WHOLE, "min_p")
             asked = {name: options[name] for name in cuts if options.get(name) is not None}
             return self.warpers(**asked)(None, scores).softmax(-1).unflatten(0, input_ids.shape)
@@ -196,7 +199,12 @@ class DocumentedCalls:
         if (moving := noise_everywhere(noise, positions)) is not None:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
             last.shift = self.score_moved(alone, moving)[1].squeeze(1)
-        return last(input_ids, scores).argmax(-1).unflatten(0, input_ids.shape)
+        if settings.avoid_repeats:
+            texts = texts_so_far(input_ids, positions)
+            each = len(texts) // len(input_ids)
+            lengths = [n for n in noise.avoided_repeats() for _ in range(each)]
+            scores = avoid_repeats(scores, texts, lengths, self.config.num_token_id)
+        return last.decide(scores).argmax(-1).unflatten(0, input_ids.shape)
 
     def generate_step_by_step(
         self,
@@ -288,6 +296,14 @@ def noise_everywhere(noise: DecodingNoise, positions: Tensor) -> UNoise | None:
     has_chance = found[0].exogenous is not None
     exogenous = join([step.exogenous for step in found]) if has_chance else None
     return UNoise(join([step.values for step in found]), found[0].regime, exogenous)
+
+
+def texts_so_far(input_ids: Tensor, positions: Tensor) -> list[NDArray[np.int64]]:
+    """The tokens up to every position that are not padding. (B, T) -> BT times (n,)"""
+    rows = zip(input_ids.cpu().numpy(), positions.tolist(), strict=True)
+    return [
+        row[max(end - at, 0) : end + 1] for row, places in rows for end, at in enumerate(places)
+    ]
 
 
 def _given(settings: DecodingSettings, names: Sequence[str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.generation import LogitsProcessor
 from transformers.utils import ModelOutput
 
+from causal_qwen.decoding.candidates import avoid_repeats
 from causal_qwen.decoding.decision import (
     NO_CHOICE,
     choose,
@@ -94,6 +95,7 @@ class DecisionProcessor(LogitsProcessor):
         self.want_scores = want_scores
         self.u: Any = None  # U of the last position, (B, C)
         self.shift: Tensor | None = None  # what noise adds to loc_S there, (B, V)
+        self.positions: list[int] = []  # of the last token of every row, padding not counted
         self._head: TorchHead | None = None
 
     @property
@@ -106,7 +108,16 @@ class DecisionProcessor(LogitsProcessor):
         self.shift = None if outputs.shift_S is None else outputs.shift_S[:, -1]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        mode, loc = self.settings.mode, scores
+        if self.settings.avoid_repeats:
+            rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
+            texts = [row[max(len(row) - 1 - position, 0) :] for row, position in rows]
+            lengths, number = self.noise.avoided_repeats(), self.model.config.num_token_id
+            scores = avoid_repeats(scores, texts, lengths, number)
+        return self.decide(scores)
+
+    def decide(self, loc: Tensor) -> Tensor:
+        """loc_S of the candidates -> scores whose argmax is the mode's choice. (B, V)"""
+        mode = self.settings.mode
         if self.shift is not None:
             loc = loc + self.shift.to(loc.device)
         threshold = self.model.decision.threshold.to(loc.device)

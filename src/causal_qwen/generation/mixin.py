@@ -239,6 +239,7 @@ class CausalGenerationMixin:
             past = 0 if cache is None else cache.get_seq_length()
             inputs["numeric_values"] = tracker.values_of(input_ids, inputs["input_ids"], past)
         if decision_processor is not None:
+            decision_processor.positions = inputs["position_ids"][:, -1].tolist()
             inputs["u_noise"] = noise_at(decision_processor.noise, inputs["position_ids"])
         return inputs
 

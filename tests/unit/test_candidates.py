@@ -1,0 +1,177 @@
+"""Candidates: min-p, and no n tokens of the text are said again where another token is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
+from causal_qwen.analysis.posterior import infer_individual
+from causal_qwen.decoding.candidates import REACH, avoid_repeats, keep_min_p
+from causal_qwen.decoding.settings import resolve_settings
+from causal_qwen.engine import Engine
+from causal_qwen.individuals.individual import Individual
+
+PROMPT = torch.tensor([[5, 17, 3, 44]])
+NEW = 40
+LOOPING = {"individual": 7, "noise_gain": 30.0, "min_p": 0.02}  # persistence 1: it says it again
+IDS = st.lists(st.integers(0, 4), max_size=12)
+
+
+def sequences(tokens: list[int], n: int) -> list[tuple[int, ...]]:
+    return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+
+
+@given(st.lists(IDS, min_size=1, max_size=3), st.integers(0, 4), st.sets(st.integers(0, 4)))
+def test_what_is_avoided_is_what_would_repeat_n_tokens(
+    texts: list[list[int]], n: int, cut: set[int]
+) -> None:
+    scores = np.arange(5 * len(texts), dtype=np.float32).reshape(len(texts), 5)
+    scores[:, sorted(cut - {2})] = -np.inf
+    found = avoid_repeats(scores, texts, [n] * len(texts))
+    same = avoid_repeats(torch.from_numpy(scores), texts, [n] * len(texts))
+    np.testing.assert_array_equal(found, same.numpy())
+    for row, text in enumerate(texts):
+        kept = [k for k in range(5) if scores[row, k] > -np.inf]
+        new = [k for k in kept if not n or (*text, k)[-n:] not in sequences(text, n)]
+        expected = new or kept
+        assert [k for k in range(5) if found[row, k] == scores[row, k] > -np.inf] == expected
+
+
+def test_what_was_said_long_ago_may_be_said_again() -> None:
+    scores = np.zeros((1, 5), np.float32)
+    for distance, expected in ((REACH - 1, -np.inf), (REACH, 0.0)):
+        text = [1, 2, *[3] * (distance - 2), 1]
+        assert avoid_repeats(scores, [text], [2])[0].tolist() == [0, 0, expected, 0, 0]
+
+
+def test_two_numbers_are_never_the_same_token() -> None:
+    scores, text = np.zeros((1, 5), np.float32), [[1, 4, 2, 1, 4, 2, 1]]
+    assert avoid_repeats(scores, text, [2])[0].tolist() == [0, 0, 0, 0, -np.inf]
+    assert avoid_repeats(scores, text, [2], number=4)[0].tolist() == [0] * 5
+    assert avoid_repeats(scores, [[*text[0], 4]], [2])[0].tolist() == [0, 0, -np.inf, 0, 0]
+    assert avoid_repeats(scores, [[*text[0], 4]], [2], number=4)[0].tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
+def test_min_p_keeps_a_share_of_the_largest_probability(convert: Any) -> None:
+    scores = convert([[0.0, math.log(0.2), math.log(0.099)], [3.0, 0.0, 2.9]])
+    kept = np.asarray(keep_min_p(scores, 0.1)) > -np.inf
+    assert kept.tolist() == [[True, True, False], [True, False, True]]
+
+
+def said(model: Any, prompt: torch.Tensor = PROMPT, **options: Any) -> list[int]:
+    call = {"causal_mode": "causal", "max_new_tokens": NEW, **LOOPING, **options}
+    return model.generate(prompt, **call)[0].tolist()
+
+
+def test_a_repetition_happens_only_where_nothing_else_is_left(
+    make_model: Callable[..., Any],
+) -> None:
+    model = make_model()
+    free, ids = said(model), said(model, avoid_repeats=3)
+    assert len(set(sequences(free, 3))) < len(free) - 2  # it loops without the rule
+    p = model(torch.tensor([ids])).logits[0].softmax(-1)
+    for end in range(PROMPT.shape[1], len(ids)):
+        before = sequences(ids[:end], 3)
+        if tuple(ids[end - 2 : end + 1]) in before:
+            kept = (p[end - 1] >= 0.02 * p[end - 1].max()).nonzero().flatten().tolist()
+            assert all((*ids[end - 2 : end], k) in before for k in kept)
+    assert said(model, avoid_repeats=0) == free
+    assert said(model, avoid_repeats=4) != ids
+
+
+def test_both_engines_and_padded_rows_avoid_the_same_tokens(
+    make_model: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = make_model()
+    model.generation_config.avoid_repeats = 3
+    model.save_pretrained(tmp_path)
+    engine = Engine.from_pretrained(tmp_path)
+    rows = [[5, 17, 3, 44], [9], [44, 44, 9, 44, 44]]
+    alone = [said(model, torch.tensor([row]))[len(row) :] for row in rows]
+    assert alone != [said(model, torch.tensor([row]), avoid_repeats=0)[len(row) :] for row in rows]
+    width = max(map(len, rows))
+    ids = torch.tensor([[44] * (width - len(row)) + row for row in rows])  # padding is a word
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    batch = model.generate(
+        ids, attention_mask=mask, causal_mode="causal", max_new_tokens=NEW, **LOOPING
+    )
+    assert batch[:, width:].tolist() == alone
+    options = {"mode": "causal", "max_new_tokens": NEW, **LOOPING}
+    found = engine.generate(rows, **options)
+    assert found.ids[:, found.new].tolist() == alone
+
+
+def test_the_next_token_of_every_position_is_the_one_that_generate_chooses(
+    make_model: Callable[..., Any],
+) -> None:
+    model = make_model()
+    ids = torch.tensor([said(model, avoid_repeats=3)])
+    found = model.inference(ids[:, :-1], mode="causal", avoid_repeats=3, **LOOPING)
+    assert found[0, PROMPT.shape[1] - 1 :].tolist() == ids[0, PROMPT.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("still", [{"temperature": 0.0}, {"noise_gain": 0.0}])
+def test_without_noise_the_base_model_decides(
+    make_model: Callable[..., Any], still: dict[str, float]
+) -> None:
+    model = make_model()
+    model.decision.threshold.data.zero_()
+    greedy = said(model, causal_mode="compatible", **dict.fromkeys(LOOPING))
+    assert said(model, avoid_repeats=3, **still) == greedy
+
+
+def test_the_saved_rule_is_of_causal_alone_and_others_ask_for_it() -> None:
+    saved = {"avoid_repeats": 3}
+    assert resolve_settings({"causal_mode": "causal"}, saved).avoid_repeats == 3
+    assert resolve_settings({"causal_mode": "causal"}, {}).avoid_repeats == 0
+    for mode in ("standard", "sampling", "compatible"):
+        assert resolve_settings({"causal_mode": mode}, saved).avoid_repeats == 0
+        assert resolve_settings({"causal_mode": mode}, {}, config=saved).avoid_repeats == 0
+    assert resolve_settings({"causal_mode": "sampling", **saved}, {}).avoid_repeats == 3
+    for mode in ("standard", "compatible"):
+        with pytest.raises(ValueError, match="avoid_repeats= has no effect in mode"):
+            resolve_settings({"causal_mode": mode, **saved}, {})
+    for wrong in (-1, 2.5, True, "3"):
+        with pytest.raises(ValueError, match="whole number of at least 0"):
+            resolve_settings({"causal_mode": "causal", "avoid_repeats": wrong}, {})
+
+
+def test_an_observed_text_has_the_candidates_of_its_own_past(
+    make_model: Callable[..., Any],
+) -> None:
+    model = make_model()
+    ids = torch.tensor(said(model, avoid_repeats=3, max_new_tokens=12))
+    settings = {"n": 2, "burn_in": 5, "noise_gain": 30.0, "min_p": 0.02}
+    found = infer_individual(model, ids[4:], prompt=PROMPT[0], avoid_repeats=3, **settings)
+    assert found.success_rate == 1.0
+    loop = torch.tensor(said(model, max_new_tokens=NEW))
+    found = infer_individual(model, loop[4:], prompt=PROMPT[0], avoid_repeats=3, **settings)
+    assert not found
+    assert "avoid_repeats=3" in found.reason
+
+
+def test_each_world_has_the_candidates_of_its_own_past(make_model: Callable[..., Any]) -> None:
+    """Where scales are equal, a choice changes against the odds only if a candidate is lost."""
+    model = make_model()
+    model.abduction.scale.weight.data.zero_()
+    options = {"max_new_tokens": NEW, "noise_gain": 30.0, "avoid_repeats": 2}
+    violations = 0
+    for seed in range(4):
+        who = Individual.draw(model, seed=seed)
+        same = counterfactual(model, PROMPT, who, ChangedPrompt(PROMPT), **options)
+        assert same.divergence is None
+        edited = ChangedPrompt(torch.tensor([[5, 17, 3, 45]]))
+        found = counterfactual(model, PROMPT, who, edited, **options).stability()
+        assert found.violations == found.by_candidates
+        violations += found.violations
+    assert violations > 0
