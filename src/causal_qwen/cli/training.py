@@ -196,7 +196,11 @@ def evaluate(
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
     from causal_qwen.training.evaluation import markdown, measure, pooled, side_by_side, table_of
 
-    options = {"template": template, "max_length": max_length, "batch_size": batch_size}
+    options: dict[str, Any] = {
+        "template": template,
+        "max_length": max_length,
+        "batch_size": batch_size,
+    }
     found: dict[str, Any] = {}
     for name, path in paths.items():
         typer.echo(f"loading {path} ...", err=True)

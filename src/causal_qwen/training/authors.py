@@ -65,10 +65,10 @@ class Authors(nn.Module):
     def individuals(self, model: CausalModel) -> list[Individual]:
         """For `causal` decoding by `model`: T kappa = g, and t at every position."""
         kappa = getattr(model.generation_config, "noise_gain", None) or 1.0
-        own = {"temperature": self.gain / kappa, "persistence": 1.0}
+        temperature = self.gain / kappa
         noise = from_cauchy(self.t.detach().double().cpu().numpy())
         pairs = zip(self.names, noise, strict=True)
-        return [Individual(e, name=name, **own) for name, e in pairs]
+        return [Individual(e, name=name, temperature=temperature) for name, e in pairs]
 
     def save(self, model: CausalModel, output: Path) -> list[Path]:
         """One file per author."""

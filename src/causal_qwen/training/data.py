@@ -64,7 +64,7 @@ def read_rows(source: str | os.PathLike[str], template: str | None = None) -> li
     rows = []
     for where, row in _numbered_rows(source, has_template=template is not None):
         try:
-            rows.append(_as_messages(row) if template is None else _fill(template, row))
+            rows.append(dict(_as_messages(row)) if template is None else _fill(template, row))
             _kind(rows[-1])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
@@ -232,9 +232,9 @@ def _fill(template: str, row: Row) -> Row:
     return kept | dict(zip(keys, filled, strict=True))
 
 
-def _as_messages(row: Row) -> Row:
+def _as_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row of ShareGPT's or Alpaca's form with `messages` instead; any other row unchanged."""
-    if row.get("messages") is not None:
+    if row.get("messages") is not None or row.get("completion") is not None:
         return row
     if row.get("conversations") is not None:
         used, messages = {"conversations", "system"}, _conversation(row["conversations"])
@@ -288,7 +288,8 @@ def _kind(row: Mapping[str, Any]) -> str:
             return kind
     found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
     raise ValueError(
-        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`."
+        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`, or "
+        "the columns of ShareGPT or Alpaca."
     )
 
 
@@ -378,6 +379,7 @@ def encode_row(
     """
     if max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict; give at least 2.")
+    row = _as_messages(row)
     kind = _kind(row)
     target = _target(row, kind, target_fields)
     text, has_special = _text(row, kind, processor)

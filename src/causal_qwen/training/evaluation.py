@@ -41,7 +41,11 @@ def evaluate(
     progress: Progress = lambda done, total: None,
 ) -> dict[str, float]:
     """Metrics of a model on held-out rows; before training, `perplexity` is its base model's."""
-    options = {"template": template, "max_length": max_length, "batch_size": batch_size}
+    options: dict[str, Any] = {
+        "template": template,
+        "max_length": max_length,
+        "batch_size": batch_size,
+    }
     found = measure(path, [data], numbers=numbers, progress=progress, replicates=0, **options)
     return found[data].compute()
 
@@ -59,6 +63,8 @@ def measure(
     replicates: int = REPLICATES,
 ) -> dict[str, MetricAccumulator]:
     """The metrics of every file, by its name; `progress` counts the rows of all of them."""
+    if len(set(files)) < len(files):
+        raise ValueError(f"{', '.join(files)}: a file is named twice; name every file once.")
     rows = {file: read_rows(file, template) for file in files}
     processor, model = open_checkpoint(path)
     processor.encode_numbers = numbers or processor.encode_numbers

@@ -59,12 +59,15 @@ class MetricAccumulator:
         columns = self._scores(u, labels[is_valid]) | self._numbers(u, labels, is_valid, batch)
         row = is_valid.nonzero()[:, 0]  # of every valid position
         table = torch.stack([columns[name].double() for name in COLUMNS], -1)  # (N, columns)
-        by_row = table.new_zeros(len(labels), len(COLUMNS)).index_add(0, row, table).cpu()
-        self.rows += len(by_row)
-        self.sums += by_row.sum(0)
+        self.add_rows(table.new_zeros(len(labels), len(COLUMNS)).index_add(0, row, table).cpu())
+
+    def add_rows(self, sums: Tensor) -> None:
+        """Sums over the positions of every row. (B, columns)"""
+        self.rows += len(sums)
+        self.sums += sums.sum(0)
         if len(self.resampled):
-            rate = torch.ones(len(by_row), len(self.resampled), dtype=torch.float64)
-            self.resampled += torch.poisson(rate, self.generator).T @ by_row
+            rate = torch.ones(len(sums), len(self.resampled), dtype=torch.float64)
+            self.resampled += torch.poisson(rate, self.generator).T @ sums
 
     def _scores(self, u: Cauchy, labels: Tensor) -> dict[str, Tensor]:
         """Columns of the tokens' probabilities, at every valid position. -> (N,) each"""

@@ -19,7 +19,8 @@ from transformers.utils import logging
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import COMPAT_WEIGHT, open_model
+from causal_qwen.conversion.convert import COMPAT_WEIGHT as COMPAT_WEIGHT
+from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
@@ -102,6 +103,8 @@ class Prepared:
 
 def prepare(run: Run) -> Prepared:
     """Read the rows and the model, and encode the rows."""
+    if run.lora and run.arguments.get("train") == "heads":
+        logger.warning("train='heads' freezes the backbone, so its LoRA learns nothing.")
     rows, held_out_rows = _rows(run)
     processor, model = _model(run, rows)
     has_targets = any("target" in row for row in rows)
