@@ -132,6 +132,8 @@ def train(
         "fp16": precision == "fp16",
         "warmup_steps": 0.05,
     }
+    if individual_column is None:
+        del arguments["individual_learning_rate"]
     settings = Run(
         None if from_scratch is not None else path_of(model),
         data,
@@ -263,7 +265,9 @@ def _simulate(seed: int, as_json: bool) -> None:
     with progress_bar("training on a simulation", not as_json) as count:
         findings = simulate(seed=seed, progress=lambda step, _: count(step, STEPS))
     if as_json:
-        print_json([{**asdict(one), "off": one.off, "verdict": one.verdict} for one in findings])
+        print_json(
+            [{**asdict(one), "is_found": one.is_found, "verdict": one.verdict} for one in findings]
+        )
     else:
         rows = [
             (

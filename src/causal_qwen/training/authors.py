@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from causal_qwen.decoding.noise import UNoise
@@ -69,6 +70,17 @@ class Authors(nn.Module):
         noise = from_cauchy(self.t.detach().double().cpu().numpy())
         pairs = zip(self.names, noise, strict=True)
         return [Individual(e, name=name, temperature=temperature) for name, e in pairs]
+
+    def save_state(self, checkpoint: Path) -> None:
+        """t and g, to continue from: an individual's e would round them."""
+        gain = torch.tensor(self.gain, dtype=torch.float64)
+        save_file({"t": self.t.detach().cpu(), "gain": gain}, checkpoint / FILE)
+
+    @torch.no_grad()
+    def load_state(self, checkpoint: Path) -> None:
+        saved = load_file(checkpoint / FILE)
+        self.gain = float(saved["gain"])
+        self.t.copy_(saved["t"])
 
     def save(self, model: CausalModel, output: Path) -> list[Path]:
         """One file per author."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import logging
 import math
 import os
 import re
@@ -49,6 +50,8 @@ SPEAKERS = {  # ShareGPT's `from` -> role
 DEFAULT_SPLIT = "train"
 NO_FIELD = NOBODY = -1  # index of a target without a field, of a text without an author
 SHOWN = 60  # characters of a line or cell in a message
+
+logger = logging.getLogger("transformers.causal_qwen")
 
 
 # ---------------------------------------------------------------- files -> rows
@@ -356,6 +359,17 @@ def encode_rows(
         raise ValueError(
             f"{counted(len(examples), 'row has', 'rows have')} nothing to learn: every label is "
             f"masked, or cut at max_length={max_length}."
+        )
+    return examples
+
+
+def encode_counted(*args: Any, **kwargs: Any) -> Examples:
+    """`encode_rows`, with a warning that counts the rows that were cut."""
+    examples = encode_rows(*args, **kwargs)
+    if examples.truncated:
+        longest = max(len(example.ids) for example in examples)
+        logger.warning(
+            f"Rows of more than {longest} tokens were cut: {examples.truncated} of {len(examples)}."
         )
     return examples
 

@@ -22,7 +22,7 @@ from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.paths import install_hint
 from causal_qwen.training.checkpoints import PREFIX, RECORD
-from causal_qwen.training.data import Collator, encode_rows, read_rows
+from causal_qwen.training.data import Collator, encode_counted, read_rows
 from causal_qwen.training.metrics import REPLICATES, MetricAccumulator
 
 ADAPTER = "adapter_config.json"
@@ -71,7 +71,7 @@ def measure(
     collate, fields = Collator(processor.tokenizer.pad_token_id), model.config.value_fields or ()
     done, total, found = 0, sum(map(len, rows.values())), {}
     for file, some in rows.items():
-        examples = encode_rows(some, processor, max_length, target_fields=fields)
+        examples = encode_counted(some, processor, max_length, target_fields=fields)
         found[file] = MetricAccumulator(model, replicates)
         for start in range(0, len(examples), batch_size):
             part = examples[start : start + batch_size]

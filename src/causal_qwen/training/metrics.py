@@ -13,6 +13,7 @@ their differences have intervals, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,12 +129,16 @@ class MetricAccumulator:
         """Share the batches of all processes. (Rows that a sampler repeats to fill the last batch
         count twice.)"""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            own, self.model = self.model, None  # type: ignore[assignment]
             parts: list[MetricAccumulator] = [self] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, self)
-            self.__init__(own)  # type: ignore[misc]
+            total = MetricAccumulator(self.model)
             for part in parts:
-                self.merge(part)
+                total.merge(part)
+            vars(self).update(vars(total))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sent to other processes without the model."""
+        return {k: v for k, v in vars(self).items() if k not in ("model", "generator")}
 
     def merge(self, other: MetricAccumulator) -> None:
         """Add the rows of another accumulator."""

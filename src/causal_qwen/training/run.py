@@ -33,8 +33,8 @@ from causal_qwen.training.data import (
     Example,
     Examples,
     Row,
+    encode_counted,
     encode_row,
-    encode_rows,
     pack,
     read_rows,
 )
@@ -173,7 +173,12 @@ def _train(run: Run, output: Path) -> dict[str, float]:
         _check_unfinished(output, args.max_steps, checkpoint)
     if _is_first_process() and not run.resume:
         write_record(output, record)  # once nothing is refused any more
+    if checkpoint is not None and trainer.authors is not None:
+        trainer.authors.load_state(Path(checkpoint))
     trainer.train(resume_from_checkpoint=checkpoint)
+    best = trainer.state.best_model_checkpoint if run.patience else None
+    if best is not None and trainer.authors is not None:
+        trainer.authors.load_state(Path(best))
     metrics: dict[str, float] = trainer.evaluate()
     if trainer.authors is not None:
         announce("comparing the individuals on held-out rows")
@@ -342,13 +347,7 @@ def _examples(
     rows: Sequence[Row], processor: CausalQwenProcessor, model: CausalModel, run: Run
 ) -> Examples:
     names = model.config.value_fields or ()
-    examples = encode_rows(rows, processor, run.max_length, run.mask_prompt, names)
-    if examples.truncated:
-        logger.warning(
-            f"Rows of more than {run.max_length} tokens were cut: {examples.truncated} of "
-            f"{len(examples)}."
-        )
-    return examples
+    return encode_counted(rows, processor, run.max_length, run.mask_prompt, names)
 
 
 def _checkpoint(output: Path, resume: bool) -> str | None:

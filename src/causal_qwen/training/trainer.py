@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
@@ -28,7 +27,7 @@ from causal_qwen.modeling.protocols import Processor
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.options import check_choice
 from causal_qwen.outputs import write_manifest
-from causal_qwen.training.authors import FILE, Authors
+from causal_qwen.training.authors import Authors
 from causal_qwen.training.checkpoints import PREFIX, delete_oldest, last_checkpoint
 from causal_qwen.training.metrics import MetricAccumulator
 
@@ -239,16 +238,7 @@ class CausalTrainer(Trainer):
             self.processor.save_pretrained(checkpoint)
             self.causal_model.config.save_pretrained(checkpoint)
         if self.authors is not None:
-            gain = torch.tensor(self.authors.gain, dtype=torch.float64)
-            save_file({"t": self.authors.t.detach().cpu(), "gain": gain}, checkpoint / FILE)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if self.authors is not None:
-            saved = load_file(Path(resume_from_checkpoint, FILE))
-            self.authors.gain = float(saved["gain"])
-            with torch.no_grad():
-                self.authors.t.copy_(saved["t"])
+            self.authors.save_state(checkpoint)
 
     # ------------------------------------------------------------ afterwards
 
