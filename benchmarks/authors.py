@@ -25,7 +25,7 @@ from _results import Row, log, make_parser, parse, save, span, table
 
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.training.authors import DIRECTORY, file_names, likelihoods
+from causal_qwen.training.authors import likelihoods, saved_files
 from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.training.run import Run, train
 
@@ -101,7 +101,7 @@ def run(options: Namespace, learn: list[Row], test: list[Row], place: Path, colu
 def measure(directory: Path, test: list[Row], names: list[str], length: int) -> np.ndarray:
     """NLL of every held-out piece under every saved individual, and last under nobody."""
     processor, model = open_model(directory)
-    files = [directory / DIRECTORY / f"{name}.safetensors" for name in file_names(names)]
+    files = [directory / file for file in saved_files(names)]
     size = model.config.latent_size
     kappa = model.generation_config.noise_gain
     people = [Individual.load(file) for file in files if file.is_file()]

@@ -85,7 +85,7 @@ class Authors(nn.Module):
     def save(self, model: CausalModel, output: Path) -> list[Path]:
         """One file per author."""
         (output / DIRECTORY).mkdir(exist_ok=True)
-        places = [output / DIRECTORY / f"{name}.safetensors" for name in file_names(self.names)]
+        places = [output / file for file in saved_files(self.names)]
         for place, individual in zip(places, self.individuals(model), strict=True):
             individual.save(place)
         return places
@@ -94,6 +94,11 @@ class Authors(nn.Module):
 def seed_of(name: str) -> int:
     """The first 8 bytes of the name's SHA-256: it does not change when authors are added."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def saved_files(names: Sequence[str]) -> list[str]:
+    """Of individuals, in the output of a run."""
+    return [f"{DIRECTORY}/{name}.safetensors" for name in file_names(names)]
 
 
 def file_names(names: Sequence[str]) -> list[str]:

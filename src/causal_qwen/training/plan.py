@@ -14,7 +14,7 @@ from typing import Any
 
 from causal_qwen.modeling.loss import AUTO_CHUNK_ELEMENTS, IGNORE
 from causal_qwen.outputs import LOCK, MANIFEST
-from causal_qwen.training.authors import DIRECTORY, file_names
+from causal_qwen.training.authors import saved_files
 from causal_qwen.training.checkpoints import PREFIX
 from causal_qwen.training.data import Examples
 from causal_qwen.training.run import (
@@ -159,8 +159,8 @@ def _learned(learn: Examples) -> int:
 def _memory(
     model: Any, ready: Prepared, args: CausalTrainingArguments, tokens: int
 ) -> dict[str, int]:
-    """Bytes of a step on a batch of so many tokens. An estimate: within a fifth of the process's
-    peak beyond its imports, on the embedded model."""
+    """Bytes of a step on a batch of so many tokens. Weights, gradients and Adam's moments are
+    counted; activations and scores are a rule of thumb. What Python and torch need is not in it."""
     config, parameters = ready.model.config, list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
     width = 2 if args.bf16 or args.fp16 else 4
@@ -187,6 +187,5 @@ def _files(ready: Prepared, args: CausalTrainingArguments, steps: int) -> list[s
     saved = range(int(args.save_steps), steps + 1, int(args.save_steps))
     numbers = sorted({*saved, steps})[-(args.save_total_limit or len(saved) + 1) :]
     checkpoints = [f"{PREFIX}{number}/" for number in numbers]
-    people = [f"{DIRECTORY}/{name}.safetensors" for name in file_names(ready.names)]
-    names = [*MODEL_FILES, *WRITTEN, MANIFEST, *people, *checkpoints]
+    names = [*MODEL_FILES, *WRITTEN, MANIFEST, *saved_files(ready.names), *checkpoints]
     return sorted(str(Path(ready.run.output, name)) for name in names if name != LOCK)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,14 @@ from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.outputs import KNOWN, LOCK, write_manifest
 from causal_qwen.paths import install_hint
-from causal_qwen.training.authors import DIRECTORY, Authors, compare, likelihoods, mark, names_of
+from causal_qwen.training.authors import (
+    Authors,
+    compare,
+    likelihoods,
+    mark,
+    names_of,
+    saved_files,
+)
 from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run
 from causal_qwen.training.data import (
     Collator,
@@ -54,6 +61,8 @@ LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 # Pack by default if padding is so much of a batch, and an epoch still has so many steps.
 PADDING, PACKED_STEPS = 1 / 3, 50
 WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
+
+Announce = Callable[[str], None]
 
 
 @dataclass
@@ -99,6 +108,10 @@ class Prepared:
     learn: Examples  # packed if the run packs
     held_out: Examples
     names: list[str]  # of the individuals, if the run has a column of them
+
+    @property
+    def collate(self) -> Collator:
+        return Collator(self.processor.tokenizer.pad_token_id)
 
 
 def prepare(run: Run) -> Prepared:
@@ -148,54 +161,68 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     is_shown = not args.disable_tqdm and _is_first_process()
     announce = progress.announce if is_shown else _say_nothing
     texts = _calibration_texts(ready.rows, processor, model, run.max_length)
-    if checkpoint is None and (run.model is None or model.abduction.scale.is_constant):
-        announce("measuring thresholds and noise gains on the training text")
-        hidden = read_texts(model, texts)
-        if run.model is not None:  # never trained: only conversion set C and the scales
-            calibrate_scales(model, hidden)
-        calibrate_gains(model, hidden)
-    collate = Collator(processor.tokenizer.pad_token_id)
-    trainer = CausalTrainer(
-        model=with_lora(model, run.lora),
-        args=args,
-        train_dataset=ready.learn,
-        eval_dataset=ready.held_out,
-        data_collator=collate,
-        processor=processor,
-        authors=Authors(ready.names, model) if ready.names else None,
-    )
-    if run.patience:
-        trainer.add_callback(EarlyStoppingCallback(run.patience))
-    if not args.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(progress)
+    if checkpoint is None:
+        _calibrate(ready, texts, announce)
+    trainer = _trainer(ready, args, progress)
     if checkpoint is not None:
         _check_unfinished(output, args.max_steps, checkpoint)
     if _is_first_process() and not run.resume:
         write_record(output, record)  # once nothing is refused any more
-    if checkpoint is not None and trainer.authors is not None:
-        trainer.authors.load_state(Path(checkpoint))
-    trainer.train(resume_from_checkpoint=checkpoint)
-    best = trainer.state.best_model_checkpoint if run.patience else None
-    if best is not None and trainer.authors is not None:
-        trainer.authors.load_state(Path(best))
+    _learn(trainer, checkpoint, run.patience)
     metrics: dict[str, float] = trainer.evaluate()
     if trainer.authors is not None:
         announce("comparing the individuals on held-out rows")
-        metrics |= _compare_authors(trainer, ready, collate)
+        metrics |= _compare_authors(trainer, ready)
     trainer.finish(processor, texts, announce)
     trainer.save_state()
     if trainer.args.should_save:
         (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
-        write_manifest(output, written_files(output))
+        names = (file.name for file in output.iterdir())
+        own = sorted(name for name in names if KNOWN.fullmatch(name) or name in WRITTEN)
+        write_manifest(output, [*own, *saved_files(ready.names)])
     return metrics
 
 
-def written_files(output: Path) -> list[str]:
-    """What a run has written in its directory, checkpoints left out: they have own manifests."""
-    names = (file.name for file in output.iterdir())
-    own = sorted(name for name in names if KNOWN.fullmatch(name) or name in WRITTEN)
-    return own + sorted(f"{DIRECTORY}/{file.name}" for file in (output / DIRECTORY).glob("*"))
+def _calibrate(ready: Prepared, texts: Sequence[torch.Tensor], announce: Announce) -> None:
+    """Set C, scales and gains of a model that was never trained on its training text."""
+    is_new, model = ready.run.model is None, ready.model
+    if not is_new and not model.abduction.scale.is_constant:
+        return
+    announce("measuring thresholds and noise gains on the training text")
+    hidden = read_texts(model, texts)
+    if not is_new:  # only conversion set C and the scales
+        calibrate_scales(model, hidden)
+    calibrate_gains(model, hidden)
+
+
+def _trainer(
+    ready: Prepared, args: CausalTrainingArguments, progress: TrainingProgress
+) -> CausalTrainer:
+    trainer = CausalTrainer(
+        model=with_lora(ready.model, ready.run.lora),
+        args=args,
+        train_dataset=ready.learn,
+        eval_dataset=ready.held_out,
+        data_collator=ready.collate,
+        processor=ready.processor,
+        authors=Authors(ready.names, ready.model) if ready.names else None,
+    )
+    if ready.run.patience:
+        trainer.add_callback(EarlyStoppingCallback(ready.run.patience))
+    if not args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(progress)
+    return trainer
+
+
+def _learn(trainer: CausalTrainer, checkpoint: str | None, patience: int) -> None:
+    """Train; Hugging Face restores the model of a checkpoint, and this the authors."""
+    if checkpoint is not None and trainer.authors is not None:
+        trainer.authors.load_state(Path(checkpoint))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    best = trainer.state.best_model_checkpoint if patience else None
+    if best is not None and trainer.authors is not None:
+        trainer.authors.load_state(Path(best))
 
 
 def _say_nothing(stage: str) -> None:
@@ -211,16 +238,14 @@ def _progress(ready: Prepared) -> TrainingProgress:
     return TrainingProgress(speak=lambda model: _speak(model, ready.processor, heard))
 
 
-def _compare_authors(
-    trainer: CausalTrainer, ready: Prepared, collate: Collator
-) -> dict[str, float]:
+def _compare_authors(trainer: CausalTrainer, ready: Prepared) -> dict[str, float]:
     assert trainer.authors is not None
     assert ready.run.individual_column is not None
     names = names_of(ready.held_out_rows, ready.run.individual_column)
     trainer.causal_model.eval()
     size = trainer.args.per_device_eval_batch_size
     pushes = trainer.authors.pushes()
-    nll = likelihoods(trainer.causal_model, pushes, ready.held_out, collate, size)
+    nll = likelihoods(trainer.causal_model, pushes, ready.held_out, ready.collate, size)
     return {f"eval_{k}": v for k, v in compare(nll, names, ready.names).items()}
 
 
