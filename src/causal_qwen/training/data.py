@@ -237,13 +237,13 @@ def _fill(template: str, row: Row) -> Row:
 
 def _as_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row of ShareGPT's or Alpaca's form with `messages` instead; any other row unchanged."""
-    if row.get("messages") is not None or row.get("completion") is not None:
+    if any(row.get(key) is not None for key in ("messages", "completion", "target")):
         return row
     if row.get("conversations") is not None:
         used, messages = {"conversations", "system"}, _conversation(row["conversations"])
     elif all(isinstance(row.get(key), str) for key in ("instruction", "output")):
         used = {"instruction", "input", "output", "system", "text"}  # `text` repeats the others
-        asked = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
+        asked = "\n\n".join(str(row[key]) for key in ("instruction", "input") if row.get(key))
         messages = [_message("user", asked), _message("assistant", row["output"])]
     else:
         return row
