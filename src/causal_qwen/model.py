@@ -270,7 +270,8 @@ class CausalQwenForCausalLM(
         numeric_fields (`(B,)` or `(B, T)`, optional): the targets' fields, aligned with `labels`:
             indices into the sorted names of `config.value_fields`, -1 for the default field.
         u_noise (optional): noise that moves the individual at the last position, in generation;
-            what it adds to the scores is returned as `shift_S`.
+            what it adds to the scores is returned as `shift_S`. With labels it moves U at every
+            position, for the loss and for all that is returned.
         output_scale_S: False skips scale_S, the second half of the head's work.
         skip_logits: True skips loc_S too; the loss needs neither.
         """
@@ -289,6 +290,9 @@ class CausalQwenForCausalLM(
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         z = outputs.last_hidden_state[:, keep, :]  # (B, T, H)
         u = self.abduct(z)
+        if u_noise is not None and (labels is not None or shift_labels is not None):
+            u = Cauchy(u.loc + self.action.displacement(u, u_noise).to(u.loc), u.scale)
+            u_noise = None
         loc_scores = shift = value_shift = None
         if skip_logits:
             output_scale_S = False

@@ -17,8 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -30,18 +32,22 @@ from transformers import (
     TrainingArguments,
 )
 
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.outputs import LOCK, damaged_files, read_manifest, write_manifest
+from causal_qwen.training.authors import Authors
 from causal_qwen.training.checkpoints import delete_oldest, last_checkpoint, locked_run
 from causal_qwen.training.data import Collator, encode_rows
+from causal_qwen.training.evaluation import markdown, measure, pooled, side_by_side
 from causal_qwen.training.from_scratch import new_model
-from causal_qwen.training.metrics import MetricAccumulator
+from causal_qwen.training.metrics import COLUMNS, MetricAccumulator
+from causal_qwen.training.plan import plan
 from causal_qwen.training.progress import TrainingProgress
 from causal_qwen.training.report import write_report
 from causal_qwen.training.run import COMPAT_WEIGHT, Run, evaluate, train
-from causal_qwen.training.simulation import simulate
+from causal_qwen.training.simulation import Finding, simulate, summary
 from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 Make = Callable[..., Any]
@@ -769,3 +775,252 @@ def test_simulation_recovers_the_true_parameters() -> None:
     findings = simulate(steps=500)  # a third of what `train --mock` takes
     assert [f.name for f in findings if not f.is_found] == []
     assert {f.name for f in simulate(steps=5) if not f.is_found}  # not before training
+
+
+# ---------------------------------------------------------------- individuals of authors
+
+AUTHORED = [
+    {"text": text, "author": author}
+    for author, texts in {
+        "Ada": ["yes yes yes", "yes yes", "oh yes yes"],
+        "Ben B.": ["no no no", "no no", "oh no no"],
+    }.items()
+    for text in texts * 4
+]
+
+
+@pytest.fixture(scope="module")
+def authored(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("authors")
+    lines = "\n".join(map(json.dumps, AUTHORED))
+    (path / "rows.jsonl").write_text(lines, encoding="utf-8")
+    arguments = {**RUN, "individual_learning_rate": 0.5, "max_steps": 4}
+    source, output = str(path / "rows.jsonl"), str(path / "run")
+    options: dict[str, Any] = {"eval_data": source, "individual_column": "author"}
+    train(Run(str(directory), source, output, **options, arguments=arguments))
+    return path
+
+
+def test_authors_are_saved_as_individuals_that_generate_uses(authored: Path) -> None:
+    files = sorted((authored / "run" / "individuals").iterdir())
+    assert [file.name for file in files] == ["Ada.safetensors", "Ben_B.safetensors"]
+    ada, ben = map(Individual.load, files)
+    assert (ada.name, ben.name) == ("Ada", "Ben B.")
+    model = CausalQwenForCausalLM.from_pretrained(authored / "run")
+    start = Authors(["Ada"], model)
+    assert np.abs(ada.cauchy() - start.t[0].detach().numpy()).max() > 0.1  # learned
+    said = model.generate(
+        torch.tensor([[80, 81]]),
+        individual=[ada, ben],
+        num_return_sequences=2,
+        max_new_tokens=3,
+        causal_mode="causal",
+    )
+    assert said.shape == (2, 5)
+    assert not damaged_files(authored / "run", hashes=True)
+    assert "individuals/Ada.safetensors" in read_manifest(authored / "run")
+
+
+def test_the_own_individual_makes_held_out_texts_likelier(authored: Path) -> None:
+    found = json.loads((authored / "run" / "metrics.json").read_text())
+    assert found["eval_individual_nll_own"] < found["eval_individual_nll_nobody"]
+    assert found["eval_individual_nll_own"] < found["eval_individual_nll_other"]
+    assert found["eval_individual_recognized"] > 0.5
+
+
+def test_a_run_with_authors_resumes_where_it_stopped(authored: Path, directory: Path) -> None:
+    """From the checkpoint of step 2: t, its gain and its optimizer's state."""
+    half = authored / "half"
+    shutil.copytree(authored / "run", half)
+    for path in half.glob("checkpoint-4"):
+        shutil.rmtree(path)
+    shutil.rmtree(half / "individuals")
+    arguments = {**RUN, "individual_learning_rate": 0.5, "max_steps": 4}
+    source = str(authored / "rows.jsonl")
+    options: dict[str, Any] = {"eval_data": source, "individual_column": "author"}
+    train(Run(str(directory), source, str(half), **options, resume=True, arguments=arguments))
+    for name in ("Ada", "Ben_B"):
+        one, two = (
+            Individual.load(authored / run / "individuals" / f"{name}.safetensors")
+            for run in ("run", "half")
+        )
+        assert one == two
+
+
+def test_an_unknown_column_of_individuals_is_refused(directory: Path, data: Path) -> None:
+    with pytest.raises(ValueError, match=r"'writer'.*'text'"):
+        plan(Run(str(directory), str(data), "new", individual_column="writer"))
+
+
+# ---------------------------------------------------------------- plans
+
+
+def test_a_dry_run_counts_and_writes_nothing(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "ab", "completion": "c" * n, "author": "Ada"} for n in range(1, 41)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    arguments = {**RUN, "max_steps": -1, "num_train_epochs": 2, "train": "heads"}
+    run = Run(
+        str(directory),
+        "rows.jsonl",
+        "new",
+        eval_data="rows.jsonl",
+        max_length=32,
+        individual_column="author",
+        arguments={**arguments, "gradient_accumulation_steps": 3, "save_total_limit": 2},
+    )
+    found = plan(run)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    model = CausalQwenForCausalLM.from_pretrained(directory)
+    heads = [model.abduction, model.action, model.decision]
+    trained = sum(p.numel() for head in heads for p in head.parameters())
+    assert found.trained_head_parameters == trained
+    assert found.trained_parameters == trained + found.individuals * model.config.latent_size
+    assert (found.rows, found.held_out_rows, found.cut_rows) == (40, 40, 10)
+    assert found.tokens == sum(min(2 + n, 32) for n in range(1, 41))  # no end-of-text token here
+    assert found.learned_tokens == found.tokens - 2 * 40
+    assert (found.steps, found.sequences_per_step) == (2 * 4, 12)  # 10 batches of 4, in threes
+    assert found.memory["optimizer"] == 2 * found.memory["gradients"] == 8 * trained
+    assert str(Path("new", "individuals", "Ada.safetensors")) in found.files
+    assert [file for file in found.files if "checkpoint" in file] == [
+        *(str(Path("new", f"checkpoint-{step}")) for step in (6, 8))
+    ]
+    assert any("8 (2 epochs)" in value for _, value in found.rows_of_table())
+
+
+def test_a_plan_names_the_files_that_a_run_writes(directory: Path, authored: Path) -> None:
+    arguments = {**RUN, "max_steps": 4, "save_total_limit": None}
+    options: dict[str, Any] = {"eval_data": str(authored / "rows.jsonl")}
+    source = str(authored / "rows.jsonl")
+    run = Run(
+        str(directory), source, "new", individual_column="author", arguments=arguments, **options
+    )
+    planned = {Path(file).relative_to("new") for file in plan(run).files}
+    output = authored / "run"
+    written = {path.relative_to(output) for path in output.iterdir() if path.name != "individuals"}
+    written |= {path.relative_to(output) for path in (output / "individuals").iterdir()}
+    assert planned == written
+
+
+def test_packing_by_itself_where_rows_differ_in_length(directory: Path, tmp_path: Path) -> None:
+    lengths = [2, 60] * 600
+    rows = [{"text": "a" * length} for length in lengths]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options: dict[str, Any] = {"max_length": 64, "pack": None, "arguments": RUN}
+    many = Run(str(directory), str(tmp_path / "rows.jsonl"), str(tmp_path / "new"), **options)
+    assert plan(many).is_packed
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(map(json.dumps, rows[:40])), encoding="utf-8")
+    assert not plan(dataclasses.replace(many, data=str(few))).is_packed  # too few steps remain
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_a_checkpoint_is_evaluated_like_the_model_that_it_is(
+    trained: Path, directory: Path, data: Path, tmp_path: Path
+) -> None:
+    """The last checkpoint has the weights of the trained model; an old one lacks the processor."""
+    expected = evaluate(str(trained), str(data))
+    assert evaluate(str(trained / "checkpoint-6"), str(data)) == expected
+    old = tmp_path / "checkpoint-6"
+    shutil.copytree(trained / "checkpoint-6", old)
+    for path in [*old.glob("*token*"), *old.glob("processor*"), *old.glob("*template*")]:
+        path.unlink()
+    with pytest.raises(ValueError, match="tokenizer"):
+        evaluate(str(old), str(data))
+    shutil.copy(trained / "run.json", tmp_path)
+    assert evaluate(str(old), str(data)) == expected
+
+
+def test_a_checkpoint_of_lora_is_merged_for_evaluation(
+    directory: Path, data: Path, tmp_path: Path
+) -> None:
+    """With --train heads and a rate of its own, of which PEFT's names hid the heads."""
+    pytest.importorskip("peft", reason="LoRA needs peft")
+    output = tmp_path / "lora"
+    arguments = {**RUN, "max_steps": 2, "train": "heads", "head_learning_rate": 1e-2}
+    train(Run(str(directory), str(data), str(output), lora=4, arguments=arguments))
+    before, after = (CausalQwenForCausalLM.from_pretrained(path) for path in (directory, output))
+    moved = {n for n, p in before.named_parameters() if not p.equal(after.get_parameter(n))}
+    assert {"abduction.loc.weight", "decision.threshold"} <= moved
+    assert all(name.startswith(("abduction", "action", "decision")) for name in moved)
+    step = (after.decision.threshold - before.decision.threshold).abs().max()
+    assert 1e-3 < float(step.detach()) < 3e-2  # two steps of Adam at about 1e-2
+    found = evaluate(str(output / "checkpoint-2"), str(data))
+    assert found == pytest.approx(evaluate(str(output), str(data)), rel=1e-5)
+
+
+def test_intervals_cover_the_metric_and_shrink_with_rows(trained: Path, data: Path) -> None:
+    files = [str(data)]
+    one = measure(str(trained), files)[str(data)]
+    spans, metrics = one.intervals(), one.compute()
+    for name in ("accuracy", "nll", "perplexity", "ovr_nll", "coverage_80", "num_f1"):
+        low, high = spans[name]
+        assert low <= metrics[name] <= high, name
+    assert spans["nll"][0] < spans["nll"][1]
+    again = measure(str(trained), files, batch_size=3)[str(data)]
+    for name, (low, high) in again.intervals().items():
+        assert (low, high) == pytest.approx(spans[name], rel=2e-3, abs=2e-3)
+    assert one.intervals(one)["nll"] == (0.0, 0.0)  # paired: the same rows in every replicate
+
+
+def test_intervals_are_those_of_a_bootstrap_over_rows() -> None:
+    """Against a plain bootstrap of the same ratio, drawn from the rows' own sums."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 40, (200,), generator=generator).double()
+    nll = tokens * (2 + torch.rand(200, generator=generator, dtype=torch.float64))
+    accumulator = MetricAccumulator(SimpleNamespace(config=None), replicates=4000)  # type: ignore[arg-type]
+    table = torch.zeros(200, len(COLUMNS), dtype=torch.float64)
+    table[:, COLUMNS.index("tokens")], table[:, COLUMNS.index("nll")] = tokens, nll
+    accumulator.add_rows(table[:77])
+    accumulator.add_rows(table[77:])
+    draws = torch.randint(200, (4000, 200), generator=generator)
+    ratios = nll[draws].sum(-1) / tokens[draws].sum(-1)
+    expected = ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    assert accumulator.intervals()["nll"] == pytest.approx(expected, rel=4e-3)
+
+
+def test_several_files_and_models_side_by_side(trained: Path, directory: Path, data: Path) -> None:
+    files = [str(data), str(data)]
+    with pytest.raises(ValueError, match="twice"):
+        measure(str(trained), files)
+    found = {
+        name: measure(str(path), [str(data)], numbers="value")
+        for name, path in (("this model", trained), ("base", directory))
+    }
+    record = side_by_side({name: of[str(data)] for name, of in found.items()})
+    assert record["rows"] == len(ROWS)
+    difference = record["nll"] - record["base"]["nll"]
+    assert record["base"]["difference"]["nll"] == pytest.approx(difference)
+    low, high = record["base"]["difference_intervals"]["nll"]
+    assert low <= difference <= high < 0  # training helped
+    total = pooled({"a": found["base"][str(data)], "b": found["base"][str(data)]})
+    assert total.compute() == pytest.approx(record["base"] | total.compute(), rel=1e-9)
+    assert total.rows == 2 * len(ROWS)
+    page = markdown("a", record)
+    assert "| | this model | base | difference |" in page.replace("|  |", "| |")
+    assert f"| nll | {record['nll']:.5g} (" in page
+
+
+def test_plain_trainer_trains_the_objective_of_a_converted_model(make_pair: Make) -> None:
+    base, _ = make_pair()
+    model = CausalQwenForCausalLM.from_qwen(base)
+    assert model.config.compat_loss_weight == COMPAT_WEIGHT
+    assert (
+        CausalQwenForCausalLM.from_qwen(base, compat_loss_weight=3).config.compat_loss_weight == 3
+    )
+    literal = CausalQwenForCausalLM.from_qwen(base, init="documents")
+    assert literal.config.compat_loss_weight == 0
+
+
+def test_a_tolerated_estimate_is_not_called_found() -> None:
+    found = [Finding("a", 0.70, 0.64, 0.08), Finding("b", 1.0, 1.01, 0.1), Finding("c", 0, 1, 0.5)]
+    assert [one.verdict for one in found] == ["within tolerance", "found", "OUTSIDE"]
+    assert found[0].off == pytest.approx(-0.06)
+    said = summary(found)
+    assert said.startswith(
+        "1 of 3 found, 1 within tolerance, 1 outside. Farthest: c, off by +1.000"
+    )

@@ -27,6 +27,7 @@ from causal_qwen.modeling.processor import CausalQwenProcessor
 
 Make = Callable[..., Any]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 VOCABULARY = 271
 HANG_SECONDS = 1800  # a guard against hanging, not a bound on speed
 COMPAT_WEIGHT = 5.0
@@ -217,6 +218,26 @@ def test_evaluation_harness_scores_equal_the_base_models(
     size = sum(len(text.encode()) for text in SENTENCES)
     by_hand = pytest.approx(bits / size, rel=1e-5)
     assert results["sentences_read"]["bits_per_byte,none"] == by_hand
+
+
+@pytest.mark.filterwarnings("default")  # the harness's own
+def test_example_scores_tasks_by_name_beside_the_base(
+    base: Path,
+    converted: Path,
+    tasks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("lm_eval_tasks")
+    options = [str(converted), "sentences_pick", "--base", str(base), "--include", str(tasks)]
+    monkeypatch.setattr(sys, "argv", ["lm_eval_tasks", *options, "--limit", "3"])
+    example.main()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| sentences_pick")]
+    assert [row[1] for row in rows] == ["acc", "acc_norm"]
+    assert all(row[2] == row[3] and row[4] == "+0.0000 |" for row in rows)
 
 
 # ---------------------------------------------------------------- dashboards

@@ -25,6 +25,13 @@ def given(value: str | None) -> str | None:
     return value
 
 
+def all_given(values: list[str]) -> list[str]:
+    """Typer callback: `given` for every value."""
+    for value in values:
+        given(value)
+    return values
+
+
 def writable(path: Path | None) -> Path | None:
     """Typer callback: refuse a file that cannot be written once the work is done."""
     if path is not None and path.is_dir():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -36,7 +35,12 @@ def train(
     ] = 1.0,
     learning_rate: Annotated[
         float | None,
-        Option("--learning-rate", "--lr", help="Default: 2e-5, or 3e-3 from scratch.", min=0.0),
+        Option(
+            "--learning-rate",
+            "--lr",
+            help="Default: 2e-5; 2e-4 with --lora or --train heads; 3e-3 from scratch.",
+            min=0.0,
+        ),
     ] = None,
     head_learning_rate: Annotated[
         float | None, Option(help="Learning rate of the causal heads. Default: the same.", min=0.0)
@@ -46,7 +50,10 @@ def train(
         int, Option("--accumulate", help="Batches per optimizer step.", min=1)
     ] = 1,
     max_length: opt.RowLength = 512,
-    pack: Annotated[bool, Option("--pack", help="Pack several rows into one.")] = False,
+    pack: Annotated[
+        bool | None,
+        Option("--pack/--no-pack", help="Pack several rows into one. Default: where it pays."),
+    ] = None,
     eval_steps: Annotated[int, Option(help="Steps between evaluations.", min=1)] = 100,
     save_steps: Annotated[int, Option(help="Steps between checkpoints.", min=1)] = 100,
     logging_steps: Annotated[
@@ -66,15 +73,26 @@ def train(
     ] = False,
     train: Annotated[Literal["all", "heads"], Option(help="Parameters to train.")] = "all",
     lora: Annotated[int, Option(help="Rank of LoRA; 0 switches it off.", min=0)] = 0,
+    individual_column: Annotated[
+        str | None,
+        Option(help="Rows with the same value, e.g. an author, share a learned individual."),
+    ] = None,
+    individual_learning_rate: Annotated[
+        float, Option(help="Learning rate of these individuals.", min=0.0)
+    ] = 0.03,
     compat_weight: Annotated[
         float | None, Option(help="Weight of the softmax loss; 0 is the documents' loss.", min=0.0)
     ] = None,
     report_to: Annotated[str, Option(help="tensorboard, wandb, trackio or none.")] = "none",
     precision: Annotated[
-        Literal["fp32", "bf16", "fp16"], Option(help="Number format of training.")
-    ] = "fp32",
+        Literal["auto", "fp32", "bf16", "fp16"],
+        Option(help="Number format; auto: bf16 where the device has it, fp32 on a CPU."),
+    ] = "auto",
     seed: opt.Seed = 0,
     resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print what would be done; train and write nothing.")
+    ] = False,
     mock: Annotated[
         bool, Option("--mock", help="Train on a simulation with a known truth.")
     ] = False,
@@ -95,70 +113,114 @@ def train(
         raise ValueError(
             "--from-scratch trains all of a new model; leave out --model, --lora and --train."
         )
-    from causal_qwen.training.run import COMPAT_WEIGHT, Run
+    typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
+    from causal_qwen.training.run import COMPAT_WEIGHT, Run, has_fast_bf16
     from causal_qwen.training.run import train as run
     from causal_qwen.training.trainer import CausalTrainingArguments
 
     fields = CausalTrainingArguments.__dataclass_fields__
     arguments = {name: value for name, value in context.params.items() if name in fields}
-    default_rate = 2e-5 if from_scratch is None else 3e-3
+    default_rate = 2e-4 if lora or train == "heads" else 2e-5
+    default_rate = default_rate if from_scratch is None else 3e-3
     arguments |= {
         "learning_rate": default_rate if learning_rate is None else learning_rate,
         "per_device_train_batch_size": batch_size,
         "per_device_eval_batch_size": batch_size,
         "eval_strategy": "steps",
         "save_total_limit": 2,
-        "bf16": precision == "bf16",
+        "bf16": precision == "bf16" or (precision == "auto" and has_fast_bf16()),
         "fp16": precision == "fp16",
         "warmup_steps": 0.05,
     }
-    typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
-    metrics = run(
-        Run(
-            None if from_scratch is not None else path_of(model),
-            data,
-            output,
-            scratch=from_scratch or "",
-            eval_data=eval_data,
-            template=template,
-            numbers=numbers,
-            max_length=max_length,
-            pack=pack,
-            patience=early_stopping,
-            compat_weight=COMPAT_WEIGHT if compat_weight is None else compat_weight,
-            lora=lora,
-            resume=resume,
-            arguments=arguments,
-        )
+    if individual_column is None:
+        del arguments["individual_learning_rate"]
+    settings = Run(
+        None if from_scratch is not None else path_of(model),
+        data,
+        output,
+        scratch=from_scratch or "",
+        eval_data=eval_data,
+        template=template,
+        numbers=numbers,
+        max_length=max_length,
+        pack=pack,
+        patience=early_stopping,
+        compat_weight=COMPAT_WEIGHT if compat_weight is None else compat_weight,
+        lora=lora,
+        individual_column=individual_column,
+        resume=resume,
+        arguments=arguments,
     )
-    _show_metrics({"this model": metrics}, output, as_json)
+    if dry_run:
+        _show_plan(settings, as_json)
+        return
+    metrics = run(settings)
+    if as_json:
+        print_json(metrics)
+    else:
+        rows = [(name.removeprefix("eval_"), value) for name, value in metrics.items()]
+        print_table(output, (), rows)
+
+
+def _show_plan(settings: Any, as_json: bool) -> None:
+    from causal_qwen.training.plan import plan
+
+    found = plan(settings)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_table("What would be done", (), found.rows_of_table())
 
 
 def evaluate(
     data: Annotated[
-        str, Argument(help="Held-out rows: JSONL, CSV, text or a dataset.", callback=opt.given)
+        list[str],
+        Argument(help="Held-out rows: files or datasets, one or more.", callback=opt.all_given),
     ],
-    model: opt.ModelName = "",
+    model: Annotated[
+        str, Option("--model", "-m", help="A model, or a checkpoint of a run. Default: embedded.")
+    ] = "",
     base: Annotated[str | None, Option(help="A second model to compare with.")] = None,
     template: opt.Template = None,
     numbers: opt.Numbers = None,
     max_length: opt.RowLength = 512,
     batch_size: opt.BatchSize = 8,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Measure accuracy, perplexity, one-vs-rest likelihood and errors of numbers on held-out rows.
+    """Measure accuracy, perplexity, one-vs-rest likelihood and errors of numbers on held-out rows,
+    with 95% intervals (bootstrap over rows).
 
-    Example: causal-qwen evaluate rows.jsonl --model tuned
+    Example: causal-qwen evaluate rows.jsonl --model tuned --base my-model
     """
+    if as_json and as_markdown:
+        raise ValueError("--json and --markdown exclude each other; leave one out.")
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
-    from causal_qwen.training.run import evaluate as run
+    from causal_qwen.training.evaluation import markdown, measure, pooled, side_by_side, table_of
 
-    found: dict[str, dict[str, float]] = {}
+    options: dict[str, Any] = {
+        "template": template,
+        "max_length": max_length,
+        "batch_size": batch_size,
+    }
+    found: dict[str, Any] = {}
     for name, path in paths.items():
         typer.echo(f"loading {path} ...", err=True)
         with progress_bar("evaluating") as count:
-            found[name] = run(path, data, template, max_length, batch_size, numbers, count)
-    _show_metrics(found, paths["this model"], as_json)
+            found[name] = measure(path, data, numbers=numbers, progress=count, **options)
+    files = {file: side_by_side({who: of[file] for who, of in found.items()}) for file in data}
+    if len(files) > 1:
+        files["all files"] = side_by_side({who: pooled(of) for who, of in found.items()})
+    *parts, total = files.values()
+    if as_json:
+        print_json({**total, "files": dict(zip(files, parts, strict=False))} if parts else total)
+        return
+    for file, record in files.items():
+        title = f"{paths['this model']} on {file}"
+        if as_markdown:
+            typer.echo(markdown(title, record))
+        else:
+            print_table(title, *table_of(record))
 
 
 def report(
@@ -198,30 +260,28 @@ def report(
 
 def _simulate(seed: int, as_json: bool) -> None:
     """Train on a simulation and compare the estimates with the truth; exit 1 if one is off."""
-    from causal_qwen.training.simulation import STEPS, simulate
+    from causal_qwen.training.simulation import STEPS, simulate, summary
 
     with progress_bar("training on a simulation", not as_json) as count:
         findings = simulate(seed=seed, progress=lambda step, _: count(step, STEPS))
     if as_json:
-        print_json([{**asdict(one), "is_found": one.is_found} for one in findings])
+        print_json(
+            [{**asdict(one), "is_found": one.is_found, "verdict": one.verdict} for one in findings]
+        )
     else:
         rows = [
-            (one.name, f"{one.true:.3f}", f"{one.found:.3f}", "yes" if one.is_found else "NO")
+            (
+                one.name,
+                f"{one.true:.3f}",
+                f"{one.found:.3f}",
+                f"{one.off:+.3f}",
+                one.allowed,
+                one.verdict,
+            )
             for one in findings
         ]
-        print_table("Truth and estimate", ("", "true", "found", ""), rows)
+        columns = ("", "true", "found", "off by", "allowed", "")
+        print_table("Truth and estimate", columns, rows)
+        typer.echo(summary(findings))
     if not all(one.is_found for one in findings):
         raise typer.Exit(1)
-
-
-def _show_metrics(found: dict[str, dict[str, float]], title: str, as_json: bool) -> None:
-    """The metrics of the first model, with those of others beside them."""
-    first, *others = found
-    if as_json:
-        print_json({**found[first], **{name: found[name] for name in others}})
-        return
-    rows = [
-        (name.removeprefix("eval_"), *(one.get(name, math.nan) for one in found.values()))
-        for name in found[first]
-    ]
-    print_table(title, ("", *found) if others else (), rows)

@@ -56,6 +56,7 @@ DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "ovr_threshold_init": 100.0,
     "decision_noise": "zero",
 }
+COMPAT_WEIGHT = 10.0  # of the softmax loss, saved by conversion: benchmarks/learning.py
 WAIT_SECONDS = 0.5  # between looks at another process's conversion
 
 
@@ -133,6 +134,8 @@ def _convert_loaded(
         )
     if init == "documents":
         config_fields = {**DOCUMENTS, **config_fields}
+    else:
+        config_fields.setdefault("compat_loss_weight", COMPAT_WEIGHT)
     size = qwen.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
     is_new = number is not None and number >= size
@@ -317,6 +320,7 @@ def load(
     model.generation_config = adopt_generation_config(model.generation_config)
     if fields.get("model_type") == PLAIN and kwargs.get("config") is None:
         assert path is not None
+        model.config.compat_loss_weight = kwargs.get("compat_loss_weight", COMPAT_WEIGHT)
         tokenizer = load_tokenizer(path)
         if tokenizer is not None:
             number = install_number_token(tokenizer, model.config.vocab_size)

@@ -5,12 +5,16 @@ Out:  a model directory, metrics.json and the log of the run.
 
     data          files -> rows -> padded or packed batches
     from_scratch  texts -> a tokenizer and an untrained model
-    metrics       what is measured on held-out text
+    authors       every author's texts -> one learned individual
+    summaries     mean, spread and quantiles of numbers that are not kept
+    metrics       what is measured on held-out text, with intervals
+    evaluation    models and checkpoints, side by side
     record        what a run was started with
     checkpoints   the lock of a run; which of its checkpoints are whole
     progress      the run in the terminal
     trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics
     run           a whole run, as `causal-qwen train` starts it
+    plan          what a run would do: `--dry-run`
     report        a run's curves as PNG and HTML
     simulation    training on data with a known truth
 

@@ -4,9 +4,10 @@
     examples = encode_rows(rows, processor, max_length=512)
     batch = Collator(processor.tokenizer.pad_token_id)([examples[0], examples[1]])
 
-A row has `text`, or `prompt` and `completion`, or `messages`. Tokens to learn have a label, all
-others -100; labels are not shifted, the model does that. Ids and values are cut, packed and padded
-together.
+A row has `text`, or `prompt` and `completion` (texts, or lists of messages, as in TRL), or
+`messages`. ShareGPT's `conversations` and Alpaca's `instruction`, `input`, `output` become
+messages. Tokens to learn have a label, all others -100; labels are not shifted, the model does
+that. Ids and values are cut, packed and padded together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import logging
 import math
 import os
 import re
@@ -40,16 +42,23 @@ Spans = list[tuple[int, int]]
 MARK = "|||"  # separates prompt and completion in a template
 PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
+SPEAKERS = {  # ShareGPT's `from` -> role
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bard", "bing", "model"), "assistant"),
+    "system": "system",
+}
 DEFAULT_SPLIT = "train"
-NO_FIELD = -1
+NO_FIELD = NOBODY = -1  # index of a target without a field, of a text without an author
 SHOWN = 60  # characters of a line or cell in a message
+
+logger = logging.getLogger("transformers.causal_qwen")
 
 
 # ---------------------------------------------------------------- files -> rows
 
 
 def read_rows(source: str | os.PathLike[str], template: str | None = None) -> list[Row]:
-    """The rows of a .jsonl, .csv or .txt file, or of a Hugging Face dataset.
+    """The rows of a .jsonl, .json, .csv or .txt file, or of a Hugging Face dataset.
 
     A dataset is `name`, `name:split` or `name:config:split`; it may be a directory. A template such
     as "A {carat} carat diamond costs |||{price}" makes texts of columns: required for CSV files,
@@ -58,7 +67,7 @@ def read_rows(source: str | os.PathLike[str], template: str | None = None) -> li
     rows = []
     for where, row in _numbered_rows(source, has_template=template is not None):
         try:
-            rows.append(row if template is None else _fill(template, row))
+            rows.append(dict(_as_messages(row)) if template is None else _fill(template, row))
             _kind(rows[-1])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
@@ -104,6 +113,17 @@ def _jsonl_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
         if not isinstance(row, dict):
             raise ValueError(f"{file.name}:{line}: {type(row).__name__}, not an object")
         yield line, row
+
+
+def _json_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
+    """Of one array of objects, numbered from 1."""
+    try:
+        rows = json.load(file)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file.name}:{error.lineno}: invalid JSON, {error.msg}.") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{file.name} is not an array of objects; write rows as [{{...}}, ...].")
+    yield from enumerate(rows, 1)
 
 
 def _csv_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
@@ -164,6 +184,7 @@ def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
 
 READERS: dict[str, Callable[[TextIO], Iterator[tuple[int, Row]]]] = {
     ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
     ".csv": _csv_rows,
     ".txt": _txt_rows,
 }
@@ -214,13 +235,53 @@ def _fill(template: str, row: Row) -> Row:
     return kept | dict(zip(keys, filled, strict=True))
 
 
+def _as_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of ShareGPT's or Alpaca's form with `messages` instead; any other row unchanged."""
+    if any(row.get(key) is not None for key in ("messages", "completion", "target")):
+        return row
+    if row.get("conversations") is not None:
+        used, messages = {"conversations", "system"}, _conversation(row["conversations"])
+    elif all(isinstance(row.get(key), str) for key in ("instruction", "output")):
+        used = {"instruction", "input", "output", "system", "text"}  # `text` repeats the others
+        asked = "\n\n".join(str(row[key]) for key in ("instruction", "input") if row.get(key))
+        messages = [_message("user", asked), _message("assistant", row["output"])]
+    else:
+        return row
+    if row.get("system"):
+        messages.insert(0, _message("system", row["system"]))
+    kept = {key: value for key, value in row.items() if key not in used}
+    return {**kept, "messages": messages}
+
+
+def _conversation(turns: Any) -> list[Row]:
+    """ShareGPT's turns `from`, `value` (or already `role`, `content`) as messages."""
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise ValueError("`conversations` must be a list of objects with `from` and `value`.")
+    messages = []
+    for place, turn in enumerate(turns):
+        speaker = turn.get("from", turn.get("role"))
+        if speaker not in SPEAKERS:
+            raise ValueError(
+                f"conversations[{place}] is from {speaker!r}; known are: {', '.join(SPEAKERS)}."
+            )
+        messages.append(_message(SPEAKERS[speaker], turn.get("value", turn.get("content"))))
+    return messages
+
+
+def _message(role: str, content: Any) -> Row:
+    return {"role": role, "content": content}
+
+
 def _kind(row: Mapping[str, Any]) -> str:
-    """`messages`, `prompt` or `text`, in this order; other rows are refused."""
+    """`messages`, `turns` (prompt and completion are messages), `prompt` or `text`, in this order;
+    other rows are refused."""
     if row.get("messages") is not None:
-        messages = row["messages"]
-        if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-            raise ValueError("`messages` must be a list of objects with `role` and `content`.")
+        _check_messages("messages", row["messages"])
         return "messages"
+    if isinstance(row.get("prompt"), list) and isinstance(row.get("completion"), list):
+        for key in ("prompt", "completion"):
+            _check_messages(key, row[key])
+        return "turns"
     for kind, keys in (("prompt", ("prompt", "completion")), ("text", ("text",))):
         if all(row.get(key) is not None for key in keys):
             if wrong := next((key for key in keys if not isinstance(row[key], str)), None):
@@ -230,14 +291,19 @@ def _kind(row: Mapping[str, Any]) -> str:
             return kind
     found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
     raise ValueError(
-        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`."
+        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`, or "
+        "the columns of ShareGPT or Alpaca."
     )
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(
-        isinstance(message.get(key), str) for key in ("role", "content")
-    )
+def _check_messages(key: str, messages: Any) -> None:
+    def is_message(message: Any) -> bool:
+        return isinstance(message, dict) and all(
+            isinstance(message.get(part), str) for part in ("role", "content")
+        )
+
+    if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
+        raise ValueError(f"`{key}` must be a list of objects with `role` and `content`.")
 
 
 # ---------------------------------------------------------------- rows -> examples
@@ -253,6 +319,7 @@ class Example:
     fields: list[int]  # of the labels that are <NUM>: see `causal_qwen.modeling.value_space`
     targets: list[float] = field(default_factory=list)  # values of the labels; `values` by default
     positions: list[int] | None = None  # in a packed row, restarting with every text
+    authors: list[int] = field(default_factory=list)  # empty, or an index (NOBODY) per token
     truncated: int = 0  # number of its texts that were cut
 
     def __post_init__(self) -> None:
@@ -296,6 +363,17 @@ def encode_rows(
     return examples
 
 
+def encode_counted(*args: Any, **kwargs: Any) -> Examples:
+    """`encode_rows`, with a warning that counts the rows that were cut."""
+    examples = encode_rows(*args, **kwargs)
+    if examples.truncated:
+        longest = max(len(example.ids) for example in examples)
+        logger.warning(
+            f"Rows of more than {longest} tokens were cut: {examples.truncated} of {len(examples)}."
+        )
+    return examples
+
+
 def encode_row(
     row: Mapping[str, Any],
     processor: Processor,
@@ -315,6 +393,7 @@ def encode_row(
     """
     if max_length < 2:
         raise ValueError(f"max_length={max_length} leaves nothing to predict; give at least 2.")
+    row = _as_messages(row)
     kind = _kind(row)
     target = _target(row, kind, target_fields)
     text, has_special = _text(row, kind, processor)
@@ -327,7 +406,7 @@ def encode_row(
     example = _tokens(text, learned, processor, has_special)
     if target is not None:
         _append(example, processor.num_token_id, *target)
-    elif kind != "messages":
+    elif kind in ("prompt", "text"):
         end = processor.tokenizer.eos_token_id
         if end is not None and example.ids[-1:] != [end]:
             _append(example, end)
@@ -336,21 +415,29 @@ def encode_row(
 
 def _text(row: Mapping[str, Any], kind: str, processor: Processor) -> tuple[str, bool]:
     """The whole text, and whether the tokenizer adds its special tokens to it."""
-    if kind != "messages":
+    if kind in ("prompt", "text"):
         return row["text"] if kind == "text" else row["prompt"] + row["completion"], True
-    text = processor.apply_chat_template(row["messages"], tokenize=False)
+    text = processor.apply_chat_template(_messages(row), tokenize=False)
     start = processor.tokenizer.bos_token
     return text, not start or not text.startswith(start)
 
 
+def _messages(row: Mapping[str, Any]) -> list[Row]:
+    """The whole chat of a row."""
+    chat: list[Row] = row.get("messages") or [*row["prompt"], *row["completion"]]
+    return chat
+
+
 def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor) -> Spans:
-    """Spans to learn: the completion, or the content of the assistant's turns."""
-    if kind != "messages":
+    """Spans to learn: the completion, or the content of the assistant's turns in it or in a chat
+    without one."""
+    if kind in ("prompt", "text"):
         return [(len(row["prompt"]), len(text))] if kind == "prompt" else []
     render = partial(processor.apply_chat_template, tokenize=False)
-    messages, spans = row["messages"], []
+    messages, spans = _messages(row), []
+    first = len(row["prompt"]) if kind == "turns" else 0
     for place, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if place < first or message["role"] != "assistant":
             continue
         if place == 0:
             raise ValueError("messages[0] is the assistant's; start with the user's.")
@@ -451,6 +538,7 @@ def _joined(row: Sequence[Example]) -> Example:
         fields=list(chain(*(e.fields for e in row))),
         targets=list(chain(*(e.targets for e in row))),
         positions=list(chain(*map(_positions, row))),
+        authors=list(chain(*(e.authors for e in row))),
         truncated=sum(e.truncated for e in row),
     )
 
@@ -496,6 +584,8 @@ class Collator:
             batch["numeric_targets"] = tensor((e.targets for e in examples), 0.0, torch.float64)
         if any(place != NO_FIELD for e in examples for place in e.fields):
             batch["numeric_fields"] = tensor((e.fields for e in examples), NO_FIELD)
+        if any(e.authors for e in examples):
+            batch["authors"] = tensor((e.authors for e in examples), NOBODY)
         if any(e.positions is not None for e in examples):
             del batch["attention_mask"]
             rows = ([*_positions(e), *range(width - len(e.ids))] for e in examples)

@@ -18,6 +18,7 @@ from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.options import check_choice
 from causal_qwen.text.numerals import PLACEHOLDER
+from causal_qwen.training.data import TEXT_KEYS
 
 PAD, END = "<pad>", "<|endoftext|>"
 SIZES = {"tiny": (96, 3), "small": (256, 6), "medium": (512, 8)}  # hidden size, layers
@@ -78,8 +79,9 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 def texts_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every text of the rows, for training a tokenizer."""
-    parts = []
+    parts: list[str] = []
     for row in rows:
-        parts += [row[name] for name in ("text", "prompt", "completion") if name in row]
-        parts += [message["content"] for message in row.get("messages", ())]
+        for name in TEXT_KEYS:
+            part = row.get(name) or []
+            parts += [part] if isinstance(part, str) else [turn["content"] for turn in part]
     return parts

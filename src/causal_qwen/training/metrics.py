@@ -3,11 +3,16 @@
 eval      accuracy, perplexity (of softmax(loc_S)), ovr_nll (P over its sum)
 numbers   precision, recall and F1 of <NUM>; absolute errors, interval coverage and CRPS
 dist      mean, median, std and iqr of U's parameters, the median of sum_k P_k
+
+Every metric is a ratio of sums over rows, or an order statistic: memory does not grow with the
+text. Intervals are a bootstrap over rows, as they arrive: every row counts Poisson(1) times in each
+replicate. Two models that read the same rows in the same order have the same replicates, so that
+their differences have intervals, too.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,133 +22,182 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.loss import IGNORE, shift_fields, shift_left
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.value_space import position_space
+from causal_qwen.training.summaries import Quantiles, Spread
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 ELEMENTS = 2**24  # most scores in memory at once
+REPLICATES = 1000  # of a bootstrap
+LIMITS = (0.025, 0.975)  # of an interval
+COVERED = tuple(f"coverage_{level:.0%}".rstrip("%") for level in LEVELS)
+# What is summed over the positions of a row: counts, hits, and what means are taken of.
+COLUMNS = (
+    *("tokens", "hits", "softmax_hits", "nll", "ovr_nll"),
+    *("numbers", "chosen_numbers", "found_numbers", "valued", "error", "crps", *COVERED),
+)
+Sums = Mapping[str, Tensor]  # column -> (), or (R,) for replicates
 
 
 class MetricAccumulator:
-    """Accumulates batches; `compute` returns the metrics over all of them."""
+    """Accumulates batches; `compute` returns the metrics over all of them, `intervals` theirs."""
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: CausalModel, replicates: int = 0) -> None:
         self.model = model
-        self.columns: dict[str, list[Tensor]] = {}
-        self.spread: dict[str, list[Tensor]] = {}
+        self.rows = 0
+        self.sums = torch.zeros(len(COLUMNS), dtype=torch.float64)
+        self.resampled = torch.zeros(replicates, len(COLUMNS), dtype=torch.float64)
+        self.generator = torch.Generator().manual_seed(0)
+        self.spread = {"U_loc": Spread(), "U_scale": Spread()}
+        self.sum_p, self.error = Quantiles(), Quantiles()
 
     @torch.no_grad()
-    def add(self, u: Cauchy, batch: dict[str, Tensor]) -> None:
+    def add(self, u: Cauchy, batch: Mapping[str, Tensor]) -> None:
         """U (B, T, C) of a batch with `labels`, and its values."""
         labels = shift_left(batch["labels"], IGNORE)
-        targets = batch.get("numeric_targets", batch.get("numeric_values"))
         is_valid = labels != IGNORE
         u = Cauchy(u.loc[is_valid], u.scale[is_valid])  # (N, C)
-        self._keep(self.spread, U_loc=u.loc.float(), U_scale=u.scale.float())
-        k, kind = self.model.config.num_token_id, torch.float64
-        nan = torch.full(labels.shape, math.nan, dtype=kind, device=labels.device)
-        error = rank = crps = nan
-        if k is not None and targets is not None:
-            values = shift_left(targets, 0.0).double()
-            fields = shift_fields(batch.get("numeric_fields"))
-            space = position_space(self.model.config, fields, labels)
-            valid = self.model.action.number(self.model.action.widen(u))
-            y = Cauchy(nan.clone(), nan + 1)  # (B, T)
-            y.loc[is_valid], y.scale[is_valid] = valid.loc.to(kind), valid.scale.to(kind)
-            is_number = labels == k
-            encoded = space.encode(values)
-            error = (space.decode(y.loc.nan_to_num()) - values).abs().where(is_number, math.nan)
-            rank = y.cdf(encoded).where(is_number, math.nan)
-            crps = (y.crps(encoded) * space.spread).where(is_number, math.nan)
-        self._keep(self.columns, error=error[is_valid], rank=rank[is_valid], crps=crps[is_valid])
-        self._add_scores(u, labels[is_valid])
+        for name, part in (("U_loc", u.loc), ("U_scale", u.scale)):
+            self.spread[name].add(part)
+        columns = self._scores(u, labels[is_valid]) | self._numbers(u, labels, is_valid, batch)
+        row = is_valid.nonzero()[:, 0]  # of every valid position
+        table = torch.stack([columns[name].double() for name in COLUMNS], -1)  # (N, columns)
+        self.add_rows(table.new_zeros(len(labels), len(COLUMNS)).index_add(0, row, table).cpu())
 
-    def _add_scores(self, u: Cauchy, labels: Tensor) -> None:
+    def add_rows(self, sums: Tensor) -> None:
+        """Sums over the positions of every row. (B, columns)"""
+        self.rows += len(sums)
+        self.sums += sums.sum(0)
+        if len(self.resampled):
+            rate = torch.ones(len(sums), len(self.resampled), dtype=torch.float64)
+            self.resampled += torch.poisson(rate, self.generator).T @ sums
+
+    def _scores(self, u: Cauchy, labels: Tensor) -> dict[str, Tensor]:
+        """Columns of the tokens' probabilities, at every valid position. -> (N,) each"""
         model, size = self.model, max(ELEMENTS // self.model.config.vocab_size, 1)
+        parts: list[tuple[Tensor, ...]] = []
         for loc, scale, label in zip(
             u.loc.split(size), u.scale.split(size), labels.split(size), strict=True
         ):
             s, _ = model.act(Cauchy(loc, scale))
             s = Cauchy(s.loc.float(), s.scale)
             at = label.unsqueeze(-1)
-            self._keep(
-                self.columns,
-                label=label,
-                chosen=model.decision.choose(s),
-                softmax_hit=s.loc.argmax(-1) == label,
-                nll=-s.loc.log_softmax(-1).gather(-1, at).squeeze(-1),
-                ovr_nll=-model.decision.log_normalized(s).gather(-1, at).squeeze(-1),
-                sum_p=model.decision(s).sum(-1),
-            )
+            self.sum_p.add(model.decision(s).sum(-1))
+            nll = -s.loc.log_softmax(-1).gather(-1, at).squeeze(-1)
+            ovr_nll = -model.decision.log_normalized(s).gather(-1, at).squeeze(-1)
+            parts.append((model.decision.choose(s), s.loc.argmax(-1) == label, nll, ovr_nll))
+        chosen, softmax_hits, nll, ovr_nll = (torch.cat(part) for part in zip(*parts, strict=True))
+        k = self.model.config.num_token_id
+        is_number = labels == (-1 if k is None else k)
+        is_chosen = chosen == (-1 if k is None else k)
+        return {
+            "tokens": torch.ones_like(nll),
+            "hits": chosen == labels,
+            "softmax_hits": softmax_hits,
+            "nll": nll,
+            "ovr_nll": ovr_nll,
+            "numbers": is_number,
+            "chosen_numbers": is_chosen,
+            "found_numbers": is_number & is_chosen,
+        }
 
-    @staticmethod
-    def _keep(where: dict[str, list[Tensor]], **columns: Tensor) -> None:
-        for name, column in columns.items():
-            where.setdefault(name, []).append(column.detach().cpu())
+    def _numbers(
+        self, u: Cauchy, labels: Tensor, is_valid: Tensor, batch: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Columns of the values, 0 at labels that are none. -> (N,) each"""
+        config = self.model.config
+        targets = batch.get("numeric_targets", batch.get("numeric_values"))
+        names = ("valued", "error", "crps", *COVERED)
+        if config.num_token_id is None or targets is None:
+            return dict.fromkeys(names, torch.zeros(len(u.loc), device=u.loc.device))
+        space = position_space(config, shift_fields(batch.get("numeric_fields")), labels)
+        values = shift_left(targets, 0.0).double()
+        valid = self.model.action.number(self.model.action.widen(u))
+        y = Cauchy(torch.zeros_like(values), torch.ones_like(values))  # (B, T)
+        y.loc[is_valid], y.scale[is_valid] = valid.loc.to(values), valid.scale.to(values)
+        encoded = space.encode(values)
+        error = (space.decode(y.loc) - values).abs()
+        crps = y.crps(encoded) * space.spread
+        from_middle = (y.cdf(encoded) - 0.5).abs()
+        is_number = labels == config.num_token_id
+        self.error.add(error[is_number])
+        columns = [is_number, error, crps, *(from_middle <= level / 2 for level in LEVELS)]
+        return {
+            name: column.double().where(is_number, 0.0)[is_valid]
+            for name, column in zip(names, columns, strict=True)
+        }
 
     def gather(self) -> None:
         """Share the batches of all processes. (Rows that a sampler repeats to fill the last batch
         count twice.)"""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            parts: list[Any] = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(parts, (self.columns, self.spread))
-            self.columns, self.spread = (
-                {name: [x for one in kind for x in one[name]] for name in kind[0]}
-                for kind in zip(*parts, strict=True)
-            )
+            parts: list[MetricAccumulator] = [self] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(parts, self)
+            total = MetricAccumulator(self.model)
+            for part in parts:
+                total.merge(part)
+            vars(self).update(vars(total))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sent to other processes without the model."""
+        return {k: v for k, v in vars(self).items() if k not in ("model", "generator")}
+
+    def merge(self, other: MetricAccumulator) -> None:
+        """Add the rows of another accumulator."""
+        self.rows += other.rows
+        self.sums += other.sums
+        if len(self.resampled):
+            self.resampled += other.resampled
+        for name, spread in self.spread.items():
+            spread.merge(other.spread[name])
+        self.sum_p.merge(other.sum_p)
+        self.error.merge(other.error)
 
     def compute(self) -> dict[str, float]:
         """All metrics; those of numbers only if the batches contain numbers."""
-        if not self.columns:
+        if not self.sum_p.count:
             return {}
-        column = {name: torch.cat(parts) for name, parts in self.columns.items()}
-        label, chosen = column["label"], column["chosen"]
-        nll = float(column["nll"].double().mean())
-        metrics = {
-            "accuracy": _share(chosen == label),
-            "accuracy_compatible": _share(column["softmax_hit"]),
-            "nll": nll,
-            "perplexity": math.exp(min(nll, 700.0)),
-            "ovr_nll": float(column["ovr_nll"].double().mean()),
-            "dist/ovr_prob_sum_median": float(column["sum_p"].median()),
-        }
-        for name, parts in self.spread.items():
-            metrics |= _spread(f"dist/{name}", torch.cat([part.flatten() for part in parts]))
-        k = self.model.config.num_token_id
-        if k is not None and bool((label == k).any()):
-            metrics |= _recognition(label == k, chosen == k)
-        error, rank, crps = (column[name] for name in ("error", "rank", "crps"))
-        if (is_known := ~error.isnan()).any():
-            error, rank, crps = error[is_known], rank[is_known], crps[is_known]
-            is_linear = self.model.config.value_space == "linear"
-            metrics |= {
-                "reg_mae": float(error.mean()),
-                "reg_mdae": float(error.median()),
-                "crps" if is_linear else "crps_symlog": float(crps.mean()),
-            }
-            for level in LEVELS:
-                inside = (rank - 0.5).abs() <= level / 2
-                metrics[f"coverage_{level:.0%}".rstrip("%")] = _share(inside)
+        metrics = {name: float(value) for name, value in self._ratios(self.sums).items()}
+        metrics["dist/ovr_prob_sum_median"] = self.sum_p.at(0.5)[0]
+        for name, spread in self.spread.items():
+            metrics |= {f"dist/{name}_{of}": value for of, value in spread.compute().items()}
+        if self.error.count:
+            metrics["reg_mdae"] = self.error.at(0.5)[0]
         return metrics
 
+    def intervals(self, base: MetricAccumulator | None = None) -> dict[str, tuple[float, float]]:
+        """95% intervals of all metrics but order statistics and U's parameters; with `base`, of
+        the differences to it."""
+        found = self._ratios(self.resampled)
+        theirs = {} if base is None else base._ratios(base.resampled)
+        limits = torch.tensor(LIMITS, dtype=torch.float64)
+        spans = {}
+        for name, values in found.items():
+            if base is None or name in theirs:
+                values = values - theirs[name] if theirs else values
+                low, high = values[values.isfinite()].quantile(limits).tolist()
+                spans[name] = (low, high)
+        return spans
 
-def _share(hits: Tensor) -> float:
-    return float(hits.double().mean()) if hits.numel() else math.nan
-
-
-def _spread(name: str, values: Tensor) -> dict[str, float]:
-    sample = values[:: max(len(values) // 10**6, 1)]  # torch's quantile takes 16 million at most
-    low, middle, high = sample.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
-    return {
-        f"{name}_mean": float(values.mean()),
-        f"{name}_median": middle,
-        f"{name}_std": float(values.std()),
-        f"{name}_iqr": high - low,
-    }
-
-
-def _recognition(is_number: Tensor, is_chosen: Tensor) -> dict[str, float]:
-    """Precision, recall and F1 of choosing `<NUM>`."""
-    hits = float((is_number & is_chosen).sum())
-    precision = hits / max(float(is_chosen.sum()), 1.0)
-    recall = hits / max(float(is_number.sum()), 1.0)
-    f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
-    return {"num_precision": precision, "num_recall": recall, "num_f1": f1}
+    def _ratios(self, sums: Tensor) -> dict[str, Tensor]:
+        """The metrics that are ratios of sums. (..., columns) -> (...) each"""
+        of = dict(zip(COLUMNS, sums.unbind(-1), strict=True))
+        total = dict(zip(COLUMNS, self.sums.tolist(), strict=True))
+        nll = of["nll"] / of["tokens"]
+        metrics = {
+            "accuracy": of["hits"] / of["tokens"],
+            "accuracy_compatible": of["softmax_hits"] / of["tokens"],
+            "nll": nll,
+            "perplexity": nll.clamp_max(700.0).exp(),
+            "ovr_nll": of["ovr_nll"] / of["tokens"],
+        }
+        if total["numbers"]:
+            found = of["found_numbers"]
+            precision = found / of["chosen_numbers"].clamp_min(1.0)
+            recall = found / of["numbers"].clamp_min(1.0)
+            f1 = 2 * found / (of["chosen_numbers"] + of["numbers"]).clamp_min(1.0)
+            metrics |= {"num_precision": precision, "num_recall": recall, "num_f1": f1}
+        if total["valued"]:
+            is_linear = self.model.config.value_space == "linear"
+            metrics["reg_mae"] = of["error"] / of["valued"]
+            metrics["crps" if is_linear else "crps_symlog"] = of["crps"] / of["valued"]
+            metrics |= {name: of[name] / of["valued"] for name in COVERED}
+        return metrics

@@ -9,7 +9,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +19,50 @@ from transformers.utils import logging
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
 from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.convert import COMPAT_WEIGHT as COMPAT_WEIGHT
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.outputs import KNOWN, LOCK, write_manifest
 from causal_qwen.paths import install_hint
+from causal_qwen.training.authors import (
+    Authors,
+    compare,
+    likelihoods,
+    mark,
+    names_of,
+    saved_files,
+)
 from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run
 from causal_qwen.training.data import (
     Collator,
     Example,
     Examples,
     Row,
+    encode_counted,
     encode_row,
-    encode_rows,
     pack,
     read_rows,
 )
+from causal_qwen.training.evaluation import evaluate as evaluate
 from causal_qwen.training.from_scratch import new_model, texts_of
-from causal_qwen.training.metrics import MetricAccumulator
 from causal_qwen.training.progress import TrainingProgress
 from causal_qwen.training.record import Record, check_unchanged, describe, write_record
 from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 logger = logging.get_logger("transformers.causal_qwen")
 
-COMPAT_WEIGHT = 10.0  # best beside one-vs-rest: benchmarks/learning.py
 HELD_OUT = 0.05
 CALIBRATION_ROWS = 16  # of the training rows
 INDIVIDUALS = (1, 2, 3)  # speak at every evaluation
 PROMPT_TOKENS, SPOKEN_TOKENS = 8, 24
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Pack by default if padding is so much of a batch, and an epoch still has so many steps.
+PADDING, PACKED_STEPS = 1 / 3, 50
 WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
+
+Announce = Callable[[str], None]
 
 
 @dataclass
@@ -66,9 +78,10 @@ class Run:
     numbers: str | None = None  # "text" or "value"; the processor's by default
     max_length: int = 512
     mask_prompt: bool = True
-    pack: bool = False  # several short rows in one
+    pack: bool | None = False  # several short rows in one; None: where it pays
     compat_weight: float = COMPAT_WEIGHT
     lora: int = 0  # rank; 0 trains the weights themselves
+    individual_column: str | None = None  # rows with the same value share a learned individual
     patience: int = 0  # evaluations without a lower loss before stopping; 0 never stops early
     resume: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -83,56 +96,157 @@ def train(run: Run) -> dict[str, float]:
         return _train(run, output)
 
 
-def _train(run: Run, output: Path) -> dict[str, float]:
-    checkpoint = _checkpoint(output, run.resume)
+@dataclass
+class Prepared:
+    """A run before its first step: rows, model and examples; nothing is measured or written."""
+
+    run: Run
+    rows: list[Row]
+    held_out_rows: list[Row]
+    processor: CausalQwenProcessor
+    model: Any
+    learn: Examples  # packed if the run packs
+    held_out: Examples
+    names: list[str]  # of the individuals, if the run has a column of them
+
+    @property
+    def collate(self) -> Collator:
+        return Collator(self.processor.tokenizer.pad_token_id)
+
+
+def prepare(run: Run) -> Prepared:
+    """Read the rows and the model, and encode the rows."""
+    if run.lora and run.arguments.get("train") == "heads":
+        logger.warning("train='heads' freezes the backbone, so its LoRA learns nothing.")
     rows, held_out_rows = _rows(run)
     processor, model = _model(run, rows)
-    if _is_first_process():
-        record = _record(run, rows, held_out_rows, model)
-        if run.resume:
-            check_unchanged(output, record)
     has_targets = any("target" in row for row in rows)
     processor.encode_numbers = run.numbers or ("value" if has_targets else processor.encode_numbers)
+    model.config.encode_numbers = processor.encode_numbers
     model.config.compat_loss_weight = run.compat_weight
     fit_fields(model, rows)
-    texts = _calibration_texts(rows, processor, model, run.max_length)
-    if checkpoint is None and (run.model is None or model.abduction.scale.is_constant):
-        hidden = read_texts(model, texts)
-        if run.model is not None:  # never trained: only conversion set C and the scales
-            calibrate_scales(model, hidden)
-        calibrate_gains(model, hidden)
     learn, held_out = (_examples(part, processor, model, run) for part in (rows, held_out_rows))
-    trainer = CausalTrainer(
-        model=_with_lora(model, run.lora),
-        args=_arguments(run, is_new=checkpoint is None),
-        train_dataset=Examples(pack(learn, run.max_length)) if run.pack else learn,
-        eval_dataset=held_out,
-        data_collator=Collator(processor.tokenizer.pad_token_id),
-    )
-    if run.patience:
-        trainer.add_callback(EarlyStoppingCallback(run.patience))
-    pairs = zip(held_out_rows, held_out, strict=True)
-    heard = next((example for row, example in pairs if row.get("target") is None), None)
-    progress = TrainingProgress(
-        speak=None if heard is None else lambda model: _speak(model, processor, heard)
-    )
-    if not trainer.args.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(progress)
+    names: list[str] = []
+    if run.individual_column is not None:
+        authors = names_of(rows, run.individual_column)
+        names = sorted({name for name in authors if name is not None})
+        mark(learn, authors, names, learn=True)
+        mark(held_out, names_of(held_out_rows, run.individual_column), names, learn=False)
+    packed = Examples(pack(learn, run.max_length)) if run.pack is not False else learn
+    run = replace(run, pack=_packs(run, learn, packed) if run.pack is None else run.pack)
+    learn = packed if run.pack else learn
+    return Prepared(run, rows, held_out_rows, processor, model, learn, held_out, names)
+
+
+def _packs(run: Run, learn: Examples, packed: Examples) -> bool:
+    """Whether packing pays: rows differ in length, and enough steps remain."""
+    sizes = [len(example.ids) for example in learn]
+    batch = run.arguments.get("per_device_train_batch_size", 8)
+    padded = sum(max(part) * len(part) for part in batched(sizes, batch))
+    rows_per_step = batch * run.arguments.get("gradient_accumulation_steps", 1)
+    steps = len(packed) // rows_per_step
+    return 1 - sum(sizes) / padded >= PADDING and steps >= PACKED_STEPS
+
+
+def _train(run: Run, output: Path) -> dict[str, float]:
+    checkpoint = _checkpoint(output, run.resume)
+    ready = prepare(run)
+    run, processor, model = ready.run, ready.processor, ready.model
+    if _is_first_process():
+        record = _record(ready)
+        if run.resume:
+            check_unchanged(output, record)
+    args = training_arguments(run, is_new=checkpoint is None)
+    progress = _progress(ready)
+    is_shown = not args.disable_tqdm and _is_first_process()
+    announce = progress.announce if is_shown else _say_nothing
+    texts = _calibration_texts(ready.rows, processor, model, run.max_length)
+    if checkpoint is None:
+        _calibrate(ready, texts, announce)
+    trainer = _trainer(ready, args, progress)
     if checkpoint is not None:
-        _check_unfinished(output, trainer.args.max_steps, checkpoint)
+        _check_unfinished(output, args.max_steps, checkpoint)
     if _is_first_process() and not run.resume:
         write_record(output, record)  # once nothing is refused any more
-    trainer.train(resume_from_checkpoint=checkpoint)
+    _learn(trainer, checkpoint, run.patience)
     metrics: dict[str, float] = trainer.evaluate()
-    is_shown = not trainer.args.disable_tqdm and trainer.is_world_process_zero()
-    trainer.finish(processor, texts, progress.announce if is_shown else None)
+    if trainer.authors is not None:
+        announce("comparing the individuals on held-out rows")
+        metrics |= _compare_authors(trainer, ready)
+    trainer.finish(processor, texts, announce)
     trainer.save_state()
     if trainer.args.should_save:
         (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
-        own = (file.name for file in output.iterdir())
-        write_manifest(output, sorted(n for n in own if KNOWN.fullmatch(n) or n in WRITTEN))
+        names = (file.name for file in output.iterdir())
+        own = sorted(name for name in names if KNOWN.fullmatch(name) or name in WRITTEN)
+        write_manifest(output, [*own, *saved_files(ready.names)])
     return metrics
+
+
+def _calibrate(ready: Prepared, texts: Sequence[torch.Tensor], announce: Announce) -> None:
+    """Set C, scales and gains of a model that was never trained on its training text."""
+    is_new, model = ready.run.model is None, ready.model
+    if not is_new and not model.abduction.scale.is_constant:
+        return
+    announce("measuring thresholds and noise gains on the training text")
+    hidden = read_texts(model, texts)
+    if not is_new:  # only conversion set C and the scales
+        calibrate_scales(model, hidden)
+    calibrate_gains(model, hidden)
+
+
+def _trainer(
+    ready: Prepared, args: CausalTrainingArguments, progress: TrainingProgress
+) -> CausalTrainer:
+    trainer = CausalTrainer(
+        model=with_lora(ready.model, ready.run.lora),
+        args=args,
+        train_dataset=ready.learn,
+        eval_dataset=ready.held_out,
+        data_collator=ready.collate,
+        processor=ready.processor,
+        authors=Authors(ready.names, ready.model) if ready.names else None,
+    )
+    if ready.run.patience:
+        trainer.add_callback(EarlyStoppingCallback(ready.run.patience))
+    if not args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(progress)
+    return trainer
+
+
+def _learn(trainer: CausalTrainer, checkpoint: str | None, patience: int) -> None:
+    """Train; Hugging Face restores the model of a checkpoint, and this the authors."""
+    if checkpoint is not None and trainer.authors is not None:
+        trainer.authors.load_state(Path(checkpoint))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    best = trainer.state.best_model_checkpoint if patience else None
+    if best is not None and trainer.authors is not None:
+        trainer.authors.load_state(Path(best))
+
+
+def _say_nothing(stage: str) -> None:
+    pass
+
+
+def _progress(ready: Prepared) -> TrainingProgress:
+    """With lines of individuals after the first held-out row that asks for no number."""
+    pairs = zip(ready.held_out_rows, ready.held_out, strict=True)
+    heard = next((example for row, example in pairs if row.get("target") is None), None)
+    if heard is None:
+        return TrainingProgress()
+    return TrainingProgress(speak=lambda model: _speak(model, ready.processor, heard))
+
+
+def _compare_authors(trainer: CausalTrainer, ready: Prepared) -> dict[str, float]:
+    assert trainer.authors is not None
+    assert ready.run.individual_column is not None
+    names = names_of(ready.held_out_rows, ready.run.individual_column)
+    trainer.causal_model.eval()
+    size = trainer.args.per_device_eval_batch_size
+    pushes = trainer.authors.pushes()
+    nll = likelihoods(trainer.causal_model, pushes, ready.held_out, ready.collate, size)
+    return {f"eval_{k}": v for k, v in compare(nll, names, ready.names).items()}
 
 
 def _check_unfinished(output: Path, steps: int, checkpoint: str) -> None:
@@ -142,31 +256,6 @@ def _check_unfinished(output: Path, steps: int, checkpoint: str) -> None:
         raise ValueError(
             f"{output} has made {state['global_step']} of {steps} steps; resume it with more."
         )
-
-
-@torch.no_grad()
-def evaluate(
-    path: str,
-    data: str,
-    template: str | None = None,
-    max_length: int = 512,
-    batch_size: int = 8,
-    numbers: str | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, float]:
-    """Metrics of a model on held-out rows; before training, `perplexity` is its base model's."""
-    processor, model = open_model(path)
-    processor.encode_numbers = numbers or processor.encode_numbers
-    run = Run(path, data, "", max_length=max_length)
-    examples = _examples(read_rows(data, template), processor, model, run)
-    metrics, collate = MetricAccumulator(model), Collator(processor.tokenizer.pad_token_id)
-    for start in range(0, len(examples), batch_size):
-        part = examples[start : start + batch_size]
-        batch = collate(part)
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "numeric_values")}
-        metrics.add(model(**inputs, skip_logits=True).u_dist, batch)
-        progress(start + len(part), len(examples))
-    return metrics.compute()
 
 
 def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -230,17 +319,28 @@ def _speak(model: Any, processor: CausalQwenProcessor, example: Example) -> list
     return lines
 
 
+def has_fast_bf16() -> bool:
+    """Whether bfloat16 pays: on an accelerator that computes in it. A CPU mostly emulates it."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
 def _is_first_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def _record(run: Run, rows: Sequence[Row], held_out: Sequence[Row], model: CausalModel) -> Record:
+def _record(ready: Prepared) -> Record:
+    run = ready.run
     options = {**asdict(run), **run.arguments}
     for name in ("model", "data", "eval_data", "output", "output_dir", "resume", "arguments"):
         options.pop(name, None)
+    held_out = (run.eval_data or run.data, ready.held_out_rows)
     return describe(
-        {"data": (run.data, rows), "held-out rows": (run.eval_data or run.data, held_out)},
-        ("from scratch", None) if run.model is None else (run.model, model),
+        {"data": (run.data, ready.rows), "held-out rows": held_out},
+        ("from scratch", None) if run.model is None else (run.model, ready.model),
         options,
     )
 
@@ -253,7 +353,7 @@ def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
     return new_model(texts_of(rows), run.scratch, max_length=run.max_length)
 
 
-def _arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
+def training_arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
     arguments: dict[str, Any] = {
         "output_dir": run.output,
         "remove_unused_columns": False,
@@ -272,13 +372,7 @@ def _examples(
     rows: Sequence[Row], processor: CausalQwenProcessor, model: CausalModel, run: Run
 ) -> Examples:
     names = model.config.value_fields or ()
-    examples = encode_rows(rows, processor, run.max_length, run.mask_prompt, names)
-    if examples.truncated:
-        logger.warning(
-            f"Rows of more than {run.max_length} tokens were cut: {examples.truncated} of "
-            f"{len(examples)}."
-        )
-    return examples
+    return encode_counted(rows, processor, run.max_length, run.mask_prompt, names)
 
 
 def _checkpoint(output: Path, resume: bool) -> str | None:
@@ -311,7 +405,7 @@ def check_lora_rank(model: torch.nn.Module, rank: int) -> None:
         )
 
 
-def _with_lora(model: Any, rank: int) -> Any:
+def with_lora(model: Any, rank: int) -> Any:
     """LoRA on the backbone's projections; the causal heads are trained in full."""
     if not rank:
         return model

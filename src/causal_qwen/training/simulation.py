@@ -13,7 +13,8 @@ regression have to recover the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,8 +103,23 @@ class Finding:
     tolerance: float
 
     @property
+    def off(self) -> float:
+        return self.found - self.true
+
+    @property
     def is_found(self) -> bool:
-        return abs(self.found - self.true) <= self.tolerance
+        return abs(self.off) <= self.tolerance
+
+    @property
+    def allowed(self) -> str:
+        return f"±{self.tolerance:g}"
+
+    @property
+    def verdict(self) -> str:
+        """A quarter of the tolerance is as good as found; the rest is only tolerated."""
+        if not self.is_found:
+            return "OUTSIDE"
+        return "found" if abs(self.off) <= self.tolerance / 4 else "within tolerance"
 
 
 def simulate(
@@ -153,3 +169,14 @@ def compare(model: CausalChain, truth: GroundTruth) -> list[Finding]:
 
 def _mean(values: Tensor) -> float:
     return float(values.double().mean())
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """How many were found, how many are only tolerated, and which is the farthest off."""
+    count = Counter(one.verdict for one in findings)
+    worst = max(findings, key=lambda one: abs(one.off) / one.tolerance)
+    return (
+        f"{count['found']} of {len(findings)} found, {count['within tolerance']} within tolerance, "
+        f"{count['OUTSIDE']} outside. Farthest: {worst.name}, off by {worst.off:+.3f} with "
+        f"{worst.allowed} allowed."
+    )

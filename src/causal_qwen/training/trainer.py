@@ -1,8 +1,9 @@
 """Trainer: Hugging Face's Trainer with our loss terms and metrics.
 
 The model computes its own loss from `labels` and `numeric_values`, so a plain `Trainer` works too.
-This one counts numbers as well as tokens over an accumulated batch, has a separate learning rate
-for the causal heads, logs the loss by its terms, and evaluates with `metrics`.
+This one counts numbers as well as tokens over an accumulated batch, has separate learning rates
+for the causal heads and for the individuals of authors, logs the loss by its terms, and evaluates
+with `metrics`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from transformers import Trainer, TrainingArguments
 
 from causal_qwen.conversion.calibration import calibrate_noise
 from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.modeling.abduction import AbductionNetwork
+from causal_qwen.modeling.action import ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import Processor
+from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.options import check_choice
 from causal_qwen.outputs import write_manifest
+from causal_qwen.training.authors import Authors
 from causal_qwen.training.checkpoints import PREFIX, delete_oldest, last_checkpoint
 from causal_qwen.training.metrics import MetricAccumulator
 
-HEADS = ("abduction.", "action.", "decision.", "model.value_direction")
+HEADS = (AbductionNetwork, ActionNetwork, Decision)
 TERMS = {  # name in the log -> (field of the output, its weight in the config)
     "cls_loss_mean": ("classification_loss", "classification_loss_weight"),
     "reg_loss_effective": ("regression_loss", "regression_loss_weight"),
@@ -36,11 +41,14 @@ TERMS = {  # name in the log -> (field of the output, its weight in the config)
 
 @dataclass
 class CausalTrainingArguments(TrainingArguments):
-    """Hugging Face's arguments and three more."""
+    """Hugging Face's arguments and four more."""
 
     head_learning_rate: float | None = field(
         default=None,
         metadata={"help": "of abduction, noise, thresholds; default: learning_rate"},
+    )
+    individual_learning_rate: float = field(
+        default=0.03, metadata={"help": "of the individuals of authors"}
     )
     train: str = field(default="all", metadata={"help": "all, or heads: the backbone is frozen"})
     recalibrate: bool = field(default=True, metadata={"help": "measure noise gains after training"})
@@ -53,12 +61,20 @@ class CausalTrainingArguments(TrainingArguments):
 class CausalTrainer(Trainer):
     """A Trainer that counts numbers, logs the terms of the loss and evaluates with `metrics`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        processor: Processor | None = None,
+        authors: Authors | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`processor` is saved in every checkpoint; `authors` are those of `authors` in batches."""
         super().__init__(*args, **kwargs)
         self.causal_model: Any = self.accelerator.unwrap_model(self.model)
+        self.processor = processor
+        self.authors = None if authors is None else authors.to(self.args.device)
         if getattr(self.args, "train", "all") == "heads":
-            for name, parameter in self.causal_model.named_parameters():
-                parameter.requires_grad_(_is_head(name) and parameter.requires_grad)
+            freeze_backbone(self.causal_model)
         self._check_shards()
         self._num_numbers: Tensor | None = None
         self._terms: dict[str, list[float]] = {name: [] for name in TERMS}
@@ -73,6 +89,11 @@ class CausalTrainer(Trainer):
             raise ValueError(
                 f"FSDP cannot split {rows} tied rows evenly into {shards} shards; first call "
                 f"model.resize_token_embeddings({-(-rows // shards) * shards})."
+            )
+        if self.authors is not None and shards > 1:
+            raise ValueError(
+                f"Individuals of authors are trained by one process, not {shards}: their gradients "
+                "would differ; start one."
             )
 
     # ------------------------------------------------------------ one step
@@ -97,6 +118,8 @@ class CausalTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         inputs = {"skip_logits": True, "use_cache": False, **inputs}
+        if (named := inputs.pop("authors", None)) is not None and self.authors is not None:
+            inputs["u_noise"] = self.authors.noise(named)
         if num_items_in_batch is not None and self._num_numbers is not None:
             inputs["num_numbers_in_batch"] = self._num_numbers
         loss, outputs = super().compute_loss(
@@ -140,17 +163,22 @@ class CausalTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """The parent's optimizer, with the causal heads in separate parameter groups."""
+        """The parent's optimizer, with the causal heads and the authors in separate groups."""
         optimizer = super().create_optimizer(*args, **kwargs)
         rate = getattr(self.args, "head_learning_rate", None)
         if rate is not None:
-            heads = {id(p) for name, p in self.model.named_parameters() if _is_head(name)}
+            heads = head_parameters(self.model)
             for group in list(optimizer.param_groups):
                 own = [p for p in group["params"] if id(p) in heads]
                 group["params"] = [p for p in group["params"] if id(p) not in heads]
                 if own:
                     options = {k: v for k, v in group.items() if k != "params"}
                     optimizer.add_param_group({**options, "params": own, "lr": rate})
+        if self.authors is not None:
+            t, rate = self.authors.t, self.args.individual_learning_rate
+            optimizer.add_param_group({"params": [t], "lr": rate, "weight_decay": 0.0})
+            # the parent clears the model's gradients only
+            optimizer.register_step_post_hook(lambda *_: setattr(t, "grad", None))
         return optimizer
 
     # ------------------------------------------------------------ evaluation
@@ -187,6 +215,7 @@ class CausalTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # all processes write files
             if self.args.should_save:
+                self._save_beside(run / name)
                 write_manifest(run / name)
         except BaseException as error:
             if self.args.should_save:
@@ -202,6 +231,14 @@ class CausalTrainer(Trainer):
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             delete_oldest(run, limit, best)
+
+    def _save_beside(self, checkpoint: Path) -> None:
+        """What the parent does not save: processor, authors, and the config beside adapters."""
+        if self.processor is not None:
+            self.processor.save_pretrained(checkpoint)
+            self.causal_model.config.save_pretrained(checkpoint)
+        if self.authors is not None:
+            self.authors.save_state(checkpoint)
 
     # ------------------------------------------------------------ afterwards
 
@@ -225,7 +262,21 @@ class CausalTrainer(Trainer):
             self.save_model()
         if self.args.should_save:
             processor.save_pretrained(self.args.output_dir)
+            if self.authors is not None:
+                self.authors.save(self.causal_model, Path(self.args.output_dir))
 
 
-def _is_head(name: str) -> bool:
-    return name.removeprefix("module.").startswith(HEADS)
+def head_parameters(model: nn.Module) -> set[int]:
+    """The ids of all parameters of causal heads, found by module: wrappers rename them."""
+    found = [
+        p for module in model.modules() if isinstance(module, HEADS) for p in module.parameters()
+    ]
+    found += [p for name, p in model.named_parameters() if name.endswith("value_direction")]
+    return {id(parameter) for parameter in found}
+
+
+def freeze_backbone(model: nn.Module) -> None:
+    """Leave only the causal heads trainable."""
+    heads = head_parameters(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in heads and parameter.requires_grad)

@@ -1,0 +1,195 @@
+"""Authors: every author's texts share one individual, which is learned with the model.
+
+    U | author j ~ Cauchy(loc_U + g scale_U * t_j, scale_U)         at every position of j's texts
+
+t_j (C,) starts as standard Cauchy noise drawn from a seed, the hash of the author's name, and is a
+parameter of the run. The loss is that of training, on the moved U: knowing the author moves the
+centre, and the width stays, because what an author says next is still uncertain. g is the gain of
+fresh noise (kappa of temperature 1), measured on the training text before the first step. `causal`
+decoding has u = loc_U + T kappa scale_U * t: an individual saved with T = g / kappa and persistence
+1 speaks exactly as it was trained.
+
+Hazards: untruncated Cauchy noise has coordinates in the hundreds, whose push would drown the first
+steps: the start is truncated. A model that always knows the author forgets to write for nobody: one
+text in NAMELESS of every author is read without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from causal_qwen.decoding.noise import UNoise
+from causal_qwen.individuals.individual import Individual, latent_size
+from causal_qwen.individuals.noise import draw_noise, from_cauchy, to_cauchy
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.loss import IGNORE, shift_left
+from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.training.data import NOBODY, Example
+
+DIRECTORY = "individuals"  # in the output of a run
+FILE = "individuals.safetensors"  # in a checkpoint
+NAMELESS = 8  # one text in so many is read without its author
+START_DENSITY = 0.05  # truncation of the first t: at most 4.4
+ELEMENTS = 2**24  # most scores in memory at once
+
+
+class Authors(nn.Module):
+    """The learnable t of every author, by name. -> noise of a batch, individuals"""
+
+    def __init__(self, names: Iterable[str], model: CausalModel) -> None:
+        super().__init__()
+        self.names = sorted(set(names))
+        self.gain = getattr(model.generation_config, "fresh_noise_gain", None) or 1.0
+        size = latent_size(model)
+        start = [to_cauchy(draw_noise(seed_of(name), size), START_DENSITY) for name in self.names]
+        self.t = nn.Parameter(torch.tensor(np.stack(start), dtype=torch.float32))  # (N, C)
+
+    def noise(self, authors: Tensor) -> UNoise:
+        """g t of the author at every position, 0 for NOBODY. (B, T) -> (B, T, C)"""
+        is_known = (authors != NOBODY).unsqueeze(-1)
+        return UNoise(self.gain * self.t[authors.clamp_min(0)].where(is_known, 0.0))
+
+    def pushes(self) -> Tensor:
+        """g t of every author. -> (N, C)"""
+        return self.gain * self.t.detach()
+
+    def individuals(self, model: CausalModel) -> list[Individual]:
+        """For `causal` decoding by `model`: T kappa = g, and t at every position."""
+        kappa = getattr(model.generation_config, "noise_gain", None) or 1.0
+        temperature = self.gain / kappa
+        noise = from_cauchy(self.t.detach().double().cpu().numpy())
+        pairs = zip(self.names, noise, strict=True)
+        return [Individual(e, name=name, temperature=temperature) for name, e in pairs]
+
+    def save_state(self, checkpoint: Path) -> None:
+        """t and g, to continue from: an individual's e would round them."""
+        gain = torch.tensor(self.gain, dtype=torch.float64)
+        save_file({"t": self.t.detach().cpu(), "gain": gain}, checkpoint / FILE)
+
+    @torch.no_grad()
+    def load_state(self, checkpoint: Path) -> None:
+        saved = load_file(checkpoint / FILE)
+        self.gain = float(saved["gain"])
+        self.t.copy_(saved["t"])
+
+    def save(self, model: CausalModel, output: Path) -> list[Path]:
+        """One file per author."""
+        (output / DIRECTORY).mkdir(exist_ok=True)
+        places = [output / file for file in saved_files(self.names)]
+        for place, individual in zip(places, self.individuals(model), strict=True):
+            individual.save(place)
+        return places
+
+
+def seed_of(name: str) -> int:
+    """The first 8 bytes of the name's SHA-256: it does not change when authors are added."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def saved_files(names: Sequence[str]) -> list[str]:
+    """Of individuals, in the output of a run."""
+    return [f"{DIRECTORY}/{name}.safetensors" for name in file_names(names)]
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Names with letters, digits, - and _ only; names that become equal get a number."""
+    plain = [re.sub(r"[^\w-]+", "_", name).strip("_")[:80] or "author" for name in names]
+    seen: Counter[str] = Counter()
+    found = []
+    for name in plain:
+        seen[name.lower()] += 1  # some file systems take upper and lower case for one
+        found.append(name if seen[name.lower()] == 1 else f"{name}_{seen[name.lower()]}")
+    return found
+
+
+def names_of(rows: Sequence[Mapping[str, Any]], column: str) -> list[str | None]:
+    """The author of every row; None where the column is empty."""
+    if not any(column in row for row in rows):
+        known = ", ".join(map(repr, rows[0]))
+        raise ValueError(f"No row has the column {column!r} of individuals; a row has {known}.")
+    named = (row.get(column) for row in rows)
+    return [None if name is None or not str(name).strip() else str(name) for name in named]
+
+
+def mark(
+    examples: Sequence[Example], names: Sequence[str | None], known: Sequence[str], *, learn: bool
+) -> None:
+    """Give every token of an example the index of its author. To learn, one text in NAMELESS of an
+    author has none."""
+    seen: Counter[str] = Counter()
+    index = {name: place for place, name in enumerate(known)}
+    for example, name in zip(examples, names, strict=True):
+        place = NOBODY if name is None else index.get(name, NOBODY)
+        if name is not None:
+            seen[name] += 1
+            if learn and seen[name] % NAMELESS == 0:
+                place = NOBODY
+        example.authors = [place] * len(example.ids)
+
+
+@torch.no_grad()
+def likelihoods(
+    model: CausalModel,
+    pushes: Tensor,
+    examples: Sequence[Example],
+    collate: Callable[[Sequence[Example]], dict[str, Any]],
+    batch_size: int = 8,
+) -> Tensor:
+    """Mean NLL of softmax(loc_S) of every text, by every individual and, last, by nobody.
+
+    pushes (N, C) are T kappa t. -> (D, N + 1), NaN for a text without labels. The backbone runs
+    once for all of them.
+    """
+    found = []
+    everyone = torch.cat([pushes, pushes.new_zeros(1, pushes.shape[-1])]).to(model.device)
+    for start in range(0, len(examples), batch_size):
+        batch = collate(examples[start : start + batch_size])
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "numeric_values")}
+        inputs = {name: value.to(model.device) for name, value in inputs.items()}
+        u = model(**inputs, skip_logits=True).u_dist
+        labels = shift_left(batch["labels"], IGNORE).to(model.device)
+        columns = [_nll(model, u, UNoise(push), labels) for push in everyone]
+        found.append(torch.stack(columns, -1).cpu())
+    return torch.cat(found)
+
+
+def _nll(model: CausalModel, u: Cauchy, noise: UNoise, labels: Tensor) -> Tensor:
+    """The mean over every row's valid positions. (B, T, C) -> (B,)"""
+    is_valid = labels != IGNORE
+    loc = (u.loc + model.action.displacement(u, noise).to(u.loc))[is_valid]
+    size = max(ELEMENTS // model.config.vocab_size, 1)
+    parts = [
+        nn.functional.cross_entropy(model.lm_head(part).float(), label, reduction="none")
+        for part, label in zip(loc.split(size), labels[is_valid].split(size), strict=True)
+    ]
+    nll = torch.zeros(labels.shape, device=loc.device)
+    nll[is_valid] = torch.cat(parts) if parts else loc.new_zeros(0).float()
+    return nll.sum(-1) / is_valid.sum(-1)
+
+
+def compare(nll: Tensor, names: Sequence[str | None], known: Sequence[str]) -> dict[str, float]:
+    """Mean NLL of texts under the own individual, the other ones and nobody, and how often the own
+    one is the likeliest (chance: 1 / N). (D, N + 1) -> metrics; empty without known authors"""
+    index = {name: place for place, name in enumerate(known)}
+    own = [(row, index[name]) for row, name in enumerate(names) if name in index]
+    own = [(row, place) for row, place in own if bool(nll[row].isfinite().all())]
+    if not own:
+        return {}
+    rows, places = (torch.tensor(part) for part in zip(*own, strict=True))
+    chosen, count = nll[rows].double(), len(known)
+    mine = chosen.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+    others = (chosen[:, :-1].sum(-1) - mine) / max(count - 1, 1)
+    found = {"own": mine, "other": others, "nobody": chosen[:, -1]}
+    metrics = {f"individual_nll_{who}": float(value.mean()) for who, value in found.items()}
+    recognized = (chosen[:, :-1].argmin(-1) == places).double().mean()
+    return {**metrics, "individual_recognized": float(recognized)}
