@@ -973,6 +973,8 @@ def write(results: Row, output: Path) -> None:
         if part in results:
             command = " ".join([part, *results[part]["sizes"]])
             lines += [f"## {place}. {title}", "", f"`python benchmarks/individuals.py {command}`"]
+            if note := results[part].get("note"):  # of a part that is older than the defaults
+                lines += ["", note]
             lines += ["", *page(results[part]), ""]
     save(lines, results, output)
 
