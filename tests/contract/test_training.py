@@ -998,7 +998,8 @@ def test_several_files_and_models_side_by_side(trained: Path, directory: Path, d
     low, high = record["base"]["difference_intervals"]["nll"]
     assert low <= difference <= high < 0  # training helped
     total = pooled({"a": found["base"][str(data)], "b": found["base"][str(data)]})
-    assert total.compute() == pytest.approx(record["base"] | total.compute(), rel=1e-9)
+    once = {name: record["base"][name] for name in total.compute()}
+    assert total.compute() == pytest.approx(once, rel=1e-3)
     assert total.rows == 2 * len(ROWS)
     page = markdown("a", record)
     assert "| | this model | base | difference |" in page.replace("|  |", "| |")
