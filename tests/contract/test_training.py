@@ -929,6 +929,7 @@ def test_a_checkpoint_is_evaluated_like_the_model_that_it_is(
     shutil.copytree(trained / "checkpoint-6", old)
     for path in [*old.glob("*token*"), *old.glob("processor*"), *old.glob("*template*")]:
         path.unlink()
+    write_manifest(old)
     with pytest.raises(ValueError, match="tokenizer"):
         evaluate(str(old), str(data))
     shutil.copy(trained / "run.json", tmp_path)
