@@ -142,6 +142,23 @@ def test_individuals_writes_all_sections(
 
 
 @pytest.mark.slow
+def test_authors_compares_own_other_and_no_individual(
+    results: Callable[..., tuple[str, Any]], tiny_directory: Path, tmp_path: Path
+) -> None:
+    for author in ("ada", "ben"):
+        (tmp_path / "works" / author).mkdir(parents=True)
+        for work in ("one", "two"):
+            file = tmp_path / "works" / author / f"{work}.txt"
+            file.write_text(f"{author} says {work} " * 100, encoding="utf-8")
+    options = ("--data", str(tmp_path / "works"), "--model", str(tiny_directory))
+    page, found = results("authors", *options)
+    assert found["nll"].keys() == {"own", "another's", "nobody", "trained without"}
+    assert found["worse"].keys() == {"another's", "nobody", "trained without"}
+    assert (found["chance"], found["works"]) == (0.5, 2)
+    assert "| own |" in page
+
+
+@pytest.mark.slow
 def test_learning_trains_every_objective(
     results: Callable[..., tuple[str, Any]], tmp_path: Path
 ) -> None:

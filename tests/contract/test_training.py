@@ -929,6 +929,7 @@ def test_a_checkpoint_is_evaluated_like_the_model_that_it_is(
     shutil.copytree(trained / "checkpoint-6", old)
     for path in [*old.glob("*token*"), *old.glob("processor*"), *old.glob("*template*")]:
         path.unlink()
+    write_manifest(old)
     with pytest.raises(ValueError, match="tokenizer"):
         evaluate(str(old), str(data))
     shutil.copy(trained / "run.json", tmp_path)
@@ -998,7 +999,8 @@ def test_several_files_and_models_side_by_side(trained: Path, directory: Path, d
     low, high = record["base"]["difference_intervals"]["nll"]
     assert low <= difference <= high < 0  # training helped
     total = pooled({"a": found["base"][str(data)], "b": found["base"][str(data)]})
-    assert total.compute() == pytest.approx(record["base"] | total.compute(), rel=1e-9)
+    once = {name: record["base"][name] for name in total.compute()}
+    assert total.compute() == pytest.approx(once, rel=1e-3)
     assert total.rows == 2 * len(ROWS)
     page = markdown("a", record)
     assert "| | this model | base | difference |" in page.replace("|  |", "| |")

@@ -236,6 +236,7 @@ class CausalTrainer(Trainer):
         """What the parent does not save: processor, authors, and the config beside adapters."""
         if self.processor is not None:
             self.processor.save_pretrained(checkpoint)
+        if not (checkpoint / "config.json").exists():  # adapters alone
             self.causal_model.config.save_pretrained(checkpoint)
         if self.authors is not None:
             self.authors.save_state(checkpoint)
