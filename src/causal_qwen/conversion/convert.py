@@ -55,7 +55,9 @@ DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "b_noise_init": 0.1,
     "ovr_threshold_init": 100.0,
     "decision_noise": "zero",
+    "threshold_context": "none",
 }
+CALIBRATED: dict[str, Any] = {"threshold_context": "competition"}
 WAIT_SECONDS = 0.5  # between looks at another process's conversion
 
 
@@ -131,8 +133,7 @@ def _convert_loaded(
             DeprecationWarning,
             stacklevel=3,
         )
-    if init == "documents":
-        config_fields = {**DOCUMENTS, **config_fields}
+    config_fields = {**(DOCUMENTS if init == "documents" else CALIBRATED), **config_fields}
     size = qwen.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
     is_new = number is not None and number >= size
@@ -322,6 +323,8 @@ def load(
             number = install_number_token(tokenizer, model.config.vocab_size)
             if number < model.config.vocab_size:
                 model.config.num_token_id = number
+        for name, value in CALIBRATED.items():
+            setattr(model.config, name, value)
         model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS))
     elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
         model.action.restore_equality(model.lm_head.weight)
