@@ -33,41 +33,45 @@ PIECE = 256  # tokens read at once
 POSITIONS = 64  # whose scores exist at once
 EDGES = (0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99, 1 + 1e-9)
 PROSE = """
-My grandfather kept bees behind the old railway station. Every spring he walked along the fence with
-a notebook and counted the hives that had survived the winter. In a good year he lost two or three of
-them; in a bad year half of the boxes were silent. He never complained about it. He cleaned the
-frames, burned what was rotten, and waited for the first warm day in April. Then he would call us, and
-we children had to stand very still while he lifted the lid. "Listen," he said, "they are telling each
-other where the cherry trees are." We believed him, of course, and later I learned that it was true.
+My grandfather kept bees behind the old railway station. Every spring he walked along the fence
+with a notebook and counted the hives that had survived the winter. In a good year he lost two or
+three of them; in a bad year half of the boxes were silent. He never complained about it. He
+cleaned the frames, burned what was rotten, and waited for the first warm day in April. Then he
+would call us, and we children had to stand very still while he lifted the lid. "Listen," he said,
+"they are telling each other where the cherry trees are." We believed him, of course, and later I
+learned that it was true.
 
-The city was built on a river that floods every few years. For a long time people simply moved their
-furniture to the upper floor and waited until the water was gone. In the last century engineers built
-walls along both banks, and for two generations nobody got wet feet. But walls make a river faster, and
-a fast river carries more sand. Slowly the bed rose, until the water stood higher than the streets. When
-the flood finally came, it was the worst in living memory. Today the city is trying something else. It
-has bought the fields upstream and lets them drown. The farmers were paid, the frogs came back, and when
-it rains for a week the market square stays dry.
+The city was built on a river that floods every few years. For a long time people simply moved
+their furniture to the upper floor and waited until the water was gone. In the last century
+engineers built walls along both banks, and for two generations nobody got wet feet. But walls
+make a river faster, and a fast river carries more sand. Slowly the bed rose, until the water
+stood higher than the streets. When the flood finally came, it was the worst in living memory.
+Today the city is trying something else. It has bought the fields upstream and lets them drown.
+The farmers were paid, the frogs came back, and when it rains for a week the market square stays
+dry.
 
-A good teacher does not explain everything. She asks a question, waits, and asks it again in other words.
-Most pupils are afraid of silence, and so are most teachers. But in the silence somebody begins to think.
-I remember a lesson about falling stones. Our teacher held a heavy one and a light one out of the window
-and asked which would reach the ground first. Everybody was sure. Then she let them go, and we all heard
-only one sound. She did not say anything more that day. She closed the window, wiped her hands and sent us
-home, and at dinner every family in the village was talking about stones.
+A good teacher does not explain everything. She asks a question, waits, and asks it again in other
+words. Most pupils are afraid of silence, and so are most teachers. But in the silence somebody
+begins to think. I remember a lesson about falling stones. Our teacher held a heavy one and a
+light one out of the window and asked which would reach the ground first. Everybody was sure. Then
+she let them go, and we all heard only one sound. She did not say anything more that day. She
+closed the window, wiped her hands and sent us home, and at dinner every family in the village was
+talking about stones.
 
-Sleep is not a waste of time. While we sleep, the brain sorts what it has seen during the day, keeps some
-of it and throws the rest away. People who sleep too little remember less, catch more colds and make
-worse decisions, and the strange thing is that they do not notice it. Ask a tired driver how he feels, and
-he will tell you that he is fine. Doctors recommend between seven and nine hours for adults, and more for
-children. It also helps to go to bed at the same time every day, to keep the room dark and cool, and to
-leave the telephone in the kitchen.
+Sleep is not a waste of time. While we sleep, the brain sorts what it has seen during the day,
+keeps some of it and throws the rest away. People who sleep too little remember less, catch more
+colds and make worse decisions, and the strange thing is that they do not notice it. Ask a tired
+driver how he feels, and he will tell you that he is fine. Doctors recommend between seven and
+nine hours for adults, and more for children. It also helps to go to bed at the same time every
+day, to keep the room dark and cool, and to leave the telephone in the kitchen.
 """
 
 
 def held_out(data: Path) -> dict[str, str]:
     """Text of three kinds that calibration has not read."""
     maths = "\n\n".join(read_lines(data)[:40])
-    return {"prose": PROSE.strip(), "code": inspect.getsource(csv), "mathematics": maths}
+    prose = "\n\n".join(" ".join(paragraph.split()) for paragraph in PROSE.split("\n\n"))
+    return {"prose": prose, "code": inspect.getsource(csv), "mathematics": maths}
 
 
 @torch.no_grad()
