@@ -140,13 +140,8 @@ class Demo:
         output = self.model(**tokenizer(PROMPT, return_tensors="pt"), logits_to_keep=1)
         probability = self.model.decision(output.s_dist)[0, -1]
         loc, scale = output.loc_S[0, -1], output.scale_S[0, -1]
-        softmax, bar = loc.softmax(-1), self.model.decision.bar(loc)
-        level = (
-            self.model.decision.threshold if bar is None else self.model.decision.threshold + bar
-        )
-        table = _table(
-            "5 · One decision: S_k ~ Cauchy(loc, scale), P = P(S_k > threshold)", "token"
-        )
+        softmax, level = loc.softmax(-1), self.model.decision.level(loc)
+        table = _table("5 · One decision: S ~ Cauchy(loc, scale), P = P(S > threshold)", "token")
         table.show_lines = False
         for column in ("softmax", "P", "loc", "scale", "threshold"):
             table.add_column(column, justify="right")

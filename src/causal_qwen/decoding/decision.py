@@ -8,8 +8,9 @@
 `decide` applies the rule of a mode to the last position of every row.
 
 P(S_k > C_k + h) grows with (loc_k - C_k - h) / scale_k, so the first two rules maximise that ratio.
-The bar h of the context changes their choice only where scales differ. They maximise it in float64 and count scales that are equal to 1e-5 relative as equal: rounding must not decide
-between tokens that the base model's argmax tells apart, or ties that it breaks by the lowest id.
+The bar h of the context changes their choice only where scales differ. They compute in float64 and
+count scales that are equal to 1e-5 relative as equal: rounding must not decide between tokens that
+the base model's argmax tells apart, or ties that it breaks by the lowest id.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def one_vs_rest_log_probs(
 def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None) -> int:
     """`choose` for scale_S = |W| scale + |a| mean(scale), computing few scale_S.
 
-    loc (V,), U's scale (C,) and h (1,) -> a token id. A token whose best case is worse than another's
+    loc (V,), U's scale (C,), h (1,) -> a token id. A token whose best case is worse than another's
     worst case cannot win. Three bounds, each tighter and dearer, then float64 for the rest:
 
         1. min/max of the scale x the row's L1 norm            O(V)

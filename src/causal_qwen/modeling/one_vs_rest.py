@@ -14,7 +14,7 @@ share of the gradient by the bar:
 
     dL/ds_k  <-  dL/ds_k - softmax_k(s) sum_j dL/ds_j
 
-It then sums to 0 over the tokens, as softmax's does: L does not change when all scores move together.
+It then sums to 0 over the tokens, as softmax's does: L does not change when all scores move.
 
 The gradients are computed together with the loss, chunk by chunk of positions, so a chunk's scores
 exist once: one (chunk, V) buffer, processed in slices that fit into the CPU cache.

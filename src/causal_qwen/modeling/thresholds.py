@@ -44,6 +44,11 @@ class Decision(Float32Module):
             return None
         return loc_S.to(torch.promote_types(loc_S.dtype, torch.float32)).logsumexp(-1, keepdim=True)
 
+    def level(self, loc_S: Tensor) -> Tensor:
+        """C_k + h, what a score must exceed, to be shown. (..., V) -> (V,) or (..., V)"""
+        bar = self.bar(loc_S)
+        return self.threshold if bar is None else self.threshold + bar
+
     def forward(self, s: Cauchy) -> Tensor:
         """P_k of every token. (..., V) -> (..., V)"""
         return over_bar(s, self.bar(s.loc)).sf(self.threshold)

@@ -97,9 +97,8 @@ def explain_token(
     before = sequence.cut(index)
     output = observe(model, before.then(_one_token(0)), index)
     s = Cauchy(*(x[0, -1].float().cpu() for x in output.s_dist))
-    p, bar = model.decision(output.s_dist)[0, -1].float().cpu(), model.decision.bar(s.loc)
-    threshold = model.decision.threshold.detach().float().cpu()
-    threshold = threshold if bar is None else threshold + bar
+    p = model.decision(output.s_dist)[0, -1].float().cpu()
+    threshold = model.decision.level(output.logits[0, -1]).float().cpu()
     best = p.topk(min(CANDIDATES, len(p))).indices.tolist()
     if actual is not None and actual not in best:
         best = [*best[:-1], actual]
