@@ -296,18 +296,16 @@ class _Chunk:
 def _rest_terms(s: Cauchy, threshold: Tensor, needs_gradients: bool) -> tuple[Tensor, ...]:
     """sum_k log(1 - P_k) and, if needed, the gradients of its negative by s and scale (n, block).
 
-    Below 1/2, P itself is accurate; above it, which is rare, the angle's complement is.
+    Below 1/2, P itself is accurate; above it, where few tokens are, the angle's complement is.
     """
     distance = threshold - s.loc
     p = torch.atan2(s.scale, distance).div_(math.pi)
-    is_high = p > 0.5
-    if bool(is_high.any()):
-        rest = torch.atan2(s.scale, -distance).div_(math.pi)
-        log_not = torch.where(is_high, rest.log(), p.neg().log1p_()).sum(-1, keepdim=True)
-        p = torch.where(is_high, rest, 1 - p)
-    else:
-        log_not = p.neg_().log1p().sum(-1, keepdim=True)
-        p.add_(1)  # 1 - P
+    high = (p > 0.5).nonzero(as_tuple=True)
+    rest = torch.atan2(s.scale[high], -distance[high]).div_(math.pi)
+    log_not = p.neg_().log1p()
+    log_not[high] = rest.log()
+    log_not = log_not.sum(-1, keepdim=True)
+    p.add_(1)[high] = rest  # 1 - P
     if not needs_gradients:
         return (log_not,)
     denominator = distance.square().addcmul_(s.scale, s.scale).mul_(p).mul_(math.pi)
