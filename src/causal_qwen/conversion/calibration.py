@@ -33,6 +33,9 @@ POSITIONS = 128  # positions at which sum_k P_k is measured
 # 1.25 leaves a quarter for all others. At 1 the bar would rise until fewer than half have one.
 BAR_SUM = 1.25
 BAR_SHARES = (0.9, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13, 0.09, 0.06)  # exp(C) tried: softmax_k at C
+# Sums are near 0, 1, 2 ...: where half of the positions have two tokens over the bar, the median of
+# another text jumps to 2. So this share of the positions must have a sum of at most 1.5.
+BAR_MAJORITY, BAR_MOST = 0.65, 1.5
 TOP_TOKENS = 32  # of every position, looked at in the search for C
 REST_STEP = 32  # of the other tokens, every so many
 NOISE_POSITIONS = 256  # positions at which choices are counted
@@ -192,6 +195,8 @@ def best_threshold(
         own = gamma or solve_gamma(loc, per_token, threshold, b_noise, weight, BAR_SUM)
         scale = own + (own if b_noise is None else b_noise)
         total = sum_p(loc, per_token, threshold, scale, weight)
+        if found and total.quantile(BAR_MAJORITY) > BAR_MOST:
+            break  # as it is for every lower C
         log_p = Cauchy(loc, (scale * per_token).to(loc)).log_sf(threshold)
         found[threshold] = float((softmax * (total.log()[:, None] - log_p)).sum(-1).mean())
     return min(found, key=found.__getitem__)
