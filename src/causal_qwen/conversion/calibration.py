@@ -195,10 +195,10 @@ def best_threshold(
         own = gamma or solve_gamma(loc, per_token, threshold, b_noise, weight, BAR_SUM)
         scale = own + (own if b_noise is None else b_noise)
         total = sum_p(loc, per_token, threshold, scale, weight)
-        if found and total.quantile(BAR_MAJORITY) > BAR_MOST:
-            break  # as it is for every lower C
+        is_crowded = bool(total.quantile(BAR_MAJORITY) > BAR_MOST)
         log_p = Cauchy(loc, (scale * per_token).to(loc)).log_sf(threshold)
-        found[threshold] = float((softmax * (total.log()[:, None] - log_p)).sum(-1).mean())
+        distance = (softmax * (total.log()[:, None] - log_p)).sum(-1).mean()
+        found[threshold] = is_crowded, float(distance)
     return min(found, key=found.__getitem__)
 
 
