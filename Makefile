@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo app test fuzz chromium lint style format docs notebooks reproduce env clean bench-decode \
-        bench-loss bench-learning bench-numbers bench-engine bench-individuals
+        bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench-decode: env  ## time per token of every mode against the base model
 
 bench-loss: env  ## the loss beside cross-entropy: time and memory (ARGS=--step adds a whole step)
 	$(BIN)/python benchmarks/loss.py $(ARGS)
+
+bench-calibration: env  ## what P means before training (ARGS="--data text.jsonl")
+	$(BIN)/python benchmarks/calibration.py $(ARGS)
 
 bench-learning: env  ## does it learn as softmax training does (ARGS="--data text.jsonl")
 	$(BIN)/python benchmarks/learning.py $(ARGS)

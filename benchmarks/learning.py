@@ -40,10 +40,13 @@ SIZE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 SOFTMAX = "softmax"
+BAR = {"threshold_context": "competition"}  # thresholds over the level of the scores
 OBJECTIVES: dict[str, dict[str, Any]] = {
     SOFTMAX: {"classification_loss_weight": 0.0, "compat_loss_weight": 1.0},
     "one-vs-rest + softmax": {"compat_loss_weight": COMPAT_WEIGHT},
     "one-vs-rest alone": {},
+    "one-vs-rest + softmax, bar": {"compat_loss_weight": COMPAT_WEIGHT, **BAR},
+    "one-vs-rest alone, bar": BAR,
 }
 
 

@@ -23,6 +23,7 @@ INITIALIZATIONS: tuple[Initialization, ...] = get_args(Initialization)  # of the
 SCALE_ACTIVATIONS = ("exp", "softplus", "abs")
 NUMERIC_ENCODINGS = ("log", "sigmoid")
 VALUE_SPACES = ("symlog", "linear")
+THRESHOLD_CONTEXTS = ("none", "competition")  # what moves all thresholds of a position
 
 
 def check_choice(name: str, value: T, choices: Collection[T]) -> T:

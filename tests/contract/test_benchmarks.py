@@ -76,7 +76,13 @@ def test_an_existing_directory_as_output_is_refused_at_the_start(run: Run, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
-    ["decode", "individuals all", "learning --data none.txt", "loss"],
+    [
+        "calibration --data none.txt",
+        "decode",
+        "individuals all",
+        "learning --data none.txt",
+        "loss",
+    ],
 )
 def test_every_benchmark_refuses_a_directory_as_output(
     command: str, run: Run, tmp_path: Path
@@ -103,6 +109,22 @@ def test_decode_compares_every_mode_with_the_base_model(
     modes = {"Qwen2 greedy", "standard", "sampling", "causal", "compatible"}
     assert {row["mode"] for row in rows} == modes | {"Qwen2 load", "CausalQwen load"}
     assert {row["ratio"] for row in rows if row["mode"].startswith("Qwen2")} == {1.0}
+
+
+@pytest.mark.slow
+def test_calibration_compares_p_with_softmax(
+    results: Callable[..., tuple[str, Any]], tmp_path: Path
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"question": "What is two and two? " * 9}), encoding="utf-8")
+    page, rows = results("calibration", "--data", str(data))
+    assert {(row["kind"], row["context"]) for row in rows} == {
+        (kind, context)
+        for kind in ("prose", "code", "mathematics")
+        for context in ("none", "competition")
+    }
+    assert all(sum(row["counts"][2]) == row["positions"] for row in rows)
+    assert "## Reliability: competition" in page
 
 
 @pytest.mark.slow
@@ -167,7 +189,7 @@ def test_learning_trains_every_objective(
     data.write_text(f"{line}\n" * 200, encoding="utf-8")
     _, rows = results("learning", "--data", str(data), "--jobs", "1")
     assert all(row.keys() == LEARNING_KEYS | {"softmax_nll"} for row in rows)
-    assert len({row["objective"] for row in rows}) == 3
+    assert len({row["objective"] for row in rows}) == 5
 
 
 @pytest.mark.slow

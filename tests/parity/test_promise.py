@@ -14,6 +14,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
+from causal_qwen.conversion.calibration import BAR_SUM
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import DOCUMENTS, default_model
 
@@ -136,9 +137,13 @@ def test_documents_initialisation_keeps_the_logits_but_not_the_choice() -> None:
 
 
 @torch.no_grad()
-def test_calibration_makes_one_vs_rest_probabilities_sum_to_one() -> None:
-    model = CausalQwenForCausalLM.from_qwen(tiny_base(True, torch.float32))
-    assert model.calibration.sum_p_median == pytest.approx(1.0, abs=1e-3)
+@pytest.mark.parametrize(("context", "target"), [("none", 1.0), ("competition", BAR_SUM)])
+def test_calibration_makes_one_vs_rest_probabilities_sum_to_its_target(
+    context: str, target: float
+) -> None:
+    base = tiny_base(True, torch.float32)
+    model = CausalQwenForCausalLM.from_qwen(base, threshold_context=context)
+    assert model.calibration.sum_p_median == pytest.approx(target, abs=1e-3)
     scale = model(torch.arange(50)[None]).scale_S
     torch.testing.assert_close(scale, scale[:1, :1, :1].expand_as(scale), rtol=1e-5, atol=0)
 

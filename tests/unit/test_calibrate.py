@@ -14,6 +14,7 @@ from causal_qwen import CausalQwenForCausalLM, Individual
 from causal_qwen.conversion import calibration
 from causal_qwen.conversion.convert import convert
 from causal_qwen.generation.streaming import end_ids
+from causal_qwen.modeling.cauchy import Cauchy
 
 Make = Callable[..., Any]
 SAVED = (
@@ -46,6 +47,32 @@ def test_conversion_reports_each_stage_once(base: Qwen2ForCausalLM, tmp_path: Pa
     convert(tmp_path / "base", tmp_path / "out", progress=stages.append)
     assert stages.count("loading the base model") == 1
     assert len(set(stages)) == len(stages)
+
+
+def cross_entropy(loc: torch.Tensor, threshold: float, gamma: float) -> float:
+    """Of softmax and P over its sum, with scale_S = 2 gamma."""
+    p = Cauchy(loc, torch.full_like(loc, 2 * gamma)).log_sf(threshold).log_softmax(-1)
+    return float(-(loc.softmax(-1) * p).sum(-1).mean())
+
+
+def test_over_the_bar_p_is_near_to_softmax_whatever_the_level_of_the_scores() -> None:
+    generator = torch.Generator().manual_seed(0)
+    loc = 3 * torch.randn(60, 3000, generator=generator)
+    loc[:, 0] += torch.linspace(8, 16, 60)  # from uncertain to sure
+    level = 7 * torch.randn(60, 1, generator=generator)
+    ones = torch.ones(3000, dtype=torch.float64)
+    fixed = float((loc + level).amax(-1).quantile(calibration.TOP_QUANTILE))
+    gamma = calibration.solve_gamma(loc + level, ones, fixed, None)
+    before = cross_entropy(loc + level, fixed, gamma)
+
+    over = (loc + level).log_softmax(-1)
+    threshold = calibration.best_threshold(over, ones, None, None)
+    target = calibration.BAR_SUM
+    gamma = calibration.solve_gamma(over, ones, threshold, None, target=target)
+    sums = calibration.sum_p(over, ones, threshold, 2 * gamma)
+    assert float(sums.median()) == pytest.approx(target, abs=1e-3)
+    assert float(sums.quantile(calibration.BAR_MAJORITY)) <= calibration.BAR_MOST + 0.05
+    assert cross_entropy(over, threshold, gamma) < before - 2
 
 
 def softmax_rate(model: Any, texts: list[torch.Tensor], min_p: float = calibration.MIN_P) -> float:

@@ -23,6 +23,7 @@ from transformers import (
 
 import causal_qwen.modeling.loss
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel
+from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.one_vs_rest import LossSettings, one_vs_rest
 from causal_qwen.modeling.value_space import symlog
@@ -43,6 +44,7 @@ FIELDS: dict[str, tuple[Any, Any]] = {
     "b_noise_trainable": (True, False),
     "threshold_trainable": (True, False),
     "decision_noise": ("equalize", "zero"),
+    "threshold_context": ("none", "competition"),
     "head_bias": (False, True),
     "inference_mode": ("standard", "compatible"),
     "num_token_id": (None, NUM),
@@ -215,6 +217,16 @@ def threshold_trainable(fresh: Make, make: Make) -> None:
     assert not frozen.decision.threshold.requires_grad
     frozen(ids(), labels=ids()).loss.backward()
     assert frozen.decision.threshold.grad is None
+
+
+@probe
+def threshold_context(fresh: Make, make: Make) -> None:
+    plain, changed = twins(make, "threshold_context")
+    s = plain(ids()).s_dist
+    over = Cauchy(s.loc.log_softmax(-1), s.scale)
+    torch.testing.assert_close(changed.decision(s), over.sf(changed.decision.threshold))
+    assert not torch.equal(changed.decision(s), plain.decision(s))
+    assert torch.equal(fresh(threshold_context="competition").decision.threshold, torch.zeros(V))
 
 
 @probe

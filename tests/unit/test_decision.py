@@ -110,6 +110,31 @@ def test_scales_that_differ_by_more_than_the_tie_decide() -> None:
     assert int(choose(loc, scale, torch.full((2,), 9.0))) == 0
 
 
+@given(st.integers(0, 2**32), st.floats(-40, 40))
+def test_no_bar_changes_a_choice_between_tokens_of_one_scale(seed: int, bar: float) -> None:
+    """Before training all scales are equal: the bar must not cost the promise a single tie."""
+    rng = np.random.default_rng(seed)
+    loc = torch.from_numpy(rng.normal(0, 5, (3, 40)).astype(np.float32)).bfloat16().float()
+    thresholds = torch.full((40,), 2.0)
+    h = torch.full((3, 1), bar)
+    assert torch.equal(choose(loc, torch.ones_like(loc), thresholds, h), loc.argmax(-1))
+
+
+def test_the_bar_is_the_level_of_all_scores(make_config: Callable[..., Any]) -> None:
+    decision = Decision(make_config(vocab_size=4, threshold_context="competition"))
+    with torch.no_grad():
+        decision.threshold.copy_(torch.tensor([-1.0, -2.0, -1.0, 0.0]))
+    loc, scale = np.array([3.0, 4.0, -3.0, 1.0]), np.array([0.5, 2.0, 0.1, 0.2])
+    level = decision.threshold.detach().numpy() + np.logaddexp.reduce(loc)
+    expected = stats.cauchy.sf(level, loc, scale)
+    for moved in (0.0, -30.0, 200.0):  # all scores together
+        s = Cauchy(torch.from_numpy(loc) + moved, torch.from_numpy(scale))
+        np.testing.assert_allclose(decision(s).detach(), expected, rtol=1e-6)
+        log_share = decision.log_normalized(s).detach()
+        np.testing.assert_allclose(log_share, np.log(expected / expected.sum()), rtol=1e-5)
+        assert int(decision.choose(s)) == expected.argmax()
+
+
 def test_masked_tokens_are_never_chosen() -> None:
     loc = torch.tensor([-math.inf, -1e4, -math.inf, -2e4])
     assert int(choose(loc, torch.ones(4), torch.zeros(4))) == 1
@@ -125,13 +150,14 @@ class Case(NamedTuple):
     noise: Tensor
     weight: Tensor
     norms: HeadNorms
+    bar: Tensor | None = None
 
 
 def full_choice(case: Case) -> int:
     """The same decision without any short cut, in float64."""
     scale = case.weight.double().abs() @ case.scale.double()
     scale = scale + case.noise.double().abs() * case.scale.double().mean()
-    return int(choose(case.loc, scale.clamp_min(SCALE_FLOOR), case.threshold))
+    return int(choose(case.loc, scale.clamp_min(SCALE_FLOOR), case.threshold, case.bar))
 
 
 def torch_head(case: Case) -> TorchHead:
@@ -155,9 +181,11 @@ class NumpyHead:
 
 def pruned_choice(case: Case) -> int:
     """The choice of both engines, which must be the same."""
-    chosen = choose_pruned(case.loc, case.scale, torch_head(case))
+    chosen = choose_pruned(case.loc, case.scale, torch_head(case), case.bar)
     if case.weight.dtype == torch.float32 and len(case.loc) < 1000:
-        in_numpy = choose_pruned(case.loc.numpy(), case.scale.float().numpy(), NumpyHead(case))
+        arrays = case.loc.numpy(), case.scale.float().numpy()
+        bar = None if case.bar is None else case.bar.numpy()
+        in_numpy = choose_pruned(*arrays, NumpyHead(case), bar)
         assert in_numpy == chosen
     return chosen
 
@@ -202,7 +230,11 @@ def random_cases(count: int) -> Iterator[tuple[str, Case]]:
             if context % 5 == 2:
                 threshold = threshold + normal(tokens)
             kind = f"V={tokens} C={size} {dtype} equalised={equalised} spread={spread} {context}"
-            yield kind, Case(loc, scale, threshold, noise, weight, bounds)
+            bar = None
+            if context % 2:  # the same level, as a threshold and a bar
+                bar = normal(1) * 10
+                threshold = threshold - bar
+            yield kind, Case(loc, scale, threshold, noise, weight, bounds, bar)
         made += 50
         law += 1
 

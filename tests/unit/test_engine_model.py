@@ -124,8 +124,9 @@ def test_greedy_decode_takes_the_sources_arguments(
         {"causal_size": 24},
         {"tie_word_embeddings": False, "head_bias": True, "scale_activation": "softplus"},
         {"scale_activation": "abs", "value_space": "linear", "numeric_encoding": "sigmoid"},
+        {"threshold_context": "competition"},
     ],
-    ids=["tied", "smaller U", "untied with bias", "abs and sigmoid"],
+    ids=["tied", "smaller U", "untied with bias", "abs and sigmoid", "bar"],
 )
 def test_every_mode_generates_the_text_of_torch(
     fields: dict[str, Any], saved: Callable[..., Any]
@@ -161,6 +162,17 @@ def test_every_mode_generates_the_text_of_torch(
         assert np.allclose(ours.numeric_values, expected, rtol=1e-3, atol=1e-4), options
         said += int((ours.ids[:, ours.new] == NUM).sum())
     assert said > 0  # some number was spoken, and read again
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("context", ["none", "competition"])
+def test_reported_probabilities_are_those_of_torch(context: str, saved: Callable[..., Any]) -> None:
+    model, engine = saved(threshold_context=context)
+    step = next(iter(engine.stream(PROMPT, mode="standard", summarize=True, max_new_tokens=1)))
+    p = model.decision(model(torch.tensor([PROMPT])).s_dist)[0, -1]
+    assert step.summary is not None
+    assert step.summary["P_chosen"] == pytest.approx(float(p.max()), rel=1e-4)
+    assert step.summary["P_sum"] == pytest.approx(float(p.sum()), rel=1e-4)
 
 
 @torch.no_grad()

@@ -1099,3 +1099,46 @@ def test_ordinary_calls_log_nothing(model: Any, notices: list[str]) -> None:
 def test_a_generation_config_alone_logs_nothing(model: Any, notices: list[str], mode: str) -> None:
     model.generate(prompts(), generation_config=GenerationConfig(**options(mode)))
     assert notices == []
+
+
+# --- the bar of the context
+
+
+@pytest.fixture(scope="module")
+def barred(make_model: Make) -> Any:
+    """Scales differ between tokens, so the bar decides between them."""
+    return make_model(causal_size=C, threshold_context="competition")
+
+
+@torch.no_grad()
+def test_choices_are_over_the_bar_of_all_scores(barred: Any) -> None:
+    ids = prompts(rows=40)
+    s = barred(ids).s_dist
+    expected = barred.decision.choose(s)
+    assert not torch.equal(expected, choose(s.loc, s.scale, barred.decision.threshold))
+    assert torch.equal(barred.inference(ids, "standard"), expected)
+    for scores in (False, True):  # pruned, and by P itself
+        options = {"output_scores": scores, "return_dict_in_generate": True, "max_new_tokens": 1}
+        found = barred.generate(ids, causal_mode="standard", **options)
+        assert torch.equal(found.sequences[:, -1], expected[:, -1]), scores
+
+
+@torch.no_grad()
+def test_fewer_candidates_do_not_lower_the_bar(barred: Any) -> None:
+    """What a processor forbids is not chosen; the other tokens keep their P."""
+    ids = prompts(rows=1)
+    p = barred.decision(barred(ids).s_dist)[0, -1]
+    likely = barred(ids).logits[0, -1].topk(4).indices
+    options = {"top_k": 4, "normalization": "ovr", "causal_mode": "compatible", "do_sample": True}
+    found = barred.generate(
+        ids,
+        max_new_tokens=1,
+        output_scores=True,
+        return_dict_in_generate=True,
+        suppress_tokens=[int(likely[0])],
+        **options,
+    )
+    shares = found.scores[0][0].softmax(-1)
+    kept = (shares > 0).nonzero().flatten()
+    assert int(likely[0]) not in kept.tolist()
+    torch.testing.assert_close(shares[kept], p[kept] / p[kept].sum(), rtol=1e-4, atol=0)

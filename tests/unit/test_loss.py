@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import causal_qwen.modeling.loss
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_left
 
@@ -66,7 +67,9 @@ def reference(
             scale = u.scale[row, position].double() + b
             s_loc = weight @ loc + bias
             s_scale = weight.abs() @ scale + a * scale.mean()
-            p = 0.5 + ((s_loc - threshold) / s_scale).atan() / math.pi
+            has_bar = config.threshold_context == "competition"
+            level = threshold + (s_loc.logsumexp(-1) if has_bar else 0.0)
+            p = 0.5 + ((s_loc - level) / s_scale).atan() / math.pi
             one_hot = torch.zeros(len(p), dtype=torch.float64)
             one_hot[label] = 1
             cls.append(-(one_hot * p.log() + (1 - one_hot) * (1 - p).log()).sum())
@@ -122,6 +125,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chunks of 2": {"loss_chunk_size": 2},
     "other activation": {"scale_activation": "softplus"},
     "tied": {"causal_size": None},
+    "bar": {"threshold_context": "competition", "loss_chunk_size": 2, "head_bias": True},
+    "bar with softmax": {"threshold_context": "competition", "compat_loss_weight": 2.0},
 }
 
 
@@ -155,6 +160,23 @@ def test_variants_have_different_terms(make_model: Make) -> None:
         with torch.no_grad():
             losses.append(round(float(model(**batch()).loss), 3))
     assert len(set(losses)) == len(losses)
+
+
+def test_a_head_in_parts_has_the_same_bar(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of tensor-parallel heads, by autograd, and the fused one."""
+    model = make_model(**{**FIELDS, **VARIANTS["bar with softmax"], "gate_grad": True})
+    found = []
+    for can_fuse in (True, False):
+        monkeypatch.setattr(causal_qwen.modeling.loss, "_can_fuse", lambda head, can=can_fuse: can)
+        model.zero_grad()
+        loss = model(**batch()).loss
+        loss.backward()
+        names = (model.lm_head.weight, model.decision.threshold, model.abduction.scale.bias)
+        found.append((loss, *(p.grad.clone() for p in names)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_tokens_and_numbers_are_reduced_separately(make_model: Make) -> None:

@@ -58,7 +58,8 @@ def formula(x: dict[str, Tensor], settings: LossSettings) -> Tensor:
     s = x["loc"] @ x["weight"].T + x["bias"]
     scale = x["scale"] @ x["weight"].abs().T
     scale = scale + x["noise"].abs() * x["scale"].mean(-1, keepdim=True)
-    scores = Cauchy(s, scale.clamp_min(SCALE_FLOOR))
+    bar = s.logsumexp(-1, keepdim=True) if settings.has_bar else 0.0
+    scores = Cauchy(s - bar, scale.clamp_min(SCALE_FLOOR))
     yes, no = scores.log_sf(x["threshold"]), scores.log_cdf(x["threshold"])
     ovr = -torch.where(F.one_hot(labels(), V).bool(), yes, no).sum()
     ce = F.cross_entropy(s, labels(), reduction="sum")
@@ -85,6 +86,8 @@ SETTINGS_BY_NAME = {
     "half weight": SETTINGS._replace(cls_weight=0.5),
     "one chunk": SETTINGS._replace(chunk=100),
     "single positions": SETTINGS._replace(chunk=1, ce_weight=1.0),
+    "bar": SETTINGS._replace(has_bar=True),
+    "bar with cross-entropy": SETTINGS._replace(has_bar=True, ce_weight=2.5, cls_weight=0.5),
 }
 
 
@@ -99,9 +102,10 @@ def test_value_and_gradients_match_the_formula_in_float64(name: str, loc_size: f
         torch.testing.assert_close(computed[key], expected[key], rtol=1e-9, atol=1e-11, msg=key)
 
 
+@pytest.mark.parametrize("has_bar", [False, True])
 @pytest.mark.parametrize("loc_size", [0.1, 1.0, 4.0, 20.0])
-def test_float32_is_no_worse_than_plain_autograd(loc_size: float) -> None:
-    settings = SETTINGS._replace(ce_weight=1.0)
+def test_float32_is_no_worse_than_plain_autograd(loc_size: float, has_bar: bool) -> None:
+    settings = SETTINGS._replace(ce_weight=1.0, has_bar=has_bar)
     wide = make_inputs(loc_size=loc_size)
     truth = gradients(formula(wide, settings), wide)
     narrow = make_inputs(torch.float32, loc_size)
@@ -111,9 +115,10 @@ def test_float32_is_no_worse_than_plain_autograd(loc_size: float) -> None:
         assert error(ours[key], truth[key]) <= 2 * error(plain[key], truth[key]) + 1e-6, key
 
 
-def test_gradients_pass_gradcheck() -> None:
+@pytest.mark.parametrize("has_bar", [False, True])
+def test_gradients_pass_gradcheck(has_bar: bool) -> None:
     x = make_inputs()
-    settings = SETTINGS._replace(ce_weight=0.7)
+    settings = SETTINGS._replace(ce_weight=0.7, has_bar=has_bar)
 
     def loss(*tensors: Tensor) -> Tensor:
         return fused(dict(zip(NAMES, tensors, strict=True)), settings)

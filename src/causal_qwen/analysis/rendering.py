@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,12 @@ from causal_qwen.text.numerals import render
 if TYPE_CHECKING:
     from causal_qwen.analysis.counterfactual import Counterfactual, World
 
-HEADINGS = ("step", "factual", "P", "counterfactual", "P", "ΔU", "scale ratio", "value")
+HEADINGS = (
+    "step",
+    *("factual", "softmax", "P"),
+    *("counterfactual", "softmax", "P"),
+    *("ΔU", "scale ratio", "value"),
+)
 END = " (ends here)"
 STEPS_SHOWN = 60
 # The background has the colour, half transparent: readable on light and dark pages.
@@ -37,7 +43,7 @@ def caption(result: Counterfactual) -> str:
     where = "the worlds never diverge" if step is None else f"first divergence at step {step}"
     return (
         f"{where}; ΔU: how far loc_U moved; scale ratio: by what factor scale_U changed; "
-        "P: one-vs-rest probability"
+        "softmax: the token's probability; P: one-vs-rest, that its score passes its threshold"
     )
 
 
@@ -65,6 +71,7 @@ def step_rows(result: Counterfactual) -> list[StepRow]:
         for world in worlds:
             has_step = step < len(world.tokens)
             cells.append(repr(world.tokens[step])[1:-1] if has_step else "")
+            cells.append(f"{math.exp(world.log_prob[step]):.3g}" if has_step else "")
             cells.append(f"{world.probability[step]:.3g}" if has_step else "")
         is_paired = step < len(result.shift_U)
         for figures in (result.shift_U, result.scale_ratio):
@@ -73,7 +80,7 @@ def step_rows(result: Counterfactual) -> list[StepRow]:
             " | ".join(_number(world, step) for world in worlds if _has_number(world, step))
         )
         ids = [world.new_ids[step] if step < len(world.new_ids) else None for world in worlds]
-        rows.append(StepRow(cells, ids[0] == ids[1] and cells[1] == cells[3]))
+        rows.append(StepRow(cells, ids[0] == ids[1] and cells[1] == cells[4]))
     return rows
 
 

@@ -135,23 +135,24 @@ class Demo:
         return result.to_dict()
 
     def show_decision(self) -> dict[str, Any]:
-        """The best candidates of one token: their scores, and P_k = P(S_k > C_k)."""
+        """The best candidates of one token: softmax, P_k = P(S_k > C_k + h), and their scores."""
         tokenizer = self.processor.tokenizer
         output = self.model(**tokenizer(PROMPT, return_tensors="pt"), logits_to_keep=1)
         probability = self.model.decision(output.s_dist)[0, -1]
         loc, scale = output.loc_S[0, -1], output.scale_S[0, -1]
-        table = _table("5 · One decision: S_k ~ Cauchy(loc, scale), P_k = P(S_k > C_k)", "token")
+        softmax, level = loc.softmax(-1), self.model.decision.level(loc)
+        table = _table("5 · One decision: S ~ Cauchy(loc, scale), P = P(S > threshold)", "token")
         table.show_lines = False
-        for column in ("loc", "scale", "C", "P(S > C)"):
+        for column in ("softmax", "P", "loc", "scale", "threshold"):
             table.add_column(column, justify="right")
         best = loc.topk(CANDIDATES).indices.tolist()
         for k in best:
-            threshold = self.model.decision.threshold[k]
             figures = (
+                f"{softmax[k]:.1%}",
+                f"{probability[k]:.2g}",
                 f"{loc[k]:.2f}",
                 f"{scale[k]:.2e}",
-                f"{threshold:.2f}",
-                f"{probability[k]:.2e}",
+                f"{level[k]:.2f}",
             )
             table.add_row(repr(tokenizer.decode([k])), *figures)
         self.console.print(table)
@@ -162,6 +163,7 @@ class Demo:
         return {
             "sum_p": total,
             "chosen": tokenizer.decode([int(probability.argmax())]),
+            "softmax": {tokenizer.decode([k]): float(softmax[k]) for k in best},
             "candidates": {tokenizer.decode([k]): float(probability[k]) for k in best},
         }
 

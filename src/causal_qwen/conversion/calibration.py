@@ -3,8 +3,9 @@
 Conversion copies the base model's scores; these four make the causal model behave like it:
 
     a_k    = max_j ||W_j||_1 - ||W_k||_1     every token has the same scale for a constant scale_U
-    C      the 90th percentile of the best score
-    gamma  = b, so that the median of sum_k P_k is 1
+    C      over the bar of the context: where P over its sum is nearest to softmax
+           without one: the 90th percentile of the best score
+    gamma  = b, so that the median of sum_k P_k is 1.25, or 1 without a bar
     kappa  so that noise changes as many choices of real text as softmax sampling with min-p
 """
 
@@ -28,6 +29,15 @@ from causal_qwen.modeling.protocols import CausalModel
 
 TOP_QUANTILE = 0.9
 POSITIONS = 128  # positions at which sum_k P_k is measured
+# With a bar, a token that passes it has a P near 1, and half of the positions have one: a median of
+# 1.25 leaves a quarter for all others. At 1 the bar would rise until fewer than half have one.
+BAR_SUM = 1.25
+BAR_SHARES = (0.9, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13, 0.09, 0.06)  # exp(C) tried: softmax_k at C
+# Sums are near 0, 1, 2 ...: where half of the positions have two tokens over the bar, the median of
+# another text jumps to 2. So this share of the positions must have a sum of at most 1.5.
+BAR_MAJORITY, BAR_MOST = 0.65, 1.5
+TOP_TOKENS = 32  # of every position, looked at in the search for C
+REST_STEP = 32  # of the other tokens, every so many
 NOISE_POSITIONS = 256  # positions at which choices are counted
 DRAWS = 64  # of noise, at each of them
 NEW_TOKENS = 40
@@ -111,15 +121,20 @@ def calibrate_scales(model: CausalModel, hidden: Tensor) -> tuple[float, float, 
     """Set C, gamma and b from states (N, H). -> them, and the median of sum_k P_k"""
     config = model.config
     loc = sample_scores(model, hidden)  # (N, V)
+    bar, target = model.decision.bar(loc), 1.0
+    if bar is not None:
+        loc, target = loc - bar, BAR_SUM
     per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
     threshold, gamma, b_noise = (
         None if isinstance(value, str) else float(value)  # "auto"
         for value in (config.ovr_threshold_init, config.gamma_init, config.b_noise_init)
     )
-    if threshold is None:
+    if threshold is None and bar is not None:
+        threshold = best_threshold(loc, per_token, gamma, b_noise)
+    elif threshold is None:
         threshold = float(loc.amax(-1).quantile(TOP_QUANTILE))
     if gamma is None:
-        gamma = solve_gamma(loc, per_token, threshold, b_noise)
+        gamma = solve_gamma(loc, per_token, threshold, b_noise, target=target)
     b_noise = gamma if b_noise is None else b_noise
     model.decision.threshold.fill_(threshold)
     model.abduction.scale.bias.fill_(inverse_activation(gamma, config.scale_activation))
@@ -144,13 +159,59 @@ def sample_scores(model: CausalModel, hidden: Tensor) -> Tensor:
     return scores.float()
 
 
-def sum_p(loc: Tensor, per_token: Tensor, threshold: float, scale: float) -> Tensor:
-    """sum_k P_k of every position for a constant scale_U' = scale. (N, V), (V,) -> (N,)"""
-    return Cauchy(loc, (scale * per_token).to(loc)).sf(threshold).sum(-1)
+def sum_p(
+    loc: Tensor,
+    per_token: Tensor,
+    threshold: float,
+    scale: float,
+    weight: Tensor | float = 1.0,
+) -> Tensor:
+    """sum_k P_k of every position for a constant scale_U' = scale. (N, V), (V,) -> (N,)
+
+    `weight` (V,) is the number of tokens for which each one stands.
+    """
+    return (weight * Cauchy(loc, (scale * per_token).to(loc)).sf(threshold)).sum(-1)
 
 
-def solve_gamma(loc: Tensor, per_token: Tensor, threshold: float, b_noise: float | None) -> float:
-    """gamma for which the median of sum_k P_k is 1, with scale_U' = gamma + b (b = gamma if None).
+def best_threshold(
+    loc: Tensor, per_token: Tensor, gamma: float | None, b_noise: float | None
+) -> float:
+    """C for which P over its sum is nearest to softmax, with the gamma that belongs to it.
+
+    loc are scores over the bar, log softmax (N, V). The distance is the cross-entropy of softmax
+    and P / sum P. All likely tokens are looked at, and a sample of the others.
+    """
+    likely = loc.topk(min(TOP_TOKENS, loc.shape[1])).indices.unique()
+    is_rest = torch.ones(loc.shape[1], dtype=torch.bool, device=loc.device)
+    is_rest[likely] = False
+    rest = is_rest.nonzero().flatten()
+    sample = rest[::REST_STEP]
+    tokens = torch.cat([likely, sample])
+    weight = torch.ones(len(tokens), device=loc.device)
+    weight[len(likely) :] = len(rest) / max(len(sample), 1)
+    loc, per_token = loc[:, tokens], per_token[tokens]
+    softmax, found = weight * loc.exp(), {}
+    for threshold in map(math.log, BAR_SHARES):
+        own = gamma or solve_gamma(loc, per_token, threshold, b_noise, weight, BAR_SUM)
+        scale = own + (own if b_noise is None else b_noise)
+        total = sum_p(loc, per_token, threshold, scale, weight)
+        is_crowded = bool(total.quantile(BAR_MAJORITY) > BAR_MOST)
+        log_p = Cauchy(loc, (scale * per_token).to(loc)).log_sf(threshold)
+        distance = (softmax * (total.log()[:, None] - log_p)).sum(-1).mean()
+        found[threshold] = is_crowded, float(distance)
+    return min(found, key=found.__getitem__)
+
+
+def solve_gamma(
+    loc: Tensor,
+    per_token: Tensor,
+    threshold: float,
+    b_noise: float | None,
+    weight: Tensor | float = 1.0,
+    target: float = 1.0,
+) -> float:
+    """gamma for which the median of sum_k P_k is `target`, with scale_U' = gamma + b (b = gamma if
+    None); the lowest if it is larger for every gamma.
 
     sum_k P_k grows with the scale while fewer than half of the tokens exceed C, so bisection on
     the scale's logarithm finds the root.
@@ -160,7 +221,7 @@ def solve_gamma(loc: Tensor, per_token: Tensor, threshold: float, b_noise: float
         middle = (low + high) / 2
         gamma = math.exp(middle)
         total = gamma * 2 if b_noise is None else gamma + b_noise
-        if sum_p(loc, per_token, threshold, total).median() > 1:
+        if sum_p(loc, per_token, threshold, total, weight).median() > target:
             high = middle
         else:
             low = middle

@@ -55,8 +55,13 @@ DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "b_noise_init": 0.1,
     "ovr_threshold_init": 100.0,
     "decision_noise": "zero",
+    "threshold_context": "none",
 }
 COMPAT_WEIGHT = 10.0  # of the softmax loss, saved by conversion: benchmarks/learning.py
+CALIBRATED: dict[str, Any] = {
+    "threshold_context": "competition",
+    "compat_loss_weight": COMPAT_WEIGHT,
+}
 WAIT_SECONDS = 0.5  # between looks at another process's conversion
 
 
@@ -132,10 +137,7 @@ def _convert_loaded(
             DeprecationWarning,
             stacklevel=3,
         )
-    if init == "documents":
-        config_fields = {**DOCUMENTS, **config_fields}
-    else:
-        config_fields.setdefault("compat_loss_weight", COMPAT_WEIGHT)
+    config_fields = {**(DOCUMENTS if init == "documents" else CALIBRATED), **config_fields}
     size = qwen.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
     is_new = number is not None and number >= size
@@ -326,6 +328,8 @@ def load(
             number = install_number_token(tokenizer, model.config.vocab_size)
             if number < model.config.vocab_size:
                 model.config.num_token_id = number
+        for name, value in CALIBRATED.items():
+            setattr(model.config, name, value)
         model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS))
     elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
         model.action.restore_equality(model.lm_head.weight)

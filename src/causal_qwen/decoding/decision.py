@@ -1,15 +1,16 @@
 """Decision: scores -> the next token. All four rules, for NumPy and torch arrays alike.
 
-    standard    argmax_k P(S_k > C_k),  U' = Cauchy(loc_U, scale_U + b)        choose_pruned
-    sampling    the same,               U' = Cauchy(loc_U + T kappa b eps, scale_U)
-    causal      argmax_k (W u - C)_k,   u = loc_U + T kappa scale_U t          choose_individual
+    standard    argmax_k P(S_k > C_k + h), U' = Cauchy(loc_U, scale_U + b)     choose_pruned
+    sampling    the same,                  U' = Cauchy(loc_U + T kappa b eps, scale_U)
+    causal      argmax_k (W u - C)_k,      u = loc_U + T kappa scale_U t       choose_individual
     compatible  softmax(loc_S), or P_k / sum P with normalization="ovr"        one_vs_rest_log_probs
 
 `decide` applies the rule of a mode to the last position of every row.
 
-P(S_k > C_k) grows with (loc_k - C_k) / scale_k, so the first two rules maximise that ratio. They do
-it in float64 and count scales that are equal to 1e-5 relative as equal: rounding must not decide
-between tokens that the base model's argmax tells apart, or ties that it breaks by the lowest id.
+P(S_k > C_k + h) grows with (loc_k - C_k - h) / scale_k, so the first two rules maximise that ratio.
+The bar h of the context changes their choice only where scales differ. They compute in float64 and
+count scales that are equal to 1e-5 relative as equal: rounding must not decide between tokens that
+the base model's argmax tells apart, or ties that it breaks by the lowest id.
 """
 
 from __future__ import annotations
@@ -49,10 +50,18 @@ class Head(Protocol):
         """Rows of W. (n,) -> (n, C)"""
 
 
-def decide(mode: str, loc: Array, shift: Array | None, scale: Array, head: Head) -> Array:
+def decide(
+    mode: str,
+    loc: Array,
+    shift: Array | None,
+    scale: Array,
+    head: Head,
+    bar: Array | None = None,
+) -> Array:
     """The token of every row. loc_S (B, V), shift (B, V), scale_U (B, C) -> (B,)
 
-    `loc` may hold -inf where a token is no candidate; `shift` is what noise adds to it.
+    `loc` may hold -inf where a token is no candidate; `shift` is what noise adds to it; `bar` is h
+    of every row (B, 1), of the scores before both.
     """
     loc = loc if shift is None else loc + shift
     xp = array_namespace(loc)
@@ -62,14 +71,18 @@ def decide(mode: str, loc: Array, shift: Array | None, scale: Array, head: Head)
         return choose_individual(loc, head.threshold)
     if mode == "standard":
         scale = scale + head.b_noise
-    chosen = [choose_pruned(row, of_u, head) for row, of_u in zip(loc, scale, strict=True)]
+    bars = [None] * len(loc) if bar is None else bar
+    rows = zip(loc, scale, bars, strict=True)
+    chosen = [choose_pruned(row, of_u, head, h) for row, of_u, h in rows]
     return xp.asarray(chosen, device=loc.device)
 
 
-def margin(loc: Array, threshold: Array) -> Array:
-    """loc_k - C_k in float64: float32 would round different scores together. (..., V)"""
+def margin(loc: Array, threshold: Array, bar: Array | None = None) -> Array:
+    """loc_k - C_k - h in float64: float32 would round different scores together. (..., V)"""
     xp = array_namespace(loc)
-    return xp.astype(loc, xp.float64) - xp.astype(threshold, xp.float64)
+    level = xp.astype(threshold, xp.float64)
+    level = level if bar is None else level + xp.astype(bar, xp.float64)
+    return xp.astype(loc, xp.float64) - level
 
 
 def choose_individual(scores: Array, threshold: Array) -> Array:
@@ -77,28 +90,30 @@ def choose_individual(scores: Array, threshold: Array) -> Array:
     return array_namespace(scores).argmax(margin(scores, threshold), axis=-1)
 
 
-def choose(loc: Array, scale: Array, threshold: Array) -> Array:
-    """argmax_k P(S_k > C_k): the largest (loc_k - C_k) / scale_k; among equal scales, the lowest
-    id of the largest margin. (..., V) -> (...)"""
+def choose(loc: Array, scale: Array, threshold: Array, bar: Array | None = None) -> Array:
+    """argmax_k P(S_k > C_k + h): the largest (loc_k - C_k - h) / scale_k; among equal scales, the
+    lowest id of the largest margin. (..., V), h (..., 1) -> (...)"""
     xp = array_namespace(loc)
-    over, scale = margin(loc, threshold), xp.astype(scale, xp.float64)
+    over, scale = margin(loc, threshold, bar), xp.astype(scale, xp.float64)
     best = xp.argmax(over / scale, axis=-1, keepdims=True)
     is_equal = xp.abs(scale / xp.take_along_axis(scale, best, axis=-1) - 1) <= TIE
     return xp.argmax(xp.where(is_equal, over, -math.inf), axis=-1)
 
 
-def one_vs_rest_log_probs(loc: Array, scale: Array, threshold: Array) -> Array:
+def one_vs_rest_log_probs(
+    loc: Array, scale: Array, threshold: Array, bar: Array | None = None
+) -> Array:
     """log(P_k / sum P) in float64; -inf where loc is. (..., V) -> (..., V)"""
     xp = array_namespace(loc)
-    log_p = xp.log(xp.atan2(xp.astype(scale, xp.float64), -margin(loc, threshold)))
+    log_p = xp.log(xp.atan2(xp.astype(scale, xp.float64), -margin(loc, threshold, bar)))
     top = xp.max(log_p, axis=-1, keepdims=True)
     return log_p - top - xp.log(xp.sum(xp.exp(log_p - top), axis=-1, keepdims=True))
 
 
-def choose_pruned(loc: Array, scale: Array, head: Head) -> int:
+def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None) -> int:
     """`choose` for scale_S = |W| scale + |a| mean(scale), computing few scale_S.
 
-    loc (V,) and U's scale (C,) -> a token id. A token whose best case is worse than another's
+    loc (V,), U's scale (C,), h (1,) -> a token id. A token whose best case is worse than another's
     worst case cannot win. Three bounds, each tighter and dearer, then float64 for the rest:
 
         1. min/max of the scale x the row's L1 norm            O(V)
@@ -107,6 +122,7 @@ def choose_pruned(loc: Array, scale: Array, head: Head) -> int:
     """
     xp = array_namespace(loc)
     over = xp.astype(loc, xp.float32) - head.threshold
+    over = over if bar is None else over - xp.astype(bar, xp.float32)
     noise = head.decision_noise * xp.mean(scale)
     norms = head.row_norms()
     low, high = xp.min(scale) * norms + noise, xp.max(scale) * norms + noise
@@ -126,7 +142,7 @@ def choose_pruned(loc: Array, scale: Array, head: Head) -> int:
     exact = xp.abs(xp.astype(head.rows(keep), xp.float64)) @ wide
     exact = exact + xp.astype(head.decision_noise[keep], xp.float64) * xp.mean(wide)
     exact = xp.where(exact > SCALE_FLOOR, exact, SCALE_FLOOR)
-    return int(keep[choose(loc[keep], exact, head.threshold[keep])])
+    return int(keep[choose(loc[keep], exact, head.threshold[keep], bar)])
 
 
 def _may_win(over: Array, low: Array, high: Array) -> Array:

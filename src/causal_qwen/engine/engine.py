@@ -374,14 +374,16 @@ class Engine:
             raise ValueError("summarize=True needs a causal checkpoint; this one is plain Qwen2.")
         u = self.heads.widen(Cauchy(step.u.loc[0], step.u.scale[0]))
         scale = self.heads.score_scale(u.scale)
-        chance = Cauchy(step.loc_scores[0], scale).sf(self.heads.threshold)
+        scores = step.loc_scores[0]
+        chance = Cauchy(scores, scale).sf(self.heads.level(scores))
         y = self.heads.number(u)
         return {
             "U_loc_median": float(np.median(step.u.loc[0])),
             "U_loc_iqr": float(np.subtract(*np.percentile(step.u.loc[0], [75, 25]))),
             "U_scale_median": float(np.median(step.u.scale[0])),
-            "S_loc_chosen": float(step.loc_scores[0, token]),
+            "S_loc_chosen": float(scores[token]),
             "S_scale_chosen": float(scale[token]),
+            "softmax_chosen": float(softmax(scores)[token]),
             "P_chosen": float(chance[token]),
             "P_sum": float(chance.sum()),
             "Y_loc": float(y.loc),

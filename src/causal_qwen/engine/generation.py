@@ -17,7 +17,7 @@ from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p
 from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.engine.heads import Cauchy, CausalHeads, ValueSpace
+from causal_qwen.engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
 from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
 from causal_qwen.engine.sampling import (
     NEVER,
@@ -142,7 +142,7 @@ class Generator:
         value = self.space.decode(y)
         if settings.mode == "compatible":
             if settings.normalization == "ovr":
-                scores = self._cut(self._one_vs_rest(heads, scores, u))
+                scores = self._cut(self._one_vs_rest(heads, scores, u, heads.bar(loc_scores)))
             tokens = self._by_softmax(scores, index)
         else:
             if not np.isfinite(u.scale).all():
@@ -150,7 +150,8 @@ class Generator:
             if settings.avoid_repeats:
                 lengths = self.noise.avoided_repeats()
                 scores = avoid_repeats(scores, self._texts(), lengths, self.num_token_id)
-            tokens = decide(settings.mode, scores, shift, u.scale, heads)
+            bar = heads.bar(loc_scores)
+            tokens = decide(settings.mode, scores, shift, u.scale, heads, bar)
         return DecodeStep(tokens, value, loc_scores, u=u, y=value)
 
     def _positions(self) -> Ints:
@@ -199,10 +200,12 @@ class Generator:
             return scores.argmax(-1)
         return np.array([draw(row, self.seed + i, index) for i, row in enumerate(scores)])
 
-    def _one_vs_rest(self, heads: CausalHeads, scores: Float32, u: Cauchy) -> Float32:
+    def _one_vs_rest(
+        self, heads: CausalHeads, scores: Float32, u: Cauchy, bar: Float64 | None
+    ) -> Float32:
         """log(P_k / sum P); -inf stays -inf. (B, V)"""
         scale = np.stack([heads.score_scale(row) for row in heads.widen(u).scale])
-        log_p = one_vs_rest_log_probs(scores, scale, heads.threshold)
+        log_p = one_vs_rest_log_probs(scores, scale, heads.threshold, bar)
         return np.where(scores == NEVER, NEVER, log_p).astype(np.float32)
 
 

@@ -3,10 +3,10 @@
     loc_U = W_loc z + b_loc            scale_U = act(W_scale z + b_scale)          abduction
     loc_S = W loc_U                    scale_S = |W| scale_U' + |a| mean(scale_U')  action
     Y ~ Cauchy(w.loc_U + c, |w|.scale_U')                                          its number
-    P_k = atan2(scale_S, C - loc_S) / pi,     the choice: argmax_k P_k             decision
+    P_k = atan2(scale_S, C + h - loc_S) / pi,     the choice: argmax_k P_k         decision
 
 Names and rules are those of the torch code, see docs/maths.md. The choice is
-argmax_k (loc_k - C_k) / scale_k in float64, where scales equal to 1e-5 relative count as equal.
+argmax_k (loc_k - C_k - h) / scale_k in float64, where scales equal to 1e-5 relative count as equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.engine.matrix import Matrix
 from causal_qwen.engine.weights import Float32, Stored, widen
-from causal_qwen.options import NUMERIC_ENCODINGS, SCALE_ACTIVATIONS, VALUE_SPACES, check_choice
+from causal_qwen.options import (
+    NUMERIC_ENCODINGS,
+    SCALE_ACTIVATIONS,
+    THRESHOLD_CONTEXTS,
+    VALUE_SPACES,
+    check_choice,
+)
 
 Float64 = NDArray[np.float64]
 
@@ -38,7 +44,7 @@ class Cauchy(NamedTuple):
     loc: Float32
     scale: Float32
 
-    def sf(self, threshold: Float32 | float) -> Float64:
+    def sf(self, threshold: NDArray[np.floating] | float) -> Float64:
         """P(X > threshold), in float64"""
         loc, scale = np.asarray(self.loc, np.float64), np.asarray(self.scale, np.float64)
         return np.arctan2(scale, threshold - loc) / math.pi
@@ -126,6 +132,7 @@ class CausalHeads:
     ) -> None:
         self.activation = _chosen(fields, "scale_activation", SCALE_ACTIVATIONS)
         self.encoding = _chosen(fields, "numeric_encoding", NUMERIC_ENCODINGS)
+        self.context = _chosen(fields, "threshold_context", THRESHOLD_CONTEXTS)
         self.head = head  # W (V, C)
         self.head_bias = widen(parameters["lm_head.bias"]) if fields.get("head_bias") else None
         self.loc = Matrix(parameters["abduction.loc.weight"])  # (C, H)
@@ -202,6 +209,20 @@ class CausalHeads:
         """scale_S of every token, for one position. (C,) -> (V,)"""
         own = self.decision_noise * scale.mean(dtype=np.float64).astype(np.float32)
         return np.maximum(self.head.absolute(scale) + own, np.float32(SCALE_FLOOR))
+
+    def bar(self, scores: Float32) -> Float64 | None:
+        """h = logsumexp(loc_S), or None without a bar. (..., V) -> (..., 1)"""
+        if self.context == "none":
+            return None
+        top = scores.max(-1, keepdims=True).astype(np.float64)
+        total: Float64 = np.exp(scores - top).sum(-1, keepdims=True)
+        return top + np.log(total)
+
+    def level(self, scores: Float32) -> Float64:
+        """C + h, what a score must exceed. (..., V) -> (V,) or (..., V)"""
+        bar = self.bar(scores)
+        threshold = self.threshold.astype(np.float64)
+        return threshold if bar is None else threshold + bar
 
     def number(self, u: Cauchy) -> Cauchy:
         """Y: the value if the next token is a number. (..., C) -> (...)"""

@@ -185,7 +185,7 @@ class DocumentedCalls:
         with drawing_from(generator, self.device):
             noise = self.decoding_noise(settings, len(input_ids))
         last = DecisionProcessor(self, noise, want_scores=False)  # type: ignore[arg-type]
-        last.u = u
+        last.u, last.bar = u, self.decision.bar(scores)
 
         if is_compatible:
             if settings.normalization == "ovr":

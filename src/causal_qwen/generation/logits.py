@@ -26,6 +26,7 @@ from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.modeling.thresholds import over_bar
 
 BLOCKS = 96  # column blocks of the second bound
 ROWS_AT_ONCE = 4096
@@ -96,6 +97,7 @@ class DecisionProcessor(LogitsProcessor):
         self.u: Any = None  # U of the last position, (B, C)
         self.shift: Tensor | None = None  # what noise adds to loc_S there, (B, V)
         self.positions: list[int] = []  # of the last token of every row, padding not counted
+        self.bar: Tensor | None = None  # h there, (B, 1)
         self._head: TorchHead | None = None
 
     @property
@@ -103,9 +105,10 @@ class DecisionProcessor(LogitsProcessor):
         return self.noise.settings
 
     def observe(self, outputs: ModelOutput) -> None:
-        """Take U, and what noise adds to the scores, from the model's outputs."""
+        """Take U, what noise adds to the scores, and the bar from the model's outputs."""
         self.u = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])
         self.shift = None if outputs.shift_S is None else outputs.shift_S[:, -1]
+        self.bar = self.model.decision.bar(outputs.logits[:, -1])
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self.settings.avoid_repeats:
@@ -120,7 +123,9 @@ class DecisionProcessor(LogitsProcessor):
         mode = self.settings.mode
         if self.shift is not None:
             loc = loc + self.shift.to(loc.device)
-        threshold = self.model.decision.threshold.to(loc.device)
+        decision = self.model.decision
+        threshold = decision.threshold.to(loc.device)
+        bar = None if self.bar is None else self.bar.to(loc.device)
         if mode == "causal":
             over: Tensor = margin(loc, threshold)
             if over.isnan().any():
@@ -129,14 +134,16 @@ class DecisionProcessor(LogitsProcessor):
                 return over
             return force_argmax(over.float(), choose_individual(loc, threshold))
         if mode != "compatible" and not self.want_scores and is_plain(self.model.lm_head.weight):
-            chosen = decide(mode, loc, None, self.u.scale.to(loc.device), self._head_on(loc.device))
+            scale, head = self.u.scale.to(loc.device), self._head_on(loc.device)
+            chosen = decide(mode, loc, None, scale, head, bar)
             return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
         u = self.u if mode == "sampling" else self.model.action.widen(self.u)
         scale = self.model.action.score_scale(u.scale, self.model.lm_head).to(loc.device)
         s = Cauchy(loc, scale)
         if mode == "compatible":
-            return self.model.decision.log_normalized(s)
-        return force_argmax(s.log_sf(threshold), choose(loc, scale, threshold))
+            return decision.log_normalized(s, bar)
+        chosen = choose(loc, scale, threshold, bar)
+        return force_argmax(over_bar(s, bar).log_sf(threshold), chosen)
 
     def _head_on(self, device: torch.device) -> TorchHead:
         """The head with its norms, which stay on the model for as long as W stays as it is.

@@ -14,6 +14,7 @@ from causal_qwen.options import (
     NUMBER_READINGS,
     NUMERIC_ENCODINGS,
     SCALE_ACTIVATIONS,
+    THRESHOLD_CONTEXTS,
     VALUE_SPACES,
     check_choice,
 )
@@ -22,6 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "scale_activation": SCALE_ACTIVATIONS,
     "abduction_init_strategy": ("identity", "xavier", "normal"),
     "decision_noise": ("equalize", "zero"),
+    "threshold_context": THRESHOLD_CONTEXTS,
     "inference_mode": MODES,
     "numeric_encoding": NUMERIC_ENCODINGS,
     "value_space": VALUE_SPACES,
@@ -34,6 +36,7 @@ NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_
 NOT_INHERITED = ["model_type", "architectures", "transformers_version", "auto_map", "_name_or_path"]
 MOST_LAYERS = 10_000
 BARE_THRESHOLD = 5.0  # "auto" threshold of a model that starts from random weights
+BARE_BAR = 0.0  # the same over the bar of the context
 
 # Saved with every checkpoint: `trust_remote_code=True` then finds the installed package.
 AUTO_MODULE = "causal_qwen_auto"
@@ -60,6 +63,8 @@ class CausalQwen2Config(Qwen2Config):
         b_noise_init: initial exogenous noise; `"auto"` equals gamma.
         ovr_threshold_init: initial thresholds; `"auto"` is 5 from scratch, measured at conversion.
         b_noise_trainable, threshold_trainable: whether training moves them.
+        threshold_context: `competition` raises every threshold of a position by the level of its
+            scores, logsumexp(loc_S); `none` is the documents' fixed threshold.
         decision_noise: at conversion, `equalize` gives every token the same scale; `zero` does not.
         head_bias: a learnable bias on loc_S.
         inference_mode: the default mode of `generate`.
@@ -99,6 +104,7 @@ class CausalQwen2Config(Qwen2Config):
     ovr_threshold_init: float | int | str = "auto"
     b_noise_trainable: bool = True
     threshold_trainable: bool = True
+    threshold_context: str = "none"
     decision_noise: str = "equalize"
     head_bias: bool = False
     inference_mode: str = "standard"
@@ -197,18 +203,22 @@ class CausalQwen2Config(Qwen2Config):
     @property
     def initial_threshold(self) -> float:
         """C_k before training and calibration."""
-        return _number_or(self.ovr_threshold_init, BARE_THRESHOLD)
+        bare = BARE_THRESHOLD if self.threshold_context == "none" else BARE_BAR
+        return _number_or(self.ovr_threshold_init, bare)
 
     @property
     def initial_gamma(self) -> float:
         """The scale of U before training and calibration.
 
         `"auto"` solves sum_k P_k = 1 for random weights: each of the V tokens exceeds C with
-        probability scale_S / (pi C), and scale_S = (gamma + b) E||W_k||_1. The budget
-        pi C / (V r) is for gamma + b together, so gamma takes half of it.
+        probability scale_S / (pi d), and scale_S = (gamma + b) E||W_k||_1. Scores start at 0, and
+        over the bar at -log V, so d is C or C + log V. The budget pi d / (V r) is for gamma + b
+        together, so gamma takes half of it.
         """
         row_norm = self.latent_size * self.initializer_range * math.sqrt(2 / math.pi)
-        budget = math.pi * max(self.initial_threshold, 1.0) / (self.vocab_size * row_norm)
+        distance = self.initial_threshold
+        distance += 0.0 if self.threshold_context == "none" else math.log(self.vocab_size)
+        budget = math.pi * max(distance, 1.0) / (self.vocab_size * row_norm)
         return _number_or(self.gamma_init, budget / 2)
 
     @property

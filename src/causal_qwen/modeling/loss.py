@@ -7,7 +7,7 @@
 
 Tokens and numbers are reduced separately: numbers are sparse, and one common mean would drown
 them. The loss takes U and the head; scores exist for a chunk of positions at a time (see
-`one_vs_rest`).
+`one_vs_rest`). With `gate_grad`, the gate's gradient takes the bar of the context as given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from causal_qwen.modeling.action import ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings, one_vs_rest
-from causal_qwen.modeling.thresholds import Decision
+from causal_qwen.modeling.thresholds import Decision, over_bar
 from causal_qwen.modeling.value_space import position_space
 
 IGNORE = -100
@@ -126,6 +126,7 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
         *chain.weights,
         chunk=_chunk_size(config, len(valid)),
         is_fast=config.loss_precision == "fast" or u.loc.dtype == torch.bfloat16,
+        has_bar=chain.decision.has_bar,
     )
 
     def sums(weight: Tensor, bias: Tensor | None) -> Sums:
@@ -133,7 +134,9 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
         terms = one_vs_rest(Cauchy(u.loc[valid], u.scale[valid]), head, labels[valid], settings)
         p_number = torch.zeros_like(u.scale[:, 0])
         if k is not None and (where := (labels == k).nonzero().squeeze(-1)).numel():
-            p_number[where] = head.sf(Cauchy(u.loc[where], u.scale[where]), k)
+            numbers = Cauchy(u.loc[where], u.scale[where])
+            bar = head.bar(numbers.loc, settings.chunk) if settings.has_bar else None
+            p_number[where] = head.sf(numbers, k, bar)
         return *terms, p_number
 
     result: Sums = chain.head(u.loc, function=sums)
@@ -146,6 +149,8 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
 
     def sums(loc: Tensor, scale: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = Cauchy(head(loc).float(), action.score_scale(scale, head))  # (n, V)
+        scores, bar = s.loc, decision.bar(s.loc)
+        s = over_bar(s, bar)
         label = labels.clamp_min(0).unsqueeze(-1)
         log_not = s.log_cdf(decision.threshold)
         at_label = Cauchy(s.loc.gather(-1, label), s.scale.gather(-1, label))
@@ -154,9 +159,11 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
         ovr = ovr.squeeze(-1).where(labels != IGNORE, 0.0).sum()
         ce = torch.zeros_like(ovr)
         if config.compat_loss_weight:
-            ce = F.cross_entropy(s.loc, labels, ignore_index=IGNORE, reduction="sum")
+            ce = F.cross_entropy(scores, labels, ignore_index=IGNORE, reduction="sum")
         k = config.num_token_id or 0
-        p_number = Cauchy(s.loc[:, k], s.scale[:, k]).sf(decision.threshold[k])
+        number = Cauchy(scores[:, k, None], s.scale[:, k, None])
+        number = over_bar(number, None if bar is None else bar.detach())
+        p_number = number.sf(decision.threshold[k]).squeeze(-1)
         return ovr, ce, p_number
 
     chunks = (x.split(_chunk_size(config, len(labels))) for x in (u.loc, u.scale, labels))
@@ -171,6 +178,7 @@ def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
     if isinstance(config.loss_chunk_size, int):
         return config.loss_chunk_size
     most = AUTO_CHUNK_ELEMENTS // config.vocab_size
+    most = most // 2 if config.threshold_context != "none" else most  # softmax beside the scores
     return max(min(most - most % 64 or most, positions), 1)
 
 

@@ -9,6 +9,13 @@ For every position with label y, and every token k:
     dL/ds     = scale / (pi r (1 - P))       r = scale^2 + d^2, for k != y;  -scale / (pi r P) at y
     dL/dscale =     d / (pi r (1 - P))                                          -d / (pi r P) at y
 
+With the bar of the context, h = logsumexp(s), d is C + h - s, and the gradient by a score loses its
+share of the gradient by the bar:
+
+    dL/ds_k  <-  dL/ds_k - softmax_k(s) sum_j dL/ds_j
+
+It then sums to 0 over the tokens, as softmax's does: L does not change when all scores move.
+
 The gradients are computed together with the loss, chunk by chunk of positions, so a chunk's scores
 exist once: one (chunk, V) buffer, processed in slices that fit into the CPU cache.
 Products with |W| add positive terms only, so they may run in bfloat16 (relative error 4e-3).
@@ -21,6 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
@@ -37,12 +45,20 @@ class HeadParams(NamedTuple):
     decision_noise: Tensor  # a (V,)
     threshold: Tensor  # C (V,)
 
-    def sf(self, u: Cauchy, k: int) -> Tensor:
-        """P_k of one token. U' (n, C) -> (n,)"""
+    def sf(self, u: Cauchy, k: int, bar: Tensor | None = None) -> Tensor:
+        """P_k of one token, over a bar (n,). U' (n, C) -> (n,)"""
         row = self.weight[k].to(u.scale)
         s = u.loc.to(row) @ row + (0.0 if self.bias is None else self.bias[k])
         scale = u.scale @ row.abs() + self.decision_noise[k].abs() * u.scale.mean(-1)
+        s = s if bar is None else s - bar
         return Cauchy(s, scale.clamp_min(SCALE_FLOOR)).sf(self.threshold[k])
+
+    @torch.no_grad()
+    def bar(self, loc: Tensor, chunk: int) -> Tensor:
+        """logsumexp of the scores, of `chunk` positions at a time. loc_U (n, C) -> (n,)"""
+        parts = (F.linear(part.to(self.weight), self.weight) for part in loc.split(chunk))
+        bias = 0.0 if self.bias is None else self.bias
+        return torch.cat([(part.to(_wide(part.dtype)) + bias).logsumexp(-1) for part in parts])
 
     def exceedance(self, u: Cauchy, k: int) -> Tensor:
         """`sf`, by its name in 0.3.0."""
@@ -54,6 +70,7 @@ class LossSettings(NamedTuple):
     ce_weight: float
     chunk: int  # positions
     is_fast: bool  # products with |W| in bfloat16
+    has_bar: bool = False  # thresholds are raised by logsumexp of the scores
 
 
 def one_vs_rest(
@@ -147,15 +164,23 @@ class _Chunk:
         self.gradients, self.positions = gradients, positions
         self.labels = labels.unsqueeze(-1)  # (n, 1)
         self.mean_scale = u.scale.mean(-1).to(self.scores)  # (n,)
+        self.softmax: Tensor | None = None  # (n, V), for the gradient by the bar
 
     def run(self) -> Tensor:
         """The sums of L_cls and CE. -> (2,)"""
         at_label = self.scores.gather(-1, self.labels)  # (n, 1)
-        log_total = self._logsumexp() if self.settings.ce_weight else at_label
+        is_total_needed = self.settings.ce_weight or self.settings.has_bar
+        log_total = self._logsumexp() if is_total_needed else at_label
         ce = (log_total - at_label).double()
+        if self.settings.has_bar:
+            self.scores -= log_total
+            if self.gradients.is_needed:
+                self.softmax = torch.empty_like(self.scores)
         ovr = torch.zeros_like(ce)
         for start in range(0, self.scores.shape[1], BLOCK):
             ovr += self._block(slice(start, start + BLOCK), log_total)
+        if self.softmax is not None:
+            self._add_bar_gradients(self.softmax)
         if self.gradients.is_needed:
             self._add_score_gradients()
         return torch.cat([ovr, ce], dim=-1).sum(0)
@@ -191,7 +216,9 @@ class _Chunk:
                 gradient.scatter_(-1, index[rows], new)
             by_loc, by_scale = tile_gradient
             by_threshold -= by_loc.sum(0)
-            if ce_weight:
+            if self.softmax is not None:
+                torch.exp(tile.loc, out=self.softmax[rows, tokens])
+            elif ce_weight:
                 by_loc.add_((tile.loc - log_total[rows]).exp_(), alpha=ce_weight)
             tile.loc.copy_(by_loc)
             tile.scale.copy_(by_scale)
@@ -228,6 +255,13 @@ class _Chunk:
             by_abs = (by_scale.T @ self.u.scale.to(abs_weight.dtype)).to(gradients.weight)
             gradients.weight[tokens].addcmul_(self.head.weight[tokens].sign(), by_abs)
 
+    def _add_bar_gradients(self, softmax: Tensor) -> None:
+        """From scores over the bar to scores; cross-entropy, which is minus the label's score over
+        the bar, gets its softmax term by this, too."""
+        for rows in self._tiles(self.scores.shape[1]):
+            by_score = self.scores[rows]
+            by_score.addcmul_(softmax[rows], by_score.sum(-1, keepdim=True), value=-1)
+
     def _add_score_gradients(self) -> None:
         """From the scores to loc_U, W and the bias."""
         gradients = self.gradients
@@ -262,18 +296,16 @@ class _Chunk:
 def _rest_terms(s: Cauchy, threshold: Tensor, needs_gradients: bool) -> tuple[Tensor, ...]:
     """sum_k log(1 - P_k) and, if needed, the gradients of its negative by s and scale (n, block).
 
-    Below 1/2, P itself is accurate; above it, which is rare, the angle's complement is.
+    Below 1/2, P itself is accurate; above it, where few tokens are, the angle's complement is.
     """
     distance = threshold - s.loc
     p = torch.atan2(s.scale, distance).div_(math.pi)
-    is_high = p > 0.5
-    if bool(is_high.any()):
-        rest = torch.atan2(s.scale, -distance).div_(math.pi)
-        log_not = torch.where(is_high, rest.log(), p.neg().log1p_()).sum(-1, keepdim=True)
-        p = torch.where(is_high, rest, 1 - p)
-    else:
-        log_not = p.neg_().log1p().sum(-1, keepdim=True)
-        p.add_(1)  # 1 - P
+    high = (p > 0.5).nonzero(as_tuple=True)
+    rest = torch.atan2(s.scale[high], -distance[high]).div_(math.pi)
+    log_not = p.neg_().log1p()
+    log_not[high] = rest.log()
+    log_not = log_not.sum(-1, keepdim=True)
+    p.add_(1)[high] = rest  # 1 - P
     if not needs_gradients:
         return (log_not,)
     denominator = distance.square().addcmul_(s.scale, s.scale).mul_(p).mul_(math.pi)

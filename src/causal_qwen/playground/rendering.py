@@ -270,7 +270,7 @@ def token_view(view: TokenView) -> str:
     scores = [
         [
             _short(x.token, 10),
-            *_cells(x, loc=".2f", scale=".1e", threshold=".2f", probability=".2g", softmax=".1%"),
+            *_cells(x, softmax=".1%", probability=".2g", loc=".2f", scale=".1e", threshold=".2f"),
         ]
         for x in view.candidates
     ]
@@ -279,13 +279,13 @@ def token_view(view: TokenView) -> str:
         _cells(x, position="d", **formats, contribution="+.2f") for x in view.coordinates
     ]
     chosen = next((row for row, x in enumerate(view.candidates) if x.is_actual), None)
-    score_heads = ("token", "loc S", "scale S", "C_k", "P_k", "softmax")
+    score_heads = ("token", "softmax", "P_k", "loc S", "scale S", "threshold")
     heads = ("c", "loc U", "typical", "distance", "scale U", "adds")
     return _page(
         f"<p>How <b>{_escape(actual)}</b> was chosen after "
         f"<b>“{_escape(_visible(view.before))}”</b>: token k has the score S<sub>k</sub> ~ "
-        "Cauchy(loc, scale) and the probability P<sub>k</sub> = P(S<sub>k</sub> &gt; "
-        "C<sub>k</sub>).</p>"
+        "Cauchy(loc, scale). softmax is its probability among all tokens; P<sub>k</sub> = "
+        "P(S<sub>k</sub> &gt; threshold), on its own, is how surely it passes its threshold.</p>"
         + _pair(_scores_picture(view), _table(score_heads, scores, chosen=chosen))
         + f"<p class='sum'>ΣP = <b>{view.total:.3f}</b> over {view.vocabulary:,} tokens.</p>"
         "<p><b>The most unusual coordinates of U</b></p>"
@@ -303,7 +303,7 @@ def _scores_picture(view: TokenView) -> str:
     high = max(max(one.high, one.threshold) for one in rows)
     x = _scale(low, high, left + 8, RIGHT - 8)
     height = line * len(rows) + 26
-    legend = f"● loc S, with its {LEVEL:.0%} · | threshold C_k"
+    legend = f"● loc S, with its {LEVEL:.0%} · | threshold"
     parts = [_label(RIGHT, height - 6, legend, "end")]
     for row, one in enumerate(rows):
         y = line * row + 12

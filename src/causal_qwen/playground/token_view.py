@@ -31,9 +31,9 @@ class Candidate(NamedTuple):
     low: float  # the central 90% of S
     high: float
     scale: float
-    threshold: float  # C_k
-    probability: float  # P_k = P(S > C_k)
+    threshold: float  # C_k + h, with the bar h of the context
     softmax: float
+    probability: float  # P_k = P(S > C_k + h)
 
 
 class Coordinate(NamedTuple):
@@ -97,13 +97,13 @@ def explain_token(
     before = sequence.cut(index)
     output = observe(model, before.then(_one_token(0)), index)
     s = Cauchy(*(x[0, -1].float().cpu() for x in output.s_dist))
-    threshold = model.decision.threshold.detach().float().cpu()
-    p = s.sf(threshold)
+    p = model.decision(output.s_dist)[0, -1].float().cpu()
+    threshold = model.decision.level(output.logits[0, -1]).float().cpu()
     best = p.topk(min(CANDIDATES, len(p))).indices.tolist()
     if actual is not None and actual not in best:
         best = [*best[:-1], actual]
     names = [decode_tokens(model, before.then(_one_token(k)), processor)[-1] for k in best]
-    columns = (s.loc, *s.interval(LEVEL), s.scale, threshold, p, s.loc.softmax(-1))
+    columns = (s.loc, *s.interval(LEVEL), s.scale, threshold, s.loc.softmax(-1), p)
     tokens = decode_tokens(model, sequence, processor)
     return TokenView(
         before=tokens[index - 1],

@@ -340,14 +340,15 @@ def _last_position(
 
 
 def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
-    """P_<NUM> from row <NUM> of W alone; scores of other tokens are not computed. -> (B,)"""
+    """P_<NUM> from row <NUM> of W; other tokens are scored only for the bar. -> (B,)"""
     k = model.config.num_token_id or 0  # `Processor.check` has compared it
     if hasattr(model.lm_head, "_is_hooked"):  # tensor-parallel: this process has a part of W
         return model.decision(model.act(u)[0])[:, k].float()
 
     def probability(weight: Tensor, bias: Tensor | None) -> Tensor:
         head = HeadParams(weight, bias, model.action.decision_noise, model.decision.threshold)
-        return head.sf(model.action.widen(u), k)
+        bar = head.bar(u.loc, len(u.loc)) if model.decision.has_bar else None
+        return head.sf(model.action.widen(u), k, bar)
 
     p: Tensor = model.lm_head(u.loc, function=probability)
     return p.float()
