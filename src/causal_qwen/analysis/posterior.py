@@ -478,6 +478,7 @@ class Polytope:
         for index, token in new:
             one = self.observations[index]
             lead = (weight[one.token].double() - weight[token].double()).cpu().numpy()
+            lead /= self.model.config.logit_divisor
             rows.append(lead * one.law)
             floor.append(one.loc[token] - one.loc[one.token] + self.margin)
             self.row_observations.append(index)

@@ -6,6 +6,11 @@
 
 W is `lm_head.weight` itself. `b_noise` is the exogenous noise that turns U into U'; `a`, the
 decision noise, is independent noise per token in proportion to the mean scale of U'.
+
+Families that divide their logits by d divide S: loc_S, scale_S and noise alike, a included.
+Families that cap their logits, g(x) = cap tanh(x / cap), cap the centre of S, and the individual's
+distance from it stays linear: S = g(W loc_U') + W (U' - loc_U'). So loc_S is the base model's logit
+in every bit, S is Cauchy, and noise can still change a choice where g is flat.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.modeling.abduction import Float32Module, float32_linear
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 
 EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that rounding can explain
 
@@ -29,8 +34,18 @@ EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that round
 class ActionHead(nn.Linear):
     """`lm_head`: W x (+ bias) for locations, |W| x for scales.
 
-    |W| is taken inside `forward`, where sharded or offloaded weights are whole.
+    |W| is taken inside `forward`, where sharded or offloaded weights are whole. The products are
+    divided by `divisor`, and locations capped by `softcap`, where the base model does it.
     """
+
+    divisor: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: CausalConfig) -> ActionHead:
+        head = cls(config.latent_size, config.vocab_size, bias=config.head_bias)
+        head.divisor, head.softcap = config.logit_divisor, config.logit_softcap
+        return head
 
     def forward(
         self,
@@ -46,12 +61,28 @@ class ActionHead(nn.Linear):
         W X^T with X^T a transposed view: 16 ms for two rows where F.linear takes 87 (V = 151,936).
         """
         if function is not None:
-            return function(self.weight, self.bias)
+            return function(self._divided(self.weight), self.bias)
         if absolute:
-            return float32_linear(input, self.weight.abs().to(input.dtype))
-        if paired and input.device.type == "cpu" and input.dtype == torch.float32:
+            return self._divided(float32_linear(input, self.weight.abs().to(input.dtype)))
+        if paired:
+            return self._divided(self._product(input))
+        if self.divisor == 1.0:
+            return capped(F.linear(input, self.weight, self.bias), self.softcap)
+        scores = self._divided(F.linear(input, self.weight))
+        return capped(scores if self.bias is None else scores + self.bias, self.softcap)
+
+    def _product(self, input: Tensor) -> Tensor:
+        if input.device.type == "cpu" and input.dtype == torch.float32:
             return torch.mm(self.weight, input.T).T
-        return F.linear(input, self.weight, None if paired else self.bias)
+        return F.linear(input, self.weight)
+
+    def _divided(self, product: Tensor) -> Tensor:
+        return product if self.divisor == 1.0 else product / self.divisor
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """cap tanh(x / cap), in the base model's order of operations: bit for bit its logits."""
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 
 class ValueHead(Float32Module, nn.Linear):
@@ -66,7 +97,7 @@ class ValueHead(Float32Module, nn.Linear):
 class ActionNetwork(Float32Module):
     """U -> (S, Y), and the noise of the action."""
 
-    def __init__(self, config: CausalQwen2Config) -> None:
+    def __init__(self, config: CausalConfig) -> None:
         super().__init__()
         f32 = torch.float32
         self.b_noise = nn.Parameter(
@@ -74,6 +105,7 @@ class ActionNetwork(Float32Module):
         )
         self.decision_noise = nn.Parameter(torch.empty(config.vocab_size, dtype=f32))
         self.value = ValueHead(config.latent_size, 1, dtype=f32)
+        self.divisor = config.logit_divisor
 
     def widen(self, u: Cauchy) -> Cauchy:
         """Add exogenous noise to the scale; the location stays."""
@@ -86,9 +118,13 @@ class ActionNetwork(Float32Module):
         moved: Tensor = noise.values * (b if noise.regime == "location" else u.scale)
         return moved if noise.exogenous is None else moved + noise.exogenous * b
 
+    def scaled_noise(self) -> Tensor:
+        """a, divided as the logits are. -> (V,)"""
+        return self.decision_noise if self.divisor == 1.0 else self.decision_noise / self.divisor
+
     def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
         """scale_S of every token. (..., C) -> (..., V)"""
-        own = self.decision_noise.abs() * scale.mean(-1, keepdim=True)
+        own = self.scaled_noise().abs() * scale.mean(-1, keepdim=True)
         scores: Tensor = head(scale, absolute=True) + own
         return scores.clamp_min(SCALE_FLOOR)
 
@@ -120,8 +156,10 @@ def row_norms(weight: Tensor) -> Tensor:
     return torch.cat([part.abs().sum(-1, dtype=torch.float64) for part in weight.split(8192)])
 
 
-def score_pair(loc: Tensor, shift: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
-    """(W loc + bias, W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
+def score_pair(
+    loc: Tensor, shift: Tensor, head: nn.Module, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """(W loc + bias, capped; W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
 
     The shift is normalised before the half-precision product: Cauchy noise overflows fp16.
     """
@@ -131,4 +169,4 @@ def score_pair(loc: Tensor, shift: Tensor, head: nn.Module) -> tuple[Tensor, Ten
     loc_scores, shift_scores = head(stacked, paired=True).chunk(2)
     if (bias := getattr(head, "bias", None)) is not None:
         loc_scores = loc_scores + bias
-    return loc_scores, shift_scores.float() * size
+    return capped(loc_scores, softcap), shift_scores.float() * size

@@ -114,8 +114,10 @@ Sums = tuple[Tensor, Tensor, Tensor, Tensor]  # weighted, L_cls, CE, and P_<NUM>
 
 
 def _can_fuse(head: nn.Module) -> bool:
-    """Not with a tensor-parallel head, which holds a part of W, nor under torch.compile."""
-    return not hasattr(head, "_is_hooked") and not torch.compiler.is_compiling()
+    """Not with a tensor-parallel head, which holds a part of W, nor under torch.compile, nor with
+    capped scores, whose gradients the fused loss does not know."""
+    is_capped = getattr(head, "softcap", None) is not None
+    return not (is_capped or hasattr(head, "_is_hooked") or torch.compiler.is_compiling())
 
 
 def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
@@ -129,7 +131,7 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     )
 
     def sums(weight: Tensor, bias: Tensor | None) -> Sums:
-        head = HeadParams(weight, bias, chain.action.decision_noise, chain.decision.threshold)
+        head = HeadParams(weight, bias, chain.action.scaled_noise(), chain.decision.threshold)
         terms = one_vs_rest(Cauchy(u.loc[valid], u.scale[valid]), head, labels[valid], settings)
         p_number = torch.zeros_like(u.scale[:, 0])
         if k is not None and (where := (labels == k).nonzero().squeeze(-1)).numel():

@@ -346,7 +346,7 @@ def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
         return model.decision(model.act(u)[0])[:, k].float()
 
     def probability(weight: Tensor, bias: Tensor | None) -> Tensor:
-        head = HeadParams(weight, bias, model.action.decision_noise, model.decision.threshold)
+        head = HeadParams(weight, bias, model.action.scaled_noise(), model.decision.threshold)
         return head.sf(model.action.widen(u), k)
 
     p: Tensor = model.lm_head(u.loc, function=probability)
