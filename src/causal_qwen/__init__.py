@@ -38,7 +38,9 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "stability_violations": "analysis.counterfactual",
 }
 _FAMILIES = {  # classes of the other families of base models, made when they are first needed
-    name: "backbones" for family in FAMILIES if family != QWEN2 for name in family.names
+    name: "backbones"
+    for family in FAMILIES
+    for name in (*(family.names if family != QWEN2 else ()), family.classifier)
 }
 __all__ = ["__version__", *_MODULES]
 

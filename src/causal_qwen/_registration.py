@@ -12,20 +12,26 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
 import wrapt
 
-from causal_qwen.families import FAMILIES
+from causal_qwen.families import FAMILIES, Family
 
 AUTO = "transformers.models.auto"
-TABLES = {  # module of transformers.models.auto -> table -> place among a family's names
-    "configuration_auto": {"CONFIG_MAPPING_NAMES": 0},
-    "modeling_auto": {"MODEL_MAPPING_NAMES": 1, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": 2},
-    "processing_auto": {"PROCESSOR_MAPPING_NAMES": None},
+TABLES: dict[str, dict[str, Callable[[Family], str]]] = {
+    # module of transformers.models.auto -> table -> the name of our class
+    "configuration_auto": {"CONFIG_MAPPING_NAMES": lambda family: family.names[0]},
+    "modeling_auto": {
+        "MODEL_MAPPING_NAMES": lambda family: family.names[1],
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": lambda family: family.names[2],
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": lambda family: family.classifier,
+    },
+    "processing_auto": {"PROCESSOR_MAPPING_NAMES": lambda _: "CausalQwenProcessor"},
 }
-PROCESSOR = "CausalQwenProcessor"
+PEFT = "peft.utils.constants"  # its default target_modules, by model_type
 
 
 def install() -> None:
@@ -37,14 +43,23 @@ def install() -> None:
     is_late = hasattr(sys.modules.get(f"{AUTO}.modeling_auto"), "AutoModelForCausalLM")
     for module, tables in TABLES.items():
         wrapt.register_post_import_hook(partial(_enter, tables), f"{AUTO}.{module}")
+    wrapt.register_post_import_hook(_enter_targets, PEFT)
     if is_late:
         importlib.import_module("causal_qwen.backbones")
 
 
-def _enter(tables: dict[str, int | None], auto: ModuleType) -> None:
+def _enter(tables: dict[str, Callable[[Family], str]], auto: ModuleType) -> None:
     for family in FAMILIES:
         alias = f"transformers.models.{family.model_type}"
         sys.modules.setdefault(alias, sys.modules["causal_qwen"])
-        for table, place in tables.items():
-            name = PROCESSOR if place is None else family.names[place]
-            getattr(auto, table)[family.model_type] = name
+        for table, name_of in tables.items():
+            getattr(auto, table)[family.model_type] = name_of(family)
+
+
+def _enter_targets(constants: ModuleType) -> None:
+    """Every default of PEFT for a base model is the default of the causal one."""
+    for name, table in vars(constants).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict):
+            for family in FAMILIES:
+                if family.base in table:
+                    table.setdefault(family.model_type, table[family.base])

@@ -8,22 +8,31 @@ found here by pickle.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
 import transformers
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoProcessor
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoProcessor,
+)
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
 )
 from transformers.generation import GenerationMixin
+from transformers.modeling_layers import GenericForSequenceClassification
 
 from causal_qwen.families import FAMILIES, QWEN2, Family
 from causal_qwen.model import (
     CausalBackbone,
     CausalChain,
+    CausalInitMixin,
     CausalQwenForCausalLM,
     CausalQwenModel,
 )
@@ -93,10 +102,25 @@ def _make(family: Family) -> Classes:
     return config, backbone, model
 
 
+@functools.cache
+def classifier_of(family: Family, config: Any, backbone: Any) -> Any:
+    """A linear classifier on the last position's state of our backbone, as Hugging Face's."""
+    pretrained = getattr(transformers, family.base_names[1]).__mro__[1]  # XPreTrainedModel
+    fields = {
+        "__module__": __name__,
+        "__doc__": f"`{backbone.__name__}` with a linear classifier on the last position.",
+        "config_class": config,
+    }
+    bases = (CausalInitMixin, GenericForSequenceClassification, pretrained)
+    return type(family.classifier, bases, fields)
+
+
 def _register(family: Family, config: Any, backbone: Any, model: Any) -> None:
     AutoConfig.register(family.model_type, config, exist_ok=True)
     AutoModel.register(config, backbone, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
+    classifier = classifier_of(family, config, backbone)
+    AutoModelForSequenceClassification.register(config, classifier, exist_ok=True)
     AutoProcessor.register(config, CausalQwenProcessor, exist_ok=True)
     renamed = get_checkpoint_conversion_mapping(family.base)
     if renamed is not None:  # files of this family name their tensors differently
@@ -107,6 +131,8 @@ def __getattr__(name: str) -> Any:
     for family in FAMILIES:
         if name in family.names:
             return classes_of(family)[family.names.index(name)]
+        if name == family.classifier:
+            return classifier_of(family, *classes_of(family)[:2])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

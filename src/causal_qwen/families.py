@@ -14,9 +14,15 @@ tests/contract/test_families.py, which runs the whole contract on it. Does not i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PREFIX = "causal_"
+ACTIVATIONS = ("hidden_act", "hidden_activation")  # by family
+# Written after the activation in config.json once W_loc is trained. The base model's own class
+# would leave W_loc out; it does not know this activation and says so instead.
+TRAINED = " behind a trained W_loc: load it with causal_qwen, or run `causal-qwen export` first"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,11 @@ class Family:
         """Configuration, backbone and model in transformers."""
         config, backbone = self.config or f"{self.stem}Config", self.backbone or f"{self.stem}Model"
         return config, backbone, f"{self.stem}ForCausalLM"
+
+    @property
+    def classifier(self) -> str:
+        """Our class for AutoModelForSequenceClassification."""
+        return f"{self.own_stem or f'Causal{self.stem}'}ForSequenceClassification"
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -66,6 +77,18 @@ BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 QWEN2 = BY_BASE["qwen2"]
 
 
+def mark_trained(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of config.json, refused by loaders that know nothing of W_loc."""
+    name = next(name for name in ACTIVATIONS if fields.get(name) is not None)
+    return {**fields, name: f"{fields[name]}{TRAINED}"}
+
+
+def without_mark(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of config.json as `mark_trained` found them."""
+    given = {name: fields[name] for name in ACTIVATIONS if isinstance(fields.get(name), str)}
+    return {**fields, **{name: value.removesuffix(TRAINED) for name, value in given.items()}}
+
+
 def is_causal(model_type: object) -> bool:
     """Whether this is a model_type of ours."""
     return model_type in BY_MODEL_TYPE
@@ -76,7 +99,7 @@ def family_of(model_type: object, where: str = "The checkpoint") -> Family:
     found = BY_BASE.get(str(model_type)) or BY_MODEL_TYPE.get(str(model_type))
     if found is None:
         raise ValueError(
-            f"{where} has the architecture {model_type!r}, which CausalQwen does not know; it knows "
-            f"{', '.join(BY_BASE)}, and another family is added in causal_qwen/families.py."
+            f"{where} has the architecture {model_type!r}, which CausalQwen does not know; it "
+            f"knows {', '.join(BY_BASE)}, and another family is added in causal_qwen/families.py."
         )
     return found

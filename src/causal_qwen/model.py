@@ -7,9 +7,10 @@ text -> tokens + values -> embedding -> backbone -> z
 the file, the others' are made from the table of `families.py` in `backbones.py`.
 """
 
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,16 +26,23 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.decoding.noise import UNoise
+from causal_qwen.families import mark_trained
 from causal_qwen.generation.documented_calls import DocumentedCalls
-from causal_qwen.generation.mixin import CausalGenerationMixin, adopt_generation_config
+from causal_qwen.generation.mixin import (
+    CausalGenerationMixin,
+    adopt_generation_config,
+    saved_as_sampling,
+)
 from causal_qwen.modeling.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
 from causal_qwen.modeling.action import (
     ActionHead,
     ActionNetwork,
     ValueHead,
+    apply_head,
     row_norms,
     score_pair,
 )
+from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import (
     AUTO_MODULE,
@@ -46,6 +54,8 @@ from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_fiel
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.modeling.value_embedding import check_values, embed_values
 from causal_qwen.modeling.value_space import fit_field
+
+HUB_OPTIONS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr", "tags")
 
 
 @dataclass
@@ -183,6 +193,8 @@ class CausalBackbone(CausalInitMixin):
         numeric_values: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
+        if input_ids is None and numeric_values is not None and not numeric_values.any():
+            numeric_values = None  # beside embeddings, as of prompt tuning: there is no number
         if input_ids is not None and not input_ids.numel():  # no base can reshape nothing
             nothing = self.embed_tokens(input_ids)
             return BaseModelOutputWithPast(nothing, past_key_values=past_key_values)
@@ -316,7 +328,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         if skip_logits:
             output_scale_S = False
         elif u_noise is None:
-            loc_scores = self.lm_head(u.loc)  # (B, T, V)
+            loc_scores = apply_head(self.lm_head, u.loc)  # (B, T, V)
         else:
             loc_scores, shift, value_shift = self.score_moved(u, u_noise)
         widened = self.action.widen(u)
@@ -439,8 +451,9 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         )
         loc_scores = loc_scores.unsqueeze(1)
         if u.loc.shape[1] > 1:
-            loc_scores = torch.cat([self.lm_head(u.loc[:, :-1]), loc_scores], dim=1)
-        return loc_scores, shift.unsqueeze(1), self.action.value(displacement, moved=True)
+            loc_scores = torch.cat([apply_head(self.lm_head, u.loc[:, :-1]), loc_scores], dim=1)
+        value_shift = apply_head(self.action.value, displacement, moved=True)
+        return loc_scores, shift.unsqueeze(1), value_shift
 
     def predict(self, texts: str | Sequence[str], processor: Any, **options: Any) -> Any:
         """The number that each text asks for next, as a `NumberPrediction`.
@@ -485,11 +498,40 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:
-        """Also writes the file through which tools find the CausalQwen classes."""
-        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        """Also writes the file through which tools find the CausalQwen classes, a model card if
+        there is none, and, once W_loc is trained, a config.json that plain loaders refuse."""
+        push, options = kwargs.pop("push_to_hub", False), {}
+        if push:
+            options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
+        with saved_as_sampling(self):
+            super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        directory = Path(save_directory)
         if kwargs.get("is_main_process", True):
             code = auto_code(self.config.family)
-            Path(save_directory, f"{AUTO_MODULE}.py").write_text(code, encoding="utf-8")
+            (directory / f"{AUTO_MODULE}.py").write_text(code, encoding="utf-8")
+            if not self.is_plain(kwargs.get("state_dict")):
+                fields = json.loads((directory / "config.json").read_text("utf-8"))
+                marked = json.dumps(mark_trained(fields), indent=2) + "\n"
+                (directory / "config.json").write_text(marked, encoding="utf-8")
+            if not (card := directory / "README.md").exists():
+                card.write_text(model_card(self.config, self.name_or_path), encoding="utf-8")
+        if push:
+            self.push_to_hub(options.pop("repo_id", directory.name), **options)  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def is_plain(self, state: Mapping[str, Tensor] | None = None) -> bool:
+        """Whether loc_S = W z, as in the base model: W_loc is the identity, and all biases are 0.
+
+        `state` replaces the parameters in memory, which may be sharded or offloaded.
+        """
+        own = self.state_dict() if state is None else state  # type: ignore[attr-defined]
+        names = ("abduction.loc.weight", "abduction.loc.bias", "lm_head.bias")
+        found = [own[name] for name in names if name in own]
+        if any(tensor.is_meta for tensor in found) or len(found) < 2:
+            return False
+        weight, *biases = (t.full_tensor() if hasattr(t, "full_tensor") else t for t in found)
+        is_identity = torch.equal(weight, torch.eye(*weight.shape).to(weight))
+        return is_identity and not any(bool(bias.any()) for bias in biases)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:

@@ -42,12 +42,18 @@ OWN: dict[str, dict[str, Any]] = {  # what a family has and the others have not
     "qwen2": {},
     "qwen3": {"head_dim": 10},
     "qwen3_moe": {
-        **{"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
-        **{"moe_intermediate_size": 16, "output_router_logits": True},
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "output_router_logits": True,
     },
     "qwen3_5_text": {
-        **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-        **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+        "head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
         "layer_types": ["linear_attention", "full_attention"],
     },
     "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 10},
@@ -55,7 +61,9 @@ OWN: dict[str, dict[str, Any]] = {  # what a family has and the others have not
     "smollm3": {"no_rope_layers": [1, 0]},
     "gemma2": {"head_dim": 8, "final_logit_softcapping": 3.0},
     "gemma3_text": {
-        **{"head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 5.0},
+        "head_dim": 8,
+        "sliding_window": 8,
+        "final_logit_softcapping": 5.0,
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "phi3": {"tie_word_embeddings": False},
@@ -110,9 +118,7 @@ def test_before_training_logits_and_choices_are_the_bases(pair: Any) -> None:
     expected, output = base(ids).logits, model(ids)
     assert torch.equal(output.logits, expected)
     assert torch.equal(model.decision.choose(output.s_dist), expected.argmax(-1))
-    assert torch.equal(output.s_dist.scale.amax(), output.s_dist.scale.amin()) or (
-        output.s_dist.scale.amax() / output.s_dist.scale.amin() < 1 + 1e-5
-    )
+    assert output.scale_S.amax() / output.scale_S.amin() < 1 + 1e-5
     greedy = base.generate(ids[:, :7], max_new_tokens=6, do_sample=False)
     for mode in ("standard", "sampling", "causal", "compatible"):
         found = model.generate(
@@ -204,7 +210,8 @@ def test_a_training_step_moves_every_part_of_the_model(model: Any) -> None:
         base.train()
         assert first.aux_loss.item() == pytest.approx(base(ids).aux_loss.item(), rel=0.1)
     assert first.loss.item() == pytest.approx(terms.item(), rel=1e-5)
-    torch.optim.SGD(model.parameters(), lr=0.002).step()
+    length = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]).norm()
+    torch.optim.SGD(model.parameters(), lr=1e-3 / length.item()).step()
     assert model(**batch).loss < first.loss
 
 
@@ -255,7 +262,9 @@ def test_saved_model_is_loaded_by_every_door(pair: Any, tmp_path: Path) -> None:
 
 
 def test_classes_can_be_pickled_and_imported(pair: Any) -> None:
-    for name, one in zip(pair[1].config.family.names, classes_of(pair[1].config.family), strict=True):
+    for name, one in zip(
+        pair[1].config.family.names, classes_of(pair[1].config.family), strict=True
+    ):
         assert pickle.loads(pickle.dumps(one)) is one
         assert getattr(causal_qwen, name) is one
     assert pickle.loads(pickle.dumps(pair[1].config)).to_dict() == pair[1].config.to_dict()
@@ -288,7 +297,11 @@ def test_counterfactual_replays_and_changes(model: Any) -> None:
     options = {"max_new_tokens": 6, "noise_gain": 0.6, "pad_token_id": 0, "min_p": 0.0}
     found = counterfactual(model, PROMPT, 5, ChangedToken(3, 45), **options)
     again = model.generate(
-        torch.tensor([PROMPT]), causal_mode="causal", individual=5, numeric_values=torch.zeros(1, 7), **options
+        torch.tensor([PROMPT]),
+        causal_mode="causal",
+        individual=5,
+        numeric_values=torch.zeros(1, 7),
+        **options,
     )
     assert list(found.factual.new_ids) == again[0, 7:].tolist()
     same = counterfactual(model, PROMPT, 5, ChangedToken(3, PROMPT[3]), **options)

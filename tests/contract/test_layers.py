@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "engine": _TORCH_FREE | {"families", "outputs", "terminal"},
     "modeling": _TORCH_FREE | {"families"},
     "generation": _TORCH_FREE | {"modeling"},
-    "model": _TORCH_FREE | {"modeling", "generation"},
+    "model": _TORCH_FREE | {"families", "modeling", "generation"},
     "backbones": _TORCH_FREE | {"families", "modeling", "model"},
     "conversion": _GROUND | _MODEL | {"engine"},
     "analysis": _GROUND | _MODEL | {"engine", "conversion"},

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
 from causal_qwen.analysis.counterfactual import Counterfactual, World, counterfactual
 from causal_qwen.cli.doctor import cure
 from causal_qwen.conversion.checkpoint_io import quiet

@@ -264,6 +264,7 @@ def assemble(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
     check_loading_info(info, "The base model", may_lack)
+    model.name_or_path = model.config.name_or_path = ""  # not "None", which may be on the hub
     return model
 
 

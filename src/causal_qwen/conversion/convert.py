@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig
 
 from causal_qwen.backbones import classes_of
 from causal_qwen.conversion.base_models import (
+    EMBEDDED_HUB,
     as_convertible,
     family_of_model,
     load_base,
@@ -44,13 +45,14 @@ from causal_qwen.conversion.checkpoint_io import (
 )
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.weights import file_named, read_json
-from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.families import Family, family_of
+from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
+from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.options import INITIALIZATIONS, check_choice
-from causal_qwen.outputs import check_not_inside, new_directory
+from causal_qwen.outputs import CARD, check_not_inside, new_directory
 from causal_qwen.paths import (
     EMBEDDED,
     check_cache_directory,
@@ -183,7 +185,16 @@ def convert(
             model.save_pretrained(directory)
         if tokenizer is not None:
             CausalQwenProcessor(tokenizer).save_pretrained(directory)
+        name = EMBEDDED_HUB if str(base) == EMBEDDED else str(base)
+        card = model_card(model.config, name, figures(report))
+        (directory / CARD).write_text(card, encoding="utf-8")
     return report
+
+
+def figures(report: Report) -> dict[str, Any]:
+    """The figures of a report in one row each, without the base's name, which may be a path."""
+    found = asdict(report)
+    return {k: v for k, v in (found | (found.pop("calibration") or {})).items() if k != "base"}
 
 
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:

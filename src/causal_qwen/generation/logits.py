@@ -23,6 +23,7 @@ from causal_qwen.decoding.decision import (
 )
 from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.modeling.action import head_weight
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel
 
@@ -117,7 +118,11 @@ class DecisionProcessor(LogitsProcessor):
             if not self.want_scores:
                 return over
             return force_argmax(over.float(), choose_individual(loc, threshold))
-        if mode != "compatible" and not self.want_scores and is_plain(self.model.lm_head.weight):
+        if (
+            mode != "compatible"
+            and not self.want_scores
+            and is_plain(head_weight(self.model.lm_head))
+        ):
             chosen = decide(mode, loc, None, self.u.scale.to(loc.device), self._head_on(loc.device))
             return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
         u = self.u if mode == "sampling" else self.model.action.widen(self.u)
@@ -134,7 +139,7 @@ class DecisionProcessor(LogitsProcessor):
         element of every row is compared, too, once per call of `generate`.
         """
         if self._head is None:
-            weight = self.model.lm_head.weight
+            weight = head_weight(self.model.lm_head)
             version = None if weight.is_inference() else weight._version
             sample = float(weight.flatten()[:: max(weight.shape[1] - 1, 1)].double().sum())
             key = (weight.data_ptr(), version, weight.shape, weight.dtype, sample)

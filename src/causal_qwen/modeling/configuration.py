@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from huggingface_hub.dataclasses import strict
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 
-from causal_qwen.families import QWEN2, Family, family_of
+from causal_qwen.families import QWEN2, Family, family_of, without_mark
 from causal_qwen.options import (
     MODES,
     NUMBER_READINGS,
@@ -48,16 +48,12 @@ __all__ = [{quoted}]
 def auto_code(family: Family) -> str:
     """The module beside the weights, which imports the installed package."""
     names = sorted(family.names)
-    return AUTO_CODE.format(
-        names=", ".join(names), quoted=", ".join(f'"{name}"' for name in names)
-    )
+    return AUTO_CODE.format(names=", ".join(names), quoted=", ".join(f'"{name}"' for name in names))
 
 
 def auto_map(family: Family) -> dict[str, str]:
     tools = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-    return {
-        tool: f"{AUTO_MODULE}.{name}" for tool, name in zip(tools, family.names, strict=True)
-    }
+    return {tool: f"{AUTO_MODULE}.{name}" for tool, name in zip(tools, family.names, strict=True)}
 
 
 @dataclass(kw_only=True, repr=False)
@@ -195,6 +191,10 @@ class CausalConfig:
     def to_dict(self) -> dict[str, Any]:
         """With `auto_map`, for tools that have not imported this package."""
         return {**super().to_dict(), "auto_map": auto_map(self.family)}  # type: ignore[misc]
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        return super().from_dict(without_mark(config_dict), **kwargs)  # type: ignore[misc]
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:

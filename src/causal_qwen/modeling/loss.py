@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from causal_qwen.modeling.action import ActionNetwork
+from causal_qwen.modeling.action import ActionNetwork, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings, one_vs_rest
@@ -116,7 +116,7 @@ Sums = tuple[Tensor, Tensor, Tensor, Tensor]  # weighted, L_cls, CE, and P_<NUM>
 def _can_fuse(head: nn.Module) -> bool:
     """Not with a tensor-parallel head, which holds a part of W, nor under torch.compile, nor with
     capped scores, whose gradients the fused loss does not know."""
-    is_capped = getattr(head, "softcap", None) is not None
+    is_capped = getattr(getattr(head, "base_layer", head), "softcap", None) is not None
     return not (is_capped or hasattr(head, "_is_hooked") or torch.compiler.is_compiling())
 
 
@@ -138,7 +138,7 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
             p_number[where] = head.sf(Cauchy(u.loc[where], u.scale[where]), k)
         return *terms, p_number
 
-    result: Sums = chain.head(u.loc, function=sums)
+    result: Sums = apply_head(chain.head, u.loc, function=sums)
     return result
 
 
@@ -147,7 +147,7 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     action, head, decision, config = chain
 
     def sums(loc: Tensor, scale: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        s = Cauchy(head(loc).float(), action.score_scale(scale, head))  # (n, V)
+        s = Cauchy(apply_head(head, loc).float(), action.score_scale(scale, head))  # (n, V)
         label = labels.clamp_min(0).unsqueeze(-1)
         log_not = s.log_cdf(decision.threshold)
         at_label = Cauchy(s.loc.gather(-1, label), s.scale.gather(-1, label))

@@ -26,7 +26,7 @@ from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.individuals.noise import check_noise
-from causal_qwen.modeling.action import ValueHead
+from causal_qwen.modeling.action import ValueHead, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -349,7 +349,7 @@ def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
         head = HeadParams(weight, bias, model.action.scaled_noise(), model.decision.threshold)
         return head.sf(model.action.widen(u), k)
 
-    p: Tensor = model.lm_head(u.loc, function=probability)
+    p: Tensor = apply_head(model.lm_head, u.loc, function=probability)
     return p.float()
 
 
