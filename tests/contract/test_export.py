@@ -78,6 +78,9 @@ def ids() -> torch.Tensor:
     return torch.randint(V, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.ecosystem(
+    "export to a plain checkpoint, trained or not; AutoModelForCausalLM without our code", "works"
+)
 @pytest.mark.parametrize("base", ["qwen2", "qwen3", "granite"])
 @pytest.mark.parametrize("is_trained", [False, True])
 @torch.no_grad()
@@ -120,6 +123,10 @@ def test_a_constant_of_the_scores_is_folded_as_well_as_possible(saved: Any) -> N
     assert (ours - theirs).abs().mean() < 0.2 * beta.abs().mean()
 
 
+@pytest.mark.ecosystem(
+    "a trained directory opened by the base's own class",
+    "refused: silu behind a trained W_loc: load it with causal_qwen, or run causal-qwen export",
+)
 @pytest.mark.parametrize("base", ["qwen2", "qwen3", "granite"])
 def test_a_trained_checkpoint_is_refused_by_the_plain_class(saved: Any, base: str) -> None:
     path = saved(base, True)
@@ -132,6 +139,7 @@ def test_a_trained_checkpoint_is_refused_by_the_plain_class(saved: Any, base: st
     assert not model.is_plain()
 
 
+@pytest.mark.ecosystem("an untrained directory opened by the base's own class", "works")
 def test_a_converted_checkpoint_is_still_plain(saved: Any) -> None:
     with quiet():
         plain = transformers.Qwen2ForCausalLM.from_pretrained(saved())
@@ -150,6 +158,7 @@ def test_numpy_engine_reads_a_trained_checkpoint(saved: Any) -> None:
     assert found == pytest.approx(expected.numpy(), abs=1e-4)
 
 
+@pytest.mark.ecosystem("GGUF of Qwen2, Qwen3 and Llama, read back by transformers", "works")
 @pytest.mark.parametrize("is_trained", [False, True])
 @pytest.mark.parametrize("base", ["qwen2", "qwen3", "llama"])
 @torch.no_grad()
@@ -168,6 +177,7 @@ def test_gguf_file_is_read_back(saved: Any, tmp_path: Path, base: str, is_traine
     assert (tmp_path / "out" / "Modelfile").read_text() == "FROM ./model-f32.gguf\n"
 
 
+@pytest.mark.ecosystem("GGUF as f16 and q8_0", "works")
 @pytest.mark.parametrize(("dtype", "bound"), [("f16", 0.1), ("q8_0", 1.0)])
 @torch.no_grad()
 def test_gguf_types_round_as_they_say(saved: Any, tmp_path: Path, dtype: str, bound: float) -> None:
@@ -183,6 +193,10 @@ def test_gguf_types_round_as_they_say(saved: Any, tmp_path: Path, dtype: str, bo
     assert 0 < (back(ids()).logits - ours).abs().max() < bound
 
 
+@pytest.mark.ecosystem(
+    "GGUF of other families",
+    "refused: export --to plain, and use llama.cpp's convert_hf_to_gguf.py",
+)
 def test_gguf_of_another_family_is_refused_with_the_cure(saved: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'granite'.*qwen2, qwen3.*export --to plain"):
         export(saved("granite"), tmp_path / "out", to="gguf")
@@ -199,6 +213,7 @@ def test_the_command_says_what_is_lost(saved: Any, tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("th").input_ids
 
 
+@pytest.mark.ecosystem("a model card in every saved directory", "works")
 def test_a_saved_directory_has_a_card_and_keeps_its_own(saved: Any, tmp_path: Path) -> None:
     card = (saved("qwen3") / "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")
@@ -209,6 +224,9 @@ def test_a_saved_directory_has_a_card_and_keeps_its_own(saved: Any, tmp_path: Pa
     assert (tmp_path / "README.md").read_text("utf-8") == "mine"
 
 
+@pytest.mark.ecosystem(
+    "trust_remote_code, then save_pretrained: no file of ours is copied", "works"
+)
 def test_nothing_of_ours_is_copied_beside_the_weights(saved: Any, tmp_path: Path) -> None:
     with quiet():
         model = CausalQwenForCausalLM.from_pretrained(saved())
@@ -219,6 +237,7 @@ def test_nothing_of_ours_is_copied_beside_the_weights(saved: Any, tmp_path: Path
     assert [path.name for path in tmp_path.glob("*.py")] == ["causal_qwen_auto.py"]
 
 
+@pytest.mark.ecosystem("save_pretrained(push_to_hub=True), upload replaced", "works")
 def test_pushing_saves_all_our_files(saved: Any, monkeypatch: Any, tmp_path: Path) -> None:
     pushed: dict[str, Any] = {}
 

@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import _ecosystem
 import pytest
 import torch
 import transformers
@@ -111,6 +112,7 @@ def test_every_family_of_the_table_is_tested() -> None:
     assert set(OWN) == set(BY_BASE)
 
 
+@pytest.mark.ecosystem("convert each of twelve families: logits bit for bit, four modes", "works")
 @torch.no_grad()
 def test_before_training_logits_and_choices_are_the_bases(pair: Any) -> None:
     base, model = pair
@@ -169,6 +171,7 @@ def test_scores_of_a_moved_individual_are_linear_in_the_move(model: Any) -> None
     assert scale.double() == pytest.approx(expected.numpy(), rel=1e-4)
 
 
+@pytest.mark.ecosystem("numbers as values in each family", "works")
 @torch.no_grad()
 def test_numbers_are_embedded_on_the_scale_of_the_family(model: Any) -> None:
     ids = torch.tensor([[4, NUM, 9, NUM]])
@@ -187,6 +190,7 @@ def test_numbers_are_embedded_on_the_scale_of_the_family(model: Any) -> None:
         model(ids)
 
 
+@pytest.mark.ecosystem("a training step of each family, load-balancing loss included", "works")
 def test_a_training_step_moves_every_part_of_the_model(model: Any) -> None:
     model.config.compat_loss_weight = 1.0
     ids = tokens()
@@ -228,6 +232,9 @@ def test_loss_is_that_of_the_scores(model: Any) -> None:
     assert output.classification_loss.item() == pytest.approx(expected.mean().item(), rel=1e-4)
 
 
+@pytest.mark.ecosystem(
+    "save and load each family: own class, Auto classes, the base's class", "works"
+)
 @torch.no_grad()
 def test_saved_model_is_loaded_by_every_door(pair: Any, tmp_path: Path) -> None:
     base, model = pair
@@ -270,6 +277,7 @@ def test_classes_can_be_pickled_and_imported(pair: Any) -> None:
     assert pickle.loads(pickle.dumps(pair[1].config)).to_dict() == pair[1].config.to_dict()
 
 
+@pytest.mark.ecosystem("LoRA on each family's attention", "works")
 def test_lora_trains_and_merges(model: Any) -> None:
     peft = pytest.importorskip("peft")
     names = {"phi3": ["qkv_proj"], "qwen3_5_text": ["q_proj", "in_proj_qkv"]}
@@ -293,6 +301,7 @@ def test_lora_trains_and_merges(model: Any) -> None:
         assert merged(ids).logits == pytest.approx(expected.numpy(), abs=2e-4)
 
 
+@pytest.mark.ecosystem("counterfactuals in each family", "works")
 def test_counterfactual_replays_and_changes(model: Any) -> None:
     options = {"max_new_tokens": 6, "noise_gain": 0.6, "pad_token_id": 0, "min_p": 0.0}
     found = counterfactual(model, PROMPT, 5, ChangedToken(3, 45), **options)
@@ -335,6 +344,10 @@ def test_llama_is_qwen2_where_that_is_exact_and_itself_elsewhere() -> None:
         assert llama.from_qwen(plain).config.model_type == "causal_llama"
 
 
+@pytest.mark.ecosystem(
+    "a family that is not in the table",
+    "refused: it knows ..., and another family is added in causal_qwen/families.py",
+)
 def test_an_unknown_family_is_refused_with_the_known_ones_and_the_file(tmp_path: Path) -> None:
     sentence = r"'gpt_neox'.*qwen2, qwen3, .*granite.*causal_qwen/families.py"
     with pytest.raises(ValueError, match=sentence):
@@ -375,6 +388,7 @@ def test_convert_writes_a_directory_of_the_family(tmp_path: Path) -> None:
     assert AutoConfig.from_pretrained(tmp_path / "own").model_type == "causal_granite"
 
 
+@pytest.mark.ecosystem("Qwen3 in the NumPy engine", "works")
 @pytest.mark.parametrize("is_causal", [False, True])
 @torch.no_grad()
 def test_numpy_engine_runs_qwen3(is_causal: bool, tmp_path: Path) -> None:
@@ -386,3 +400,8 @@ def test_numpy_engine_runs_qwen3(is_causal: bool, tmp_path: Path) -> None:
     found = Engine.from_pretrained(tmp_path).logits(ids[0].tolist())
     exact = base.double()(ids).logits[0].numpy()
     assert found == pytest.approx(exact, abs=2e-4)
+
+
+def test_the_page_of_the_ecosystem_has_the_table_of_the_tests() -> None:
+    text = _ecosystem.PAGE.read_text("utf-8")
+    assert text == _ecosystem.page(text), "run python tests/_ecosystem.py"

@@ -71,6 +71,7 @@ def test_auto_classes_load_it_in_any_import_order(saved: Path, imports: str) -> 
     assert done.stdout.strip() == "CausalQwenForCausalLM", done.stderr
 
 
+@pytest.mark.ecosystem("trust_remote_code=True without importing us", "works")
 def test_trust_remote_code_loads_our_classes_without_importing_us(saved: Path) -> None:
     """`trust_remote_code=True` runs the one-line module beside the weights."""
     code = (
@@ -83,6 +84,7 @@ def test_trust_remote_code_loads_our_classes_without_importing_us(saved: Path) -
     assert done.stdout.split() == ["causal_qwen.model", "CausalQwenForCausalLM"]
 
 
+@pytest.mark.ecosystem("device_map", "works")
 def test_device_map_is_supported(saved: Path) -> None:
     model = CausalQwenForCausalLM.from_pretrained(saved, device_map="auto")
     plain = CausalQwenForCausalLM.from_pretrained(saved)
@@ -90,6 +92,7 @@ def test_device_map_is_supported(saved: Path) -> None:
     assert torch.equal(model.generate(ids, max_new_tokens=4), plain.generate(ids, max_new_tokens=4))
 
 
+@pytest.mark.ecosystem("pipeline", "works")
 def test_pipeline_returns_the_text_of_generate(embedded: Any) -> None:
     tokenizer, model = embedded
     prompt = "The train was late, so"

@@ -7,6 +7,7 @@ streamers, stopping criteria, caches and compiled forwards work unchanged.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -101,6 +102,11 @@ class DecisionProcessor(LogitsProcessor):
     def settings(self) -> DecodingSettings:
         return self.noise.settings
 
+    @functools.cached_property
+    def weight(self) -> Tensor:
+        """W, which does not change during a call of `generate`."""
+        return head_weight(self.model.lm_head)
+
     def observe(self, outputs: ModelOutput) -> None:
         """Take U, and what noise adds to the scores, from the model's outputs."""
         self.u = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])
@@ -118,11 +124,7 @@ class DecisionProcessor(LogitsProcessor):
             if not self.want_scores:
                 return over
             return force_argmax(over.float(), choose_individual(loc, threshold))
-        if (
-            mode != "compatible"
-            and not self.want_scores
-            and is_plain(head_weight(self.model.lm_head))
-        ):
+        if mode != "compatible" and not self.want_scores and is_plain(self.weight):
             chosen = decide(mode, loc, None, self.u.scale.to(loc.device), self._head_on(loc.device))
             return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
         u = self.u if mode == "sampling" else self.model.action.widen(self.u)
@@ -139,7 +141,7 @@ class DecisionProcessor(LogitsProcessor):
         element of every row is compared, too, once per call of `generate`.
         """
         if self._head is None:
-            weight = head_weight(self.model.lm_head)
+            weight = self.weight
             version = None if weight.is_inference() else weight._version
             sample = float(weight.flatten()[:: max(weight.shape[1] - 1, 1)].double().sum())
             key = (weight.data_ptr(), version, weight.shape, weight.dtype, sample)
