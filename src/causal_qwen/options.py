@@ -12,6 +12,7 @@ Mode = Literal["standard", "sampling", "causal", "compatible"]
 Semantics = Literal["pearl", "disco"]
 NumberReading = Literal["text", "value"]
 Initialization = Literal["calibrated", "documents"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 ExportFormat = Literal["plain", "gguf"]
 ExportType = Literal["float32", "bfloat16", "float16", "f32", "f16", "q8_0"]
 
@@ -22,6 +23,7 @@ NORMALIZATIONS = ("softmax", "ovr")  # probabilities that `compatible` samples f
 SEMANTICS: tuple[Semantics, ...] = get_args(Semantics)  # of chance: kept, or redrawn
 NUMBER_READINGS: tuple[NumberReading, ...] = get_args(NumberReading)  # as digits, or as values
 INITIALIZATIONS: tuple[Initialization, ...] = get_args(Initialization)  # of the causal parameters
+DTYPES: tuple[DType, ...] = get_args(DType)  # of weights in memory; auto: as in the file
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 PLAIN_TYPES, GGUF_TYPES = get_args(ExportType)[:3], get_args(ExportType)[3:]
 SCALE_ACTIVATIONS = ("exp", "softplus", "abs")

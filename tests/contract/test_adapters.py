@@ -12,7 +12,9 @@ from transformers import AutoModelForSequenceClassification
 
 from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM
 from causal_qwen.backbones import classes_of
+from causal_qwen.conversion import placement
 from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.decoding.noise import UNoise
 from causal_qwen.families import BY_BASE
 from causal_qwen.modeling.action import dense
 
@@ -163,7 +165,7 @@ class Quantised(torch.Tensor):
 
 
 @pytest.mark.ecosystem(
-    "a head without an absolute value, as torchao's int8 (a stand-in; torchao where it is installed)",
+    "a head without an absolute value, as torchao's int8 (a stand-in, or torchao)",
     "works",
 )
 @torch.no_grad()
@@ -195,3 +197,49 @@ def test_int8_weights_of_torchao_choose_and_score() -> None:
         assert model.generate(IDS, max_new_tokens=3, causal_mode=mode).shape == (2, 12)
     standard = model.generate(IDS, max_new_tokens=1, causal_mode="standard")[:, -1]
     assert torch.equal(standard, model.decision(output.s_dist).argmax(-1)[:, -1])
+
+
+# ---------------------------------------------------------------- devices
+
+
+@pytest.mark.ecosystem(
+    "forward, loss and noise on one device: nothing of the CPU meets it", "works"
+)
+@pytest.mark.parametrize("base", ["qwen2", "granite", "gemma2"])
+def test_forward_and_loss_create_no_tensor_on_another_device(base: str, monkeypatch: Any) -> None:
+    """On the meta device, which refuses tensors of the CPU; checks of values are left out there."""
+    model = make(base, num_token_id=NUM, head_dim=8) if base != "qwen2" else make(num_token_id=NUM)
+    model.to("meta")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    ids = IDS.to("meta")
+    values = torch.zeros(ids.shape, device="meta")
+    noise = UNoise(torch.zeros(2, 32, device="meta"), "scale")
+    output = model(ids, numeric_values=values, labels=ids, u_noise=noise)
+    output.loss.backward()
+    found = {name: one for name, one in output.items() if isinstance(one, torch.Tensor)}
+    assert {"loss", "logits", "scale_S", "loc_Y", "shift_S", "shift_Y"} <= {*found}
+    assert {one.device.type for one in found.values()} == {"meta"}
+
+
+def test_devices_and_dtypes_are_resolved_or_refused_in_one_sentence(monkeypatch: Any) -> None:
+    monkeypatch.setattr(placement, "_has_accelerator", lambda: False)
+    assert placement.resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"device='cuda:1': torch sees no accelerator here; use"):
+        placement.resolve_device("cuda:1")
+    with pytest.raises(ValueError, match=r"device='gpu' is unknown; use auto, cpu, cuda"):
+        placement.resolve_device("gpu")
+    monkeypatch.setattr(placement, "_has_accelerator", lambda: True)
+    accelerator = torch.accelerator
+    monkeypatch.setattr(accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(accelerator, "device_count", lambda: 2)
+    assert placement.resolve_device("auto") == torch.device("cuda")
+    assert placement.resolve_device("cuda:1") == torch.device("cuda:1")
+    assert placement.resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match="there are 2 of them, counted from 0"):
+        placement.resolve_device("cuda:2")
+    with pytest.raises(ValueError, match="'mps': torch sees cuda only"):
+        placement.resolve_device("mps")
+    assert placement.resolve_dtype("bfloat16") == torch.bfloat16
+    assert placement.resolve_dtype() == "auto"
+    with pytest.raises(ValueError, match="dtype='half' is unknown"):
+        placement.resolve_dtype("half")

@@ -145,6 +145,8 @@ def export(
 
 def playground(
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     host: Annotated[
         str,
         Option(help="The address to listen on; other machines need the token that is printed."),
@@ -168,7 +170,15 @@ def playground(
     """
     from causal_qwen.playground import launch
 
-    launch(unless_embedded(model) or "", host, port, open_browser=browser, auth=auth)
+    launch(
+        unless_embedded(model) or "",
+        host,
+        port,
+        open_browser=browser,
+        auth=auth,
+        device=device,
+        dtype=dtype,
+    )
 
 
 def _read_passages(path: Path) -> list[str]:

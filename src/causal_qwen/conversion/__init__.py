@@ -8,6 +8,7 @@ Out:  a directory with the causal model, its tokenizer and its generation settin
     convert        base + calibration -> model; save to a directory, load from one
     export         a causal model -> a plain checkpoint, or GGUF
     gguf_file      a plain model -> one file for llama.cpp
+    placement      names of devices and dtypes -> torch's
     checkpoint_io  checks before and after loading; models from tensors; silence
 
 Open `convert` first.

@@ -43,6 +43,7 @@ from causal_qwen.conversion.checkpoint_io import (
     quiet,
     tokenizer_checked,
 )
+from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.weights import file_named, read_json
 from causal_qwen.families import Family, family_of
@@ -304,11 +305,14 @@ def head_error(qwen: Any, model: CausalModel) -> float:
     return float((head - kept).norm() / head.norm())
 
 
-def open_model(path: str | os.PathLike[str]) -> tuple[CausalQwenProcessor, Any]:
-    """Load a converted model and its processor for inference."""
+def open_model(
+    path: str | os.PathLike[str], device: str = "cpu", dtype: str = "auto"
+) -> tuple[CausalQwenProcessor, Any]:
+    """Load a converted model and its processor for inference, on a device and in a dtype."""
+    place, kind = resolve_device(device), resolve_dtype(dtype)
     directory = local_directory(path)
     with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(path).eval()
+        model = CausalQwenForCausalLM.from_pretrained(path, dtype=kind).eval().to(place)
         if not os.path.lexists(directory / "tokenizer.json"):
             raise ValueError(
                 f"{path} has no tokenizer; copy the base model's tokenizer files there."
