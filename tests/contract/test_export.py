@@ -249,3 +249,14 @@ def test_pushing_saves_all_our_files(saved: Any, monkeypatch: Any, tmp_path: Pat
         model = CausalQwenForCausalLM.from_pretrained(saved())
         model.save_pretrained(tmp_path / "mine", push_to_hub=True, private=True)
     assert pushed == {"repo_id": "mine", "private": True}
+
+
+@pytest.mark.parametrize("size", [40, 80])
+@torch.no_grad()
+def test_a_head_of_another_size_is_folded(saved: Any, size: int) -> None:
+    with quiet():
+        base = transformers.Qwen2ForCausalLM.from_pretrained(saved())
+        model = CausalQwenForCausalLM.from_qwen(base, causal_size=size)
+        plain = plain_model(model)
+    assert plain.lm_head.weight.shape == (V, 64)
+    assert plain(ids()).logits == pytest.approx(model(ids()).logits.numpy(), abs=2e-5)

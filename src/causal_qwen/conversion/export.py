@@ -91,7 +91,7 @@ def export(
         format=to,
         architecture=type(plain).__name__,
         files=written,
-        is_folded=not causal.is_plain(),
+        is_folded=is_folded(causal),
         max_logit_difference=difference,
         same_choices=same,
         positions=positions,
@@ -110,7 +110,7 @@ def plain_model(causal: Any, texts: list[Tensor] | None = None) -> Any:
         for name, tensor in causal.state_dict().items()
         if name not in causal_tensors(config.to_dict()) and name != "lm_head.bias"
     }
-    if not causal.is_plain():
+    if is_folded(causal):
         plain_fields["tie_word_embeddings"] = False
         state["lm_head.weight"] = folded_head(causal, texts)
     elif config.tie_word_embeddings:
@@ -119,6 +119,11 @@ def plain_model(causal: Any, texts: list[Tensor] | None = None) -> Any:
     plain = assemble(kind.from_pretrained, plain_config, state, causal.dtype).eval()
     plain.generation_config = _plain_generation_config(causal.generation_config)
     return plain
+
+
+def is_folded(causal: Any) -> bool:
+    """Whether a plain head differs from W: W_loc is trained, or C is not H."""
+    return not causal.is_plain() or causal.config.latent_size != causal.config.hidden_size
 
 
 def folded_head(causal: Any, texts: list[Tensor] | None = None) -> Tensor:
