@@ -67,7 +67,7 @@ def _make(family: Family) -> Classes:
     )
     own = {"__module__": __name__}
     config_name, backbone_name, model_name = family.names
-    config = strict(
+    config: Any = strict(
         type(
             config_name,
             (CausalConfig, config_base),

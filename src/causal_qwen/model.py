@@ -159,7 +159,11 @@ class CausalBackbone(CausalInitMixin):
         from causal_qwen.conversion.convert import load_backbone
 
         return load_backbone(
-            cls, super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs
+            cls,
+            super().from_pretrained,  # type: ignore[misc]
+            pretrained_model_name_or_path,
+            *args,
+            **kwargs,
         )
 
     @classmethod
@@ -244,6 +248,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
     base_class: ClassVar[Any]  # XForCausalLM
     backbone_class: ClassVar[Any]
     config: CausalConfig
+    name_or_path: str
     model: Any
     lm_head: ActionHead
     # a, b, C and W_scale decide between tokens whose scores differ in the last float32 bit
@@ -257,7 +262,8 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
     )
 
     def __init__(self, config: CausalConfig) -> None:
-        super(self.base_class, self).__init__(config)  # its own backbone and head are not ours
+        # the base's own backbone and head are not ours
+        super(self.base_class, self).__init__(config)  # type: ignore[call-arg]
         self.vocab_size = config.vocab_size
         self.model = self.backbone_class(config)
         self.lm_head = ActionHead.of(config)
@@ -377,7 +383,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         if not routers:
             return None
         config: Any = self.config
-        balance = sys.modules[self.base_class.__module__].load_balancing_loss_func  # type: ignore[attr-defined]
+        balance = sys.modules[self.base_class.__module__].load_balancing_loss_func
         loss: Tensor = balance(
             routers, config.num_experts, config.num_experts_per_tok, attention_mask
         )
@@ -462,7 +468,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         """
         from causal_qwen.regression.prediction import predict
 
-        return predict(self, texts, processor, **options)
+        return predict(self, texts, processor, **options)  # type: ignore[arg-type]
 
     def fit_value_field(self, name: str, values: Any) -> None:
         """Standardise the targets called `name` by the median and IQR of training values.
@@ -493,7 +499,8 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         """
         from causal_qwen.conversion.convert import load
 
-        return load(cls, super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
+        from_pretrained = super().from_pretrained  # type: ignore[misc]
+        return load(cls, from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any

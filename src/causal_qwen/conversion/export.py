@@ -21,6 +21,7 @@ from causal_qwen.backbones import base_class
 from causal_qwen.conversion.calibration import TEXTS, own_samples, read_texts
 from causal_qwen.conversion.checkpoint_io import assemble, encode_texts, quiet
 from causal_qwen.conversion.convert import open_model
+from causal_qwen.decoding.settings import DEFAULTS
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.configuration import NOT_INHERITED, CausalConfig
@@ -33,8 +34,6 @@ LOST = (
     "thresholds: P_k, and the modes standard, sampling and causal",
     "the number head and numbers read as values",
 )
-DECODING = ("causal_mode", "noise_gain", "fresh_noise_gain", "causal_min_p", "min_density")
-DECODING += ("persistence", "noise_law", "individual", "fresh_noise", "normalization")
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _constant_direction(causal: Any, texts: list[Tensor] | None) -> Tensor:
 
 def _plain_generation_config(config: Any) -> Any:
     copied = adopt_generation_config(config)
-    for name in DECODING:
+    for name in DEFAULTS:  # settings of the modes
         if hasattr(copied, name):
             delattr(copied, name)
     return copied

@@ -71,7 +71,9 @@ class ActionHead(nn.Linear):
         if self.divisor == 1.0:
             return capped(F.linear(input, weight, self.bias), self.softcap)
         scores = self._divided(F.linear(input, weight))
-        return capped(scores if self.bias is None else scores + self.bias, self.softcap)
+        if self.bias is not None:
+            scores = scores + self.bias
+        return capped(scores, self.softcap)
 
     def _product(self, input: Tensor, weight: Tensor) -> Tensor:
         is_dense = type(weight) in (Tensor, nn.Parameter)

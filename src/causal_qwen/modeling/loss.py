@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from causal_qwen.modeling.action import ActionNetwork, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings, one_vs_rest
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.modeling.value_space import position_space
@@ -57,7 +57,7 @@ def causal_loss(
     action: ActionNetwork,
     head: nn.Module,
     decision: Decision,
-    config: CausalQwen2Config,
+    config: CausalConfig,
     targets: Tensor | None = None,
     fields: Tensor | None = None,
     num_items: Tensor | int | None = None,
@@ -97,7 +97,7 @@ class _Chain(NamedTuple):
     action: ActionNetwork
     head: nn.Module
     decision: Decision
-    config: CausalQwen2Config
+    config: CausalConfig
 
     @property
     def reduction(self) -> float:
@@ -169,7 +169,7 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     return cls_weight * ovr + ce_weight * ce, ovr, ce, torch.cat(p_number)
 
 
-def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
+def _chunk_size(config: CausalConfig, positions: int) -> int:
     if isinstance(config.loss_chunk_size, int):
         return config.loss_chunk_size
     most = AUTO_CHUNK_ELEMENTS // config.vocab_size
@@ -177,7 +177,7 @@ def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
 
 
 def _encode_targets(
-    labels: Tensor, targets: Tensor | None, fields: Tensor | None, config: CausalQwen2Config
+    labels: Tensor, targets: Tensor | None, fields: Tensor | None, config: CausalConfig
 ) -> Tensor | None:
     """Targets on the number head's scale, flat; 0 where the label is not a number."""
     if config.num_token_id is None:
@@ -229,7 +229,7 @@ def _regression(
     p_number: Tensor,
     target: Tensor | None,
     num_numbers: Tensor | int | None,
-    config: CausalQwen2Config,
+    config: CausalConfig,
 ) -> Tensor:
     """sum(gate L_nll) / sum(m): exactly 0, with a graph, when there is no number."""
     if target is None:
