@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from causal_qwen import _aliases, _registration
+from causal_qwen.families import FAMILIES, QWEN2
 from causal_qwen.paths import install_hint
 
 __version__ = "0.4.0.dev2"
@@ -36,6 +37,11 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "infer_individual": "analysis.posterior",
     "stability_violations": "analysis.counterfactual",
 }
+_FAMILIES = {  # classes of the other families of base models, made when they are first needed
+    name: "backbones"
+    for family in FAMILIES
+    for name in (*(family.names if family != QWEN2 else ()), family.classifier)
+}
 __all__ = ["__version__", *_MODULES]
 
 if TYPE_CHECKING:
@@ -59,10 +65,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    place = _MODULES.get(name) or _FAMILIES.get(name)
+    if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        module = importlib.import_module(f"{__name__}.{place}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("torch", "transformers"):
             raise
@@ -73,7 +80,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_FAMILIES])
 
 
 _aliases.install()

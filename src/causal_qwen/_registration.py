@@ -3,7 +3,7 @@
 `AutoModel.register` needs the class, and importing it while transformers is half imported fails.
 So the names are entered where transformers keeps those of its own models: it imports
 `transformers.models.<model_type>` when one of them is needed, here an alias of this package, whose
-lazy names import the classes. `model.py` and `processor.py` register the classes by the public
+lazy names import the classes. `backbones.py` and `processor.py` register the classes by the public
 method, too. Then `AutoModelForCausalLM.from_pretrained` loads CausalQwen directories without
 `trust_remote_code`.
 """
@@ -12,36 +12,54 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
 import wrapt
 
+from causal_qwen.families import FAMILIES, Family
+
 AUTO = "transformers.models.auto"
-MODEL_TYPE = "causal_qwen2"
-NAMES = {  # module of transformers.models.auto -> table -> name of our class
-    "configuration_auto": {"CONFIG_MAPPING_NAMES": "CausalQwen2Config"},
+TABLES: dict[str, dict[str, Callable[[Family], str]]] = {
+    # module of transformers.models.auto -> table -> the name of our class
+    "configuration_auto": {"CONFIG_MAPPING_NAMES": lambda family: family.names[0]},
     "modeling_auto": {
-        "MODEL_MAPPING_NAMES": "CausalQwenModel",
-        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "CausalQwenForCausalLM",
+        "MODEL_MAPPING_NAMES": lambda family: family.names[1],
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": lambda family: family.names[2],
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": lambda family: family.classifier,
     },
-    "processing_auto": {"PROCESSOR_MAPPING_NAMES": "CausalQwenProcessor"},
+    "processing_auto": {"PROCESSOR_MAPPING_NAMES": lambda _: "CausalQwenProcessor"},
 }
+PEFT = "peft.utils.constants"  # its default target_modules, by model_type
 
 
 def install() -> None:
     """Enter the names when transformers imports its tables.
 
-    If it already has, the tables were read, too: register the classes themselves, at once.
+    If it already has, the tables were read, too: then Qwen2's classes are registered at once, and
+    those of another family when its configuration is first needed.
     """
     is_late = hasattr(sys.modules.get(f"{AUTO}.modeling_auto"), "AutoModelForCausalLM")
-    for module, tables in NAMES.items():
+    for module, tables in TABLES.items():
         wrapt.register_post_import_hook(partial(_enter, tables), f"{AUTO}.{module}")
+    wrapt.register_post_import_hook(_enter_targets, PEFT)
     if is_late:
-        importlib.import_module("causal_qwen.model")
+        importlib.import_module("causal_qwen.backbones")
 
 
-def _enter(tables: dict[str, str], auto: ModuleType) -> None:
-    sys.modules.setdefault(f"transformers.models.{MODEL_TYPE}", sys.modules["causal_qwen"])
-    for table, name in tables.items():
-        getattr(auto, table)[MODEL_TYPE] = name
+def _enter(tables: dict[str, Callable[[Family], str]], auto: ModuleType) -> None:
+    for family in FAMILIES:
+        alias = f"transformers.models.{family.model_type}"
+        sys.modules.setdefault(alias, sys.modules["causal_qwen"])
+        for table, name_of in tables.items():
+            getattr(auto, table)[family.model_type] = name_of(family)
+
+
+def _enter_targets(constants: ModuleType) -> None:
+    """Every default of PEFT for a base model is the default of the causal one."""
+    for name, table in vars(constants).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict):
+            for family in FAMILIES:
+                if family.base in table:
+                    table.setdefault(family.model_type, table[family.base])

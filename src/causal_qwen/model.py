@@ -1,18 +1,22 @@
 """Model: the whole chain on one screen.
 
-text -> tokens + values -> embedding -> Qwen2 backbone -> z
+text -> tokens + values -> embedding -> backbone -> z
      z -> U (abduction) -> S_1..S_V, Y (action) -> token, value (decision) | loss
+
+`CausalBackbone` and `CausalChain` are our part of every family's classes; Qwen2's are at the end of
+the file, the others' are made from the table of `families.py` in `backbones.py`.
 """
 
+import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
@@ -22,22 +26,36 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.decoding.noise import UNoise
+from causal_qwen.families import mark_trained
 from causal_qwen.generation.documented_calls import DocumentedCalls
-from causal_qwen.generation.mixin import CausalGenerationMixin, adopt_generation_config
+from causal_qwen.generation.mixin import (
+    CausalGenerationMixin,
+    adopt_generation_config,
+    saved_as_sampling,
+)
 from causal_qwen.modeling.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
 from causal_qwen.modeling.action import (
     ActionHead,
     ActionNetwork,
     ValueHead,
+    apply_head,
     row_norms,
     score_pair,
 )
+from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import AUTO_CODE, AUTO_MODULE, CausalQwen2Config
+from causal_qwen.modeling.configuration import (
+    AUTO_MODULE,
+    CausalConfig,
+    CausalQwen2Config,
+    auto_code,
+)
 from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_fields, shift_left
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.modeling.value_embedding import check_values, embed_values
 from causal_qwen.modeling.value_space import fit_field
+
+HUB_OPTIONS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr", "tags")
 
 
 @dataclass
@@ -63,6 +81,8 @@ class CausalQwenOutput(ModelOutput):
     classification_loss: Tensor | None = None  # the loss's terms, for the record
     regression_loss: Tensor | None = None
     compatibility_loss: Tensor | None = None
+    aux_loss: Tensor | None = None  # of a mixture of experts, with output_router_logits=True
+    router_logits: tuple[Tensor, ...] | None = None
 
     @property
     def loc_S(self) -> Tensor | None:
@@ -90,9 +110,9 @@ def _distribution(name: str, loc: Tensor | None, scale: Tensor | None) -> Cauchy
 
 
 class CausalInitMixin:
-    """How every parameter beyond Qwen2's starts; weights already loaded are left alone."""
+    """How every parameter beyond the base's starts; weights already loaded are left alone."""
 
-    config: CausalQwen2Config
+    config: CausalConfig
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -111,7 +131,7 @@ class CausalInitMixin:
             init.constant_(module.threshold, config.initial_threshold)
         else:
             super()._init_weights(module)  # type: ignore[misc]
-            if isinstance(module, CausalQwenModel):
+            if isinstance(module, CausalBackbone):
                 init.copy_(module.value_direction, initial_direction(config.hidden_size))
 
 
@@ -122,11 +142,14 @@ def initial_direction(size: int) -> Tensor:
     return direction / direction.norm()
 
 
-class CausalQwenModel(CausalInitMixin, Qwen2Model):
-    """Qwen2's backbone, which also reads numbers. Without numbers it is Qwen2's, bit for bit."""
+class CausalBackbone(CausalInitMixin):
+    """A base model's backbone, which also reads numbers. Without numbers it is the base's, bit for
+    bit. Mixed into Hugging Face's `XModel`."""
 
-    config_class = CausalQwen2Config
     _keep_in_fp32_modules_strict = ("value_direction",)
+    value_direction: Tensor
+    embed_tokens: nn.Embedding
+    training: bool
 
     @classmethod
     def from_pretrained(
@@ -136,21 +159,29 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
         from causal_qwen.conversion.convert import load_backbone
 
         return load_backbone(
-            super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs
+            cls,
+            super().from_pretrained,  # type: ignore[misc]
+            pretrained_model_name_or_path,
+            *args,
+            **kwargs,
         )
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: Hugging Face would copy our modules into every directory that is saved."""
+
     def post_init(self) -> None:
-        # Qwen2Model.__init__ ends here and initialises whatever parameters exist by then
+        # XModel.__init__ ends here and initialises whatever parameters exist by then
         direction = initial_direction(self.config.hidden_size).to(torch.empty(0).device)
         if self.config.value_direction_trainable:
             self.value_direction = nn.Parameter(direction)
         else:
-            self.register_buffer("value_direction", direction)
-        super().post_init()
+            self.register_buffer("value_direction", direction)  # type: ignore[attr-defined]
+        super().post_init()  # type: ignore[misc]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         direction = self.value_direction.data
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[misc]
         if self.value_direction.dtype.itemsize < 4:  # as in Float32Module
             self.value_direction.data = direction.to(self.value_direction.device)
         return self
@@ -166,7 +197,9 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
         numeric_values: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
-        if input_ids is not None and not input_ids.numel():  # Qwen2 cannot reshape nothing
+        if input_ids is None and numeric_values is not None and not numeric_values.any():
+            numeric_values = None  # beside embeddings, as of prompt tuning: there is no number
+        if input_ids is not None and not input_ids.numel():  # no base can reshape nothing
             nothing = self.embed_tokens(input_ids)
             return BaseModelOutputWithPast(nothing, past_key_values=past_key_values)
         num_token_id = self.config.num_token_id
@@ -179,7 +212,7 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
             # a trained parameter without a gradient breaks FSDP: stay in the graph, with weight 0
             unused = 0.0 * self.value_direction.sum().to(self.embed_tokens.weight.dtype)
             inputs_embeds, input_ids = self.embed_tokens(input_ids) + unused, None
-        return super().forward(
+        return super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -193,25 +226,30 @@ class CausalQwenModel(CausalInitMixin, Qwen2Model):
         """ids (B, T) + values (B, T) -> inputs_embeds (B, T, H)"""
         if input_ids is None:
             raise ValueError("numeric_values go with input_ids, not with inputs_embeds.")
+        direction = self.value_direction
+        if (scale := getattr(self.embed_tokens, "embed_scale", None)) is not None:
+            direction = direction * scale  # Gemma's: as if added before the embeddings are scaled
         return embed_values(
             self.embed_tokens(input_ids),
             numeric_values,
             input_ids.eq(self.config.num_token_id or 0),
-            self.value_direction,
+            direction,
             self.config.numeric_encoding,
         )
 
 
-class CausalQwenForCausalLM(
-    CausalInitMixin, CausalGenerationMixin, DocumentedCalls, Qwen2ForCausalLM, GenerationMixin
-):
-    """`Qwen2ForCausalLM` with an individual U between hidden state and scores.
+class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
+    """An individual U between the hidden state and the scores. Mixed into `XForCausalLM`.
 
     Drop-in: `logits` are the base model's until training changes them, and every Hugging Face
     tool that reads logits reads loc_S.
     """
 
-    config_class = CausalQwen2Config
+    base_class: ClassVar[Any]  # XForCausalLM
+    backbone_class: ClassVar[Any]
+    config: CausalConfig
+    name_or_path: str
+    model: Any
     lm_head: ActionHead
     # a, b, C and W_scale decide between tokens whose scores differ in the last float32 bit
     _keep_in_fp32_modules_strict = (
@@ -223,20 +261,21 @@ class CausalQwenForCausalLM(
         "value_direction",
     )
 
-    def __init__(self, config: CausalQwen2Config) -> None:
-        super(Qwen2ForCausalLM, self).__init__(config)  # its own backbone and head are not ours
+    def __init__(self, config: CausalConfig) -> None:
+        # the base's own backbone and head are not ours
+        super(self.base_class, self).__init__(config)  # type: ignore[call-arg]
         self.vocab_size = config.vocab_size
-        self.model = CausalQwenModel(config)
-        self.lm_head = ActionHead(config.latent_size, config.vocab_size, bias=config.head_bias)
+        self.model = self.backbone_class(config)
+        self.lm_head = ActionHead.of(config)
         self.abduction = AbductionNetwork(config)
         self.action = ActionNetwork(config)
         self.decision = Decision(config)
-        self.post_init()
+        self.post_init()  # type: ignore[attr-defined]
         self.generation_config = adopt_generation_config(self.generation_config)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self.lm_head.weight.dtype
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[misc]
         if self.lm_head.weight.dtype != before and not self.lm_head.weight.is_meta:
             self.action.restore_equality(self.lm_head.weight)
         return self
@@ -277,6 +316,8 @@ class CausalQwenForCausalLM(
         """
         # not a named argument: Trainer would look for `shift_labels` in every batch
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        if hasattr(self.config, "output_router_logits"):  # a mixture of experts
+            kwargs.setdefault("output_router_logits", self.config.output_router_logits)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -297,7 +338,7 @@ class CausalQwenForCausalLM(
         if skip_logits:
             output_scale_S = False
         elif u_noise is None:
-            loc_scores = self.lm_head(u.loc)  # (B, T, V)
+            loc_scores = apply_head(self.lm_head, u.loc)  # (B, T, V)
         else:
             loc_scores, shift, value_shift = self.score_moved(u, u_noise)
         widened = self.action.widen(u)
@@ -316,6 +357,8 @@ class CausalQwenForCausalLM(
             scale_Y=y.scale,
             shift_S=shift,
             shift_Y=value_shift,
+            aux_loss=self._balance(outputs, attention_mask),
+            router_logits=getattr(outputs, "router_logits", None),
         )
         if labels is not None or shift_labels is not None:
             terms = self._loss(
@@ -333,7 +376,22 @@ class CausalQwenForCausalLM(
             output.classification_loss = terms.classification
             output.regression_loss = terms.regression.detach()
             output.compatibility_loss = terms.compatibility
+            if output.aux_loss is not None:
+                weighted = self.config.router_aux_loss_coef * output.aux_loss  # type: ignore[attr-defined]
+                output.loss = output.loss + weighted.to(output.loss.device)
         return output
+
+    def _balance(self, outputs: Any, attention_mask: Tensor | None) -> Tensor | None:
+        """The load-balancing loss of a mixture of experts, by the base model's own function."""
+        routers = getattr(outputs, "router_logits", None)
+        if not routers:
+            return None
+        config: Any = self.config
+        balance = sys.modules[self.base_class.__module__].load_balancing_loss_func
+        loss: Tensor = balance(
+            routers, config.num_experts, config.num_experts_per_tok, attention_mask
+        )
+        return loss
 
     def _loss(
         self,
@@ -398,11 +456,14 @@ class CausalQwenForCausalLM(
         """
         last = Cauchy(u.loc[:, -1], u.scale[:, -1])
         displacement = self.action.displacement(last, noise)
-        loc_scores, shift = score_pair(last.loc, displacement, self.lm_head)
+        loc_scores, shift = score_pair(
+            last.loc, displacement, self.lm_head, self.config.logit_softcap
+        )
         loc_scores = loc_scores.unsqueeze(1)
         if u.loc.shape[1] > 1:
-            loc_scores = torch.cat([self.lm_head(u.loc[:, :-1]), loc_scores], dim=1)
-        return loc_scores, shift.unsqueeze(1), self.action.value(displacement, moved=True)
+            loc_scores = torch.cat([apply_head(self.lm_head, u.loc[:, :-1]), loc_scores], dim=1)
+        value_shift = apply_head(self.action.value, displacement, moved=True)
+        return loc_scores, shift.unsqueeze(1), value_shift
 
     def predict(self, texts: str | Sequence[str], processor: Any, **options: Any) -> Any:
         """The number that each text asks for next, as a `NumberPrediction`.
@@ -411,7 +472,7 @@ class CausalQwenForCausalLM(
         """
         from causal_qwen.regression.prediction import predict
 
-        return predict(self, texts, processor, **options)
+        return predict(self, texts, processor, **options)  # type: ignore[arg-type]
 
     def fit_value_field(self, name: str, values: Any) -> None:
         """Standardise the targets called `name` by the median and IQR of training values.
@@ -423,7 +484,7 @@ class CausalQwenForCausalLM(
         self.config.value_fields = fields
 
     @classmethod
-    def from_qwen(cls, base: Any = "smollm2-135m", **options: Any) -> "CausalQwenForCausalLM":
+    def from_qwen(cls, base: Any = "smollm2-135m", **options: Any) -> Any:
         """A causal model that starts as `base` and behaves exactly like it.
 
         See `convert_model` in `causal_qwen.conversion.convert` for bases and options.
@@ -436,25 +497,64 @@ class CausalQwenForCausalLM(
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Load a CausalQwen checkpoint, or a plain Qwen2 one, which is then calibrated."""
+        """Load a CausalQwen checkpoint, or a plain one, which is then calibrated.
+
+        Checkpoints of another family are loaded by that family's class.
+        """
         from causal_qwen.conversion.convert import load
 
-        return load(cls, super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
+        from_pretrained = super().from_pretrained  # type: ignore[misc]
+        return load(cls, from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:
-        """Also writes the file through which tools find the CausalQwen classes."""
-        super().save_pretrained(save_directory, *args, **kwargs)
+        """Also writes the file through which tools find the CausalQwen classes, a model card if
+        there is none, and, once W_loc is trained, a config.json that plain loaders refuse."""
+        push, options = kwargs.pop("push_to_hub", False), {}
+        if push:
+            options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
+        with saved_as_sampling(self):
+            super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        directory = Path(save_directory)
         if kwargs.get("is_main_process", True):
-            Path(save_directory, f"{AUTO_MODULE}.py").write_text(AUTO_CODE, encoding="utf-8")
+            code = auto_code(self.config.family)
+            (directory / f"{AUTO_MODULE}.py").write_text(code, encoding="utf-8")
+            if not self.is_plain(kwargs.get("state_dict")):
+                fields = json.loads((directory / "config.json").read_text("utf-8"))
+                marked = json.dumps(mark_trained(fields), indent=2) + "\n"
+                (directory / "config.json").write_text(marked, encoding="utf-8")
+            if not (card := directory / "README.md").exists():
+                card.write_text(model_card(self.config, self.name_or_path), encoding="utf-8")
+        if push:
+            self.push_to_hub(options.pop("repo_id", directory.name), **options)  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def is_plain(self, state: Mapping[str, Tensor] | None = None) -> bool:
+        """Whether loc_S = W z, as in the base model: W_loc is the identity, and all biases are 0.
+
+        `state` replaces the parameters in memory, which may be sharded or offloaded.
+        """
+        own = self.state_dict() if state is None else state  # type: ignore[attr-defined]
+        names = ("abduction.loc.weight", "abduction.loc.bias", "lm_head.bias")
+        found = [own[name] for name in names if name in own]
+        if any(tensor.is_meta for tensor in found) or len(found) < 2:
+            return False
+        weight, *biases = (t.full_tensor() if hasattr(t, "full_tensor") else t for t in found)
+        is_identity = torch.equal(weight, torch.eye(*weight.shape).to(weight))
+        return is_identity and not any(bool(bias.any()) for bias in biases)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: Hugging Face would copy our modules into every directory that is saved."""
 
     def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> ActionHead:
         """HF builds a plain Linear; the law needs its own class."""
-        plain = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        plain = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)  # type: ignore[misc]
         head = ActionHead(
             plain.in_features, plain.out_features, bias=plain.bias is not None, device="meta"
         )
+        head.divisor, head.softcap = self.config.logit_divisor, self.config.logit_softcap
         head.weight, head.bias = plain.weight, plain.bias
         head._is_hf_initialized = True  # type: ignore[assignment]
         return head
@@ -462,7 +562,7 @@ class CausalQwenForCausalLM(
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """New tokens get the usual threshold, and the noise that gives them the usual scale."""
         old = len(self.decision.threshold)
-        embeddings: nn.Embedding = super().resize_token_embeddings(*args, **kwargs)
+        embeddings: nn.Embedding = super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
         if (size := embeddings.weight.shape[0]) != old:
             norms = row_norms(self.lm_head.weight.detach()).float()
             noise, threshold = self.action.decision_noise, self.decision.threshold
@@ -484,6 +584,15 @@ def _resized(old: nn.Parameter, new: Tensor) -> nn.Parameter:
     return nn.Parameter(new, requires_grad=old.requires_grad)
 
 
-AutoConfig.register(CausalQwen2Config.model_type, CausalQwen2Config, exist_ok=True)
-AutoModel.register(CausalQwen2Config, CausalQwenModel, exist_ok=True)
-AutoModelForCausalLM.register(CausalQwen2Config, CausalQwenForCausalLM, exist_ok=True)
+class CausalQwenModel(CausalBackbone, Qwen2Model):
+    """Qwen2's backbone, which also reads numbers."""
+
+    config_class = CausalQwen2Config
+
+
+class CausalQwenForCausalLM(CausalChain, Qwen2ForCausalLM, GenerationMixin):
+    """`Qwen2ForCausalLM` with an individual U between hidden state and scores."""
+
+    config_class = CausalQwen2Config
+    base_class = Qwen2ForCausalLM
+    backbone_class = CausalQwenModel

@@ -21,12 +21,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from causal_qwen.families import is_causal
+
 MANIFEST = "manifest.json"
 FORMAT = "causal-qwen"  # of a manifest; other programs write files of that name, too
 LOCK = "causal-qwen.lock"
 LISTED = 10  # files that a message names
 EDITABLE = "generation_config.json"  # users edit it: another size is no damage if it is JSON
-MODEL_TYPE = "causal_qwen2"
+CARD = "README.md"  # users write it
 # Version 0.3.0 wrote no manifest, and `save_pretrained` writes none: such directories are ours if
 # they have no other files than these, and a config.json of our model type or a regressor's files.
 KNOWN = re.compile(
@@ -35,6 +37,7 @@ KNOWN = re.compile(
     r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt|tokenizer\.model"
     r"|(processor|preprocessor)_config\.json|chat_template\.(jinja|json)"
+    r"|README\.md"
     r")|regressor\.(json|safetensors)|sources\.skops|manifest\.json"
 )
 
@@ -217,7 +220,7 @@ def _is_saved_model(directory: Path) -> bool:
     if all((directory / f"regressor.{kind}").is_file() for kind in ("json", "safetensors")):
         return True
     config = _read_json(directory / "config.json")
-    return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
+    return isinstance(config, dict) and is_causal(config.get("model_type"))
 
 
 def _files(directory: Path) -> Iterator[str]:
@@ -345,7 +348,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def _is_edited(file: Path) -> bool:
-    return file.name == EDITABLE and isinstance(_read_json(file), dict)
+    return file.name == CARD or (file.name == EDITABLE and isinstance(_read_json(file), dict))
 
 
 def file_sha256(file: Path) -> str:

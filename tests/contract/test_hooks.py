@@ -67,6 +67,7 @@ GENERATION = (
     Hook(
         GenerationMixin, "_update_model_kwargs_for_generation", ("outputs", "model_kwargs"), MIXIN
     ),
+    Hook(GenerationMixin, "_validate_model_kwargs", ("model_kwargs",), MIXIN),
     Hook(GenerationMixin, "_sample", ("input_ids", "streamer", "model_kwargs"), MIXIN),
     Hook(GenerationMixin, "_beam_search", ("input_ids", "model_kwargs"), MIXIN),
     Hook(

@@ -84,6 +84,7 @@ def test_remote_code_beside_the_weights_is_our_classes(saved: Path) -> None:
 
 
 @pytest.mark.slow  # a process that imports torch
+@pytest.mark.ecosystem("trust_remote_code=True without importing us", "works")
 def test_trust_remote_code_loads_our_classes_without_importing_us(saved: Path) -> None:
     """`trust_remote_code=True` runs the one-line module beside the weights."""
     code = (
@@ -96,6 +97,7 @@ def test_trust_remote_code_loads_our_classes_without_importing_us(saved: Path) -
     assert done.stdout.split() == ["causal_qwen.model", "CausalQwenForCausalLM"]
 
 
+@pytest.mark.ecosystem("device_map", "works")
 def test_device_map_is_supported(saved: Path) -> None:
     model = CausalQwenForCausalLM.from_pretrained(saved, device_map="auto")
     plain = CausalQwenForCausalLM.from_pretrained(saved)
@@ -103,6 +105,7 @@ def test_device_map_is_supported(saved: Path) -> None:
     assert torch.equal(model.generate(ids, max_new_tokens=4), plain.generate(ids, max_new_tokens=4))
 
 
+@pytest.mark.ecosystem("pipeline", "works")
 def test_pipeline_returns_the_text_of_generate(short: Any) -> None:
     tokenizer, model = short
     prompt = "The train was late, so"

@@ -12,22 +12,24 @@ PACKAGE = "causal_qwen"
 SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 
 # One rule per room (a package, or a file at the top): the rooms that it may import.
-_GROUND = {"options", "outputs", "paths", "terminal"}
+_GROUND = {"families", "options", "outputs", "paths", "terminal"}
 _TORCH_FREE = {"options", "text", "individuals", "decoding"}
-_MODEL = _TORCH_FREE | {"modeling", "generation", "model"}
+_MODEL = _TORCH_FREE | {"families", "modeling", "generation", "model", "backbones"}
 _LIBRARY = _GROUND | _MODEL | {"engine", "conversion", "analysis", "training", "regression"}
 ROOMS: dict[str, set[str]] = {
+    "families": set(),
     "options": set(),
-    "outputs": set(),
+    "outputs": {"families"},
     "paths": {"outputs"},
     "terminal": set(),
     "text": {"options"},
     "individuals": {"options", "outputs"},
     "decoding": {"options", "individuals"},
-    "engine": _TORCH_FREE | {"outputs", "terminal"},
-    "modeling": _TORCH_FREE,
+    "engine": _TORCH_FREE | {"families", "outputs", "terminal"},
+    "modeling": _TORCH_FREE | {"families"},
     "generation": _TORCH_FREE | {"modeling"},
-    "model": _TORCH_FREE | {"modeling", "generation"},
+    "model": _TORCH_FREE | {"families", "modeling", "generation"},
+    "backbones": _TORCH_FREE | {"families", "modeling", "model"},
     "conversion": _GROUND | _MODEL | {"engine"},
     "analysis": _GROUND | _MODEL | {"engine", "conversion"},
     "training": _GROUND | _MODEL | {"conversion"},
@@ -37,11 +39,12 @@ ROOMS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "_aliases": set(),
     "_startup": set(),
-    "_registration": {"model"},
+    "_registration": {"backbones", "families"},
     "__init__": _LIBRARY | {"_aliases", "_registration", "_startup"},
 }
 NO_TORCH = (
-    *("options", "outputs", "paths", "terminal", "text", "individuals", "decoding", "engine"),
+    *("families", "options", "outputs", "paths", "terminal"),
+    *("text", "individuals", "decoding", "engine"),
 )
 
 # (importing room, imported room) -> functions that may import against the rule, with the reason.

@@ -622,5 +622,5 @@ def test_overrides_replace_fields_of_a_plain_configuration(
 
 def test_other_architecture_raises_by_name(tmp_path: Path) -> None:
     LlamaConfig(hidden_size=H, num_attention_heads=4).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"'llama'.*from_qwen"):
+    with pytest.raises(ValueError, match=r"'llama'.*CausalLlamaConfig for this one"):
         CausalQwen2Config.from_pretrained(tmp_path)

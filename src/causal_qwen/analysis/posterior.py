@@ -45,6 +45,7 @@ from causal_qwen.decoding.decision import margin
 from causal_qwen.decoding.settings import first_given
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noise_bound
+from causal_qwen.modeling.action import apply_head, head_weight
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import check_choice
@@ -483,11 +484,12 @@ class Polytope:
         if not new:
             return
         self.seen.update(new)
-        weight = self.model.lm_head.weight.detach()
+        weight = head_weight(self.model.lm_head).detach()
         rows, floor = [], []
         for index, token in new:
             one = self.observations[index]
             lead = (weight[one.token].double() - weight[token].double()).cpu().numpy()
+            lead /= self.model.config.logit_divisor
             rows.append(lead * one.law)
             floor.append(one.loc[token] - one.loc[one.token] + self.margin)
             self.row_observations.append(index)
@@ -501,7 +503,7 @@ def _scores(model: CausalModel, moved: Tensor) -> Tensor:
     weight = model.lm_head.weight
     size = moved.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     scaled = (moved / size).to(weight.device, weight.dtype)
-    return model.lm_head(scaled, paired=True).double().cpu() * size
+    return apply_head(model.lm_head, scaled, paired=True).double().cpu() * size
 
 
 def _interval(

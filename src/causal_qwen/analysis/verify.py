@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import Qwen2ForCausalLM
 
+from causal_qwen.backbones import base_class
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.engine import Engine, KeyValueCache
+from causal_qwen.families import family_of, is_causal
 from causal_qwen.model import CausalQwenForCausalLM
 
 PROMPT = "The history of bread begins in the fields of the Levant, where people gathered wild grain"
@@ -172,12 +173,12 @@ def _numpy_stages(engine: Engine, ids: list[int]) -> Stages:
 @torch.no_grad()
 def _torch_stages(path: str | Path, ids: list[int], dtype: torch.dtype) -> Stages:
     fields = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-    is_causal = fields.get("model_type") == "causal_qwen2"
-    kind: Any = CausalQwenForCausalLM if is_causal else Qwen2ForCausalLM
+    has_heads = is_causal(fields.get("model_type"))
+    kind: Any = CausalQwenForCausalLM if has_heads else base_class(family_of(fields["model_type"]))
     with quiet():
         model = kind.from_pretrained(path, dtype=dtype).eval()
     own: dict[str, Any] = {}
-    if is_causal:
+    if has_heads:
         own = {"output_scale_S": False}
         if fields.get("num_token_id") in ids:  # every number is read as 0, as on the NumPy side
             own["numeric_values"] = torch.zeros(1, len(ids))

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from transformers import Qwen2ForCausalLM
 
 from causal_qwen.analysis.counterfactual import Counterfactual, World, counterfactual
 from causal_qwen.cli.doctor import cure
@@ -86,7 +85,7 @@ class Demo:
         if self.model.config.causal_size != self.model.config.hidden_size:
             return None
         with quiet():  # a converted checkpoint contains its base model
-            base = Qwen2ForCausalLM.from_pretrained(self.model.name_or_path).eval()
+            base = self.model.base_class.from_pretrained(self.model.name_or_path).eval()
         text = self.generate(PROMPT, causal_mode="standard")
         is_same = self.generate(PROMPT, base, do_sample=False) == text
         same, other = ("word for word the same text", "bold green"), ("different texts", "bold red")

@@ -14,12 +14,17 @@ from causal_qwen.options import Mode, Semantics
 from causal_qwen.terminal import print_json, status
 
 
-def demo(model: opt.ModelName = "", as_json: opt.Json = False) -> None:
+def demo(
+    model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
+    as_json: opt.Json = False,
+) -> None:
     """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
     """
-    processor, causal = load(model)
+    processor, causal = load(model, None, device, dtype)
     from causal_qwen.cli.demo import run
 
     run(processor, causal, as_json=as_json)
@@ -29,6 +34,8 @@ def generate(
     context: typer.Context,
     prompt: opt.Prompt,
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     mode: opt.DecodingMode = None,
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
@@ -53,7 +60,7 @@ def generate(
     """
     who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
     opt.check_seed(seed, mode)
-    processor, causal = load(model, numbers)
+    processor, causal = load(model, numbers, device, dtype)
     from causal_qwen.generation.streaming import chat_inputs, generate_text
 
     options, seed = opt.decoding_options(
@@ -89,6 +96,8 @@ def generate(
 
 def chat(
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     mode: Annotated[Mode, Option(help="Decision rule.")] = "causal",
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
@@ -109,7 +118,7 @@ def chat(
     Example: causal-qwen chat --individual 7
     """
     who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
-    processor, causal = load(model, numbers)
+    processor, causal = load(model, numbers, device, dtype)
     from causal_qwen.cli.chat import Conversation, run
 
     conversation = Conversation(
@@ -144,6 +153,8 @@ def counterfactual(
         Semantics, Option(help="Keep all noise (pearl) or redraw chance (disco).")
     ] = "pearl",
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     temperature: opt.Temperature = None,
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
@@ -165,9 +176,9 @@ def counterfactual(
     from causal_qwen.generation.streaming import remaining_context
 
     edit = parse_edit(prompt, token, number, other_model)
-    processor, causal = load(model)
+    processor, causal = load(model, None, device, dtype)
     if other_model is not None:
-        edit = parse_edit(other_model=load(other_model)[1])
+        edit = parse_edit(other_model=load(other_model, None, device, dtype)[1])
     encoding = "value" if number is not None else None
     inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
     own = {"temperature": temperature, "min_density": min_density, "persistence": persistence}

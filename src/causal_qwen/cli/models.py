@@ -43,14 +43,16 @@ def directory_of(model: str) -> Path:
     return embedded if is_converted(embedded) else Path(path_of(model))
 
 
-def load(model: str, numbers: str | None = None) -> tuple[Any, Any]:
+def load(
+    model: str, numbers: str | None = None, device: str = "auto", dtype: str = "auto"
+) -> tuple[Any, Any]:
     """-> processor, model"""
     path = path_of(model)
     with status() as progress:
         progress("loading the model")
         from causal_qwen.conversion.convert import open_model
 
-        processor, causal = open_model(path)
+        processor, causal = open_model(path, device, dtype)
     processor.encode_numbers = numbers or processor.encode_numbers
     return processor, causal
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from causal_qwen.options import NOISY_MODES, Mode, NumberReading
+from causal_qwen.options import NOISY_MODES, DType, Mode, NumberReading
 
 if TYPE_CHECKING:
     from causal_qwen.decoding.settings import DecodingSettings
@@ -114,6 +114,12 @@ RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", 
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
 Force = Annotated[bool, Option("--force", help="Overwrite a directory that this program wrote.")]
 NoCache = Annotated[bool, Option("--no-cache", help="Neither read nor write the feature cache.")]
+Device = Annotated[
+    str, Option("--device", help="auto (an accelerator if there is one), cpu, cuda, cuda:1, mps.")
+]
+Precision = Annotated[
+    DType, Option("--dtype", help="Type of the weights in memory. auto: as in the file.")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

@@ -18,6 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": generation.demo,
     "doctor": setup.doctor,
     "convert": setup.convert,
+    "export": setup.export,
     "generate": generation.generate,
     "chat": generation.chat,
     "counterfactual": generation.counterfactual,

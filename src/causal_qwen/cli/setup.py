@@ -1,4 +1,4 @@
-"""Setup: doctor, convert, app."""
+"""Setup: doctor, convert, export, app."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import check_model, unless_embedded
-from causal_qwen.options import Initialization
+from causal_qwen.cli.models import check_model, path_of, unless_embedded
+from causal_qwen.options import ExportFormat, ExportType, Initialization
 from causal_qwen.outputs import check_output_directory
 from causal_qwen.terminal import print_json, print_table, status
 
@@ -55,8 +55,8 @@ def convert(
     base: Annotated[
         str,
         Argument(
-            help="smollm2-135m (dequantised from a Q4_1 file), a hub name, a Qwen2 or Llama "
-            "directory, or a GGUF file.",
+            help="smollm2-135m (dequantised from a Q4_1 file), a hub name, a directory of a known "
+            "family (Qwen, Llama, Mistral, Gemma ...), or a GGUF file.",
             callback=opt.given,
         ),
     ],
@@ -81,7 +81,7 @@ def convert(
     force: opt.Force = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Convert a Qwen2 or Llama checkpoint to a causal model that behaves exactly like it.
+    """Convert a plain checkpoint to a causal model that behaves exactly like it.
 
     Example: causal-qwen convert smollm2-135m my-model
     """
@@ -110,8 +110,43 @@ def convert(
     print_table(f"{report.base} -> {output}", (), rows)
 
 
+def export(
+    model: Annotated[str, Argument(help="A converted model, or smollm2-135m.", callback=opt.given)],
+    output: Annotated[Path, Argument(help="The directory to create.")],
+    to: Annotated[
+        ExportFormat, Option(help="A plain checkpoint of the base's architecture, or GGUF.")
+    ] = "plain",
+    dtype: Annotated[
+        ExportType | None,
+        Option(help="Type of the weights. Default: the model's own; f16 in a GGUF file."),
+    ] = None,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a model for tools without this package: its scores loc_S, W_loc folded into the head.
+
+    Example: causal-qwen export my-model out --to gguf --dtype q8_0
+    """
+    check_output_directory(output, force)
+    path = path_of(model)
+    from causal_qwen.conversion.export import export as run
+
+    with status() as progress:
+        report = run(path, output, to=to, dtype=dtype, overwrite=force, progress=progress)
+    if as_json:
+        print_json(asdict(report))
+        return
+    rows = [
+        (name.replace("_", " "), "; ".join(value) if isinstance(value, tuple) else value)
+        for name, value in asdict(report).items()
+    ]
+    print_table(f"{model} -> {output}", (), rows)
+
+
 def playground(
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     host: Annotated[
         str,
         Option(help="The address to listen on; other machines need the token that is printed."),
@@ -135,7 +170,15 @@ def playground(
     """
     from causal_qwen.playground import launch
 
-    launch(unless_embedded(model) or "", host, port, open_browser=browser, auth=auth)
+    launch(
+        unless_embedded(model) or "",
+        host,
+        port,
+        open_browser=browser,
+        auth=auth,
+        device=device,
+        dtype=dtype,
+    )
 
 
 def _read_passages(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Base models: a name, directory or GGUF file -> `Qwen2ForCausalLM` and its tokenizer."""
+"""Base models: a name, directory or GGUF file -> a base model of a known family, its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from transformers import (
 )
 from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 
+from causal_qwen.backbones import base_class
 from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
     assemble,
@@ -36,12 +36,12 @@ from causal_qwen.conversion.checkpoint_io import (
 )
 from causal_qwen.engine.checkpoint import Shapes, check_checkpoint
 from causal_qwen.engine.weights import file_named, listed, read_json
+from causal_qwen.families import BY_BASE, BY_MODEL_TYPE, Family, family_of
 from causal_qwen.generation.mixin import adopt_generation_config
-from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.paths import EMBEDDED, embedded_gguf
 
 EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-CLASSES: dict[str, Any] = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
+GGUF_FAMILIES = ("qwen2", "qwen3", "llama")  # whose files' tensors are compared with the metadata
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 LLAMA_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -58,6 +58,8 @@ GGUF_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -84,15 +86,9 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
         return load_gguf(Path(name), dtype)
     directory = local_directory(name)
     fields = read_json(directory / CONFIG)
-    model_type = fields.get("model_type")
-    if model_type == CausalQwen2Config.model_type:
+    if (model_type := fields.get("model_type")) in BY_MODEL_TYPE:
         raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
-    if model_type not in CLASSES:
-        raise ValueError(
-            f"{name} has the architecture {model_type!r}; only Qwen2 and Llama can be converted."
-        )
-    kind = CLASSES[model_type]
-    check_no_bias(fields)
+    kind = base_class(family_of(model_type, name))
     check_weights(directory, fields)
     check_settings(directory, fields, kind.config_class)
     with file_named(directory / CONFIG), damaged_files_named(name), quiet():
@@ -118,7 +114,7 @@ def _source(base: str | os.PathLike[str]) -> str:
 
 def load_gguf(path: Path, dtype: Any = None) -> Any:
     """A GGUF file, all weights dequantised (to float32 by default)."""
-    kind = CLASSES[check_gguf(path)]
+    kind = base_class(BY_BASE[check_gguf(path)])
     with file_named(path), quiet(), contextlib.redirect_stderr(io.StringIO()):  # a stubborn bar
         model, info = kind.from_pretrained(
             path.parent,
@@ -139,10 +135,11 @@ def check_gguf(path: Path) -> str:
         raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
     with file_named(path):
         header, (metadata, _) = GgufHeader.from_file(str(path)), read_gguf_metadata(str(path))
-    if header.architecture not in CLASSES:
+    if header.architecture not in GGUF_FAMILIES:
         raise ValueError(
-            f"{path} has the architecture {header.architecture!r}; only Qwen2 and Llama can be "
-            "converted."
+            f"{path} has the architecture {header.architecture!r}; GGUF files of "
+            f"{', '.join(GGUF_FAMILIES)} can be converted, and directories with safetensors of "
+            f"{', '.join(BY_BASE)}."
         )
     size = path.stat().st_size - header.data_start
     if cut := [info.name for info in header.tensors if info.offset + info.nbytes > size]:
@@ -201,21 +198,37 @@ def load_tokenizer(base: str | os.PathLike[str]) -> Any:
     return tokenizer
 
 
+def family_of_model(model: Any) -> Family:
+    """The family of a base model in memory."""
+    name = type(model).__name__
+    family = family_of(getattr(getattr(model, "config", None), "model_type", None), name)
+    if not isinstance(model, base_class(family)):
+        raise ValueError(f"{name} cannot be converted; pass a {family.base_names[2]}.")
+    return family
+
+
+def as_convertible(model: Any, model_class: Any = None) -> Any:
+    """The base model itself; as Qwen2 if it is a Llama that Qwen2 expresses exactly."""
+    family = family_of_model(model)
+    is_asked = model_class is not None and model_class.config_class.family == family
+    if family.base != "llama" or is_asked or not has_qwen2_equivalent(model.config):
+        return model
+    return as_qwen2(model)
+
+
+def has_qwen2_equivalent(config: Any) -> bool:
+    """Whether a Llama is Qwen2 with zero q/k/v biases: no biases, heads that fill H."""
+    has_bias = any(getattr(config, name, False) for name in LLAMA_BIASES)
+    return not has_bias and config.head_dim * config.num_attention_heads == config.hidden_size
+
+
 def as_qwen2(model: Any) -> Any:
     """Llama is Qwen2 with zero q/k/v biases; the logits are identical."""
     if isinstance(model, Qwen2ForCausalLM):
         return model
-    if not isinstance(model, LlamaForCausalLM):
-        raise ValueError(
-            f"{type(model).__name__} cannot be converted; pass a Qwen2 or Llama model."
-        )
+    if not isinstance(model, LlamaForCausalLM) or not has_qwen2_equivalent(model.config):
+        raise ValueError(f"{type(model).__name__} of this configuration has no Qwen2 equivalent.")
     old = model.config
-    check_no_bias({name: getattr(old, name, False) for name in LLAMA_BIASES})
-    if old.head_dim * old.num_attention_heads != old.hidden_size:
-        raise ValueError(
-            f"A Llama model with head_dim={old.head_dim}, {old.num_attention_heads} heads and "
-            f"hidden_size={old.hidden_size} has no Qwen2 equivalent."
-        )
     config = Qwen2Config(**{name: getattr(old, name) for name in LLAMA_FIELDS}, dtype=old.dtype)
     state = dict(model.state_dict())
     for name, weight in model.state_dict().items():
@@ -224,9 +237,3 @@ def as_qwen2(model: Any) -> Any:
     qwen = assemble(Qwen2ForCausalLM.from_pretrained, config, state, model.dtype)
     qwen.generation_config = adopt_generation_config(model.generation_config)
     return qwen.eval()
-
-
-def check_no_bias(fields: Mapping[str, Any]) -> None:
-    for name in LLAMA_BIASES:
-        if fields.get("model_type", "llama") == "llama" and fields.get(name):
-            raise ValueError(f"A Llama model with {name}=True has no Qwen2 equivalent.")

@@ -125,6 +125,7 @@ def calibrate_scales(model: CausalModel, hidden: Tensor) -> tuple[float, float, 
     if bar is not None:
         loc, target = loc - bar, BAR_SUM
     per_token = row_norms(model.lm_head.weight) + model.action.decision_noise.abs()
+    per_token = per_token / config.logit_divisor
     threshold, gamma, b_noise = (
         None if isinstance(value, str) else float(value)  # "auto"
         for value in (config.ovr_threshold_init, config.gamma_init, config.b_noise_init)
@@ -272,7 +273,7 @@ def find_gain(
 
     def noise(place: int, keep: Tensor) -> Tensor:
         scale = torch.where(is_own, own[place, :, None], chance[place, :, None])  # (C, R)
-        return weight[keep].to(loc) @ (scale.to(loc) * t)
+        return weight[keep].to(loc) @ (scale.to(loc) * t) / model.config.logit_divisor
 
     return equal_gain(loc, noise)
 

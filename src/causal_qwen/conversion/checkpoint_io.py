@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine.checkpoint import (
     CAUSAL,
@@ -25,6 +26,7 @@ from causal_qwen.engine.checkpoint import (
     check_layers,
     check_numbers,
     expected_tensors,
+    has_expected_tensors,
 )
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.weights import (
@@ -40,7 +42,8 @@ from causal_qwen.engine.weights import (
     read_json,
     read_optional_json,
 )
-from causal_qwen.modeling.configuration import MOST_LAYERS, check_supported
+from causal_qwen.families import family_of, is_causal
+from causal_qwen.modeling.configuration import MOST_LAYERS
 from causal_qwen.outputs import check_complete
 from causal_qwen.paths import download
 
@@ -87,7 +90,7 @@ def check_files(
     has_config = config is None or os.path.lexists(directory / CONFIG)
     fields = read_json(directory / CONFIG) if has_config else given
     with file_named(directory / CONFIG):
-        check_supported(fields.get("model_type", CAUSAL))
+        family_of(fields.get("model_type", CAUSAL))
     names = (*SHAPE_FIELDS, "causal_size", "head_bias")
     if not any(options.get(name) for name in OTHER_WEIGHTS) and options["use_safetensors"]:
         check_weights(directory, fields | {name: given[name] for name in names if name in given})
@@ -113,8 +116,9 @@ def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any
         check_lengths(fields)
         check_numbers(fields)
         config = config_class.from_pretrained(directory)
-        if config.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act={config.hidden_act!r} is unknown; Qwen2 has 'silu'.")
+        name = "hidden_activation" if hasattr(config, "hidden_activation") else "hidden_act"
+        if (activation := getattr(config, name)) not in ACT2FN:
+            raise ValueError(f"{name}={activation!r} is unknown; Qwen2 has 'silu'.")
         if not -config.vocab_size <= (config.pad_token_id or 0) < config.vocab_size:
             raise ValueError(
                 f"pad_token_id={config.pad_token_id} is outside the vocabulary of "
@@ -136,11 +140,15 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
     shapes = {name: entry.shape for name, entry in entries.items()}
     if shapes and not any(name.startswith("model.") for name in shapes):
         shapes = {f"model.{name}": shape for name, shape in shapes.items()}  # a backbone alone
+    has_known_shapes = has_expected_tensors(fields)
     with file_named(directory / CONFIG):
         check_layers(fields, shapes, str(directory))
-        expected = expected_tensors(fields)
+        expected = expected_tensors(fields) if has_known_shapes else _described_tensors(fields)
     if fields.get("quantization_config") is None:
-        check_shapes(shapes, expected, str(directory))
+        if has_known_shapes:
+            check_shapes(shapes, expected, str(directory))
+        else:  # this family's files may name and split their tensors differently
+            _check_size(expected, sum(file.stat().st_size for file in headers), directory)
         if strange := [n for n, entry in entries.items() if entry.dtype not in FLOATS]:
             raise ValueError(
                 f"{directory} stores {listed(strange)} as {entries[strange[0]].dtype}, which is no "
@@ -148,12 +156,21 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
             )
     else:
         _check_size(expected, sum(file.stat().st_size for file in headers), directory)
-    is_causal = fields.get("model_type", CAUSAL) == CAUSAL
-    if not is_causal and (ours := sorted(causal_tensors(fields).keys() & shapes.keys())):
+    is_ours = is_causal(fields.get("model_type", CAUSAL))
+    if not is_ours and (ours := sorted(causal_tensors(fields).keys() & shapes.keys())):
         raise ValueError(
             f"{directory} has {listed(ours)} and model_type={fields.get('model_type')!r} in "
             "config.json; use the config.json of this model."
         )
+
+
+def _described_tensors(fields: Mapping[str, Any]) -> Shapes:
+    """The tensors of the model that config.json describes, without memory for their values."""
+    family = family_of(fields["model_type"])
+    kind = classes_of(family)[2] if is_causal(fields["model_type"]) else base_class(family)
+    with torch.device("meta"), quiet():
+        model = kind(kind.config_class.from_dict(dict(fields)))
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _check_size(expected: Shapes, size: int, directory: Path) -> None:
@@ -247,6 +264,7 @@ def assemble(
             None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
     check_loading_info(info, "The base model", may_lack)
+    model.name_or_path = model.config.name_or_path = ""  # not "None", which may be on the hub
     return model
 
 

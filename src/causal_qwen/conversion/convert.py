@@ -1,7 +1,8 @@
 """Conversion: a base model -> a calibrated causal model that behaves exactly like it.
 
 A base is `smollm2-135m` (the embedded default), a hub name, a local directory, a GGUF file, or a
-loaded model; of Qwen2 architecture, or Llama, which is Qwen2 with zero q/k/v biases.
+loaded model, of a family in `families.py`. A Llama model without biases is Qwen2 with zero q/k/v
+biases, and becomes that.
 """
 
 from __future__ import annotations
@@ -11,16 +12,25 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
-from causal_qwen.conversion.base_models import as_qwen2, load_base, load_tokenizer
+from causal_qwen.backbones import classes_of
+from causal_qwen.conversion.base_models import (
+    EMBEDDED_HUB,
+    as_convertible,
+    family_of_model,
+    load_base,
+    load_tokenizer,
+)
 from causal_qwen.conversion.calibration import TEXTS, Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
+    CONFIG,
     assemble,
     check_encodes,
     check_files,
@@ -33,14 +43,17 @@ from causal_qwen.conversion.checkpoint_io import (
     quiet,
     tokenizer_checked,
 )
+from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
+from causal_qwen.engine.weights import file_named, read_json
+from causal_qwen.families import Family, family_of
 from causal_qwen.generation.mixin import adopt_generation_config
-from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
+from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.options import INITIALIZATIONS, check_choice
-from causal_qwen.outputs import check_not_inside, new_directory
+from causal_qwen.outputs import CARD, check_not_inside, new_directory
 from causal_qwen.paths import (
     EMBEDDED,
     check_cache_directory,
@@ -48,7 +61,6 @@ from causal_qwen.paths import (
     is_converted,
 )
 
-PLAIN = "qwen2"
 HEADS = {"lm_head.weight", "lm_head.bias"}  # unread by the backbone, with the causal parameters
 DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "gamma_init": 10.0,
@@ -98,7 +110,7 @@ def convert_model(
         causal_size: C; larger than H pads (exact), smaller takes the best low-rank head.
         dtype: of the weights; the base model's own by default.
         texts: text to calibrate on instead of the built-in texts.
-        config_fields: further fields of `CausalQwen2Config`.
+        config_fields: further fields of the configuration, `CausalConfig`'s or the base's.
     """
     check_choice("init", init, INITIALIZATIONS)
     if isinstance(base, torch.nn.Module):
@@ -107,9 +119,10 @@ def convert_model(
         progress("loading the base model")
         source, base = base, load_base(base, dtype)
         tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
+    base = as_convertible(base, model_class)
     return _convert_loaded(
-        as_qwen2(base),
-        model_class,
+        base,
+        class_for(model_class, family_of_model(base)),
         tokenizer,
         init,
         progress,
@@ -167,9 +180,10 @@ def convert(
         check_not_inside(output, base)
     with new_directory(Path(output), overwrite) as directory:
         progress("loading the base model")
-        qwen = as_qwen2(load_base(base, options.pop("dtype", None)))
+        qwen = as_convertible(load_base(base, options.pop("dtype", None)))
         tokenizer = load_tokenizer(base)
-        model = _convert_loaded(qwen, CausalQwenForCausalLM, tokenizer, init, progress, **options)
+        model_class = classes_of(family_of_model(qwen))[2]
+        model = _convert_loaded(qwen, model_class, tokenizer, init, progress, **options)
         progress("comparing with the base model")
         report = compare(str(base), qwen, model, encode_texts(tokenizer, TEXTS))
         progress("saving")
@@ -177,7 +191,16 @@ def convert(
             model.save_pretrained(directory)
         if tokenizer is not None:
             CausalQwenProcessor(tokenizer).save_pretrained(directory)
+        name = EMBEDDED_HUB if str(base) == EMBEDDED else str(base)
+        card = model_card(model.config, name, figures(report))
+        (directory / CARD).write_text(card, encoding="utf-8")
     return report
+
+
+def figures(report: Report) -> dict[str, Any]:
+    """The figures of a report in one row each, without the base's name, which may be a path."""
+    found = asdict(report)
+    return {k: v for k, v in (found | (found.pop("calibration") or {})).items() if k != "base"}
 
 
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
@@ -211,8 +234,8 @@ def graft(qwen: Any, cls: Any, causal_size: int | None, fields: dict[str, Any]) 
         state |= resize_latent(state["lm_head.weight"], size)
     elif qwen.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
-    config = CausalQwen2Config.from_qwen2(qwen.config, causal_size=size, **fields)
-    from_pretrained = super(cls, cls).from_pretrained
+    config = cls.config_class.from_base(qwen.config, causal_size=size, **fields)
+    from_pretrained = super(CausalChain, cls).from_pretrained
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the number head starts at random: conversion is reproducible
         own = causal_tensors(config.to_dict())
@@ -287,11 +310,14 @@ def head_error(qwen: Any, model: CausalModel) -> float:
     return float((head - kept).norm() / head.norm())
 
 
-def open_model(path: str | os.PathLike[str]) -> tuple[CausalQwenProcessor, Any]:
-    """Load a converted model and its processor for inference."""
+def open_model(
+    path: str | os.PathLike[str], device: str = "cpu", dtype: str = "auto"
+) -> tuple[CausalQwenProcessor, Any]:
+    """Load a converted model and its processor for inference, on a device and in a dtype."""
+    place, kind = resolve_device(device), resolve_dtype(dtype)
     directory = local_directory(path)
     with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(path).eval()
+        model = CausalQwenForCausalLM.from_pretrained(path, dtype=kind).eval().to(place)
         if not os.path.lexists(directory / "tokenizer.json"):
             raise ValueError(
                 f"{path} has no tokenizer; copy the base model's tokenizer files there."
@@ -303,6 +329,35 @@ def open_model(path: str | os.PathLike[str]) -> tuple[CausalQwenProcessor, Any]:
     return processor, model
 
 
+def class_for(cls: Any, family: Family) -> Any:
+    """`cls`, or the class of the family: every class of ours opens checkpoints of all families."""
+    own = cls.config_class.family
+    if own == family:
+        return cls
+    place = 1 if issubclass(cls, CausalBackbone) else 2
+    if cls is not classes_of(own)[place]:
+        raise ValueError(
+            f"{cls.__name__} is a subclass for {own.base!r}, and the model's architecture is "
+            f"{family.base!r}; subclass {family.names[place]}."
+        )
+    return classes_of(family)[place]
+
+
+def _family_at(cls: Any, path: str | os.PathLike[str] | None, kwargs: dict[str, Any]) -> Family:
+    """The family of a checkpoint, or of the configuration given with it."""
+    config = kwargs.get("config")
+    if isinstance(config, PreTrainedConfig):
+        return family_of(config.model_type)
+    own: Family = cls.config_class.family
+    if path is None:
+        return own
+    file = local_directory(path, kwargs) / CONFIG
+    if not os.path.lexists(file):
+        return own
+    with file_named(file):
+        return family_of(read_json(file).get("model_type", own.model_type))
+
+
 def load(
     cls: Any,
     from_pretrained: Callable[..., Any],
@@ -311,16 +366,19 @@ def load(
     output_loading_info: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """`from_pretrained` for our checkpoints and for plain Qwen2 ones.
+    """`from_pretrained` for our checkpoints and for plain ones.
 
     A plain checkpoint lacks the causal parameters: they are calibrated here, on the built-in
     texts if the directory has a tokenizer. Loading stays fast: only conversion measures the noise
     gains, here they are the typical ones. Any other missing tensor is an error.
     """
-    model, info, fields = load_checked(from_pretrained, path, *args, **kwargs)
+    family = _family_at(cls, path, kwargs)
+    if (other := class_for(cls, family)) is not cls:
+        return other.from_pretrained(path, *args, output_loading_info=output_loading_info, **kwargs)
+    model, info, fields = load_checked(cls, from_pretrained, path, *args, **kwargs)
     check_tied(model, str(path))
     model.generation_config = adopt_generation_config(model.generation_config)
-    if fields.get("model_type") == PLAIN and kwargs.get("config") is None:
+    if fields.get("model_type") == family.base and kwargs.get("config") is None:
         assert path is not None
         model.config.compat_loss_weight = kwargs.get("compat_loss_weight", COMPAT_WEIGHT)
         tokenizer = load_tokenizer(path)
@@ -337,6 +395,7 @@ def load(
 
 
 def load_backbone(
+    cls: Any,
     from_pretrained: Callable[..., Any],
     path: str | os.PathLike[str] | None,
     *args: Any,
@@ -344,11 +403,14 @@ def load_backbone(
     **kwargs: Any,
 ) -> Any:
     """`from_pretrained` of the backbone, which leaves the heads of a checkpoint unread."""
-    model, info, _ = load_checked(from_pretrained, path, *args, reads_heads=False, **kwargs)
+    if (other := class_for(cls, _family_at(cls, path, kwargs))) is not cls:
+        return other.from_pretrained(path, *args, output_loading_info=output_loading_info, **kwargs)
+    model, info, _ = load_checked(cls, from_pretrained, path, *args, reads_heads=False, **kwargs)
     return (model, info) if output_loading_info else model
 
 
 def load_checked(
+    cls: Any,
     from_pretrained: Callable[..., Any],
     path: str | os.PathLike[str] | None,
     *args: Any,
@@ -357,12 +419,13 @@ def load_checked(
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The model, what Hugging Face reports of its loading, and the fields of config.json.
 
-    Only a plain Qwen2 checkpoint, or plain tensors without a path, may lack the causal parameters.
+    Only a plain checkpoint, or plain tensors without a path, may lack the causal parameters.
     """
     kwargs.setdefault("use_safetensors", True)
     kwargs.setdefault("trust_remote_code", False)
-    fields = {} if path is None else check_files(path, kwargs, CausalQwen2Config)
-    is_plain, where = fields.get("model_type") == PLAIN, str(path or "The state_dict")
+    fields = {} if path is None else check_files(path, kwargs, cls.config_class)
+    is_plain = fields.get("model_type") == cls.config_class.family.base
+    where = str(path or "The state_dict")
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
     own = set(causal_tensors(model.config.to_dict()))

@@ -13,6 +13,7 @@ import numpy as np
 
 from causal_qwen.engine import heads, qwen2
 from causal_qwen.engine.weights import LAYER, check_shapes, listed
+from causal_qwen.families import is_causal
 from causal_qwen.terminal import counted
 
 CAUSAL, LLAMA = "causal_qwen2", "llama"
@@ -68,12 +69,18 @@ def check_layers(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
         )
 
 
+def has_expected_tensors(fields: Mapping[str, Any]) -> bool:
+    """Whether the names and shapes of this architecture's tensors are known here."""
+    return fields.get("model_type", CAUSAL) in (*qwen2.MODEL_TYPES, LLAMA)
+
+
 def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a Qwen2, Llama or causal checkpoint."""
-    given = {name: fields[name] for name in SHAPE_FIELDS if name in fields}
+    """Name -> shape of every tensor of a Qwen2, Qwen3, Llama or causal checkpoint."""
+    names = ("model_type", *SHAPE_FIELDS) if fields.get("model_type") != LLAMA else SHAPE_FIELDS
+    given = {name: fields[name] for name in names if name in fields}
     shapes = qwen2.expected_tensors(qwen2.Qwen2Config.from_dict(given), fields.get("causal_size"))
     if fields.get("model_type") == LLAMA:  # Qwen2 without biases
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(".bias")}
-    if fields.get("model_type") == CAUSAL:
+    if is_causal(fields.get("model_type")):
         shapes |= heads.expected_tensors(fields)
     return shapes

@@ -23,7 +23,7 @@ from causal_qwen.decoding.settings import (
     first_given,
     resolve_settings,
 )
-from causal_qwen.engine.checkpoint import CAUSAL, check_checkpoint
+from causal_qwen.engine.checkpoint import check_checkpoint
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
 from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
 from causal_qwen.engine.qwen2 import (
@@ -47,6 +47,7 @@ from causal_qwen.engine.weights import (
     read_tensors,
     widen,
 )
+from causal_qwen.families import is_causal
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.outputs import check_complete
 from causal_qwen.terminal import counted
@@ -108,8 +109,8 @@ class Engine:
         if config.tie_word_embeddings:
             check_tied(parameters, where)
         self.model = Qwen2(config, parameters, where, fields.get("causal_size"))
-        is_causal = fields.get("model_type") == CAUSAL
-        self.heads = CausalHeads(fields, parameters, self.model.head) if is_causal else None
+        has_heads = is_causal(fields.get("model_type"))
+        self.heads = CausalHeads(fields, parameters, self.model.head) if has_heads else None
 
     @property
     def own_mode(self) -> str:

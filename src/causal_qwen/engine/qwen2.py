@@ -1,4 +1,4 @@
-"""Qwen2 in NumPy, from token ids to logits, top to bottom.
+"""Qwen2 and Qwen3 in NumPy, from token ids to logits, top to bottom.
 
     ids -> embedding -> [ x + attention(norm(x)) -> x + mlp(norm(x)) ] per layer -> norm -> head
 
@@ -6,6 +6,7 @@ Legend: B batch, T tokens read now, S tokens seen so far (the cache's length), H
 I intermediate size, V vocabulary, Q query heads, K key-value heads, G = Q/K query heads to each of
 them, D size of a head.
 
+Qwen3 has no biases, and normalises queries and keys head by head before they are rotated.
 Everything is float32, except cos and sin of the rotary angles (float64). Long inputs are processed
 in blocks, so no (T, T) array is allocated.
 """
@@ -25,6 +26,7 @@ from causal_qwen.decoding.context import context_length
 from causal_qwen.engine import threads
 from causal_qwen.engine.matrix import Matrix, project
 from causal_qwen.engine.weights import Float32, Stored, check_shapes, widen
+from causal_qwen.families import without_mark
 from causal_qwen.options import check_choice
 
 Ints = NDArray[np.int64]
@@ -35,7 +37,9 @@ BLOCK = 512  # tokens processed together by all layers
 MANY_KEYS = 2**19  # elements of a layer's keys from which its heads are divided among threads
 SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
 LOWEST = np.finfo(np.float32).min  # the score of a masked key; finite, to avoid 0/0
-MODEL_TYPES = ("qwen2", "causal_qwen2")
+QWEN3 = ("qwen3", "causal_qwen3")
+MODEL_TYPES = ("qwen2", "causal_qwen2", *QWEN3)
+QWEN3_HEAD_DIM = 128  # of config.json without head_dim
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
@@ -58,10 +62,11 @@ class Qwen2Config:
     tie_word_embeddings: bool = False
     rope: dict[str, Any] = field(default_factory=dict)
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, None for all tokens
+    is_qwen3: bool = False  # queries and keys are normalised, and there are no biases
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Qwen2Config:
-        """From config.json; defaults are those of Hugging Face's Qwen2."""
+        """From config.json; defaults are those of Hugging Face."""
         check_architecture(fields)
         sizes = {name: _size(fields, name) for name in _SIZES}
         heads = sizes["num_attention_heads"]
@@ -74,15 +79,18 @@ class Qwen2Config:
                 f"num_key_value_heads={key_value_heads}; config.json is damaged."
             )
         longest = _size(given, "max_position_embeddings")
+        is_qwen3 = fields.get("model_type") in QWEN3
+        head_dim = QWEN3_HEAD_DIM if is_qwen3 else sizes["hidden_size"] // heads
         return cls(
             **sizes,
             num_key_value_heads=key_value_heads,
-            head_dim=int(fields.get("head_dim") or sizes["hidden_size"] // heads),
+            head_dim=int(fields.get("head_dim") or head_dim),
             rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
             max_position_embeddings=longest,
             tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
             rope=_rope_fields(fields, longest),
             windows=_windows(fields, sizes["num_hidden_layers"]),
+            is_qwen3=is_qwen3,
         )
 
     @property
@@ -95,10 +103,12 @@ def check_architecture(fields: Mapping[str, Any]) -> None:
     model_type = fields.get("model_type", "qwen2")
     if model_type not in MODEL_TYPES:
         raise ValueError(
-            f"The checkpoint has the architecture {model_type!r}; this engine runs Qwen2 "
-            "(`causal-qwen convert` turns Llama models into it)."
+            f"The checkpoint has the architecture {model_type!r}; this engine runs Qwen2 and Qwen3 "
+            "(`causal-qwen convert` turns Llama models into Qwen2)."
         )
-    if (activation := fields.get("hidden_act", "silu")) != "silu":
+    if model_type in QWEN3 and fields.get("attention_bias"):
+        raise ValueError("attention_bias=True: this engine runs Qwen3 without biases.")
+    if (activation := without_mark(fields).get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
 
 
@@ -456,9 +466,11 @@ class Layer:
     query: Matrix  # (Q D, H)
     key: Matrix  # (K D, H)
     value: Matrix
-    query_bias: Float32  # (Q D,)
-    key_bias: Float32  # (K D,)
-    value_bias: Float32
+    query_bias: Float32 | None  # (Q D,)
+    key_bias: Float32 | None  # (K D,)
+    value_bias: Float32 | None
+    query_norm: Float32 | None  # (D,)
+    key_norm: Float32 | None
     output: Matrix  # (H, Q D)
     post_norm: Float32  # (H,)
     gate: Matrix  # (I, H)
@@ -470,6 +482,9 @@ class Layer:
         def vector(name: str) -> Float32:
             return widen(parameters[f"{prefix}.{name}"])
 
+        def optional(name: str) -> Float32 | None:
+            return vector(name) if f"{prefix}.{name}" in parameters else None
+
         def matrix(name: str) -> Matrix:
             return Matrix(parameters[f"{prefix}.{name}.weight"])
 
@@ -478,9 +493,11 @@ class Layer:
             query=matrix("self_attn.q_proj"),
             key=matrix("self_attn.k_proj"),
             value=matrix("self_attn.v_proj"),
-            query_bias=vector("self_attn.q_proj.bias"),
-            key_bias=vector("self_attn.k_proj.bias"),
-            value_bias=vector("self_attn.v_proj.bias"),
+            query_bias=optional("self_attn.q_proj.bias"),
+            key_bias=optional("self_attn.k_proj.bias"),
+            value_bias=optional("self_attn.v_proj.bias"),
+            query_norm=optional("self_attn.q_norm.weight"),
+            key_norm=optional("self_attn.k_norm.weight"),
             output=matrix("self_attn.o_proj"),
             post_norm=vector("post_attention_layernorm.weight"),
             gate=matrix("mlp.gate_proj"),
@@ -490,7 +507,7 @@ class Layer:
 
 
 def expected_tensors(config: Qwen2Config, head_size: int | None = None) -> dict[str, Any]:
-    """Name -> shape of every tensor of a Qwen2 checkpoint; the head reads `head_size` (H)."""
+    """Name -> shape of every tensor of a checkpoint; the head reads `head_size` (H)."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
@@ -499,9 +516,7 @@ def expected_tensors(config: Qwen2Config, head_size: int | None = None) -> dict[
         "self_attn.q_proj.weight": (queries, hidden),
         "self_attn.k_proj.weight": (keys, hidden),
         "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.q_proj.bias": (queries,),
-        "self_attn.k_proj.bias": (keys,),
-        "self_attn.v_proj.bias": (keys,),
+        **_attention_vectors(config, queries, keys),
         "self_attn.o_proj.weight": (hidden, queries),
         "post_attention_layernorm.weight": (hidden,),
         "mlp.gate_proj.weight": (inner, hidden),
@@ -515,6 +530,13 @@ def expected_tensors(config: Qwen2Config, head_size: int | None = None) -> dict[
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, head_size or hidden)
     return shapes
+
+
+def _attention_vectors(config: Qwen2Config, queries: int, keys: int) -> dict[str, Any]:
+    if config.is_qwen3:
+        return {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+    sizes = {"q": queries, "k": keys, "v": keys}
+    return {f"self_attn.{name}_proj.bias": (size,) for name, size in sizes.items()}
 
 
 class Qwen2:
@@ -607,12 +629,16 @@ class Qwen2:
         """Queries, keys and values, head by head. (B, T, H) -> (B, Q or K, T, D)"""
         batch, new, _ = normed.shape
         q, k, v = project(normed, layer.query, layer.key, layer.value)
-        q += layer.query_bias
-        k += layer.key_bias
-        v += layer.value_bias
+        biases = (layer.query_bias, layer.key_bias, layer.value_bias)
+        for x, bias in zip((q, k, v), biases, strict=True):
+            if bias is not None:
+                x += bias
         q, k, v = (
             x.reshape(batch, new, -1, self.config.head_dim).swapaxes(1, 2) for x in (q, k, v)
         )
+        if layer.query_norm is not None and layer.key_norm is not None:
+            eps = self.config.rms_norm_eps
+            q, k = rms_norm(q, layer.query_norm, eps), rms_norm(k, layer.key_norm, eps)
         return q, k, v
 
     def _positions(self, cache: KeyValueCache, batch: int, end: int) -> Ints:

@@ -59,13 +59,15 @@ def random_checkpoint(
     seed: int = 0,
     std: float = 0.02,
     is_causal: bool = False,
+    base: str = "qwen2",
 ) -> Path:
     """Write a checkpoint whose logits have the spread of a trained model.
 
-    `is_causal` adds CausalQwen's heads: W_loc = I, small varied scales, an equal threshold.
+    `is_causal` adds CausalQwen's heads: W_loc = I, small varied scales, an equal threshold. `base`
+    is the architecture, qwen2 or qwen3.
     """
     check_choice("dtype", dtype, KINDS)
-    config = {**fields, "model_type": "causal_qwen2" if is_causal else "qwen2"}
+    config = {**fields, "model_type": f"causal_{base}" if is_causal else base}
     shape = qwen2.Qwen2Config.from_dict(config)
     shapes = qwen2.expected_tensors(shape)
     heads = causal_heads.expected_tensors(config) if is_causal else {}

@@ -25,7 +25,7 @@ from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.mixin import noise_at
 from causal_qwen.modeling.abduction import AbductionNetwork
-from causal_qwen.modeling.action import ActionNetwork
+from causal_qwen.modeling.action import ActionNetwork, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
@@ -100,7 +100,7 @@ class ActionView(nn.Module):
             u = Cauchy(moved.to(loc_U.dtype), scale_U)
         else:
             u = self.law.widen(u)
-        return Cauchy(self.lm_head(u.loc), self.law.score_scale(u.scale, self.lm_head))
+        return Cauchy(apply_head(self.lm_head, u.loc), self.law.score_scale(u.scale, self.lm_head))
 
 
 class ClassifierView(nn.Module):

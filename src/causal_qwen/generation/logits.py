@@ -7,6 +7,7 @@ streamers, stopping criteria, caches and compiled forwards work unchanged.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from causal_qwen.decoding.decision import (
 )
 from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.modeling.action import head_weight
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.thresholds import over_bar
@@ -104,6 +106,11 @@ class DecisionProcessor(LogitsProcessor):
     def settings(self) -> DecodingSettings:
         return self.noise.settings
 
+    @functools.cached_property
+    def weight(self) -> Tensor:
+        """W, which does not change during a call of `generate`."""
+        return head_weight(self.model.lm_head)
+
     def observe(self, outputs: ModelOutput) -> None:
         """Take U, what noise adds to the scores, and the bar from the model's outputs."""
         self.u = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])
@@ -133,7 +140,7 @@ class DecisionProcessor(LogitsProcessor):
             if not self.want_scores:
                 return over
             return force_argmax(over.float(), choose_individual(loc, threshold))
-        if mode != "compatible" and not self.want_scores and is_plain(self.model.lm_head.weight):
+        if mode != "compatible" and not self.want_scores and is_plain(self.weight):
             scale, head = self.u.scale.to(loc.device), self._head_on(loc.device)
             chosen = decide(mode, loc, None, scale, head, bar)
             return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
@@ -152,7 +159,7 @@ class DecisionProcessor(LogitsProcessor):
         element of every row is compared, too, once per call of `generate`.
         """
         if self._head is None:
-            weight = self.model.lm_head.weight
+            weight = self.weight
             version = None if weight.is_inference() else weight._version
             sample = float(weight.flatten()[:: max(weight.shape[1] - 1, 1)].double().sum())
             key = (weight.data_ptr(), version, weight.shape, weight.dtype, sample)

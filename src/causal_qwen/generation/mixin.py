@@ -6,7 +6,9 @@ names the hook that an upgrade of transformers breaks.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,11 +21,13 @@ from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_give
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.values import ValueTracker
 from causal_qwen.modeling.value_space import field_space
+from causal_qwen.options import NOISY_MODES
 
 logger = logging.get_logger("transformers.causal_qwen")
 
 CUTS = ("top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 WARPERS = ("temperature", *CUTS)
+OWN_KWARGS = ("settings", "tracker", "decision_processor")
 DECODING = ("num_beams", "num_return_sequences", "is_assistant", "prompt_lookup_num_tokens")
 
 
@@ -144,6 +148,12 @@ class CausalGenerationMixin:
             model_kwargs["settings"] = settings
         self._prepare_values(prepared, model_kwargs, settings, beams, is_assisted)
         return prepared, model_kwargs
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        """HF reads the names that it accepts from `prepare_inputs_for_generation`, which PEFT's
+        prompt tuning replaces."""
+        known = {name: one for name, one in model_kwargs.items() if name not in OWN_KWARGS}
+        super()._validate_model_kwargs(known)  # type: ignore[misc]
 
     def _prepare_values(
         self,
@@ -306,6 +316,23 @@ def _complete(result: Any, model_kwargs: dict[str, Any]) -> Any:
     if (tracker := model_kwargs.get("tracker")) is not None:
         tracker.finish(result)
     return result
+
+
+@contextlib.contextmanager
+def saved_as_sampling(model: Any) -> Iterator[None]:
+    """Let HF save the temperature of a noisy mode, which it accepts beside do_sample=True only.
+
+    Nothing else changes: `causal` ignores do_sample, and `sampling` means it.
+    """
+    config = model.generation_config
+    is_noisy = getattr(config, "causal_mode", None) in NOISY_MODES and not config.do_sample
+    if is_noisy and any(getattr(config, name, None) is not None for name in WARPERS):
+        model.generation_config = copy.deepcopy(config)
+        model.generation_config.do_sample = True
+    try:
+        yield
+    finally:
+        model.generation_config = config
 
 
 def adopt_generation_config(config: GenerationConfig) -> GenerationConfig:

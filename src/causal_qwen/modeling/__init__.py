@@ -1,11 +1,12 @@
 """Modeling: the stages of the chain, one file each, in the order of the data flow.
 
-    text -> tokens + values -> embedding -> Qwen2 backbone -> z
+    text -> tokens + values -> embedding -> backbone -> z
          z -> U (abduction) -> S_1..S_V, Y (action) -> token, value (decision) | loss
 
-    configuration    fields added to Qwen2Config
+    configuration    fields added to the base model's configuration
     cauchy           the distribution: tails, quantiles, likelihood, CRPS
     value_space      values <-> the scale on which numbers are predicted
+    card             README.md of a saved directory
     processor        text -> ids + values, and back
     value_embedding  ids + values -> inputs_embeds
     abduction        z -> U

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 
 ABS_FLOOR = 1e-6
 
@@ -76,7 +76,7 @@ class ScaleNetwork(Float32Module, nn.Linear):
 class AbductionNetwork(nn.Module):
     """z (..., H) -> U: Cauchy with loc and scale (..., C)."""
 
-    def __init__(self, config: CausalQwen2Config) -> None:
+    def __init__(self, config: CausalConfig) -> None:
         super().__init__()
         self.activation = config.scale_activation
         self.loc = LocationNetwork(config.hidden_size, config.latent_size)

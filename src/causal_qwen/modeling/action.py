@@ -6,6 +6,11 @@
 
 W is `lm_head.weight` itself. `b_noise` is the exogenous noise that turns U into U'; `a`, the
 decision noise, is independent noise per token in proportion to the mean scale of U'.
+
+Families that divide their logits by d divide S: loc_S, scale_S and noise alike, a included.
+Families that cap their logits, g(x) = cap tanh(x / cap), cap the centre of S, and the individual's
+distance from it stays linear: S = g(W loc_U') + W (U' - loc_U'). So loc_S is the base model's logit
+in every bit, S is Cauchy, and noise can still change a choice where g is flat.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.modeling.abduction import Float32Module, float32_linear
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 
 EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that rounding can explain
 
@@ -29,8 +34,18 @@ EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that round
 class ActionHead(nn.Linear):
     """`lm_head`: W x (+ bias) for locations, |W| x for scales.
 
-    |W| is taken inside `forward`, where sharded or offloaded weights are whole.
+    |W| is taken inside `forward`, where sharded or offloaded weights are whole. The products are
+    divided by `divisor`, and locations capped by `softcap`, where the base model does it.
     """
+
+    divisor: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: CausalConfig) -> ActionHead:
+        head = cls(config.latent_size, config.vocab_size, bias=config.head_bias)
+        head.divisor, head.softcap = config.logit_divisor, config.logit_softcap
+        return head
 
     def forward(
         self,
@@ -38,35 +53,92 @@ class ActionHead(nn.Linear):
         absolute: bool = False,
         paired: bool = False,
         function: Callable[[Tensor, Tensor | None], Any] | None = None,
+        weight: Tensor | None = None,
     ) -> Any:
         """`absolute`: |W| x in float32. `paired`: W x without bias, fast for a few rows x.
-        `function` is called with W and the bias, which are whole here.
+        `function` is called with W and the bias, which are whole here. `weight` replaces W.
 
         A few rows cost the reading of W, once. On CPUs the float32 product keeps to that only as
         W X^T with X^T a transposed view: 16 ms for two rows where F.linear takes 87 (V = 151,936).
         """
+        weight = self.weight if weight is None else weight
         if function is not None:
-            return function(self.weight, self.bias)
+            return function(self._divided(dense(weight)), self.bias)
         if absolute:
-            return float32_linear(input, self.weight.abs().to(input.dtype))
-        if paired and input.device.type == "cpu" and input.dtype == torch.float32:
-            return torch.mm(self.weight, input.T).T
-        return F.linear(input, self.weight, None if paired else self.bias)
+            return self._divided(float32_linear(input, dense(weight).abs().to(input.dtype)))
+        if paired:
+            return self._divided(self._product(input, weight))
+        if self.divisor == 1.0:
+            return capped(F.linear(input, weight, self.bias), self.softcap)
+        scores = self._divided(F.linear(input, weight))
+        if self.bias is not None:
+            scores = scores + self.bias
+        return capped(scores, self.softcap)
+
+    def _product(self, input: Tensor, weight: Tensor) -> Tensor:
+        is_dense = type(weight) in (Tensor, nn.Parameter)
+        if is_dense and input.device.type == "cpu" and input.dtype == torch.float32:
+            return torch.mm(weight, input.T).T
+        return F.linear(input, weight)
+
+    def _divided(self, product: Tensor) -> Tensor:
+        return product if self.divisor == 1.0 else product / self.divisor
+
+
+def dense(weight: Tensor) -> Tensor:
+    """W itself, of a weight that torchao has quantised: it can be multiplied, and has no |W|."""
+    return weight.dequantize() if type(weight).__module__.startswith("torchao") else weight
+
+
+def head_weight(head: nn.Module) -> Tensor:
+    """W, with the low-rank change of an adapter (LoRA) around the head."""
+    if not hasattr(head, "lora_A"):
+        weight: Tensor = head.weight  # type: ignore[assignment]
+        return weight
+    layer: Any = head
+    weight = layer.get_base_layer().weight
+    if not layer.merged and not layer.disable_adapters:
+        for name in layer.active_adapters:
+            if name in layer.lora_A:
+                weight = weight + layer.get_delta_weight(name).to(weight)
+    return weight
+
+
+def apply_head(head: nn.Module, input: Tensor, **how: Any) -> Any:
+    """Call a head of ours; with its whole W where an adapter is around it, because
+    |W + B A| x is not |W| x + B A x. Dropout of the adapter is left out."""
+    if not hasattr(head, "lora_A"):
+        return head(input, **how)
+    layer: Any = head
+    return layer.get_base_layer()(input, weight=head_weight(head), **how)
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """cap tanh(x / cap), in the base model's order of operations: bit for bit its logits."""
+    return scores if softcap is None else torch.tanh(scores / softcap) * softcap
 
 
 class ValueHead(Float32Module, nn.Linear):
     """The number head: one linear function of U, in float32."""
 
-    def forward(self, input: Tensor, absolute: bool = False, moved: bool = False) -> Tensor:
-        """w.x + c; `absolute`: |w|.x; `moved`: w.x, what a displacement x of U adds."""
-        weight = self.weight.abs() if absolute else self.weight
+    def forward(
+        self,
+        input: Tensor,
+        absolute: bool = False,
+        moved: bool = False,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """w.x + c; `absolute`: |w|.x; `moved`: w.x, what a displacement x of U adds. `weight`
+        replaces w."""
+        weight = dense(self.weight if weight is None else weight)
+        weight = weight.abs() if absolute else weight
         return float32_linear(input, weight, None if absolute or moved else self.bias)
 
 
 class ActionNetwork(Float32Module):
     """U -> (S, Y), and the noise of the action."""
 
-    def __init__(self, config: CausalQwen2Config) -> None:
+    def __init__(self, config: CausalConfig) -> None:
         super().__init__()
         f32 = torch.float32
         self.b_noise = nn.Parameter(
@@ -74,6 +146,7 @@ class ActionNetwork(Float32Module):
         )
         self.decision_noise = nn.Parameter(torch.empty(config.vocab_size, dtype=f32))
         self.value = ValueHead(config.latent_size, 1, dtype=f32)
+        self.divisor = config.logit_divisor
 
     def widen(self, u: Cauchy) -> Cauchy:
         """Add exogenous noise to the scale; the location stays."""
@@ -86,16 +159,20 @@ class ActionNetwork(Float32Module):
         moved: Tensor = noise.values * (b if noise.regime == "location" else u.scale)
         return moved if noise.exogenous is None else moved + noise.exogenous * b
 
+    def scaled_noise(self) -> Tensor:
+        """a, divided as the logits are. -> (V,)"""
+        return self.decision_noise if self.divisor == 1.0 else self.decision_noise / self.divisor
+
     def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
         """scale_S of every token. (..., C) -> (..., V)"""
-        own = self.decision_noise.abs() * scale.mean(-1, keepdim=True)
-        scores: Tensor = head(scale, absolute=True) + own
+        own = self.scaled_noise().abs() * scale.mean(-1, keepdim=True)
+        scores: Tensor = apply_head(head, scale, absolute=True) + own
         return scores.clamp_min(SCALE_FLOOR)
 
     def number(self, u: Cauchy) -> Cauchy:
         """Y: the distribution of the value if the next token is a number. (..., C) -> (...)"""
-        scale = self.value(u.scale, absolute=True).clamp_min(SCALE_FLOOR)
-        return Cauchy(self.value(u.loc).squeeze(-1), scale.squeeze(-1))
+        scale = apply_head(self.value, u.scale, absolute=True).clamp_min(SCALE_FLOOR)
+        return Cauchy(apply_head(self.value, u.loc).squeeze(-1), scale.squeeze(-1))
 
     @torch.no_grad()
     def restore_equality(self, weight: Tensor) -> None:
@@ -105,14 +182,14 @@ class ActionNetwork(Float32Module):
         bfloat16 the sums differ by some 1e-4, enough to decide the exact ties of its logits.
         Noise that training has moved further than that does not change.
         """
-        norms = row_norms(weight)
+        norms = row_norms(dense(weight))
         total = norms + self.decision_noise.abs()
         if total.max() - total.min() <= EQUALITY_TOLERANCE * total.max():
             self.decision_noise.copy_(total.max() - norms)
 
     def forward(self, u: Cauchy, head: nn.Module) -> tuple[Cauchy, Cauchy]:
         u = self.widen(u)
-        return Cauchy(head(u.loc), self.score_scale(u.scale, head)), self.number(u)
+        return Cauchy(apply_head(head, u.loc), self.score_scale(u.scale, head)), self.number(u)
 
 
 def row_norms(weight: Tensor) -> Tensor:
@@ -120,15 +197,17 @@ def row_norms(weight: Tensor) -> Tensor:
     return torch.cat([part.abs().sum(-1, dtype=torch.float64) for part in weight.split(8192)])
 
 
-def score_pair(loc: Tensor, shift: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
-    """(W loc + bias, W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
+def score_pair(
+    loc: Tensor, shift: Tensor, head: nn.Module, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """(W loc + bias, capped; W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
 
     The shift is normalised before the half-precision product: Cauchy noise overflows fp16.
     """
     shift = shift.float()
     size = shift.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     stacked = torch.cat([loc, (shift / size).to(loc.dtype)])  # (2B, C)
-    loc_scores, shift_scores = head(stacked, paired=True).chunk(2)
+    loc_scores, shift_scores = apply_head(head, stacked, paired=True).chunk(2)
     if (bias := getattr(head, "bias", None)) is not None:
         loc_scores = loc_scores + bias
-    return loc_scores, shift_scores.float() * size
+    return capped(loc_scores, softcap), shift_scores.float() * size

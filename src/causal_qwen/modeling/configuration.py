@@ -1,14 +1,16 @@
-"""Configuration: the fields that CausalQwen adds to Qwen2Config.
+"""Configuration: the fields that CausalQwen adds to the configuration of a base model.
 
 Legend used across the package: B batch, T tokens, H hidden size, C latent size, V vocabulary.
 """
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 
+from causal_qwen.families import QWEN2, Family, family_of, without_mark
 from causal_qwen.options import (
     MODES,
     NUMBER_READINGS,
@@ -40,20 +42,26 @@ BARE_BAR = 0.0  # the same over the bar of the context
 
 # Saved with every checkpoint: `trust_remote_code=True` then finds the installed package.
 AUTO_MODULE = "causal_qwen_auto"
-AUTO_CODE = """from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
+AUTO_CODE = """from causal_qwen import {names}
 
-__all__ = ["CausalQwen2Config", "CausalQwenForCausalLM", "CausalQwenModel"]
+__all__ = [{quoted}]
 """
-AUTO_MAP = {
-    "AutoConfig": f"{AUTO_MODULE}.CausalQwen2Config",
-    "AutoModel": f"{AUTO_MODULE}.CausalQwenModel",
-    "AutoModelForCausalLM": f"{AUTO_MODULE}.CausalQwenForCausalLM",
-}
 
 
-@strict
-class CausalQwen2Config(Qwen2Config):
-    r"""Qwen2's configuration plus the fields of the causal chain.
+def auto_code(family: Family) -> str:
+    """The module beside the weights, which imports the installed package."""
+    names = sorted(family.names)
+    return AUTO_CODE.format(names=", ".join(names), quoted=", ".join(f'"{name}"' for name in names))
+
+
+def auto_map(family: Family) -> dict[str, str]:
+    tools = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+    return {tool: f"{AUTO_MODULE}.{name}" for tool, name in zip(tools, family.names, strict=True)}
+
+
+@dataclass(kw_only=True, repr=False)
+class CausalConfig:
+    r"""The fields of the causal chain, mixed into the configuration of a base model.
 
     Args:
         causal_size: C, the number of coordinates of an individual; None means the hidden size.
@@ -81,7 +89,17 @@ class CausalQwen2Config(Qwen2Config):
         loss_precision: `fast` multiplies with |W| in bfloat16 (4e-3), as bfloat16 models do anyway.
     """
 
-    model_type = "causal_qwen2"
+    family: ClassVar[Family]
+    if TYPE_CHECKING:  # fields of the base model's configuration, which are used here
+
+        def __init__(self, **fields: Any) -> None: ...
+
+        hidden_size: int
+        vocab_size: int
+        num_hidden_layers: int
+        initializer_range: float
+        tie_word_embeddings: bool
+
     keys_to_ignore_at_inference = [  # noqa: RUF012 - a class attribute of HF's contract
         "past_key_values",
         "loc_U",
@@ -94,6 +112,8 @@ class CausalQwen2Config(Qwen2Config):
         "classification_loss",
         "regression_loss",
         "compatibility_loss",
+        "aux_loss",
+        "router_logits",
     ]
 
     causal_size: int | None = None
@@ -128,7 +148,7 @@ class CausalQwen2Config(Qwen2Config):
             self.causal_size = self.hidden_size
         if self.num_hidden_layers > MOST_LAYERS:  # before a list of them is made
             raise ValueError(f"num_hidden_layers={self.num_hidden_layers} exceeds {MOST_LAYERS}.")
-        super().__post_init__(**kwargs)
+        super().__post_init__(**kwargs)  # type: ignore[misc]
         self.validate_causal_fields()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -176,24 +196,47 @@ class CausalQwen2Config(Qwen2Config):
 
     def to_dict(self) -> dict[str, Any]:
         """With `auto_map`, for tools that have not imported this package."""
-        fields: dict[str, Any] = {**super().to_dict(), "auto_map": AUTO_MAP}
-        return fields
+        return {**super().to_dict(), "auto_map": auto_map(self.family)}  # type: ignore[misc]
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        return super().from_dict(without_mark(config_dict), **kwargs)  # type: ignore[misc]
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:
-        """Accept plain Qwen2 configurations too; raise for other architectures."""
-        fields, unused = super().get_config_dict(*args, **kwargs)
-        model_type = fields.get("model_type", cls.model_type)
-        check_supported(model_type)
-        if model_type == Qwen2Config.model_type:
+        """Accept plain configurations of the family too; raise for other architectures."""
+        fields, unused = super().get_config_dict(*args, **kwargs)  # type: ignore[misc]
+        family = family_of(fields.get("model_type", cls.family.model_type))
+        if family != cls.family:
+            raise ValueError(
+                f"The checkpoint has the architecture {fields['model_type']!r}; "
+                f"{cls.__name__} is for {cls.family.base!r}, {family.names[0]} for this one."
+            )
+        if fields.get("model_type") == family.base:
             fields = {k: v for k, v in fields.items() if k not in ("model_type", "architectures")}
         return fields, unused
 
     @classmethod
-    def from_qwen2(cls, config: Qwen2Config, **overrides: Any) -> "CausalQwen2Config":
-        """The configuration of a causal model that starts from a plain Qwen2 model."""
+    def from_base(cls, config: Any, **overrides: Any) -> Self:
+        """The configuration of a causal model that starts from a plain model."""
         fields = {k: v for k, v in config.to_dict().items() if k not in NOT_INHERITED}
         return cls(**{**fields, **overrides})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: Hugging Face would copy this file into every directory that is saved."""
+
+    @property
+    def logit_divisor(self) -> float:
+        """loc_S = W loc_U / divisor, in the families that scale their logits."""
+        name = self.family.divisor
+        return float(getattr(self, name)) if name else 1.0
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """loc_S = cap tanh(W loc_U / cap), in the families that cap their logits."""
+        cap: float | None = getattr(self, "final_logit_softcapping", None)
+        return cap
 
     @property
     def latent_size(self) -> int:
@@ -216,6 +259,7 @@ class CausalQwen2Config(Qwen2Config):
         together, so gamma takes half of it.
         """
         row_norm = self.latent_size * self.initializer_range * math.sqrt(2 / math.pi)
+        row_norm /= self.logit_divisor
         distance = self.initial_threshold
         distance += 0.0 if self.threshold_context == "none" else math.log(self.vocab_size)
         budget = math.pi * max(distance, 1.0) / (self.vocab_size * row_norm)
@@ -226,12 +270,17 @@ class CausalQwen2Config(Qwen2Config):
         return _number_or(self.b_noise_init, self.initial_gamma)
 
 
-def check_supported(model_type: str) -> None:
-    if model_type not in (Qwen2Config.model_type, CausalQwen2Config.model_type):
-        raise ValueError(
-            f"The checkpoint has the architecture {model_type!r}, which CausalQwen cannot load; "
-            "Llama models can be converted with CausalQwenForCausalLM.from_qwen."
-        )
+@strict
+class CausalQwen2Config(CausalConfig, Qwen2Config):
+    """Qwen2's configuration plus the fields of the causal chain; see `CausalConfig`."""
+
+    family = QWEN2
+    model_type = QWEN2.model_type
+
+    @classmethod
+    def from_qwen2(cls, config: Qwen2Config, **overrides: Any) -> Self:
+        """`from_base`, by its name in 0.3.0."""
+        return cls.from_base(config, **overrides)
 
 
 def _number_or(value: float | int | str, default: float) -> float:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from causal_qwen.modeling.action import ActionNetwork
+from causal_qwen.modeling.action import ActionNetwork, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 from causal_qwen.modeling.one_vs_rest import HeadParams, LossSettings, one_vs_rest
 from causal_qwen.modeling.thresholds import Decision, over_bar
 from causal_qwen.modeling.value_space import position_space
@@ -57,7 +57,7 @@ def causal_loss(
     action: ActionNetwork,
     head: nn.Module,
     decision: Decision,
-    config: CausalQwen2Config,
+    config: CausalConfig,
     targets: Tensor | None = None,
     fields: Tensor | None = None,
     num_items: Tensor | int | None = None,
@@ -97,7 +97,7 @@ class _Chain(NamedTuple):
     action: ActionNetwork
     head: nn.Module
     decision: Decision
-    config: CausalQwen2Config
+    config: CausalConfig
 
     @property
     def reduction(self) -> float:
@@ -114,8 +114,10 @@ Sums = tuple[Tensor, Tensor, Tensor, Tensor]  # weighted, L_cls, CE, and P_<NUM>
 
 
 def _can_fuse(head: nn.Module) -> bool:
-    """Not with a tensor-parallel head, which holds a part of W, nor under torch.compile."""
-    return not hasattr(head, "_is_hooked") and not torch.compiler.is_compiling()
+    """Not with a tensor-parallel head, which holds a part of W, nor under torch.compile, nor with
+    capped scores, whose gradients the fused loss does not know."""
+    is_capped = getattr(getattr(head, "base_layer", head), "softcap", None) is not None
+    return not (is_capped or hasattr(head, "_is_hooked") or torch.compiler.is_compiling())
 
 
 def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
@@ -130,7 +132,7 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     )
 
     def sums(weight: Tensor, bias: Tensor | None) -> Sums:
-        head = HeadParams(weight, bias, chain.action.decision_noise, chain.decision.threshold)
+        head = HeadParams(weight, bias, chain.action.scaled_noise(), chain.decision.threshold)
         terms = one_vs_rest(Cauchy(u.loc[valid], u.scale[valid]), head, labels[valid], settings)
         p_number = torch.zeros_like(u.scale[:, 0])
         if k is not None and (where := (labels == k).nonzero().squeeze(-1)).numel():
@@ -139,7 +141,7 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
             p_number[where] = head.sf(numbers, k, bar)
         return *terms, p_number
 
-    result: Sums = chain.head(u.loc, function=sums)
+    result: Sums = apply_head(chain.head, u.loc, function=sums)
     return result
 
 
@@ -148,7 +150,7 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     action, head, decision, config = chain
 
     def sums(loc: Tensor, scale: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        s = Cauchy(head(loc).float(), action.score_scale(scale, head))  # (n, V)
+        s = Cauchy(apply_head(head, loc).float(), action.score_scale(scale, head))  # (n, V)
         scores, bar = s.loc, decision.bar(s.loc)
         s = over_bar(s, bar)
         label = labels.clamp_min(0).unsqueeze(-1)
@@ -174,7 +176,7 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     return cls_weight * ovr + ce_weight * ce, ovr, ce, torch.cat(p_number)
 
 
-def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
+def _chunk_size(config: CausalConfig, positions: int) -> int:
     if isinstance(config.loss_chunk_size, int):
         return config.loss_chunk_size
     most = AUTO_CHUNK_ELEMENTS // config.vocab_size
@@ -183,7 +185,7 @@ def _chunk_size(config: CausalQwen2Config, positions: int) -> int:
 
 
 def _encode_targets(
-    labels: Tensor, targets: Tensor | None, fields: Tensor | None, config: CausalQwen2Config
+    labels: Tensor, targets: Tensor | None, fields: Tensor | None, config: CausalConfig
 ) -> Tensor | None:
     """Targets on the number head's scale, flat; 0 where the label is not a number."""
     if config.num_token_id is None:
@@ -235,7 +237,7 @@ def _regression(
     p_number: Tensor,
     target: Tensor | None,
     num_numbers: Tensor | int | None,
-    config: CausalQwen2Config,
+    config: CausalConfig,
 ) -> Tensor:
     """sum(gate L_nll) / sum(m): exactly 0, with a graph, when there is no number."""
     if target is None:

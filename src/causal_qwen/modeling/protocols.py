@@ -16,14 +16,15 @@ from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.modeling.abduction import AbductionNetwork
 from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 from causal_qwen.modeling.thresholds import Decision
 
 
 class CausalModel(Protocol):
     """The chain: backbone, abduction, action, decision, and Hugging Face's `generate`."""
 
-    config: CausalQwen2Config
+    config: CausalConfig
+    base_class: Any  # the plain class of its family
     generation_config: Any
     model: Any  # the backbone
     lm_head: ActionHead

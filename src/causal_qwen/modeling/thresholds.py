@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from causal_qwen.decoding.decision import choose
 from causal_qwen.modeling.abduction import Float32Module
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 
 
 class Decision(Float32Module):
     """The thresholds C_k + h, and the probabilities and choices that they imply."""
 
-    def __init__(self, config: CausalQwen2Config) -> None:
+    def __init__(self, config: CausalConfig) -> None:
         super().__init__()
         self.config = config
         self.threshold = nn.Parameter(

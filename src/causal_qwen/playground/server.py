@@ -40,6 +40,8 @@ def launch(
     port: int = 7860,
     open_browser: bool = True,
     auth: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
 ) -> None:
     """Serve the page for a model (the embedded one by default) until Ctrl-C.
 
@@ -58,7 +60,7 @@ def launch(
         if login is None and not names.is_loopback:
             login = Login.draw_token()
         print("Opening the model ...", flush=True)
-        state = AppState.open(model)
+        state = AppState.open(model, device, dtype)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         try:
             app = make_app(build(state, files), files, names, login)

@@ -37,10 +37,10 @@ class AppState:
     regressors: dict[str, Predictor] = field(default_factory=dict, repr=False)  # by directory
 
     @classmethod
-    def open(cls, model: str) -> AppState:
+    def open(cls, model: str, device: str = "cpu", dtype: str = "auto") -> AppState:
         """Load a model and generate one token, so that the first visitor need not wait."""
         path = model or str(default_model(lambda step: print(f"{step} ...", flush=True)))
-        processor, causal = open_model(path)
+        processor, causal = open_model(path, device, dtype)
         state = cls(Path(path).name, processor, causal)
         state.typical = state.run(measure_typical)
         list(state.worker.iterate(state.run(stream_text, ["Hello"], 1)))

@@ -128,7 +128,8 @@ def _most_unusual(
     loc, scale = (x[0, -1].float().cpu() for x in output.u_dist)  # (C,)
     moved = loc - typical.median
     distance = moved / typical.spread
-    contribution = model.lm_head.weight[token].detach().float().cpu() * moved
+    weight = model.lm_head.weight[token].detach().float().cpu() / model.config.logit_divisor
+    contribution = weight * moved
     best = distance.abs().topk(min(COORDINATES, len(loc))).indices.tolist()
     columns = (loc, typical.median, distance, scale, contribution)
     return [Coordinate(c, *(float(x[c]) for x in columns)) for c in best]

@@ -26,7 +26,7 @@ from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.individuals.noise import check_noise
-from causal_qwen.modeling.action import ValueHead
+from causal_qwen.modeling.action import ValueHead, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -342,15 +342,16 @@ def _last_position(
 def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
     """P_<NUM> from row <NUM> of W; other tokens are scored only for the bar. -> (B,)"""
     k = model.config.num_token_id or 0  # `Processor.check` has compared it
-    if hasattr(model.lm_head, "_is_hooked"):  # tensor-parallel: this process has a part of W
+    is_sharded = hasattr(model.lm_head, "_is_hooked")  # tensor-parallel: a part of W is here
+    if is_sharded or model.config.logit_softcap is not None:
         return model.decision(model.act(u)[0])[:, k].float()
 
     def probability(weight: Tensor, bias: Tensor | None) -> Tensor:
-        head = HeadParams(weight, bias, model.action.decision_noise, model.decision.threshold)
+        head = HeadParams(weight, bias, model.action.scaled_noise(), model.decision.threshold)
         bar = head.bar(u.loc, len(u.loc)) if model.decision.has_bar else None
         return head.sf(model.action.widen(u), k, bar)
 
-    p: Tensor = model.lm_head(u.loc, function=probability)
+    p: Tensor = apply_head(model.lm_head, u.loc, function=probability)
     return p.float()
 
 

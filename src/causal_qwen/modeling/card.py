@@ -1,0 +1,62 @@
+"""Card: the README.md of a saved model, with the front matter that the Hugging Face hub reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from causal_qwen.modeling.configuration import CausalConfig
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
+
+BODY = """
+# A CausalQwen model
+
+A `{model}`: {base} with an individual U between the hidden state and the scores. Before training
+it generates its base model's text, token by token.
+
+```python
+import causal_qwen
+from transformers import AutoModelForCausalLM, AutoProcessor
+
+model = AutoModelForCausalLM.from_pretrained("this directory")
+processor = AutoProcessor.from_pretrained("this directory")
+```
+
+`causal-qwen export DIRECTORY OUT --to plain` (or `gguf`) turns it into a plain checkpoint, which
+needs no further package and keeps the scores loc_S alone.
+"""
+
+
+def model_card(
+    config: CausalConfig, base: str = "", figures: Mapping[str, Any] | None = None
+) -> str:
+    """The text of README.md. `base` is named in the front matter if it is a name on the hub."""
+    front = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    is_on_hub = bool(HUB_NAME.fullmatch(base)) and not Path(base).exists()
+    if is_on_hub:
+        front["base_model"] = base
+    if (licence := _licence(base)) is not None:
+        front["license"] = licence
+    lines = ["---", *(f"{name}: {value}" for name, value in front.items())]
+    lines += ["tags:", "- causal-qwen", "---", ""]
+    architecture = config.family.base_names[2]
+    shown = f"`{base}`" if is_on_hub else f"a `{architecture}`"
+    text = "\n".join(lines) + BODY.format(model=config.family.names[2], base=shown)
+    if figures:
+        rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]
+        text += "\n".join(["\n## Conversion\n", "| figure | value |", "|---|---|", *rows, ""])
+    return text
+
+
+def _licence(base: str) -> str | None:
+    """The licence that the base model's own card names, if it is in a local directory."""
+    card = Path(base or ".", "README.md")
+    if not base or not card.is_file():
+        return None
+    front = card.read_text("utf-8", errors="replace").split("\n---", 1)[0]
+    found = LICENCE.search(front)
+    return None if found is None else found[1]

@@ -1,0 +1,407 @@
+"""Every family of base models keeps the contract: one tiny model each, one process for all."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import _ecosystem
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import causal_qwen
+from causal_qwen import CausalQwenForCausalLM, CausalQwenModel
+from causal_qwen.analysis.counterfactual import ChangedToken, counterfactual
+from causal_qwen.backbones import base_class, classes_of
+from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.convert import convert
+from causal_qwen.engine import Engine
+from causal_qwen.families import BY_BASE, FAMILIES, Family, family_of
+from causal_qwen.modeling.cauchy import Cauchy
+
+V, NUM = 97, 96
+TINY: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.4,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+OWN: dict[str, dict[str, Any]] = {  # what a family has and the others have not
+    "qwen2": {},
+    "qwen3": {"head_dim": 10},
+    "qwen3_moe": {
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "output_router_logits": True,
+    },
+    "qwen3_5_text": {
+        "head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 10},
+    "mistral": {"head_dim": 8, "sliding_window": 6, "tie_word_embeddings": False},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "gemma2": {"head_dim": 8, "final_logit_softcapping": 3.0},
+    "gemma3_text": {
+        "head_dim": 8,
+        "sliding_window": 8,
+        "final_logit_softcapping": 5.0,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "phi3": {"tie_word_embeddings": False},
+    "olmo2": {},
+    "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+}
+NOISELESS = {"sampling": {"temperature": 0.0}, "causal": {"temperature": 0.0}}
+PROMPT = [5, 17, 3, 44, 8, 60, 2]
+
+
+def make_base(family: Family, dtype: torch.dtype = torch.float32) -> Any:
+    kind = base_class(family)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return kind(kind.config_class(**TINY | OWN[family.base])).to(dtype).eval()
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=[family.base for family in FAMILIES])
+def pair(request: Any) -> tuple[Any, Any]:
+    """(a base model, the causal model made from it)"""
+    base = make_base(request.param)
+    with quiet():
+        return base, classes_of(request.param)[2].from_qwen(base)
+
+
+@pytest.fixture
+def model(pair: Any) -> Any:
+    """The causal model with <NUM>, every causal parameter moved, ready to be changed."""
+    model = copy.deepcopy(pair[1])
+    model.config.num_token_id = NUM
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith(("abduction", "action", "decision")):
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter += 0.02 * noise * parameter.abs().mean().clamp_min(0.1)
+    return model
+
+
+def tokens(rows: int = 3, length: int = 20, most: int = NUM) -> Tensor:
+    return torch.randint(most, (rows, length), generator=torch.Generator().manual_seed(7))
+
+
+def test_every_family_of_the_table_is_tested() -> None:
+    assert set(OWN) == set(BY_BASE)
+
+
+@pytest.mark.ecosystem("convert each of twelve families: logits bit for bit, four modes", "works")
+@torch.no_grad()
+def test_before_training_logits_and_choices_are_the_bases(pair: Any) -> None:
+    base, model = pair
+    ids = tokens(most=V)
+    expected, output = base(ids).logits, model(ids)
+    assert torch.equal(output.logits, expected)
+    assert torch.equal(model.decision.choose(output.s_dist), expected.argmax(-1))
+    assert output.scale_S.amax() / output.scale_S.amin() < 1 + 1e-5
+    greedy = base.generate(ids[:, :7], max_new_tokens=6, do_sample=False)
+    for mode in ("standard", "sampling", "causal", "compatible"):
+        found = model.generate(
+            ids[:, :7], max_new_tokens=6, causal_mode=mode, **NOISELESS.get(mode, {})
+        )
+        assert torch.equal(found, greedy), mode
+
+
+@torch.no_grad()
+def test_calibration_makes_the_probabilities_sum_to_one(pair: Any) -> None:
+    _, model = pair
+    sums = model.decision(model(tokens(8, 40, V)).s_dist).sum(-1)
+    assert 0.3 < sums.median() < 3
+    assert model.calibration.sum_p_median == pytest.approx(1, abs=0.01)
+
+
+@torch.no_grad()
+def test_pruned_choice_is_the_choice_by_definition(model: Any) -> None:
+    """`generate` prunes by row norms of W, without the family's divisor: the same argmax."""
+    ids = tokens(4, 9)
+    values = torch.zeros(ids.shape)
+    output = model(ids, numeric_values=values)
+    by_definition = model.decision(output.s_dist).argmax(-1)[:, -1]
+    found = model.generate(ids, numeric_values=values, max_new_tokens=1, causal_mode="standard")
+    assert torch.equal(found[:, -1], by_definition)
+
+
+@torch.no_grad()
+def test_scores_of_a_moved_individual_are_linear_in_the_move(model: Any) -> None:
+    """S = g(W loc_U / d) + W (u - loc_U) / d, with the base's cap g and divisor d."""
+    from causal_qwen.decoding.noise import UNoise
+
+    u = model.abduct(torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(2)))
+    noise = UNoise(torch.randn(2, 32, generator=torch.Generator().manual_seed(3)), "scale")
+    loc, shift, _ = model.score_moved(u, noise)
+    weight = model.lm_head.weight.double() / model.config.logit_divisor
+    moved = model.action.displacement(Cauchy(u.loc[:, -1], u.scale[:, -1]), noise).double()
+    assert shift[:, 0].double() == pytest.approx((moved @ weight.T).numpy(), rel=1e-4, abs=1e-6)
+    centre = u.loc[:, 0].double() @ weight.T
+    if (cap := model.config.logit_softcap) is not None:
+        assert centre.abs().max() > cap / 2, "the cap must matter"
+        centre = cap * torch.tanh(centre / cap)
+    assert loc[:, 0].double() == pytest.approx(centre.numpy(), rel=1e-4, abs=1e-4)
+    widened = model.action.widen(u)
+    scale = model.action.score_scale(widened.scale, model.lm_head)
+    own = model.action.decision_noise.abs().double() / model.config.logit_divisor
+    expected = widened.scale.double() @ weight.abs().T + own * widened.scale.double().mean(-1, True)
+    assert scale.double() == pytest.approx(expected.numpy(), rel=1e-4)
+
+
+@pytest.mark.ecosystem("numbers as values in each family", "works")
+@torch.no_grad()
+def test_numbers_are_embedded_on_the_scale_of_the_family(model: Any) -> None:
+    ids = torch.tensor([[4, NUM, 9, NUM]])
+    values = torch.tensor([[0.0, 3.0, 0.0, -50.0]])
+    embedded = model.model.embed(ids, values) - model.model.embed_tokens(ids)
+    length = embedded.norm(dim=-1)[0] / float(getattr(model.model.embed_tokens, "embed_scale", 1))
+    logs = torch.tensor([0.0, 4.0, 0.0, 51.0]).clamp_min(1).log()
+    assert length == pytest.approx(logs.numpy(), rel=1e-5)
+    one, other = model(ids, numeric_values=values), model(ids, numeric_values=2 * values)
+    assert not torch.equal(one.logits, other.logits)
+    assert one.loc_Y.isfinite().all()
+    assert torch.equal(
+        model(ids[:, :1], numeric_values=values[:, :1]).logits, model(ids[:, :1]).logits
+    )
+    with pytest.raises(ValueError, match="has no value"):
+        model(ids)
+
+
+@pytest.mark.ecosystem("a training step of each family, load-balancing loss included", "works")
+def test_a_training_step_moves_every_part_of_the_model(model: Any) -> None:
+    model.config.compat_loss_weight = 1.0
+    ids = tokens()
+    ids[:, 5] = NUM
+    values = torch.where(ids == NUM, 12.5, 0.0)
+    model.train()
+    batch = {"input_ids": ids, "labels": ids, "numeric_values": values}
+    first = model(**batch)
+    first.loss.backward()
+    unused = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
+    ]
+    assert unused == []
+    terms = first.classification_loss + first.regression_loss + first.compatibility_loss
+    if first.aux_loss is not None:
+        terms = terms + model.config.router_aux_loss_coef * first.aux_loss
+        base = base_class(model.config.family)(model.config)
+        base.load_state_dict(model.state_dict(), strict=False)
+        base.train()
+        assert first.aux_loss.item() == pytest.approx(base(ids).aux_loss.item(), rel=0.1)
+    assert first.loss.item() == pytest.approx(terms.item(), rel=1e-5)
+    length = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]).norm()
+    torch.optim.SGD(model.parameters(), lr=1e-3 / length.item()).step()
+    assert model(**batch).loss < first.loss
+
+
+def test_loss_is_that_of_the_scores(model: Any) -> None:
+    """The fused loss, which never sees S, against P of the scores of `forward`."""
+    ids = tokens(2, 9)
+    output = model(ids, labels=ids)
+    s = Cauchy(output.logits[:, :-1].double(), output.scale_S[:, :-1].double())
+    threshold = model.decision.threshold.double()
+    log_no = s.log_cdf(threshold)
+    label = ids[:, 1:, None]
+    log_yes = s.log_sf(threshold).gather(-1, label)
+    expected = (log_no.gather(-1, label) - log_yes).squeeze(-1) - log_no.sum(-1)
+    assert output.classification_loss.item() == pytest.approx(expected.mean().item(), rel=1e-4)
+
+
+@pytest.mark.ecosystem(
+    "save and load each family: own class, Auto classes, the base's class", "works"
+)
+@torch.no_grad()
+def test_saved_model_is_loaded_by_every_door(pair: Any, tmp_path: Path) -> None:
+    base, model = pair
+    ids, family = tokens(most=V), model.config.family
+    expected = base(ids).logits
+    with quiet():
+        model.save_pretrained(tmp_path / "own")
+        base.save_pretrained(tmp_path / "plain")
+        loaded = [
+            CausalQwenForCausalLM.from_pretrained(tmp_path / "own"),
+            CausalQwenForCausalLM.from_pretrained(tmp_path / "plain"),
+            AutoModelForCausalLM.from_pretrained(tmp_path / "own"),
+        ]
+        backbones = [
+            CausalQwenModel.from_pretrained(tmp_path / "own"),
+            AutoModel.from_pretrained(tmp_path / "own"),
+        ]
+        as_plain = base_class(family).from_pretrained(tmp_path / "own")
+    for one in loaded:
+        assert type(one) is classes_of(family)[2]
+        assert torch.equal(one(ids).logits, expected)
+    for one in backbones:
+        assert type(one) is classes_of(family)[1]
+        assert torch.equal(one(ids).last_hidden_state, base.model(ids).last_hidden_state)
+    assert torch.equal(as_plain(ids).logits, expected)
+    assert {*base.state_dict()} < {*model.state_dict()}
+    config = AutoConfig.from_pretrained(tmp_path / "own")
+    assert type(config) is classes_of(family)[0]
+    assert config.model_type == f"causal_{base.config.model_type}"
+    assert config.auto_map["AutoModelForCausalLM"].endswith(family.names[2])
+    assert family.names[0] in (tmp_path / "own" / "causal_qwen_auto.py").read_text("utf-8")
+
+
+def test_classes_can_be_pickled_and_imported(pair: Any) -> None:
+    for name, one in zip(
+        pair[1].config.family.names, classes_of(pair[1].config.family), strict=True
+    ):
+        assert pickle.loads(pickle.dumps(one)) is one
+        assert getattr(causal_qwen, name) is one
+    assert pickle.loads(pickle.dumps(pair[1].config)).to_dict() == pair[1].config.to_dict()
+
+
+@pytest.mark.ecosystem("LoRA on each family's attention", "works")
+def test_lora_trains_and_merges(model: Any) -> None:
+    peft = pytest.importorskip("peft")
+    names = {"phi3": ["qkv_proj"], "qwen3_5_text": ["q_proj", "in_proj_qkv"]}
+    config = peft.LoraConfig(
+        r=2, target_modules=names.get(model.config.family.base, ["q_proj", "v_proj"])
+    )
+    adapted = peft.get_peft_model(model, config)
+    ids = tokens(2, 9)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.05)
+    adapted(ids, labels=ids).loss.backward()
+    trained = [p for p in adapted.parameters() if p.requires_grad]
+    assert len(trained) >= 4
+    assert all(p.grad is not None and p.grad.any() for p in trained)
+    adapted.eval()
+    with torch.no_grad():
+        expected = adapted(ids).logits
+        merged = adapted.merge_and_unload()
+        assert merged(ids).logits == pytest.approx(expected.numpy(), abs=2e-4)
+
+
+@pytest.mark.ecosystem("counterfactuals in each family", "works")
+def test_counterfactual_replays_and_changes(model: Any) -> None:
+    options = {"max_new_tokens": 6, "noise_gain": 0.6, "pad_token_id": 0, "min_p": 0.0}
+    found = counterfactual(model, PROMPT, 5, ChangedToken(3, 45), **options)
+    again = model.generate(
+        torch.tensor([PROMPT]),
+        causal_mode="causal",
+        individual=5,
+        numeric_values=torch.zeros(1, 7),
+        **options,
+    )
+    assert list(found.factual.new_ids) == again[0, 7:].tolist()
+    same = counterfactual(model, PROMPT, 5, ChangedToken(3, PROMPT[3]), **options)
+    assert list(same.factual.new_ids) == list(same.counterfactual.new_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.base for family in FAMILIES])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_promise_in_half_precision(family: Family, dtype: torch.dtype) -> None:
+    base = make_base(family, dtype)
+    with quiet():
+        model = CausalQwenForCausalLM.from_qwen(base)
+    ids = tokens(8, 60, V)
+    expected, output = base(ids).logits, model(ids)
+    assert torch.equal(output.logits, expected)
+    assert torch.equal(model.decision.choose(output.s_dist), expected.argmax(-1))
+
+
+# ---------------------------------------------------------------- one family, or none
+
+
+def test_llama_is_qwen2_where_that_is_exact_and_itself_elsewhere() -> None:
+    plain = LlamaForCausalLM(LlamaConfig(**TINY)).eval()
+    biased = LlamaForCausalLM(LlamaConfig(**TINY, attention_bias=True)).eval()
+    llama = classes_of(BY_BASE["llama"])[2]
+    with quiet():
+        assert CausalQwenForCausalLM.from_qwen(plain).config.model_type == "causal_qwen2"
+        assert CausalQwenForCausalLM.from_qwen(biased).config.model_type == "causal_llama"
+        assert llama.from_qwen(plain).config.model_type == "causal_llama"
+
+
+@pytest.mark.ecosystem(
+    "a family that is not in the table",
+    "refused: it knows ..., and another family is added in causal_qwen/families.py",
+)
+def test_an_unknown_family_is_refused_with_the_known_ones_and_the_file(tmp_path: Path) -> None:
+    sentence = r"'gpt_neox'.*qwen2, qwen3, .*granite.*causal_qwen/families.py"
+    with pytest.raises(ValueError, match=sentence):
+        family_of("gpt_neox")
+    config = transformers.GPTNeoXConfig(
+        vocab_size=7, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8
+    )
+    base = transformers.GPTNeoXForCausalLM(config)
+    with pytest.raises(ValueError, match=sentence):
+        CausalQwenForCausalLM.from_qwen(base)
+    with quiet():
+        base.save_pretrained(tmp_path)
+    for load in (CausalQwenForCausalLM.from_pretrained, CausalQwenForCausalLM.from_qwen):
+        with pytest.raises(ValueError, match=sentence):
+            load(tmp_path)
+
+
+def test_a_head_of_another_task_is_refused() -> None:
+    base = transformers.Qwen3ForSequenceClassification(transformers.Qwen3Config(**TINY, head_dim=8))
+    with pytest.raises(ValueError, match="pass a Qwen3ForCausalLM"):
+        CausalQwenForCausalLM.from_qwen(base)
+
+
+def test_a_subclass_of_one_family_refuses_another() -> None:
+    class Mine(CausalQwenForCausalLM):
+        pass
+
+    with pytest.raises(ValueError, match="subclass CausalQwen3ForCausalLM"):
+        Mine.from_qwen(make_base(BY_BASE["qwen3"]))
+
+
+def test_convert_writes_a_directory_of_the_family(tmp_path: Path) -> None:
+    with quiet():
+        make_base(BY_BASE["granite"]).save_pretrained(tmp_path / "plain")
+    report = convert(tmp_path / "plain", tmp_path / "own")
+    assert report.max_logit_difference == 0
+    assert report.standard_agreement == 1
+    assert AutoConfig.from_pretrained(tmp_path / "own").model_type == "causal_granite"
+
+
+@pytest.mark.ecosystem("Qwen3 in the NumPy engine", "works")
+@pytest.mark.parametrize("is_causal", [False, True])
+@torch.no_grad()
+def test_numpy_engine_runs_qwen3(is_causal: bool, tmp_path: Path) -> None:
+    base = make_base(BY_BASE["qwen3"])
+    with quiet():
+        model = CausalQwenForCausalLM.from_qwen(base) if is_causal else base
+        model.save_pretrained(tmp_path)
+    ids = tokens(1, 30, V)
+    found = Engine.from_pretrained(tmp_path).logits(ids[0].tolist())
+    exact = base.double()(ids).logits[0].numpy()
+    assert found == pytest.approx(exact, abs=2e-4)
+
+
+def test_the_page_of_the_ecosystem_has_the_table_of_the_tests() -> None:
+    text = _ecosystem.PAGE.read_text("utf-8")
+    assert text == _ecosystem.page(text), "run python tests/_ecosystem.py"
