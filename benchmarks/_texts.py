@@ -200,7 +200,7 @@ def generate_texts(
     start = batch["input_ids"].shape[1]
     recorder = LogProbRecorder(start, end_tokens(model))
     options |= {**batch, "max_new_tokens": tokens}
-    processors = [recorder]
+    processors: list[LogitsProcessor] = [recorder]
     is_gumbel = speakers is not None and isinstance(speakers[0], GumbelIndividual)
     if "avoid_repeats" in options and (is_gumbel or options.get("causal_mode") == "compatible"):
         padding = (batch["attention_mask"] == 0).sum(-1).tolist()

@@ -226,7 +226,7 @@ def _optional_number(
 
 
 def _whole_number(name: str, value: Any) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
         raise ValueError(f"{name}={value!r} must be a whole number of at least 0.")
     return int(value)
 
