@@ -97,6 +97,8 @@ class CausalConfig:
         hidden_size: int
         vocab_size: int
         num_hidden_layers: int
+        max_position_embeddings: int
+        rope_parameters: Any
         initializer_range: float
         tie_word_embeddings: bool
 
