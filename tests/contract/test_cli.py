@@ -40,7 +40,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual", "np-generate")
 WITHOUT_JSON = ("app",)
-WITHOUT_MODEL = ("cache", "convert", "doctor", "report")
+WITHOUT_MODEL = ("cache", "convert", "doctor", "export", "report")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
 
@@ -112,7 +112,17 @@ def options(command: str) -> dict[str, Any]:
 
 def test_every_command_exists_and_demo_is_listed_first() -> None:
     assert set(COMMANDS) == {
-        *("demo", "convert", "generate", "chat", "predict", "fit", "counterfactual", "train"),
+        *(
+            "demo",
+            "convert",
+            "export",
+            "generate",
+            "chat",
+            "predict",
+            "fit",
+            "counterfactual",
+            "train",
+        ),
         *("evaluate", "report", "verify", "np-generate", "app", "doctor", "cache"),
         *("audit", "what-if"),
     }

@@ -76,8 +76,7 @@ class ActionHead(nn.Linear):
         return capped(scores, self.softcap)
 
     def _product(self, input: Tensor, weight: Tensor) -> Tensor:
-        is_dense = type(weight) in (Tensor, nn.Parameter)
-        if is_dense and input.device.type == "cpu" and input.dtype == torch.float32:
+        if not is_quantized(weight) and input.device.type == "cpu" and input.dtype == torch.float32:
             return torch.mm(weight, input.T).T
         return F.linear(input, weight)
 
@@ -85,9 +84,14 @@ class ActionHead(nn.Linear):
         return product if self.divisor == 1.0 else product / self.divisor
 
 
+def is_quantized(weight: Tensor) -> bool:
+    """By torchao, whose weights can be multiplied, and have no |W|."""
+    return type(weight).__module__.startswith("torchao")
+
+
 def dense(weight: Tensor) -> Tensor:
-    """W itself, of a weight that torchao has quantised: it can be multiplied, and has no |W|."""
-    return weight.dequantize() if type(weight).__module__.startswith("torchao") else weight
+    """W itself, also of a quantised weight."""
+    return weight.dequantize() if is_quantized(weight) else weight
 
 
 def head_weight(head: nn.Module) -> Tensor:
