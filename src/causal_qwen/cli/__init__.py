@@ -11,6 +11,7 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     regression  fit, predict, audit, what-if, cache
     training    train, evaluate, report
     engine      np-generate, verify
+    serving     serve
     setup       doctor, convert, app
     demo        what `demo` shows
     chat        `Conversation`: several turns with one individual
