@@ -38,7 +38,9 @@ def writable(path: Path | None) -> Path | None:
 ModelName = Annotated[
     str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
 ]
-Prompt = Annotated[str, Argument(help="The beginning of the text.", callback=given)]
+Prompt = Annotated[
+    str | None, Argument(help="The beginning of the text.", callback=given, show_default=False)
+]
 DecodingMode = Annotated[
     Mode | None,
     Option(

@@ -29,6 +29,7 @@ class NumpyBackend:
         self.engine, self.reader = engine, engine.reader
         self.size: int = engine.fields.get("causal_size") or engine.fields["hidden_size"]
         self.context = engine.model.config.context
+        self.default_mode = engine.own_mode
         stops = engine.saved.get("eos_token_id", engine.fields.get("eos_token_id"))
         self.ends = frozenset([] if stops is None else np.atleast_1d(stops).tolist())
         self.num_token_id: int | None = engine.fields.get("num_token_id")
@@ -37,10 +38,6 @@ class NumpyBackend:
     @classmethod
     def open(cls, path: str | Path) -> NumpyBackend:
         return cls(Engine.from_pretrained(path))
-
-    @property
-    def default_mode(self) -> str:
-        return self.engine.own_mode
 
     def encode(self, text: str) -> Tokens:
         return Tokens(*self.reader.encode(text))

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from causal_qwen.decoding.draws import SEEDS, complete_call
-from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, DecodingSettings
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, DecodingSettings, first_given
+from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.individuals.noise import MAX_SEED
 from causal_qwen.serving.limits import (
     DEFAULT_TOKENS,
@@ -180,6 +180,7 @@ class Call(NamedTuple):
         who = options.get("individual")
         record = self.settings.to_dict(who if isinstance(who, Individual) else None)
         record["causal_mode"] = record.pop("mode")
+        record["fresh_noise_gain"] = first_given(record["fresh_noise_gain"], record["noise_gain"])
         if self.settings.is_noisy:
             record["individual"] = self.name or who
             record["noise_temperature"] = record.pop("temperature")
@@ -270,7 +271,10 @@ class TextRequest:
                 )
             seed = None if settings.is_noisy else self.seed
             options, seed = complete_call(resolve, options, seed)
-            return Call(options, seed, resolve(**options), name)
+            settings = resolve(**options)
+            if isinstance(who, Individual):  # whose own settings the request must not contradict
+                resolve_individuals(who, 1, 1, who.size, explicit=settings.named)
+            return Call(options, seed, settings, name)
         except (ValueError, TypeError) as error:
             raise RequestError(str(error)) from None
 

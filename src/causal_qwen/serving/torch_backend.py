@@ -44,6 +44,7 @@ class TorchBackend:
         self.size: int = model.config.causal_size  # type: ignore[assignment]
         self.context = context_of(model)
         self.ends = frozenset(end_ids(model))
+        self.default_mode = self.resolve().mode
         self.num_token_id = model.config.num_token_id
         self.has_chat = processor.chat_template is not None
 
@@ -51,10 +52,6 @@ class TorchBackend:
     def open(cls, path: str | Path) -> TorchBackend:
         processor, model = open_model(str(path))
         return cls(model, processor)
-
-    @property
-    def default_mode(self) -> str:
-        return self.resolve().mode
 
     def encode(self, text: str) -> Tokens:
         return _tokens(self.processor(text, return_tensors="np"))
