@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -232,7 +233,5 @@ def test_every_setting_of_generate_is_a_field() -> None:
     )
 )
 def test_any_json_is_answered_or_refused(body: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(RequestError):
         TextRequest.parse(body, "completion", Limits()).resolve(settings, "standard", find)
-    except RequestError as error:
-        assert str(error)

@@ -118,7 +118,9 @@ class Reply:
         return {
             "tokens": [text for text, _ in shown],
             "token_logprobs": [choice.log_prob for _, choice in shown],
-            "top_logprobs": [dict(choice.top) for _, choice in shown],
+            "top_logprobs": [
+                dict(reversed(choice.top)) for _, choice in shown
+            ],  # the likelier wins
             "text_offset": [],
         }
 
