@@ -3,8 +3,9 @@
     python benchmarks/serving.py [--quick] [--rounds 3] [--clients 8] [--tokens 32]
 
 Every client has its own prompt, its own individual or mode, and its own connection over a real
-socket. Each round runs all peers in rotating order; reported are medians of paired ratios. The
-texts of the clients are compared with those of `generate` alone, token for token.
+socket. Each round runs all peers in rotating order; reported are medians of paired ratios, of
+seconds and of processor seconds (which other work on the machine changes little). The texts of the
+clients are compared with those of `generate` alone, token for token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import platform
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,16 @@ def measure(backend: TorchBackend, clients: int, tokens: int, rounds: int) -> Ro
     """Seconds of every peer in every round, times to the first token, and equal texts."""
     waits: dict[str, list[float]] = {"one": [], "many": []}
     texts: dict[str, list[str]] = {}
+    cpu: dict[str, list[float]] = {"generate": [], "one": [], "many": []}
+
+    def counted(name: str, peer: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            begun = time.process_time()
+            peer()
+            cpu[name].append(time.process_time() - begun)
+
+        return call
+
     with running(backend, tokens) as port, ThreadPoolExecutor(clients) as pool:
 
         def one() -> None:
@@ -124,7 +135,8 @@ def measure(backend: TorchBackend, clients: int, tokens: int, rounds: int) -> Ro
         def row() -> None:
             texts["row"] = [alone(backend, client, tokens) for client in range(clients)]
 
-        times = time_peers({"generate": row, "one": one, "many": many}, rounds)
+        peers = {"generate": row, "one": one, "many": many}
+        times = time_peers({name: counted(name, peer) for name, peer in peers.items()}, rounds)
     equal = sum(a == b for a, b in zip(texts["many"], texts["row"], strict=True))
     return {
         "clients": clients,
@@ -135,6 +147,8 @@ def measure(backend: TorchBackend, clients: int, tokens: int, rounds: int) -> Ro
         },
         "many_to_one": paired_ratio(times["one"], times["many"]),
         "many_to_generate": paired_ratio(times["generate"], times["many"]),
+        "cpu_to_one": paired_ratio(cpu["one"][1:], cpu["many"][1:]),
+        "cpu_to_generate": paired_ratio(cpu["generate"][1:], cpu["many"][1:]),
         "first_one": float(np.median(waits["one"][clients:])),
         "first_many": float(np.median(waits["many"][clients:])),
         "last_many": float(np.max(waits["many"][clients:])),
@@ -149,6 +163,7 @@ COLUMNS = {
     "all clients": "{tokens_per_second[many]:.1f}",
     "all against one client": span("many_to_one"),
     "all against `generate`": span("many_to_generate"),
+    "by processor time": "{cpu_to_one[0]:.2f}, {cpu_to_generate[0]:.2f}",
     "first token alone, s": "{first_one:.2f}",
     "under load, median and longest": "{first_many:.2f}, {last_many:.2f}",
     "texts equal to `generate`'s": "{equal} of {clients}",

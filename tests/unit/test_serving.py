@@ -549,6 +549,9 @@ def test_individuals_are_drawn_saved_listed_used_and_deleted(
     assert texts(client, individual="Ada") == texts(client, individual=5, noise_temperature=2)
     assert client.delete("/v1/individuals/Ada").json()["deleted"]
     assert client.delete("/v1/individuals/Ada").status_code == 404
+    client.post("/v1/individuals", json={"name": "a/b?"})
+    assert client.get("/v1/individuals/a%2Fb%3F").json()["name"] == "a/b?"
+    assert client.delete("/v1/individuals/a%2Fb%3F").json()["deleted"]
     assert list(service.individuals.directory.iterdir()) == []
 
 

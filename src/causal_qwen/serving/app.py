@@ -121,7 +121,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return as_response(error)
 
-    for kind in (RequestError, QueueFull, Closed, HTTPException, ValueError, OSError):
+    for kind in (RequestError, QueueFull, Closed, HTTPException, ValueError, OSError, Exception):
         app.add_exception_handler(kind, answer)
 
 
@@ -236,12 +236,12 @@ def _add_individuals(app: FastAPI, service: Service) -> None:
             drawn = await asyncio.to_thread(store.save, drawn, name)
         return saved.describe(drawn)
 
-    @app.get("/v1/individuals/{name}")
+    @app.get("/v1/individuals/{name:path}")
     def show_individual(name: str) -> Any:
         """A saved individual."""
         return saved.describe(store.find(name), name)
 
-    @app.delete("/v1/individuals/{name}")
+    @app.delete("/v1/individuals/{name:path}")
     def delete_individual(name: str) -> Any:
         """Delete a saved individual."""
         store.delete(name)

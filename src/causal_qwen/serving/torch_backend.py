@@ -40,6 +40,11 @@ class TorchBackend:
     kind = "torch"
 
     def __init__(self, model: CausalModel, processor: Processor) -> None:
+        if "sliding_attention" in (model.config.layer_types or ()):
+            raise ValueError(
+                "This model attends in sliding windows, which the server does not batch; set "
+                "use_sliding_window to false in its config.json."
+            )
         self.model, self.processor = model, processor
         self.size: int = model.config.causal_size  # type: ignore[assignment]
         self.context = context_of(model)
@@ -175,7 +180,7 @@ class _RowState:
 
     def __init__(self, row: Row, model: CausalModel) -> None:
         self.row = row
-        self.ids = torch.tensor([row.prompt.ids])  # (1, T)
+        self.ids = torch.tensor([row.prompt.ids], device=model.device)  # (1, T)
         options = {name: value for name, value in row.options.items() if value is not None}
         prepared = model.prepare_row(self.ids, **options)
         self.processors, self.decision, self.space = (
@@ -185,7 +190,7 @@ class _RowState:
         )
         self.generator: torch.Generator | None = None
         if prepared.is_drawn:
-            self.generator = torch.Generator()
+            self.generator = torch.Generator(model.device)
             if row.seed is not None:
                 self.generator.manual_seed(row.seed)
 
@@ -208,7 +213,7 @@ class _RowState:
             if outputs.shift_Y is not None:
                 y = y + outputs.shift_Y[:, -1]
             value = float(self.space.clamped(y))
-        self.ids = torch.cat([self.ids, torch.tensor([[token]])], dim=-1)
+        self.ids = torch.cat([self.ids, self.ids.new_tensor([[token]])], dim=-1)
         return Choice(token, value)
 
 
@@ -235,13 +240,13 @@ class TorchBatch:
         mask = None
         if max(self.cache.starts):
             columns, starts = torch.arange(self.cache.end + 1), torch.tensor(self.cache.starts)
-            mask = (columns >= starts[:, None])[:, None, None]  # (B, 1, 1, columns)
+            mask = (columns >= starts[:, None]).long().to(self.model.device)  # (B, columns)
         z = self._read(
             torch.tensor([[row.new.ids[-1]] for row in rows]),
             [[row.new.values[-1]] for row in rows],
             self.cache,
             attention_mask=mask,
-            position_ids=torch.tensor([[row.length - 1] for row in rows]),
+            position_ids=torch.tensor([[row.length - 1] for row in rows]).to(self.model.device),
         )
         return list(zip(rows, self._choose(self.states, z), strict=True))
 
@@ -254,12 +259,14 @@ class TorchBatch:
 
     def _read(self, ids: Tensor, values: list[list[float]], cache: Cache, **more: Any) -> Tensor:
         """The backbone's state after the last tokens. (B, T) -> (B, 1, H)"""
-        has_number = self.num_token_id is not None and bool((ids == self.num_token_id).any())
+        device, numbers = self.model.device, None
+        if self.num_token_id is not None and bool((ids == self.num_token_id).any()):
+            numbers = torch.tensor(values, dtype=torch.float64, device=device)
         read = self.model.model(
-            input_ids=ids.to(self.model.device),
+            input_ids=ids.to(device),
             past_key_values=cache,
             use_cache=True,
-            numeric_values=torch.tensor(values, dtype=torch.float64) if has_number else None,
+            numeric_values=numbers,
             **more,
         )
         z: Tensor = read.last_hidden_state[:, -1:]
@@ -269,7 +276,8 @@ class TorchBatch:
         """The next token of every row: heads and noise together, then each by its own rules.
         (B, 1, H) -> B choices; a row that cannot choose gets its error"""
         model = self.model
-        u, noise = model.abduct(z), _stack([state.noise() for state in states])
+        u = model.abduct(z)
+        noise = _stack([state.noise() for state in states], model.device)
         shift = value_shift = None
         if noise is None:
             loc = model.lm_head(u.loc)  # (B, 1, V)
@@ -305,7 +313,7 @@ class TorchBatch:
         return choice._replace(log_prob=float(log_probs[choice.id]), top=top)
 
 
-def _stack(noises: list[UNoise | None]) -> UNoise | None:
+def _stack(noises: list[UNoise | None], device: torch.device) -> UNoise | None:
     """The noise of rows of different modes: what is scaled by scale_U, and what by b. (B, C)"""
     given = [one for one in noises if one is not None]
     if not given:
@@ -318,5 +326,8 @@ def _stack(noises: list[UNoise | None]) -> UNoise | None:
         own.append(moves if is_own else zero)
         extra = one.exogenous if one is not None and is_own else moves
         exogenous.append(zero if extra is None else extra)
-    tensors = (torch.from_numpy(np.concatenate(some)).float() for some in (own, exogenous))
+    tensors = (
+        torch.from_numpy(np.concatenate(some)).to(device, torch.float32)
+        for some in (own, exogenous)
+    )
     return UNoise(next(tensors), "individual", next(tensors))
