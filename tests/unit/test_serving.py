@@ -224,7 +224,7 @@ def job(notify: Callable[[Event], None], copies: int = 1, tokens: int = 4) -> Jo
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(backend: TorchBackend) -> None:
-    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=2))
+    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=2, max_n=1))
     done, begun, go_on = threading.Semaphore(0), threading.Event(), threading.Event()
 
     def notify(event: Event) -> None:
@@ -252,14 +252,17 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(backend: TorchBackend) 
 
 
 def test_a_cancelled_text_leaves_its_place(backend: TorchBackend) -> None:
-    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=4))
+    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=4, max_n=1))
     ended, events = threading.Event(), list[Event]()
     long = job(events.append, tokens=500)
     try:
         batcher.submit(long)
         while not events:
             time.sleep(0.001)
-        batcher.cancel(long)
+        waiting = job(events.append)
+        batcher.submit(waiting)
+        batcher.cancel(long, waiting)
+        assert batcher.counts()[1] == 0  # it holds no place in the queue
         batcher.submit(job(lambda event: ended.set() if event.finish else None))
         assert ended.wait(60)
         assert len(events) < 500
@@ -424,15 +427,23 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
 
 
 def test_a_full_queue_is_429_with_retry_after(backend: TorchBackend, tmp_path: Path) -> None:
-    service = Service(backend, "tiny", tmp_path, Limits(max_rows=1, max_waiting=1))
+    service = Service(backend, "tiny", tmp_path, Limits(max_rows=1, max_waiting=1, max_n=2))
     client = TestClient(make_app(service, NAMES), base_url=URL)
+    go_on = threading.Event()
     try:
-        answer = client.post("/v1/completions", json={"prompt": "a", "n": 3, "user": "ada"})
+        service.batcher.submit(job(lambda _: wait_for(go_on.is_set)))
+        answer = client.post("/v1/completions", json={"prompt": "a", "n": 2, "user": "ada"})
         assert answer.status_code == 429
         assert 1 <= int(answer.headers["retry-after"]) <= 60
         assert answer.json()["error"]["type"] == "rate_limit_error"
     finally:
+        go_on.set()
         service.close()
+
+
+def test_a_request_that_could_never_be_answered_is_no_limit() -> None:
+    with pytest.raises(ValueError, match="max_n=8 texts never find a place"):
+        Limits(max_rows=2, max_waiting=5)
 
 
 def test_many_clients_at_once_are_not_mixed_up(client: TestClient) -> None:

@@ -125,6 +125,7 @@ class Batcher:
         with self._changed:
             for job in jobs:
                 job.is_cancelled = True
+            self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
             self._changed.notify()
 
     def close(self) -> None:
@@ -167,8 +168,6 @@ class Batcher:
     def _join_next(self, batch: Batch) -> None:
         """The first waiting job, if it has room; one per step, so that running texts go on."""
         with self._changed:
-            while self._waiting and self._waiting[0].is_cancelled:
-                self._waiting.popleft()
             room = self.limits.max_rows - len(self._running)
             if not self._waiting or (len(self._waiting[0].rows) > room and self._running):
                 return

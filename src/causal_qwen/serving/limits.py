@@ -21,6 +21,11 @@ class Limits:
         for name, value in vars(self).items():
             if value < (0 if name in ("max_waiting", "drain_seconds") else 1):
                 raise ValueError(f"{name}={value} is too small; use at least 1.")
+        if self.max_n > self.max_rows + self.max_waiting:
+            raise ValueError(
+                f"max_n={self.max_n} texts never find a place among max_rows={self.max_rows} and "
+                f"max_waiting={self.max_waiting}; use a smaller max_n."
+            )
 
 
 DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within max_tokens

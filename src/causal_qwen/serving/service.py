@@ -7,6 +7,7 @@ call the model themselves, run one after another in a thread of their own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,7 +63,8 @@ class Service:
         queue: asyncio.Queue[Update | None] = asyncio.Queue()
 
         def send(update: Update | None) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, update)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(queue.put_nowait, update)
 
         jobs = []
         for place, prompt in enumerate(request.prompts):
