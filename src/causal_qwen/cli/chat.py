@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.cli.turns import interruption
+from causal_qwen.cli.turns import common_command, interruption
 from causal_qwen.generation.streaming import GeneratedText, chat_inputs, context_of, generate_text
 from causal_qwen.individuals.individual import SAVED, Individual, parse_individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -120,15 +120,8 @@ class Conversation:
         """Run a line that begins with a slash. -> the reply"""
         name, _, argument = line.strip().partition(" ")
         argument = argument.strip()
-        if name == "/help":
-            width = max(map(len, HELP))
-            return "\n".join(f"{usage:<{width}}  {effect}" for usage, effect in HELP.items())
-        if name == "/reset":
-            self.messages = []
-            return f"The conversation is deleted; {self.name} stays."
-        if name == "/mode":
-            self.mode = check_choice("mode", argument or self.mode, MODES)
-            return f"mode {self.mode}, answers by {self.name}"
+        if (reply := common_command(self, name, argument, HELP)) is not None:
+            return reply
         if name == "/individual":
             if argument:
                 self._use(parse_individual(argument))

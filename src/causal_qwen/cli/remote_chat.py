@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from causal_qwen.cli.turns import interruption
-from causal_qwen.options import MODES, NOISY_MODES, check_choice
+from causal_qwen.cli.turns import common_command, interruption
+from causal_qwen.options import MODES, NOISY_MODES
 
 TIMEOUT_SECONDS = 600  # between two parts of an answer
 HELP = {
@@ -88,15 +88,8 @@ class RemoteConversation:
         """Run a line that begins with a slash. -> the reply"""
         name, _, argument = line.strip().partition(" ")
         argument = argument.strip()
-        if name == "/help":
-            width = max(map(len, HELP))
-            return "\n".join(f"{usage:<{width}}  {effect}" for usage, effect in HELP.items())
-        if name == "/reset":
-            self.messages = []
-            return f"The conversation is deleted; {self.name} stays."
-        if name == "/mode":
-            self.mode = check_choice("mode", argument or self.mode, MODES)
-            return f"mode {self.mode}, answers by {self.name}"
+        if (reply := common_command(self, name, argument, HELP)) is not None:
+            return reply
         if name == "/individual":
             self.individual = argument or self.individual
             return f"answers by {self.name}"

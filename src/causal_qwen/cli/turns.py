@@ -6,12 +6,13 @@ import contextlib
 import io
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 import typer
 
+from causal_qwen.options import MODES, check_choice
 from causal_qwen.terminal import print_json
 
 print_note = partial(typer.echo, err=True)  # beside the conversation
@@ -26,10 +27,29 @@ class Answer(Protocol):
 class Speaker(Protocol):
     """Who answers: a model here, or a server."""
 
+    mode: str
+    messages: list[dict[str, str]]
+
     @property
     def name(self) -> str: ...
     def ask(self, message: str, on_text: Callable[[str], None] | None = None) -> Answer: ...
     def command(self, line: str) -> str: ...
+
+
+def common_command(
+    speaker: Speaker, name: str, argument: str, usages: Mapping[str, str]
+) -> str | None:
+    """The reply to /help, /reset or /mode; None to another command."""
+    if name == "/help":
+        width = max(map(len, usages))
+        return "\n".join(f"{usage:<{width}}  {effect}" for usage, effect in usages.items())
+    if name == "/reset":
+        speaker.messages = []
+        return f"The conversation is deleted; {speaker.name} stays."
+    if name == "/mode":
+        speaker.mode = check_choice("mode", argument or speaker.mode, MODES)
+        return f"mode {speaker.mode}, answers by {speaker.name}"
+    return None
 
 
 def run(conversation: Speaker, *, as_json: bool = False) -> int:
