@@ -21,7 +21,8 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo app test fuzz chromium lint style format docs notebooks reproduce env clean bench-decode \
-        bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals
+        bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals \
+        bench-serving
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +107,9 @@ bench-numbers: $(BENCH)  ## the text regressor beside peers on real tables, with
 
 bench-engine: env  ## the NumPy engine beside torch: speed, memory, share of the bandwidth
 	$(BIN)/python benchmarks/engine.py $(ARGS)
+
+bench-serving: $(APP)  ## the server: eight clients at once beside one, and beside generate
+	$(BIN)/python benchmarks/serving.py $(ARGS)
 
 bench-individuals: env  ## individuals beside softmax and Gumbel, counterfactuals: an hour (ARGS=... for one)
 	$(BIN)/python benchmarks/individuals.py $(or $(ARGS),all)

@@ -16,9 +16,9 @@ from unittest import mock
 from starlette.testclient import TestClient
 
 from causal_qwen.playground import server
-from causal_qwen.playground.security import BoundNames, Login
 from causal_qwen.playground.state import AppState
 from causal_qwen.playground.token_view import measure_typical
+from causal_qwen.serving.security import BoundNames, Login
 
 URL = "http://127.0.0.1:7860"
 API = "/gradio_api"

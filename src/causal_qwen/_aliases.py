@@ -62,6 +62,7 @@ def _names(path: str, table: str) -> dict[str, str]:
 
 RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> "new.path:new_name"
     "calibrate": _names("generation.streaming", "end_ids"),
+    "chat": _names("cli.turns", "check_unicode interruption piped_lines run typed_lines"),
     "choices": _names("options", "known=check_choice WAYS=NUMBER_READINGS NOISY=NOISY_MODES"),
     "convert": _names("conversion.base_models", "as_qwen2 load_base load_gguf load_tokenizer")
     | _names("conversion.checkpoint_io", "assemble damaged_files_named encode=encode_texts quiet")

@@ -113,14 +113,15 @@ def print_json(record: Any) -> None:
     """Print one line of JSON; NaN and infinities become null, because JSON has no such numbers.
     Elsewhere than in UTF-8, characters outside ASCII are JSON's escapes."""
     is_ascii = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    print(json.dumps(_finite(record), ensure_ascii=is_ascii, allow_nan=False), flush=True)
+    print(json.dumps(finite(record), ensure_ascii=is_ascii, allow_nan=False), flush=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """NaN and infinities as None, for JSON."""
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

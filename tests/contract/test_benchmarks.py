@@ -127,6 +127,15 @@ def test_calibration_compares_p_with_softmax(
     assert "## Reliability: competition" in page
 
 
+def test_serving_compares_clients_with_generate(
+    results: Callable[..., tuple[str, Any]], tiny_directory: Path
+) -> None:
+    page, found = results("serving", "--model", str(tiny_directory))
+    assert (found["clients"], found["tokens"], found["equal"]) == (2, 4, 2)
+    assert min(found["many_to_one"][0], found["cpu_to_generate"][0]) > 0
+    assert "2 of 2" in page
+
+
 @pytest.mark.slow
 def test_engine_measures_speed_memory_and_context(
     results: Callable[..., tuple[str, Any]], tiny_directory: Path

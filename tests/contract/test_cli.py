@@ -39,7 +39,7 @@ BENCHMARK_TEXTS = Path(__file__).parents[2] / "benchmarks" / "_texts.py"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual", "np-generate")
-WITHOUT_JSON = ("app",)
+WITHOUT_JSON = ("app", "serve")
 WITHOUT_MODEL = ("cache", "convert", "doctor", "export", "report")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
@@ -124,7 +124,7 @@ def test_every_command_exists_and_demo_is_listed_first() -> None:
             "train",
         ),
         *("evaluate", "report", "verify", "np-generate", "app", "doctor", "cache"),
-        *("audit", "what-if"),
+        *("audit", "what-if", "serve"),
     }
     assert next(iter(COMMANDS)) == "demo"
     done = here("--help")

@@ -76,8 +76,11 @@ GENERATION = (
         ("input_ids", "past_key_values", "inputs_embeds", "kwargs"),
         MIXIN,
     ),
+    Hook(GenerationMixin, "_prepare_special_tokens", ("generation_config", "device"), MIXIN),
     Hook(GenerationMixin, "generate_batch", ("inputs", "generation_config", "kwargs"), MIXIN),
+    Hook(GenerationMixin, "init_continuous_batching", ("generation_config",), MIXIN),
 )
+BATCHES = ("generate_batch", "init_continuous_batching")
 MODELS = (
     Hook(PreTrainedModel, "_init_weights", ("module",), MODEL),
     Hook(PreTrainedModel, "_get_resized_lm_head", ("old_lm_head",), MODEL),
@@ -177,7 +180,7 @@ def plain(tiny_fields: dict[str, Any]) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(Qwen2Config(**tiny_fields)).eval()
 
 
-@by_name([hook for hook in GENERATION if hook.name != "generate_batch"])
+@by_name([hook for hook in GENERATION if hook.name not in BATCHES])
 def test_generate_calls_the_hook(
     plain: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch, hook: Hook
 ) -> None:

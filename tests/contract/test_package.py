@@ -71,6 +71,13 @@ def test_the_package_and_its_command_line_import_without_torch() -> None:
     run(f"{hide(*HEAVY)}\nimport causal_qwen, causal_qwen.cli")
 
 
+def test_requests_are_resolved_without_torch_and_a_web_server() -> None:
+    """So that every server can use the one vocabulary."""
+    hidden = (*HEAVY, "fastapi", "starlette", "uvicorn", "pydantic")
+    code = "from causal_qwen.serving import requests, batching, replies, numpy_backend"
+    run(f"{hide(*hidden)}\n{code}")
+
+
 @pytest.mark.parametrize(
     "hidden", [{"torch"}, {"transformers"}, HEAVY], ids=["torch", "transformers", "whole extra"]
 )

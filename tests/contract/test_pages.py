@@ -39,6 +39,8 @@ EXTERNAL = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(?:h
 # Shown, and only checked for being well-formed here: what they do takes too long or never ends.
 NOT_RUN = {
     "causal-qwen app": "serves until Ctrl-C; the playground has browser tests of its own",
+    "causal-qwen serve": "serves until Ctrl-C; test_serving.py runs it",
+    "causal-qwen chat --url": "needs that server; test_serving.py runs it",
     "causal-qwen train --mock": "half a minute; test_training.py runs the simulation",
     "make": "makes an environment or runs for minutes; its dry run has to be possible",
     "pip": "the tests fetch nothing; what it names has to be a pinned package or our own extra",

@@ -19,7 +19,8 @@ from causal_qwen.conversion.convert import default_model
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
-EXTRAS = {"torch", "train", "app", "tables", "files", "plot", "lora", "dashboards", "all"}
+EXTRAS = {"torch", "train", "app", "tables", "files", "plot", "lora", "dashboards"}
+EXTRAS |= {"serve", "all"}
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +177,7 @@ def test_every_extra_exists_and_requires_only_its_own_packages() -> None:
     assert own["torch"] == {"accelerate", "gguf", "torch", "transformers"}
     assert own["train"] == {"[torch]", "datasets"}
     assert own["app"] == {"[tables]", "gradio"}
+    assert own["serve"] == {"fastapi", "jinja2", "uvicorn"}
     assert own["all"] == {f"[{extra}]" for extra in EXTRAS - {"all", "torch"}}
 
 

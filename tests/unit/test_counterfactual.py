@@ -371,7 +371,7 @@ def test_result_renders_as_text_html_and_json(model: Any) -> None:
     assert "\x1b[" in printed
     assert "counterfactual" in printed
     assert "\x1b[" not in str(result)
-    sent = json.loads(json.dumps(result.to_dict()))
+    sent = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert sent["divergence"] == result.divergence
     assert sent["factual"]["ids"] == result.factual.sequence.ids.tolist()
 

@@ -915,6 +915,8 @@ def test_continuous_batching_equals_qwen2s(pair: Any) -> None:
 def test_continuous_batching_in_another_mode_is_refused(model: Any) -> None:
     with pytest.raises(ValueError, match=r"causal.*continuous batching.*compatible"):
         model.generate_batch([[1, 2, 3]], causal_mode="causal")
+    with pytest.raises(ValueError, match=r"causal.*continuous batching.*compatible"):
+        model.init_continuous_batching(GenerationConfig(causal_mode="causal"))
 
 
 # --- bad arguments

@@ -40,15 +40,11 @@ from causal_qwen.playground import state as app_state
 from causal_qwen.playground.predictors import Forecast, Sweep, from_model
 from causal_qwen.playground.server import OFFLINE, bind, launch
 from causal_qwen.playground.state import AppState
-from causal_qwen.playground.text_edits import (
-    drag_range,
-    find_numbers,
-    replace_number,
-    replace_word,
-)
+from causal_qwen.playground.text_edits import drag_range
 from causal_qwen.playground.worker import AdmissionQueue, Worker
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
+from causal_qwen.text.edits import find_numbers, replace_number, replace_word
 from causal_qwen.text.numerals import encode
 
 TOKENS = 6

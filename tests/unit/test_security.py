@@ -17,9 +17,11 @@ from starlette.websockets import WebSocketDisconnect
 
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.processor import CausalQwenProcessor
-from causal_qwen.playground import security, server, text_edits, uploads
+from causal_qwen.playground import server, text_edits, uploads
 from causal_qwen.playground.individuals import MAX_INDIVIDUALS
-from causal_qwen.playground.security import BoundNames, Guard, Login, parse_authority
+from causal_qwen.serving import security
+from causal_qwen.serving.security import BoundNames, Guard, Login, parse_authority
+from causal_qwen.text import edits
 
 pytestmark = [  # of Gradio's statistics
     pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting'"),
@@ -495,8 +497,9 @@ def test_work_is_limited_before_it_begins(
         assert len(text) <= text_edits.MAX_CHARACTERS, "long text is being read"
         return encode(text)
 
-    encode = text_edits.encode
-    monkeypatch.setattr(text_edits, "encode", refuse)
+    encode = edits.encode
+    for module in (edits, text_edits):
+        monkeypatch.setattr(module, "encode", refuse)
     done = call(client, name, data)
     [shown] = done["log"]
     assert message in shown

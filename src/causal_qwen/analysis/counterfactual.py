@@ -49,7 +49,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import NOISY_MODES, SEMANTICS, check_choice
-from causal_qwen.terminal import counted
+from causal_qwen.terminal import counted, finite
 from causal_qwen.text.numerals import render
 
 Array = NDArray[np.float64]
@@ -148,7 +148,7 @@ class World:
         return self.sequence.ids[self.start :].tolist()
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        record = {
             "text": self.text,
             "start": self.start,
             "ids": self.sequence.ids.tolist(),
@@ -158,6 +158,7 @@ class World:
             "log_prob": self.log_prob.tolist(),
             "number": self.number.tolist(),
         }
+        return {name: finite(value) for name, value in record.items()}
 
 
 class Stability(NamedTuple):
@@ -213,8 +214,8 @@ class Counterfactual:
         return Stability(*(int(flags.sum()) for flags in counts))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        return {
+        """Everything, for JSON; what is not finite (the number of a word) is None."""
+        record = {
             "edit": self.edit,
             "semantics": self.semantics,
             "individual": repr(self.individual),
@@ -225,6 +226,7 @@ class Counterfactual:
             "scale_ratio": self.scale_ratio.tolist(),
             "stability": self.stability()._asdict(),
         }
+        return {name: finite(value) for name, value in record.items()}
 
     def show(self, console: Any = None) -> None:
         """Print it, coloured on a terminal."""

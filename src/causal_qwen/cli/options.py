@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +45,9 @@ def writable(path: Path | None) -> Path | None:
 ModelName = Annotated[
     str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
 ]
-Prompt = Annotated[str, Argument(help="The beginning of the text.", callback=given)]
+Prompt = Annotated[
+    str | None, Argument(help="The beginning of the text.", callback=given, show_default=False)
+]
 DecodingMode = Annotated[
     Mode | None,
     Option(
@@ -144,26 +145,13 @@ def check_seed(seed: int | None, mode: str | None) -> None:
 def decoding_options(
     context: typer.Context, resolve: Callable[..., DecodingSettings], **options: Any
 ) -> tuple[dict[str, Any], int | None]:
-    """-> options of `generate`, softmax seed. Draws the individual or the seed if none is given.
+    """-> options of `generate`, softmax seed. Draws the individual or the seed if none is given."""
+    from causal_qwen.decoding.draws import SOFTMAX_CALL, complete_call
 
-    In `compatible`, a temperature, top-k, top-p, min-p or seed asks for softmax sampling, as in
-    Qwen.
-    """
-    seed, softmax = context.params["seed"], ("temperature", "top_k", "top_p", "min_p")
-    names = (*softmax, "min_density", "persistence", "avoid_repeats")
+    names = (*SOFTMAX_CALL, "min_density", "persistence", "avoid_repeats")
     options |= {name: context.params[name] for name in names}
-    settings = resolve(**options)
-    check_seed(seed, settings.mode)
-    if settings.is_noisy and settings.individual is None:
-        options["individual"] = secrets.randbelow(2**62)
-    if settings.mode == "compatible":
-        if options["temperature"] == 0:
-            options |= {"temperature": None, "do_sample": False}
-        elif seed is not None or any(options[name] is not None for name in softmax):
-            options["do_sample"] = True
-        if seed is None and resolve(**options).do_sample:
-            seed = secrets.randbelow(2**62)
-    return options, seed
+    check_seed(context.params["seed"], resolve(**options).mode)
+    return complete_call(resolve, options, context.params["seed"])
 
 
 def print_replay(context: typer.Context, mode: str, individual: Any, seed: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from causal_qwen.cli import engine, generation, regression, setup, training
+from causal_qwen.cli import engine, generation, regression, serving, setup, training
 from causal_qwen.cli.signals import ExitOnSignals
 from causal_qwen.terminal import escape_unencodable
 
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "np-generate": engine.np_generate,
     "verify": engine.verify,
     "app": setup.playground,
+    "serve": serving.serve,
 }
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ Out:  the resolved settings, the noise of every row, and the chosen tokens.
     noise       `DecodingNoise`: the noise of each row of a call, at each position
     candidates  who may be chosen: min-p, and no phrase said twice
     decision    the four decision rules, and the pruned argmax
+    draws       `complete_call`: the individual or seed that a call leaves to chance
     context     the context length of a model
 
 Open `decision` first. Arrays are NumPy's or torch's, through `array_api_compat`.

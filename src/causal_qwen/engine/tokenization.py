@@ -75,17 +75,20 @@ class TextReader:
         }
         return cls(tokenizer, num_token_id, encoding, template, special)
 
-    def as_chat(self, message: str) -> str:
-        """A user's message in the model's chat template, up to where the answer begins."""
+    def as_chat(self, conversation: str | list[dict[str, str]]) -> str:
+        """A user's message, or a conversation of several, in the model's chat template, up to where
+        the answer begins."""
         if not isinstance(self.template, str):
             raise ValueError("This checkpoint has no chat template; leave out chat=True.")
         try:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
             raise ImportError("Chat templates need Jinja2: pip install jinja2") from None
+        if isinstance(conversation, str):
+            conversation = [{"role": "user", "content": conversation}]
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         return environment.from_string(self.template).render(
-            messages=[{"role": "user", "content": message}],
+            messages=conversation,
             add_generation_prompt=True,
             **self.special,
         )

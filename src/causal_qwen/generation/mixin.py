@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_given, resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.values import ValueTracker
-from causal_qwen.modeling.value_space import field_space
+from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.options import NOISY_MODES
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -29,6 +29,16 @@ CUTS = ("top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_
 WARPERS = ("temperature", *CUTS)
 OWN_KWARGS = ("settings", "tracker", "decision_processor")
 DECODING = ("num_beams", "num_return_sequences", "is_assistant", "prompt_lookup_num_tokens")
+
+
+class PreparedRow(NamedTuple):
+    """What `generate` prepares for one row before its first step."""
+
+    processors: LogitsProcessorList  # the last one is the mode's choice
+    settings: DecodingSettings
+    decision: DecisionProcessor | None  # None where softmax decides
+    is_drawn: bool  # by softmax; else the argmax is taken
+    space: ValueSpace | None  # of the value of a chosen <NUM>
 
 
 class CausalGenerationMixin:
@@ -54,7 +64,18 @@ class CausalGenerationMixin:
         self._check_values_given(kwargs)
         self._compatible("continuous batching", {**kwargs, "generation_config": generation_config})
         kwargs.pop("causal_mode", None)
+        generation_config = copy.deepcopy(generation_config or self.generation_config)
+        generation_config.causal_mode = "compatible"
         return super().generate_batch(inputs, generation_config=generation_config, **kwargs)  # type: ignore[misc]
+
+    def init_continuous_batching(
+        self, generation_config: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The manager samples from loc_S alone: a config that names another mode is refused."""
+        used = self.generation_config if generation_config is None else generation_config
+        self._check_values_given({})
+        self._compatible("continuous batching", {"generation_config": used})
+        return super().init_continuous_batching(generation_config, *args, **kwargs)  # type: ignore[misc]
 
     def resolve_settings(
         self,
@@ -217,6 +238,27 @@ class CausalGenerationMixin:
                 **{name: getattr(generation_config, name) for name in WARPERS}
             )
         return processors
+
+    def prepare_row(self, input_ids: Tensor, **options: Any) -> PreparedRow:
+        """For a decoding loop of one's own: a prompt (1, T) and options of `generate` -> what its
+        steps apply to the row."""
+        prepared, model_kwargs = self._prepare_generation_config(None, **options)
+        self._prepare_special_tokens(prepared, True, device=input_ids.device)  # type: ignore[attr-defined]
+        processors = self._get_logits_processor(
+            prepared,
+            input_ids_seq_length=input_ids.shape[1],
+            encoder_input_ids=input_ids,
+            device=input_ids.device,
+            model_kwargs=model_kwargs,
+        )
+        tracker = model_kwargs.get("tracker")
+        return PreparedRow(
+            processors,
+            model_kwargs["settings"],
+            model_kwargs.get("decision_processor"),
+            prepared.do_sample,
+            None if tracker is None else tracker.space,
+        )
 
     def warpers(self, **options: Any) -> LogitsProcessorList:
         """HF's processors for temperature, top-k, top-p and their kin alone."""

@@ -7,7 +7,6 @@ Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, N
 
     page             the tabs, their components and handlers
     server           a model -> the page on 127.0.0.1
-    security         which requests are answered: Host, Origin, password, length
     uploads          uploaded files -> within a total size, then deleted
     state            what all visitors share: the model, its worker, the predictors
     worker           the thread that runs the model, and the queue in front of it
@@ -16,10 +15,11 @@ Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, N
     counterfactuals  the fields of an edit -> the two texts of one individual
     predictors       a text -> a number with its uncertainty
     token_view       one token -> the scores and the U that chose it
-    text_edits       prompts are checked; a word or a number is replaced
+    text_edits       prompts, numbers and drags are checked
     rendering        all of these -> HTML and SVG
 
-Open `page` first. Only `page` and `server` import Gradio.
+Open `page` first. Only `page` and `server` import Gradio. Which requests are answered (Host,
+Origin, password, length) is decided in `serving.security`.
 """
 
 from causal_qwen.playground.server import launch

@@ -24,9 +24,8 @@ from causal_qwen.playground.text_edits import (
     check_length,
     check_prompt,
     parse_number,
-    replace_number,
-    replace_word,
 )
+from causal_qwen.text.edits import replace_number, replace_word
 
 KINDS = ("a word", "a number", "the prompt")
 

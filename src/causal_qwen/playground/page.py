@@ -29,6 +29,7 @@ from causal_qwen.playground import (
 from causal_qwen.playground.predictors import Predictor, Sweep
 from causal_qwen.playground.state import IRISES, OWN_HEAD, AppState
 from causal_qwen.playground.text_edits import DragRange, check_prompt, check_prompts
+from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
 Curve = tuple[tuple[str, int], Sweep]  # the text without one number, its index, and the sweep
@@ -392,7 +393,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
         found = state.worker.run(predictor.forecast, words)
         drawn = rendering.forecast_picture(predictor.name, found)
         update: Update = {sentence: draw_text(words), picture: drawn, curve: None}
-        numbers = text_edits.find_numbers(words)
+        numbers = find_numbers(words)
         if not numbers:
             yield update | {sweep: ""}
             return
@@ -416,7 +417,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
 
     def fixed_part(words: str, index: int) -> tuple[str, int]:
         """What stays the same while a number is dragged."""
-        return text_edits.replace_number(words, index, 0.0), index
+        return replace_number(words, index, 0.0), index
 
     @queued(state, note)
     def on_open(asked: str) -> Iterator[Update]:
@@ -443,7 +444,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
         index, value, drag = text_edits.check_drag(now)
         state.worker.run(check_prompt, words, state.processor)
         predictor = state.predictor(asked)
-        words = text_edits.replace_number(words, index, value)
+        words = replace_number(words, index, value)
         found = state.worker.run(predictor.forecast, words)
         yield {text: words, picture: rendering.forecast_picture(predictor.name, found)}
         if known is not None and known[0] != fixed_part(words, index):
@@ -573,7 +574,7 @@ def _number_box(text: str, selected: Any = None) -> gr.Dropdown:
     found = [
         (f"{surface} (number {index + 1})", index)
         for index, (surface, _) in enumerate(
-            text_edits.find_numbers((text or "")[: text_edits.MAX_CHARACTERS])
+            find_numbers((text or "")[: text_edits.MAX_CHARACTERS])
         )
     ]
     index = selected if isinstance(selected, int) else 0

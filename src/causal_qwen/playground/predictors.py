@@ -18,7 +18,7 @@ from pandas import DataFrame
 
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.paths import cache_directory
-from causal_qwen.playground.text_edits import DragRange, replace_number
+from causal_qwen.playground.text_edits import DragRange
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import features
 from causal_qwen.regression.iris import iris_table
@@ -26,6 +26,7 @@ from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.regressor import LENGTH, TEXT, CausalTextRegressor, OpenModel
 from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.regression.whatif import NumberCounterfactual
+from causal_qwen.text.edits import replace_number
 
 Array = NDArray[np.float64]
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from causal_qwen.paths import install_hint
+from causal_qwen.serving.sockets import address_of, bind
 
 if TYPE_CHECKING:
-    from causal_qwen.playground.security import BoundNames, Guard, Login
+    from causal_qwen.serving.security import BoundNames, Guard, Login
 
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
 MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
@@ -52,8 +53,8 @@ def launch(
         configure_gradio(files)
         _check_gradio()
         from causal_qwen.playground.page import build
-        from causal_qwen.playground.security import BoundNames, Login
         from causal_qwen.playground.state import AppState
+        from causal_qwen.serving.security import BoundNames, Login
 
         names = BoundNames(host, bound.getsockname()[0])
         login = None if auth is None else Login.parse(auth)
@@ -76,38 +77,14 @@ def configure_gradio(files: Path) -> None:
     os.environ["GRADIO_TEMP_DIR"] = str(files)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket for an address that is free; for port 0, any free port."""
-    try:
-        found = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, address = found[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise OSError(
-            f"{host}:{port} cannot be used ({error.strerror}); choose another --host."
-        ) from None
-    try:
-        if os.name == "posix":  # elsewhere it would share the port with another server
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise OSError(
-            f"{host}:{port} cannot be used ({error.strerror}); choose another with --port."
-        ) from None
-    return bound
-
-
 def make_app(page: Any, files: Path, names: BoundNames, login: Login | None = None) -> Guard:
     """The page as an ASGI application that answers to `names` only; its files are in `files`."""
     import gradio
     from fastapi import FastAPI
 
     from causal_qwen.playground.page import CSS
-    from causal_qwen.playground.security import Guard
     from causal_qwen.playground.uploads import BoundedFiles
+    from causal_qwen.serving.security import Guard
 
     page.state_session_capacity = MAX_SESSIONS
     app = gradio.mount_gradio_app(
@@ -156,7 +133,8 @@ def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> N
 
     bound.listen()  # a browser that comes before the server waits
     _, port = bound.getsockname()[:2]
-    address = _address(app, host, port)
+    token = f"/?token={app.login.password}" if app.login and app.login.is_token else ""
+    address = address_of(app.names, host, port) + token
     if not app.names.is_loopback:
         secret = "the token in its address" if app.login and app.login.is_token else "a password"
         print(WARNING.format(host=host, secret=secret), file=sys.stderr, flush=True)
@@ -178,10 +156,3 @@ def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> N
         server.run(sockets=[bound])  # raises the signal that has ended it
     except KeyboardInterrupt:
         print("\nClosed.", flush=True)
-
-
-def _address(app: Guard, host: str, port: int) -> str:
-    name = socket.gethostname() if app.names.address.is_unspecified else host.strip("[]")
-    name = f"[{name}]" if ":" in name else name
-    token = f"/?token={app.login.password}" if app.login and app.login.is_token else ""
-    return f"http://{name}:{port}{token}"

@@ -1,4 +1,4 @@
-"""Text edits: check a visitor's prompts; replace a word or a number of a text."""
+"""Text edits: check a visitor's prompts and numbers, and the range of a dragged number."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from causal_qwen.modeling.protocols import Processor
-from causal_qwen.terminal import counted
-from causal_qwen.text.names import CJK
+from causal_qwen.text.edits import DIGITS, find_numbers, number_span
 from causal_qwen.text.numerals import encode, render
 
 MAX_CHARACTERS = 1000  # of a prompt
@@ -16,8 +15,6 @@ MAX_TOKENS = 200
 MAX_PROMPTS = 5  # at once
 MAX_WORD = 100  # characters of a word or a number to insert
 MAX_MAGNITUDE = 1e300  # of a dragged number
-WORD_CHARACTER = rf"[^\W{CJK}]"  # of a script that separates words by spaces
-DIGITS = 15  # enough for every value that a drag can reach
 
 
 class DragRange(NamedTuple):
@@ -60,18 +57,6 @@ def check_prompts(lines: str | None, processor: Processor) -> list[str]:
     return [check_prompt(prompt, processor) for prompt in prompts]
 
 
-def find_numbers(text: str) -> list[tuple[str, float]]:
-    """Every number of a text: its characters and its value."""
-    found = encode(text)
-    return list(zip(found.surfaces, found.values, strict=True))
-
-
-def replace_number(text: str, index: int, value: float) -> str:
-    """The text with another value for its `index`-th number, counted from 0."""
-    start, end = _span(text, index)
-    return text[:start] + render(value, DIGITS) + text[end:]
-
-
 def parse_number(text: str | None) -> float:
     """The value of a field that holds one number and nothing else."""
     text = check_length("number", (text or "").strip(), MAX_WORD)
@@ -79,14 +64,6 @@ def parse_number(text: str | None) -> float:
     if len(found) != 1 or found[0][0] != text:
         raise ValueError(f"{text!r} is not a number; write one such as 12 or -0.5.")
     return found[0][1]
-
-
-def replace_word(text: str, word: str, other: str) -> str | None:
-    """The text with the first whole `word` replaced, case-sensitive; None if it has none."""
-    before = rf"(?<!{WORD_CHARACTER})" if re.match(WORD_CHARACTER, word) else ""
-    after = rf"(?!{WORD_CHARACTER})" if re.search(rf"{WORD_CHARACTER}\Z", word) else ""
-    found = re.search(before + re.escape(word) + after, text)
-    return None if found is None else text[: found.start()] + other + text[found.end() :]
 
 
 def check_drag(fields: Any) -> tuple[int, float, DragRange]:
@@ -105,7 +82,7 @@ def _is_finite(value: Any) -> bool:
 
 def drag_range(text: str, index: int) -> DragRange:
     """0 to twice the number, in steps of its last written decimal; -10 to 10 for 0."""
-    start, end = _span(text, index)
+    start, end = number_span(text, index)
     value = encode(text).values[index]
     decimals = len(re.sub(r"[^\d].*", "", text[start:end].partition(".")[2]))
     far = max(min(2 * value, MAX_MAGNITUDE), -MAX_MAGNITUDE)
@@ -113,11 +90,3 @@ def drag_range(text: str, index: int) -> DragRange:
     written, fine = 10.0**-decimals, float(render((high - low) / 1000, 1))
     is_small = written > (high - low) / 2  # written with an exponent
     return DragRange(low, high, (fine or high - low) if is_small else max(written, fine))
-
-
-def _span(text: str, index: int) -> tuple[int, int]:
-    spans = encode(text).spans
-    if not 0 <= index < len(spans):
-        found = counted(len(spans), "number")
-        raise ValueError(f"Number {index + 1} cannot change: the text has {found}.")
-    return spans[index]

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from causal_qwen.playground.security import replay
+from causal_qwen.serving.security import replay
 
 BLOCK = 4096  # bytes that the smallest file takes
 ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)

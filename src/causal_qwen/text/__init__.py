@@ -5,6 +5,7 @@ Out:  pieces of text, the values of the numbers between them, and the string aga
 
     numerals      the grammar: what is a number, its value, how to write it
     names         the laws: which digits are dates, phones and identifiers
+    edits         a word or a number is replaced
     segmentation  pieces for a tokenizer, and the stable part of a growing text
 
 Open `numerals` first.

@@ -15,6 +15,7 @@ import ipaddress
 import re
 import secrets
 import socket
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -146,13 +147,29 @@ class Refusal(NamedTuple):
     message: str
 
 
+def plain_answer(refusal: Refusal) -> Response:
+    return PlainTextResponse(refusal.message, refusal.status)
+
+
 class Guard:
-    """The middleware: refuses what another site or a stranger has sent, and what is too long."""
+    """The middleware: refuses what another site or a stranger has sent, and what is too long.
+
+    Pages of `origins` may send requests; `open_paths` need no login; `answer` words a refusal.
+    """
 
     def __init__(
-        self, app: ASGIApp, names: BoundNames, max_bytes: int, login: Login | None = None
+        self,
+        app: ASGIApp,
+        names: BoundNames,
+        max_bytes: int,
+        login: Login | None = None,
+        *,
+        origins: Collection[str] = (),
+        open_paths: Collection[str] = (),
+        answer: Callable[[Refusal], Response] = plain_answer,
     ) -> None:
         self.app, self.names, self.max_bytes, self.login = app, names, max_bytes, login
+        self.origins, self.open_paths, self.answer = origins, open_paths, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -160,20 +177,21 @@ class Guard:
             return
         connection = HTTPConnection(scope)
         headers = connection.headers
-        refusal = self.check_host(headers) or check_origin(headers)
-        if refusal is None and self.login is not None and not self._is_known(connection):
+        refusal = self.check_host(headers) or check_origin(headers, self.origins)
+        is_open = self.login is None or scope["path"] in self.open_paths
+        if refusal is None and not is_open and not self._is_known(connection):
             if self._brings_token(connection) and scope["type"] == "http":
                 await self._accept_token(connection, receive, send)
                 return
             refusal = Refusal(401, "Log in: open the address that the server has printed.\n")
         if refusal is not None:
-            await _refuse(refusal, scope, receive, send)
+            await self._refuse(refusal, scope, receive, send)
             return
         if scope["type"] == "http":
             body = await _read_body(headers, receive, self.max_bytes)
             if body is None:
                 long = Refusal(413, f"The request is longer than {self.max_bytes:,} bytes.\n")
-                await _refuse(long, scope, receive, send)
+                await self._refuse(long, scope, receive, send)
                 return
             receive, send = replay(body, receive), _with_headers(send)
         await self.app(scope, receive, send)
@@ -185,6 +203,17 @@ class Guard:
         if authority is not None and authority.name in self.names:
             return None
         return Refusal(403, f"This server answers to {self.names} only, by the Host header.\n")
+
+    async def _refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # closed before it is accepted: the server answers 403
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        response = self.answer(refusal)
+        if refusal.status == 401:
+            response.headers["WWW-Authenticate"] = 'Basic realm="CausalQwen", charset="UTF-8"'
+        if refusal.status == 413:
+            response.headers["Connection"] = "close"  # the rest is not read
+        await response(scope, receive, _with_headers(send))
 
     def _is_known(self, connection: HTTPConnection) -> bool:
         assert self.login is not None
@@ -207,15 +236,18 @@ class Guard:
         await response(connection.scope, receive, _with_headers(send))
 
 
-def check_origin(headers: Headers) -> Refusal | None:
-    """`Origin`, which browsers send with every write, must be this server.
+def check_origin(headers: Headers, allowed: Collection[str] = ()) -> Refusal | None:
+    """`Origin`, which browsers send with every write, must be this server, or an `allowed` site.
 
     Other programs send none. A hostile page can also cause requests without it, such as those of
     its images: browsers then say `Sec-Fetch-Site`. Links from other sites are welcome.
     """
+    origins = headers.getlist("origin")
+    if allowed and origins and all(origin in allowed for origin in origins):
+        return None
     site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
     is_foreign = site in ("cross-site", "same-site") and mode != "navigate"
-    for origin in headers.getlist("origin"):
+    for origin in origins:
         is_foreign = is_foreign or not _is_same(origin, headers["host"])
     return Refusal(403, "Requests from other sites are refused.\n") if is_foreign else None
 
@@ -233,18 +265,6 @@ def _is_same(origin: str, host: str) -> bool:
 def _equal(given: str, expected: str) -> bool:
     """In a time that does not depend on the difference."""
     return secrets.compare_digest(given.encode("utf-8"), expected.encode("utf-8"))
-
-
-async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":  # closed before it is accepted: the server answers 403
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    response: Response = PlainTextResponse(refusal.message, refusal.status)
-    if refusal.status == 401:
-        response.headers["WWW-Authenticate"] = 'Basic realm="CausalQwen", charset="UTF-8"'
-    if refusal.status == 413:
-        response.headers["Connection"] = "close"  # the rest is not read
-    await response(scope, receive, _with_headers(send))
 
 
 async def _read_body(headers: Headers, receive: Receive, most: int) -> bytes | None:

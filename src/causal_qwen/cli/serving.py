@@ -1,0 +1,89 @@
+"""Serving: serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+from causal_qwen.cli import options as opt
+from causal_qwen.cli.models import directory_of, path_of, unless_embedded
+from causal_qwen.paths import EMBEDDED
+
+
+def serve(
+    model: opt.ModelName = "",
+    engine: Annotated[
+        Literal["torch", "numpy"], Option(help="Torch, in batches; or NumPy, without torch.")
+    ] = "torch",
+    host: Annotated[
+        str, Option(help="The address to listen on; other machines need the API key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(help="The port to listen on.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None,
+        Option(
+            help="Answer only requests with this key.",
+            envvar="CAUSAL_QWEN_API_KEY",
+            callback=opt.given,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, Option(help="The model's id in requests. Default: its directory's name.")
+    ] = None,
+    individuals: Annotated[
+        Path | None,
+        Option(help="Where individuals are saved. Default: below ~/.local/share.", file_okay=False),
+    ] = None,
+    regressor: Annotated[
+        list[str] | None,
+        Option(help="A fitted regressor for /v1/numbers, as DIRECTORY or NAME=DIRECTORY."),
+    ] = None,
+    cors: Annotated[
+        list[str] | None, Option(help="Let pages of this origin call the server from a browser.")
+    ] = None,
+    max_rows: Annotated[int, Option(help="Decode so many texts together.", min=1)] = 16,
+    max_waiting: Annotated[int, Option(help="Let so many texts wait; then 429.", min=0)] = 64,
+    max_prompt: Annotated[int, Option(help="Tokens of a prompt.", min=1)] = 4096,
+    max_tokens: Annotated[int, Option(help="New tokens of a text.", min=1)] = 1024,
+    max_n: Annotated[int, Option(help="Texts of a request.", min=1)] = 8,
+    max_body: Annotated[int, Option(help="Bytes of a request.", min=1)] = 1_000_000,
+    drain_seconds: Annotated[
+        int, Option(help="Time for running requests after SIGTERM.", min=0)
+    ] = 30,
+) -> None:
+    """Serve a model over OpenAI's protocol; each user meets their own individual. Ctrl-C closes it.
+
+    Example: causal-qwen serve --port 8001
+    """
+    from causal_qwen.paths import data_directory
+    from causal_qwen.serving.limits import Limits
+    from causal_qwen.serving.server import launch
+
+    limits = Limits(max_rows, max_waiting, max_prompt, max_tokens, max_n, max_body, drain_seconds)
+    named = unless_embedded(model)
+    shown = name or (EMBEDDED if named is None else Path(named).name)
+    launch(
+        str(directory_of(model)) if engine == "numpy" else path_of(model),
+        name=shown,
+        individuals=individuals or data_directory() / "individuals" / shown,
+        engine=engine,
+        host=host,
+        port=port,
+        api_key=api_key,
+        origins=tuple(cors or ()),
+        regressors=dict(_named_directory(one) for one in regressor or ()),
+        limits=limits,
+    )
+
+
+def _named_directory(text: str) -> tuple[str, Path]:
+    """NAME=DIRECTORY, or a directory that is its own name."""
+    name, equals, path = text.partition("=")
+    directory = Path(path if equals else name)
+    if not (directory / "regressor.json").is_file():
+        raise FileNotFoundError(
+            f"{directory} is not a regressor's directory; write one with causal-qwen fit."
+        )
+    return name if equals else directory.name, directory

@@ -1,0 +1,331 @@
+"""App: the routes of the server, as an ASGI application.
+
+    GET   /v1/models                          POST  /v1/chat/completions
+    GET   /v1/individuals                     POST  /v1/completions
+    POST  /v1/individuals                     POST  /v1/counterfactuals
+    GET, DELETE /v1/individuals/{name}        POST  /v1/numbers
+    GET   /health  /metrics  /docs  /openapi.json
+
+Errors are answered in OpenAI's form, with one sentence. A client that disconnects stops its texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from causal_qwen.serving import analyses
+from causal_qwen.serving import individuals as saved
+from causal_qwen.serving.batching import Closed, QueueFull
+from causal_qwen.serving.individuals import DRAW_FIELDS
+from causal_qwen.serving.replies import error_body
+from causal_qwen.serving.requests import Field, RequestError, TextRequest, fields_of
+from causal_qwen.serving.security import BoundNames, Guard, Login, Refusal
+from causal_qwen.serving.service import Run, Service
+
+EVENTS = "text/event-stream"
+OPEN_PATHS = ("/health",)
+SHUTTING_DOWN = "The server is shutting down; try another one."
+
+
+def make_app(
+    service: Service,
+    names: BoundNames,
+    login: Login | None = None,
+    origins: Sequence[str] = (),
+) -> ASGIApp:
+    """The routes behind the guard. Pages of `origins` may call them from a browser."""
+    app: ASGIApp = Counted(routes(service), service)
+    app = Guard(
+        app,
+        names,
+        service.limits.max_body,
+        login,
+        origins=frozenset(origins),
+        open_paths=OPEN_PATHS,
+        answer=_refusal,
+    )
+    if origins:
+        app = CORSMiddleware(
+            app, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def routes(service: Service) -> FastAPI:
+    app = FastAPI(title="CausalQwen", version=version("causal-qwen"), docs_url=None, redoc_url=None)
+    app.state.service = service
+    _add_error_handlers(app)
+    _add_texts(app, service)
+    _add_individuals(app, service)
+    _add_analyses(app, service)
+    _add_operations(app, service)
+    return app
+
+
+class Counted:
+    """Middleware: counts requests by route and status."""
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                status = message["status"]
+                self.service.metrics.add("requests_total", route=route, status=status)
+            await send(message)
+
+        await self.app(scope, receive, count)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _refusal(refusal: Refusal) -> Response:
+    message = refusal.message
+    if refusal.status == 401:
+        message = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
+    return JSONResponse(error_body(message, refusal.status), refusal.status)
+
+
+def as_response(error: Exception) -> JSONResponse:
+    """The answer to a request that fails."""
+    if isinstance(error, RequestError):
+        return JSONResponse(error_body(str(error), error.status, error.param), error.status)
+    if isinstance(error, QueueFull):
+        headers = {"Retry-After": str(error.seconds)}
+        return JSONResponse(error_body(str(error), 429), 429, headers)
+    if isinstance(error, Closed):
+        return JSONResponse(error_body(SHUTTING_DOWN, 503), 503, {"Retry-After": "5"})
+    if isinstance(error, HTTPException):
+        return JSONResponse(error_body(str(error.detail), error.status_code), error.status_code)
+    words = f"The model failed: {' '.join(str(error).split()) or type(error).__name__}"
+    return JSONResponse(error_body(words, 500), 500)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    async def answer(_: Request, error: Exception) -> JSONResponse:
+        return as_response(error)
+
+    for kind in (RequestError, QueueFull, Closed, HTTPException, ValueError, OSError, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+async def _body(request: Request) -> Any:
+    try:
+        return await request.json()
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The body is not JSON ({error}).") from None
+
+
+def _documented(fields: Mapping[str, Field], required: Sequence[str] = ()) -> dict[str, Any]:
+    """OpenAPI's description of a body."""
+    schema = {
+        "type": "object",
+        "properties": {name: field.schema for name, field in fields.items()},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+# ---------------------------------------------------------------- texts
+
+
+def _add_texts(app: FastAPI, service: Service) -> None:
+    async def answer(request: Request, kind: str) -> Response:
+        asked = TextRequest.parse(await _body(request), kind, service.limits)
+        run = await service.start(asked)
+        watcher = asyncio.create_task(_cancel_when_gone(request, run))
+        if asked.stream:
+            return await _stream(run, watcher)
+        try:
+            async for _ in run.updates():
+                pass
+            return JSONResponse(run.reply.whole())
+        finally:
+            watcher.cancel()
+            run.cancel()
+
+    @app.post("/v1/chat/completions", openapi_extra=_documented(fields_of("chat"), ["messages"]))
+    async def chat_completions(request: Request) -> Response:
+        """The next message of a conversation."""
+        return await answer(request, "chat")
+
+    @app.post("/v1/completions", openapi_extra=_documented(fields_of("completion"), ["prompt"]))
+    async def completions(request: Request) -> Response:
+        """The continuation of a text."""
+        return await answer(request, "completion")
+
+
+async def _cancel_when_gone(request: Request, run: Run) -> None:
+    """A client that disconnects stops its texts."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    run.cancel()
+
+
+async def _stream(run: Run, watcher: asyncio.Task[None]) -> Response:
+    """Server-sent events. An error before the first one has its own status."""
+    updates = run.updates()
+    try:
+        first = await anext(updates, None)
+    except BaseException:
+        watcher.cancel()
+        run.cancel()
+        raise
+
+    async def events() -> AsyncIterator[str]:
+        begun: set[int] = set()
+        update = first
+        try:
+            while update is not None:
+                chunk = run.reply.chunk(update.place, update.event, update.place not in begun)
+                is_news = update.event.text or update.event.finish or update.place not in begun
+                if is_news or (update.event.choice and run.reply.request.alternatives is not None):
+                    begun.add(update.place)
+                    yield _event(chunk)
+                update = await anext(updates, None)
+            if run.reply.request.include_usage:
+                yield _event(run.reply.last_chunk())
+            yield "data: [DONE]\n\n"
+        except Exception as error:  # the status has been sent
+            yield _event(json.loads(bytes(as_response(error).body)))
+        finally:
+            watcher.cancel()
+            run.cancel()
+
+    return StreamingResponse(events(), media_type=EVENTS, headers={"Cache-Control": "no-cache"})
+
+
+def _event(record: Any) -> str:
+    return f"data: {json.dumps(record, ensure_ascii=False)}\n\n"
+
+
+# ---------------------------------------------------------------- individuals
+
+
+def _add_individuals(app: FastAPI, service: Service) -> None:
+    store = service.individuals
+
+    @app.get("/v1/individuals")
+    def list_individuals() -> Any:
+        """The names of the saved individuals."""
+        data = [{"object": "individual", "name": name} for name in store.names()]
+        return {"object": "list", "data": data}
+
+    @app.post("/v1/individuals", status_code=201, openapi_extra=_documented(DRAW_FIELDS))
+    async def draw_individual(request: Request) -> Any:
+        """Draw an individual; with a name, save it."""
+        drawn, name = saved.draw(await _body(request), service.backend)
+        if name is not None:
+            drawn = await asyncio.to_thread(store.save, drawn, name)
+        return saved.describe(drawn)
+
+    @app.get("/v1/individuals/{name:path}")
+    def show_individual(name: str) -> Any:
+        """A saved individual."""
+        return saved.describe(store.find(name), name)
+
+    @app.delete("/v1/individuals/{name:path}")
+    def delete_individual(name: str) -> Any:
+        """Delete a saved individual."""
+        store.delete(name)
+        return {"object": "individual.deleted", "name": name, "deleted": True}
+
+
+# ---------------------------------------------------------------- analyses
+
+
+def _add_analyses(app: FastAPI, service: Service) -> None:
+    async def answer(request: Request, analysis: Any) -> Response:
+        body = await _body(request)
+        work = await asyncio.to_thread(analysis, service, body)
+        return JSONResponse(await service.run(work))
+
+    @app.post(
+        "/v1/counterfactuals",
+        openapi_extra=_documented(analyses.COUNTERFACTUAL_FIELDS, ["edit"]),
+    )
+    async def counterfactuals(request: Request) -> Response:
+        """The same individual's text, and its text after an edit."""
+        return await answer(request, analyses.counterfactual)
+
+    @app.post("/v1/numbers", openapi_extra=_documented(analyses.NUMBER_FIELDS, ["input"]))
+    async def numbers(request: Request) -> Response:
+        """The numbers that texts or rows ask for, with intervals."""
+        return await answer(request, analyses.numbers)
+
+
+# ---------------------------------------------------------------- operations
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    backend = service.backend
+
+    @app.get("/v1/models")
+    def list_models() -> Any:
+        """The served model."""
+        card = {
+            "id": service.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "causal-qwen",
+            "engine": backend.kind,
+            "context": backend.context,
+            "individual_size": backend.size,
+            "default_mode": backend.default_mode,
+            "has_chat": backend.has_chat,
+            "regressors": list(service.regressors),
+            "limits": vars(service.limits),
+        }
+        return {"object": "list", "data": [card]}
+
+    @app.get("/health")
+    def health() -> Any:
+        """200 while requests are answered."""
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        """Counters in the text format of Prometheus."""
+        text = service.metrics.render(service.gauges())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    @app.get("/docs", include_in_schema=False)
+    def docs() -> Response:
+        return HTMLResponse(_page(app.openapi()))
+
+
+def _page(openapi: Mapping[str, Any]) -> str:
+    """The routes and their fields, without a script or a resource of another host."""
+    parts = ["<!doctype html><meta charset=utf-8><title>CausalQwen</title><h1>CausalQwen</h1>"]
+    for path, methods in openapi["paths"].items():
+        for method, about in methods.items():
+            words = html.escape(about.get("description") or about.get("summary", ""))
+            parts.append(
+                f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{words}</p>"
+            )
+            with contextlib.suppress(KeyError):
+                schema = about["requestBody"]["content"]["application/json"]["schema"]
+                rows = [
+                    f"<tr><td><code>{html.escape(name)}</code><td>{', '.join(one['type'])}"
+                    f"<td>{html.escape(one['description'])}"
+                    for name, one in schema["properties"].items()
+                ]
+                parts.append(f"<table>{''.join(rows)}</table>")
+    return "".join(parts)

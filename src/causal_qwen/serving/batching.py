@@ -1,0 +1,218 @@
+"""Batching: one thread that decodes the texts of all requests together, one step at a time.
+
+Between two steps texts leave (they have ended, or nobody waits for them any more) and waiting ones
+join. A job is one prompt with its copies; its events are sent as they happen.
+
+    submit -> waiting -> join (the prompt is read) -> step, step, ... -> leave
+                  more than max_waiting texts: QueueFull
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from causal_qwen.serving.limits import Limits
+from causal_qwen.serving.metrics import Metrics
+from causal_qwen.serving.requests import RequestError
+from causal_qwen.serving.rows import Backend, Batch, Choice, Row
+from causal_qwen.text.segmentation import stable_prefix
+
+
+class QueueFull(Exception):
+    """There is no place for a request; `seconds` is when there may be one."""
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        super().__init__(f"{waiting} texts are waiting; try again in {seconds} s.")
+        self.seconds = seconds
+
+
+class Closed(Exception):
+    """The server is shutting down."""
+
+
+class Event(NamedTuple):
+    """News of one text."""
+
+    copy: int  # which text of the job
+    text: str  # addition that later tokens cannot change
+    choice: Choice | None = None  # the token of this step, unless it ends the text
+    finish: str | None = None  # "stop" or "length" after the last token
+    error: Exception | None = None
+
+
+class GrowingText:
+    """The text of a row, which ends before the first stop string."""
+
+    def __init__(self, row: Row, backend: Backend, stops: Sequence[str]) -> None:
+        self.row, self.backend, self.stops = row, backend, stops
+        self.sent = 0  # characters
+        self.finish: str | None = None
+
+    def take(self, choice: Choice) -> str:
+        """Append a token. -> the addition that later tokens cannot change"""
+        self.row.append(choice)
+        if choice.id in self.backend.ends:
+            self.finish = "stop"
+        elif len(self.row.new.ids) >= self.row.max_new_tokens:
+            self.finish = "length"
+        text = self.backend.decode(self.row.new)
+        places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        if places:
+            self.finish, text = "stop", text[: min(places)]
+        elif self.finish is None:
+            text = self._without_begun_stop(stable_prefix(text))
+        addition = text[self.sent :]
+        self.sent = max(self.sent, len(text))
+        return addition
+
+    def _without_begun_stop(self, text: str) -> str:
+        """Hold back an end that may become a stop string."""
+        held = 0
+        for stop in self.stops:
+            for length in range(min(len(stop) - 1, len(text)), held, -1):
+                if text.endswith(stop[:length]):
+                    held = length
+                    break
+        return text[: len(text) - held]
+
+
+@dataclass(eq=False)
+class Job:
+    """The texts of one prompt, and who is told about them (in the thread of the batch)."""
+
+    rows: list[Row]
+    stops: Sequence[str]
+    notify: Callable[[Event], None]
+    is_cancelled: bool = False
+    begun: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    def __init__(self, backend: Backend, limits: Limits, metrics: Metrics | None = None) -> None:
+        self.backend, self.limits = backend, limits
+        self.metrics = metrics or Metrics()
+        self._waiting: deque[Job] = deque()
+        self._running: dict[Row, tuple[Job, GrowingText]] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._seconds = 1.0  # that a text took, lately
+        self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
+        self._thread.start()
+
+    def submit(self, *jobs: Job) -> None:
+        """Queue the jobs of one request, all or none."""
+        with self._changed:
+            if self._is_closed:
+                raise Closed
+            waiting = sum(len(job.rows) for job in self._waiting)
+            more = sum(len(job.rows) for job in jobs)
+            free = self.limits.max_rows - len(self._running)
+            if waiting + more > self.limits.max_waiting + max(free, 0):
+                self.metrics.add("rejected_requests_total")
+                rounds = 1 + waiting / self.limits.max_rows
+                raise QueueFull(waiting, min(max(math.ceil(self._seconds * rounds), 1), 60))
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def cancel(self, *jobs: Job) -> None:
+        """Nobody waits for these jobs any more."""
+        with self._changed:
+            for job in jobs:
+                job.is_cancelled = True
+            self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Refuse new jobs, end the running ones at the next step, and wait for the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def counts(self) -> tuple[int, int]:
+        """Texts that are decoded, and texts that wait."""
+        with self._changed:
+            return len(self._running), sum(len(job.rows) for job in self._waiting)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        batch = self.backend.new_batch()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._running or self._waiting or self._is_closed)
+                if self._is_closed:
+                    break
+            try:
+                self._leave_cancelled(batch)
+                self._join_next(batch)
+                if self._running:
+                    for row, choice in batch.step():
+                        self._take(batch, row, choice)
+            except Exception as error:  # of the whole batch: its rows are lost, the server is not
+                self._fail(error)
+                batch = self.backend.new_batch()
+        self._fail(Closed("The server is shutting down."))
+
+    def _leave_cancelled(self, batch: Batch) -> None:
+        for row in [row for row, (job, _) in self._running.items() if job.is_cancelled]:
+            self._remove(batch, row)
+            self.metrics.add("cancelled_texts_total")
+
+    def _join_next(self, batch: Batch) -> None:
+        """The first waiting job, if it has room; one per step, so that running texts go on."""
+        with self._changed:
+            room = self.limits.max_rows - len(self._running)
+            if not self._waiting or (len(self._waiting[0].rows) > room and self._running):
+                return
+            job = self._waiting.popleft()
+            for row in job.rows:
+                self._running[row] = job, GrowingText(row, self.backend, job.stops)
+        try:
+            choices = batch.join(job.rows)
+        except (ValueError, TypeError, ArithmeticError) as error:  # of this job alone
+            for copy, row in enumerate(job.rows):
+                self._running.pop(row)
+                job.notify(Event(copy, "", error=RequestError(str(error))))
+            return
+        self.metrics.add("prompt_tokens_total", len(job.rows[0].prompt.ids))
+        self.metrics.observe("first_token_seconds", time.monotonic() - job.begun)
+        for row, choice in zip(job.rows, choices, strict=True):
+            self._take(batch, row, choice)
+
+    def _take(self, batch: Batch, row: Row, choice: Choice | Exception) -> None:
+        job, text = self._running[row]
+        copy = job.rows.index(row)
+        if isinstance(choice, Exception):
+            self._remove(batch, row)
+            job.notify(Event(copy, "", error=choice))
+            return
+        addition = text.take(choice)
+        self.metrics.add("generated_tokens_total")
+        if text.finish is not None:
+            self._remove(batch, row)
+            self._seconds += (time.monotonic() - job.begun - self._seconds) / 8
+        shown = None if choice.id in self.backend.ends else choice
+        job.notify(Event(copy, addition, shown, text.finish))
+
+    def _remove(self, batch: Batch, row: Row) -> None:
+        with self._changed:
+            self._running.pop(row)
+        batch.leave(row)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell everyone who waits."""
+        with self._changed:
+            jobs = {id(job): job for job, _ in self._running.values()}
+            jobs |= {id(job): job for job in self._waiting} if self._is_closed else {}
+            self._running.clear()
+            if self._is_closed:
+                self._waiting.clear()
+        for job in jobs.values():
+            job.notify(Event(0, "", error=error))

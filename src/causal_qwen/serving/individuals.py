@@ -1,0 +1,124 @@
+"""Individuals: those that the server keeps, one file each.
+
+A file is written whole or not at all (`Individual.save`), so a server that is killed loses nothing
+that it has confirmed. The name of a file is the individual's name, percent-encoded.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from causal_qwen.decoding.draws import draw_seed
+from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.serving.limits import MAX_NAME
+from causal_qwen.serving.requests import Field, RequestError, check_fields
+from causal_qwen.serving.rows import Backend
+
+SUFFIX = ".safetensors"
+MAX_SAVED = 100_000
+DRAW_FIELDS = {
+    "name": Field((str,), "Save the individual under this name."),
+    "seed": Field((int,), "Its seed; drawn if left out."),
+    "temperature": Field((int, float), "Strength of its noise. Default: the model's."),
+    "min_density": Field((int, float), "Likelihood truncation. Default: the model's."),
+    "persistence": Field((int, float), "Share of noise that is its own. Default: the model's."),
+}
+
+
+class IndividualStore:
+    """A directory of individuals of one model."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.directory, self.size = directory, size
+        self._lock = threading.Lock()
+
+    def find(self, name: str) -> Individual:
+        path = self._path(name)
+        if not path.is_file():
+            raise RequestError(
+                f"There is no individual {name!r}; draw one, or send a seed.", "individual", 404
+            )
+        try:
+            found = Individual.load(path)
+        except ValueError as error:
+            raise RequestError(
+                f"The individual {name!r} is damaged ({error}).", None, 500
+            ) from None
+        if found.size != self.size:
+            raise RequestError(
+                f"The individual {name!r} has {found.size} coordinates and this model's have "
+                f"{self.size}: it is another model's.",
+                "individual",
+            )
+        return found
+
+    def save(self, individual: Individual, name: str) -> Individual:
+        """A new individual under a name that is not taken."""
+        path = self._path(name)
+        with self._lock:
+            if path.exists():
+                raise RequestError(f"The name {name!r} is taken; choose another.", "name", 409)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if len(self.names()) >= MAX_SAVED:
+                raise RequestError(f"{MAX_SAVED:,} individuals are saved; delete some.", None, 409)
+            named = replace(individual, name=name)
+            named.save(path)
+        return named
+
+    def delete(self, name: str) -> None:
+        self.find_path(name).unlink(missing_ok=True)
+
+    def find_path(self, name: str) -> Path:
+        """The file of a saved individual."""
+        path = self._path(name)
+        if not path.is_file():
+            raise RequestError(f"There is no individual {name!r}.", "individual", 404)
+        return path
+
+    def names(self) -> list[str]:
+        if not self.directory.is_dir():
+            return []
+        files = self.directory.glob(f"*{SUFFIX}")
+        return sorted(unquote(file.name.removesuffix(SUFFIX)) for file in files)
+
+    def _path(self, name: str) -> Path:
+        is_plain = name.isprintable() and name == name.strip() and not name.isdecimal()
+        if not (is_plain and 0 < len(name) <= MAX_NAME):
+            raise RequestError(
+                f"An individual's name has 1 to {MAX_NAME} printable characters and is not a "
+                f"number, unlike {name[:MAX_NAME]!r}.",
+                "name",
+            )
+        quoted = quote(name, safe=" ").replace(".", "%2E")
+        if len(quoted) > 230:
+            raise RequestError(f"The name {name!r} is too long; shorten it.", "name")
+        return self.directory / f"{quoted}{SUFFIX}"
+
+
+def draw(body: Any, backend: Backend) -> tuple[Individual, str | None]:
+    """-> an individual of the model, and the name under which it is to be saved"""
+    given = check_fields(body, DRAW_FIELDS, {})
+    name, seed = given.pop("name", None), given.pop("seed", None)
+    seed = draw_seed() if seed is None else seed
+    try:
+        settings = backend.resolve(causal_mode="causal", **given)
+        own = {field: getattr(settings, field) for field in OWN_FIELDS}
+        return Individual.draw(backend.size, seed=seed, **own), name
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+
+
+def describe(individual: Individual, name: str | None = None) -> dict[str, Any]:
+    """For JSON."""
+    own = {field: getattr(individual, field) for field in OWN_FIELDS}
+    return {
+        "object": "individual",
+        "name": name or individual.name,
+        "seed": individual.seed,
+        "size": individual.size,
+        **own,
+    }

@@ -1,0 +1,137 @@
+"""Replies: texts as they grow -> the objects of OpenAI's API.
+
+Every choice carries `replay`: the fields that, sent with the same prompt, generate it again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from causal_qwen.serving.batching import Event
+from causal_qwen.serving.requests import Call, TextRequest
+from causal_qwen.serving.rows import Backend, Choice, Row
+
+
+@dataclass
+class Text:
+    """One text of a reply, and the tokens whose log probabilities were asked for."""
+
+    row: Row
+    replay: dict[str, Any]
+    text: str = ""
+    finish: str | None = None
+    choices: list[Choice] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        self.text += event.text
+        self.finish = event.finish
+        if event.choice is not None and event.choice.log_prob is not None:
+            self.choices.append(event.choice)
+
+
+class Reply:
+    """All texts of a request, prompt by prompt."""
+
+    def __init__(
+        self, request: TextRequest, call: Call, rows: list[Row], backend: Backend, model: str
+    ) -> None:
+        self.request, self.backend, self.model = request, backend, model
+        self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        replays = [call.replay(copy) for copy in range(request.n)]
+        self.texts = [Text(row, replays[place % request.n]) for place, row in enumerate(rows)]
+
+    def whole(self) -> dict[str, Any]:
+        """The answer to a request that does not stream."""
+        choices = []
+        for index, text in enumerate(self.texts):
+            said = {"role": "assistant", "content": text.text, "refusal": None}
+            content = {"message": said} if self.request.is_chat else {"text": text.text}
+            choices.append(
+                {
+                    "index": index,
+                    **content,
+                    "logprobs": self._log_probs(text.choices),
+                    "finish_reason": text.finish,
+                    "numbers": self._numbers(text.row),
+                    "replay": text.replay,
+                }
+            )
+        kind = "chat.completion" if self.request.is_chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": self.usage()}
+
+    def chunk(self, index: int, event: Event, is_first: bool) -> dict[str, Any]:
+        """One event of a stream; the first of a text carries its `replay`."""
+        choice: dict[str, Any] = {"index": index}
+        if self.request.is_chat:
+            role = {"role": "assistant"} if is_first else {}
+            choice["delta"] = {**role, "content": event.text}
+        else:
+            choice["text"] = event.text
+        has_log_prob = event.choice is not None and event.choice.log_prob is not None
+        choice["logprobs"] = self._log_probs([event.choice] if has_log_prob else [])  # type: ignore[list-item]
+        choice["finish_reason"] = event.finish
+        if is_first:
+            choice["replay"] = self.texts[index].replay
+        if event.finish is not None:
+            choice["numbers"] = self._numbers(self.texts[index].row)
+        kind = "chat.completion.chunk" if self.request.is_chat else "text_completion"
+        return {**self._head(kind), "choices": [choice]}
+
+    def last_chunk(self) -> dict[str, Any]:
+        """With `include_usage`: no choice, but the count of tokens."""
+        kind = "chat.completion.chunk" if self.request.is_chat else "text_completion"
+        return {**self._head(kind), "choices": [], "usage": self.usage()}
+
+    def usage(self) -> dict[str, int]:
+        rows = [text.row for text in self.texts]
+        prompt = sum(len(row.prompt.ids) for row in rows[:: self.request.n])
+        new = sum(len(row.new.ids) for row in rows)
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _numbers(self, row: Row) -> list[float]:
+        """Values of the numbers in the new text."""
+        number = self.backend.num_token_id
+        return [v for i, v in zip(row.new.ids, row.new.values, strict=True) if i == number]
+
+    def _log_probs(self, choices: list[Choice]) -> dict[str, Any] | None:
+        if self.request.alternatives is None:
+            return None
+        shown = [(self.backend.show(choice.id, choice.value), choice) for choice in choices]
+        if self.request.is_chat:
+            return {
+                "content": [
+                    {
+                        **_token(text, choice.log_prob or 0.0),
+                        "top_logprobs": [_token(*pair) for pair in choice.top],
+                    }
+                    for text, choice in shown
+                ],
+                "refusal": None,
+            }
+        return {
+            "tokens": [text for text, _ in shown],
+            "token_logprobs": [choice.log_prob for _, choice in shown],
+            "top_logprobs": [
+                dict(reversed(choice.top)) for _, choice in shown
+            ],  # the likelier wins
+            "text_offset": [],
+        }
+
+
+def _token(text: str, log_prob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": log_prob, "bytes": list(text.encode("utf-8"))}
+
+
+def error_body(message: str, status: int, param: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients expect it."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    code = {401: "invalid_api_key", 404: "not_found", 429: "queue_full"}.get(status)
+    return {"error": {"message": message.strip(), "type": kind, "param": param, "code": code}}

@@ -1,0 +1,334 @@
+"""Torch backend: rows of different lengths, individuals and modes in one batch.
+
+    join    the prompt alone, (1, P) -> its keys and values, and the first token
+    step    the last token of every row, (B, 1) -> the next tokens
+    leave   the last row takes the place of the one that leaves
+
+Rows end in the same column: shorter ones have unused columns to their left, which attention masks.
+Each row keeps the processors that `generate` would apply to it, so a row's choice is that of
+`generate` for the same loc_S and U. Hazard: a product of B rows may round otherwise than that of
+one row, in the last bits; a choice between scores that differ by as little may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from causal_qwen.conversion.convert import open_model
+from causal_qwen.decoding.noise import UNoise
+from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.generation.streaming import chat_inputs, context_of, end_ids
+from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.serving.rows import Choice, Row, Tokens
+from causal_qwen.text.numerals import render
+
+COLUMNS = 128  # by which the cache grows, and unused columns that it keeps
+
+
+class TorchBackend:
+    """A causal model and its processor."""
+
+    kind = "torch"
+
+    def __init__(self, model: CausalModel, processor: Processor) -> None:
+        if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+            raise ValueError(
+                "This model attends in sliding windows, which the server does not batch; set "
+                "use_sliding_window to false in its config.json."
+            )
+        self.model, self.processor = model, processor
+        self.size: int = model.config.causal_size  # type: ignore[assignment]
+        self.context = context_of(model)
+        self.ends = frozenset(end_ids(model))
+        self.default_mode = self.resolve().mode
+        self.num_token_id = model.config.num_token_id
+        self.has_chat = processor.chat_template is not None
+
+    @classmethod
+    def open(cls, path: str | Path) -> TorchBackend:
+        processor, model = open_model(str(path))
+        return cls(model, processor)
+
+    def encode(self, text: str) -> Tokens:
+        return _tokens(self.processor(text, return_tensors="np"))
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> Tokens:
+        return _tokens(chat_inputs(self.processor, messages))
+
+    def decode(self, tokens: Tokens) -> str:
+        return self.processor.decode(*map(np.asarray, tokens), skip_special_tokens=True)
+
+    def show(self, token: int, value: float = 0.0) -> str:
+        if token == self.processor.num_token_id:
+            return render(value)
+        text: str = self.processor.tokenizer.decode([token])
+        return text
+
+    def resolve(self, **options: Any) -> DecodingSettings:
+        return self.model.resolve_settings(**options)
+
+    def new_batch(self) -> TorchBatch:
+        return TorchBatch(self)
+
+
+def _tokens(inputs: Any) -> Tokens:
+    return Tokens(inputs["input_ids"][0].tolist(), inputs["numeric_values"][0].tolist())
+
+
+class _Layer(DynamicLayer):
+    """Keys and values (rows, heads, columns, size) with room for more columns."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values  # room included
+        self.rows, self.end = 0, 0
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        end = self.end + key_states.shape[-2]
+        self.keys[: self.rows, :, self.end : end] = key_states
+        self.values[: self.rows, :, self.end : end] = value_states
+        self.end = end
+        return self.keys[: self.rows, :, :end], self.values[: self.rows, :, :end]
+
+    def get_seq_length(self) -> int:
+        return self.end
+
+
+class RowCache(Cache):
+    """The keys and values of all rows; every row ends in column `end`."""
+
+    layers: list[Any]
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.starts: list[int] = []  # the first used column of every row
+
+    @property
+    def end(self) -> int:
+        return self.layers[0].end if self.layers else 0
+
+    def join(self, prompt: Cache, copies: int) -> None:
+        """Add `copies` rows with the keys and values of one prompt."""
+        length, rows = prompt.get_seq_length(), len(self.starts) + copies
+        before = self.end if self.starts else 0
+        end = max(before, length)
+        if not self.layers:
+            self.layers = [_Layer(layer.keys[:0], layer.values[:0]) for layer in prompt.layers]
+        self._reserve(rows, end + COLUMNS, end - before)
+        for layer, new in zip(self.layers, prompt.layers, strict=True):
+            layer.keys[rows - copies : rows, :, end - length : end] = new.keys
+            layer.values[rows - copies : rows, :, end - length : end] = new.values
+            layer.rows, layer.end = rows, end
+        self.starts = [start + end - before for start in self.starts] + [end - length] * copies
+
+    def leave(self, row: int) -> None:
+        """The last row takes the place of `row`."""
+        last = len(self.starts) - 1
+        for layer in self.layers:
+            if row != last:
+                layer.keys[row] = layer.keys[last].clone()
+                layer.values[row] = layer.values[last].clone()
+            layer.rows = last
+        self.starts[row] = self.starts[last]
+        self.starts.pop()
+
+    def make_room(self) -> None:
+        """One more column for every row; columns that no row uses are dropped from time to time."""
+        if (unused := min(self.starts)) >= COLUMNS:
+            self._reserve(len(self.starts), self.end - unused + COLUMNS, -unused)
+            for layer in self.layers:
+                layer.end -= unused
+            self.starts = [start - unused for start in self.starts]
+        elif self.end == self.layers[0].keys.shape[2]:
+            self._reserve(len(self.starts), self.end + COLUMNS, 0)
+
+    def _reserve(self, rows: int, columns: int, shift: int) -> None:
+        """Room for rows and columns, the used ones `shift` columns further to the right."""
+        used = len(self.starts)
+        for layer in self.layers:
+            have = layer.keys.shape
+            if shift == 0 and have[0] >= rows and have[2] >= columns - COLUMNS + 1:
+                continue
+            shape = (
+                max(rows, 2 * have[0] if rows > have[0] else have[0]),
+                have[1],
+                columns,
+                have[3],
+            )
+            for name in ("keys", "values"):
+                old = getattr(layer, name)
+                new = old.new_zeros(shape)  # masked columns must be finite
+                if used:
+                    first = max(-shift, 0)
+                    part = old[:used, :, first : layer.end]
+                    new[:used, :, first + shift : first + shift + part.shape[2]] = part
+                setattr(layer, name, new)
+
+
+class _RowState:
+    """A row, and what `generate` would keep of it."""
+
+    def __init__(self, row: Row, model: CausalModel) -> None:
+        self.row = row
+        self.ids = torch.tensor([row.prompt.ids], device=model.device)  # (1, T)
+        options = {name: value for name, value in row.options.items() if value is not None}
+        prepared = model.prepare_row(self.ids, **options)
+        self.processors, self.decision, self.space = (
+            prepared.processors,
+            prepared.decision,
+            prepared.space,
+        )
+        self.generator: torch.Generator | None = None
+        if prepared.is_drawn:
+            self.generator = torch.Generator(model.device)
+            if row.seed is not None:
+                self.generator.manual_seed(row.seed)
+
+    def noise(self) -> UNoise | None:
+        """At the position of the row's last token. -> (1, C)"""
+        return None if self.decision is None else self.decision.noise.at([self.row.length - 1])
+
+    def choose(self, outputs: Any, num_token_id: int | None) -> Choice:
+        """From the outputs of the last position of this row."""
+        if self.decision is not None:
+            self.decision.positions = [self.row.length - 1]
+            self.decision.observe(outputs)
+        scores = self.processors(self.ids, outputs.logits[:, -1].to(torch.float32, copy=True))
+        if self.generator is None:
+            token = int(scores.argmax(-1))
+        else:
+            token = int(torch.multinomial(scores.softmax(-1), 1, generator=self.generator))
+        value = 0.0
+        if token == num_token_id and self.space is not None:
+            y = outputs.loc_Y[:, -1]
+            if outputs.shift_Y is not None:
+                y = y + outputs.shift_Y[:, -1]
+            value = float(self.space.clamped(y))
+        self.ids = torch.cat([self.ids, self.ids.new_tensor([[token]])], dim=-1)
+        return Choice(token, value)
+
+
+class TorchBatch:
+    def __init__(self, backend: TorchBackend) -> None:
+        self.backend, self.model = backend, backend.model
+        self.num_token_id = backend.model.config.num_token_id
+        self.states: list[_RowState] = []
+        self.cache = RowCache()
+
+    @torch.no_grad()
+    def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
+        states = [_RowState(row, self.model) for row in rows]
+        prompt, cache = rows[0].prompt, DynamicCache(config=self.model.config)
+        z = self._read(torch.tensor([prompt.ids]), [prompt.values], cache)
+        self.cache.join(cache, len(rows))
+        self.states += states
+        return self._choose(states, z.expand(len(rows), -1, -1))
+
+    @torch.no_grad()
+    def step(self) -> list[tuple[Row, Choice | Exception]]:
+        rows = [state.row for state in self.states]
+        self.cache.make_room()
+        mask = None
+        if max(self.cache.starts):
+            columns, starts = torch.arange(self.cache.end + 1), torch.tensor(self.cache.starts)
+            mask = (columns >= starts[:, None]).long().to(self.model.device)  # (B, columns)
+        z = self._read(
+            torch.tensor([[row.new.ids[-1]] for row in rows]),
+            [[row.new.values[-1]] for row in rows],
+            self.cache,
+            attention_mask=mask,
+            position_ids=torch.tensor([[row.length - 1] for row in rows]).to(self.model.device),
+        )
+        return list(zip(rows, self._choose(self.states, z), strict=True))
+
+    def leave(self, row: Row) -> None:
+        place = next(i for i, state in enumerate(self.states) if state.row is row)
+        self.cache.leave(place)
+        last = self.states.pop()
+        if place < len(self.states):
+            self.states[place] = last
+
+    def _read(self, ids: Tensor, values: list[list[float]], cache: Cache, **more: Any) -> Tensor:
+        """The backbone's state after the last tokens. (B, T) -> (B, 1, H)"""
+        device, numbers = self.model.device, None
+        if self.num_token_id is not None and bool((ids == self.num_token_id).any()):
+            numbers = torch.tensor(values, dtype=torch.float64, device=device)
+        read = self.model.model(
+            input_ids=ids.to(device),
+            past_key_values=cache,
+            use_cache=True,
+            numeric_values=numbers,
+            **more,
+        )
+        z: Tensor = read.last_hidden_state[:, -1:]
+        return z
+
+    def _choose(self, states: list[_RowState], z: Tensor) -> list[Choice | Exception]:
+        """The next token of every row: heads and noise together, then each by its own rules.
+        (B, 1, H) -> B choices; a row that cannot choose gets its error"""
+        model = self.model
+        u = model.abduct(z)
+        noise = _stack([state.noise() for state in states], model.device)
+        shift = value_shift = None
+        if noise is None:
+            loc = model.lm_head(u.loc)  # (B, 1, V)
+        else:
+            loc, shift, value_shift = model.score_moved(u, noise)
+        y = model.action.number(model.action.widen(u)).loc  # (B, 1)
+        choices: list[Choice | Exception] = []
+        for place, state in enumerate(states):
+            row = slice(place, place + 1)
+            outputs = SimpleNamespace(
+                logits=loc[row],
+                loc_U=u.loc[row],
+                scale_U=u.scale[row],
+                loc_Y=y[row],
+                shift_S=None if shift is None else shift[row],
+                shift_Y=None if value_shift is None else value_shift[row],
+            )
+            try:
+                choice = state.choose(outputs, self.num_token_id)
+                choices.append(self._with_log_probs(state.row, choice, loc[place, -1]))
+            except (ValueError, ArithmeticError, RuntimeError) as error:
+                choices.append(error)
+        return choices
+
+    def _with_log_probs(self, row: Row, choice: Choice, loc: Tensor) -> Choice:
+        """log softmax(loc_S), before candidates are cut and noise is added."""
+        if row.alternatives is None:
+            return choice
+        log_probs = loc.float().log_softmax(-1)
+        best = log_probs.topk(min(row.alternatives, len(log_probs)))
+        shown = [self.backend.show(token, choice.value) for token in best.indices.tolist()]
+        top = tuple(zip(shown, best.values.tolist(), strict=True))
+        return choice._replace(log_prob=float(log_probs[choice.id]), top=top)
+
+
+def _stack(noises: list[UNoise | None], device: torch.device) -> UNoise | None:
+    """The noise of rows of different modes: what is scaled by scale_U, and what by b. (B, C)"""
+    given = [one for one in noises if one is not None]
+    if not given:
+        return None
+    zero = np.zeros_like(given[0].values)
+    own, exogenous = [], []
+    for one in noises:
+        moves = zero if one is None else one.values
+        is_own = one is not None and one.regime == "individual"
+        own.append(moves if is_own else zero)
+        extra = one.exogenous if one is not None and is_own else moves
+        exogenous.append(zero if extra is None else extra)
+    tensors = (
+        torch.from_numpy(np.concatenate(some)).to(device, torch.float32)
+        for some in (own, exogenous)
+    )
+    return UNoise(next(tensors), "individual", next(tensors))

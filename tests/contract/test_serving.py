@@ -1,0 +1,208 @@
+"""`causal-qwen serve` as a process of its own, over real sockets, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from causal_qwen.serving.requests import user_seed
+
+openai = pytest.importorskip("openai")
+
+GUARD = 1800  # seconds: ends a test that hangs; no test measures time
+SAID = [{"role": "user", "content": "Hi"}]
+
+
+class Server:
+    """A running server."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process, self.url = process, url
+
+    def client(self, key: str = "sesame") -> Any:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=GUARD)
+
+    def post(self, route: str, body: dict[str, Any]) -> Any:
+        return self.client().post(route, body=body, cast_to=object)
+
+    def end(self, number: int) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=GUARD)
+        return self.process.returncode, errors
+
+
+@contextlib.contextmanager
+def serving(model: Path, place: Path, *options: str) -> Iterator[Server]:
+    command = [sys.executable, "-m", "causal_qwen", "serve", "--model", str(model), "--port", "0"]
+    command += ["--name", "tiny", "--individuals", str(place), *options]
+    environment = {**os.environ, "CAUSAL_QWEN_API_KEY": "sesame", "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found is not None, (line, process.communicate())
+        yield Server(process, found[0])
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def said(client: Any, **fields: Any) -> str:
+    extra = {name: fields.pop(name) for name in ("individual",) if name in fields}
+    answer = client.chat.completions.create(
+        model="tiny", messages=SAID, max_tokens=6, extra_body=extra, **fields
+    )
+    text: str = answer.choices[0].message.content
+    return text
+
+
+def check_texts(client: Any) -> None:
+    """Chat, stream, stop, n and user, as OpenAI's client sees them."""
+    whole = client.chat.completions.create(
+        model="tiny", messages=SAID, max_tokens=6, user="ada", n=2, logprobs=True
+    )
+    first, second = whole.choices
+    assert first.finish_reason == "length"
+    assert first.replay["individual"] == user_seed("ada")
+    assert second.replay["individual"] == user_seed("ada") + 1
+    assert len(first.logprobs.content) == whole.usage.completion_tokens / 2 == 6
+    stream = client.chat.completions.create(
+        model="tiny", messages=SAID, max_tokens=6, user="ada", stream=True
+    )
+    parts = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(parts) == first.message.content == said(client, user="ada")
+    plain = client.completions.create(model="tiny", prompt="a king", max_tokens=12, temperature=0)
+    text = plain.choices[0].text
+    stop = next(letter for letter in text if letter.isprintable() and letter != "\ufffd")
+    cut = client.completions.create(
+        model="tiny", prompt="a king", max_tokens=12, temperature=0, stop=[stop]
+    )
+    assert cut.choices[0].text == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match="'wild' is unknown"):
+        client.completions.create(model="tiny", prompt="a", extra_body={"causal_mode": "wild"})
+    with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
+        client.completions.create(model="gpt", prompt="a")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_a_server_without_torch_answers_openais_client(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    with serving(tiny_directory, tmp_path, "--engine", "numpy") as server:
+        client = server.client()
+        check_texts(client)
+        with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
+            said(server.client("wrong"))
+        made = server.post("/individuals", {"name": "Ada", "seed": 7})
+        assert made["name"] == "Ada"
+        text = said(client, individual="Ada")
+        asked = ["chat", "--url", server.url, "--individual", "7", "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "causal_qwen", *asked],
+            input="Hi\n",
+            capture_output=True,
+            text=True,
+            env={**os.environ, "CAUSAL_QWEN_API_KEY": "sesame"},
+            check=True,
+        )
+        assert json.loads(done.stdout)["individual"] == 7
+        with pytest.raises(openai.APIStatusError, match="without torch"):
+            server.post("/numbers", {"input": "a"})
+        assert server.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    with serving(tiny_directory, tmp_path, "--engine", "numpy") as server:
+        assert said(server.client(), individual="Ada") == text  # nothing saved was lost
+        assert server.end(signal.SIGTERM) == (143, "")
+
+
+@pytest.mark.slow  # torch, pandas and scikit-learn are imported in a process of its own
+def test_a_server_answers_openais_client_counterfactuals_and_numbers(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    from causal_qwen.regression.regressor import CausalTextRegressor
+
+    table = pandas.DataFrame({"carat": [i / 20 for i in range(1, 61)]})
+    table["price"] = 4000 * table.carat + [(-1) ** i * 50 for i in range(60)]
+    regressor = CausalTextRegressor(sources=["columns"], verbose=False).fit(table, "price")
+    regressor.save(tmp_path / "priced")
+    expected = regressor.predict_interval(table[["carat"]][:2], 0.8)
+    options = ("--regressor", str(tmp_path / "priced"))
+    with serving(tiny_directory, tmp_path / "people", *options) as server:
+        check_texts(server.client())
+        body: dict[str, Any] = {"prompt": "the king has 3", "user": "ada", "max_tokens": 5}
+        body["edit"] = {"word": "king", "by": "queen"}
+        found = server.post("/counterfactuals", body)
+        assert found["individual"] == user_seed("ada")
+        assert found["counterfactual"]["text"].startswith("the queen has 3")
+        rows = [{"carat": 0.05}, {"carat": 0.1}]
+        asked = {"input": rows, "levels": [0.8], "quantiles": [0.25, 0.5]}
+        answer = server.post("/numbers", asked)
+        assert answer["regressor"] == "priced"
+        lows = [one["intervals"][0]["low"] for one in answer["data"]]
+        assert lows == pytest.approx(expected[0].tolist())
+        assert answer["data"][0]["quantiles"][1]["value"] == pytest.approx(
+            answer["data"][0]["median"]
+        )
+        assert server.end(signal.SIGTERM) == (143, "")
+
+
+@pytest.mark.slow
+def test_a_hundred_clients_are_answered_or_told_to_come_back(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    options = ("--max-rows", "8", "--max-waiting", "30")
+    with serving(tiny_directory, tmp_path, *options) as server:
+        clients, refused = ThreadPoolExecutor(100), list[Any]()
+
+        def ask(number: int) -> tuple[str, int] | None:
+            """The text and the individual; None if the queue was full."""
+            try:
+                answer = server.client().completions.create(
+                    model="tiny", prompt=f"client {number}", max_tokens=8, user=f"user {number}"
+                )
+            except openai.RateLimitError as error:
+                refused.append(error)
+                return None
+            (choice,) = answer.choices
+            return choice.text, choice.replay["individual"]
+
+        together = list(clients.map(ask, range(100)))
+        answered = {number: found for number, found in enumerate(together) if found is not None}
+        assert len(answered) >= 38  # a place for each, whatever the others do
+        assert len(answered) + len(refused) == 100 > len(answered)
+        for error in refused:
+            assert int(error.response.headers["retry-after"]) >= 1
+            assert "texts are waiting" in str(error)
+        for number, (text, individual) in list(answered.items())[::5]:
+            assert individual == user_seed(f"user {number}")
+            assert ask(number) == (text, individual)
+        assert server.end(signal.SIGTERM) == (143, "")
+
+
+@pytest.mark.slow
+def test_sigterm_lets_running_requests_end(tiny_directory: Path, tmp_path: Path) -> None:
+    with serving(tiny_directory, tmp_path) as server:
+        stream = server.client().completions.create(
+            model="tiny", prompt="a king", max_tokens=300, temperature=0, stream=True
+        )
+        first = next(iter(stream))
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(stream)
+        assert rest[-1].choices[0].finish_reason == "length"
+        assert first.choices[0].replay["causal_mode"] == "standard"
+        assert server.process.wait(GUARD) == 143

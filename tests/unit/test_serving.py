@@ -1,0 +1,711 @@
+"""The server inside this process: batches, texts, routes, queue, saved individuals."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from causal_qwen.cli import batch
+from causal_qwen.cli.remote_chat import RemoteConversation
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.processor import CausalQwenProcessor
+from causal_qwen.serving.app import make_app
+from causal_qwen.serving.batching import Batcher, Closed, Event, GrowingText, Job, QueueFull
+from causal_qwen.serving.individuals import IndividualStore
+from causal_qwen.serving.limits import Limits
+from causal_qwen.serving.requests import RequestError, user_seed
+from causal_qwen.serving.rows import Choice, Row, Tokens
+from causal_qwen.serving.security import BoundNames, Login
+from causal_qwen.serving.service import Service
+from causal_qwen.serving.sockets import bind
+from causal_qwen.serving.torch_backend import TorchBackend, TorchBatch
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+NAMES = BoundNames("127.0.0.1", "127.0.0.1")
+URL = "http://127.0.0.1:8000"
+MODES: tuple[dict[str, Any], ...] = (
+    {"causal_mode": "standard"},
+    {"causal_mode": "standard", "repetition_penalty": 1.3},
+    {"causal_mode": "sampling", "individual": 1},
+    {"causal_mode": "causal", "individual": 2, "persistence": 0.5, "noise_law": "mixture"},
+    {"causal_mode": "causal", "individual": 3, "min_p": 0.01, "temperature": 2.0},
+    {"causal_mode": "causal", "individual": 4, "temperature": 0.0},
+    {"causal_mode": "causal", "individual": 5, "persistence": 0.5, "exogenous": 6, "top_k": 9},
+    {"causal_mode": "compatible"},
+    {"causal_mode": "compatible", "do_sample": True, "temperature": 1.5, "top_p": 0.9},
+    {"causal_mode": "compatible", "do_sample": True, "normalization": "ovr"},
+)
+
+
+@pytest.fixture(scope="module")
+def backend(
+    make_model: Callable[..., Any], byte_tokenizer: Callable[..., Any]
+) -> Iterator[TorchBackend]:
+    processor = CausalQwenProcessor(byte_tokenizer(chat_template=CHAT))
+    model = make_model(
+        vocab_size=260, max_position_embeddings=512, num_token_id=processor.num_token_id
+    )
+    model.generation_config.noise_gain = 3.0
+    return TorchBackend(model, processor)
+
+
+@pytest.fixture
+def service(backend: TorchBackend, tmp_path: Path) -> Iterator[Service]:
+    running = Service(backend, "tiny", tmp_path / "individuals")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(service: Service) -> TestClient:
+    return TestClient(make_app(service, NAMES), base_url=URL)
+
+
+def complete(client: TestClient, **body: Any) -> dict[str, Any]:
+    answer = client.post("/v1/completions", json={"prompt": "a king", "max_tokens": 6, **body})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def texts(client: TestClient, **body: Any) -> list[str]:
+    return [choice["text"] for choice in complete(client, **body)["choices"]]
+
+
+def generated(backend: TorchBackend, row: Row) -> tuple[list[int], list[float]]:
+    """What `generate` alone writes for a row."""
+    ids, values = torch.tensor([row.prompt.ids]), torch.tensor([row.prompt.values])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(row.seed or 0)
+        found = backend.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            numeric_values=values,
+            max_new_tokens=row.max_new_tokens,
+            return_dict_in_generate=True,
+            **row.options,
+        )
+    new = slice(ids.shape[1], None)
+    return found.sequences[0, new].tolist(), found.numeric_values[0, new].tolist()
+
+
+# ---------------------------------------------------------------- batches
+
+
+def run_staggered(running: TorchBatch, rows: list[Row], most: int, chance: random.Random) -> None:
+    """Decode rows that join at random steps, in groups of one prompt, and leave when done."""
+    waiting, live = list(rows), list[Row]()
+
+    def take(row: Row, choice: Choice | Exception) -> None:
+        assert isinstance(choice, Choice), choice
+        row.append(choice)
+        if len(row.new.ids) == row.max_new_tokens:
+            live.remove(row)
+            running.leave(row)
+
+    while waiting or live:
+        if waiting and len(live) < most and (not live or chance.random() < 0.4):
+            group = [row for row in waiting if row.prompt is waiting[0].prompt]
+            waiting = [row for row in waiting if row not in group]
+            live += group
+            for row, choice in zip(group, running.join(group), strict=True):
+                take(row, choice)
+        if live:
+            for row, choice in running.step():
+                take(row, choice)
+
+
+def check_equal_to_generate(
+    backend: TorchBackend, count: int, lengths: list[int], new: list[int]
+) -> None:
+    chance, number = random.Random(count), backend.num_token_id
+    rows: list[Row] = []
+    for place in range(count):
+        ids = [chance.randrange(260) for _ in range(chance.choice(lengths))]
+        values = [chance.uniform(-5, 5) if token == number else 0.0 for token in ids]
+        prompt = Tokens(ids, values)
+        options = MODES[place % len(MODES)]
+        rows.append(Row(prompt, options, seed=place, max_new_tokens=chance.choice(new)))
+        if place % 5 == 0:  # several texts of one prompt
+            more = MODES[(place + 3) % len(MODES)]
+            rows.append(Row(prompt, more, seed=place, max_new_tokens=chance.choice(new)))
+    run_staggered(backend.new_batch(), rows, 6, chance)
+    for row in rows:
+        ids, values = generated(backend, row)
+        assert row.new.ids == ids, (row.options, len(row.prompt.ids))
+        np.testing.assert_allclose(row.new.values, values, rtol=1e-3)
+
+
+def test_rows_that_join_and_leave_are_those_of_generate(backend: TorchBackend) -> None:
+    check_equal_to_generate(backend, 12, [1, 4, 13, 40], [1, 3, 14])
+
+
+@pytest.mark.slow
+def test_long_rows_that_join_and_leave_are_those_of_generate(backend: TorchBackend) -> None:
+    check_equal_to_generate(backend, 60, [1, 3, 20, 80, 150], [1, 5, 40, 160])
+
+
+def test_a_row_that_cannot_choose_fails_alone(backend: TorchBackend) -> None:
+    both = backend.new_batch()
+    rows = [Row(Tokens([5, 6], [0.0, 0.0]), MODES[place]) for place in (0, 3)]
+    for row in rows:
+        (choice,) = both.join([row])
+        assert isinstance(choice, Choice)
+        row.append(choice)
+    both.states[1].processors = _refuse
+    (_, first), (_, second) = both.step()
+    assert isinstance(first, Choice)
+    assert isinstance(second, ValueError)
+
+
+def _refuse(*_: Any) -> Any:
+    raise ValueError("no choice")
+
+
+# ---------------------------------------------------------------- growing texts
+
+
+class Letters:
+    """A backend whose tokens are letters."""
+
+    ends = frozenset({0})
+
+    def decode(self, tokens: Tokens) -> str:
+        return "".join(chr(token) for token in tokens.ids if token)
+
+
+@given(
+    letters=st.text("ab.\ufffd", max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=3), max_size=2),
+)
+def test_additions_are_the_text_before_the_first_stop(letters: str, stops: list[str]) -> None:
+    row = Row(Tokens([1], [0.0]), {}, max_new_tokens=len(letters) + 1)
+    text = GrowingText(row, Letters(), stops)  # type: ignore[arg-type]
+    sent = ""
+    for token in [*map(ord, letters), 0]:
+        sent += text.take(Choice(token))
+        if text.finish is not None:
+            break
+    ends = [place for stop in stops if (place := letters.find(stop)) >= 0]
+    assert sent == letters[: min(ends, default=len(letters))]
+    assert text.finish == "stop"
+
+
+def test_a_text_ends_at_its_length() -> None:
+    text = GrowingText(Row(Tokens([1], [0.0]), {}, max_new_tokens=2), Letters(), ())  # type: ignore[arg-type]
+    assert (text.take(Choice(97)), text.finish) == ("a", None)
+    assert (text.take(Choice(98)), text.finish) == ("b", "length")
+
+
+# ---------------------------------------------------------------- the queue
+
+
+def job(notify: Callable[[Event], None], copies: int = 1, tokens: int = 4) -> Job:
+    prompt = Tokens([5, 6], [0.0, 0.0])
+    rows = [Row(prompt, MODES[0], max_new_tokens=tokens) for _ in range(copies)]
+    return Job(rows, (), notify)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(backend: TorchBackend) -> None:
+    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=2, max_n=1))
+    done, begun, go_on = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def notify(event: Event) -> None:
+        begun.set()
+        assert go_on.wait(60)  # the batch waits with us
+        if event.finish:
+            done.release()
+
+    try:
+        batcher.submit(job(notify))
+        assert begun.wait(60)
+        batcher.submit(job(notify), job(notify))
+        with pytest.raises(QueueFull, match="2 texts are waiting; try again in") as full:
+            batcher.submit(job(notify))
+        assert 1 <= full.value.seconds <= 60
+        go_on.set()
+        for _ in range(3):
+            assert done.acquire(timeout=60)
+        batcher.submit(job(notify))
+        assert done.acquire(timeout=60)
+    finally:
+        batcher.close()
+    with pytest.raises(Closed):
+        batcher.submit(job(notify))
+
+
+def test_a_cancelled_text_leaves_its_place(backend: TorchBackend) -> None:
+    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=4, max_n=1))
+    ended, events = threading.Event(), list[Event]()
+    long = job(events.append, tokens=500)
+    try:
+        batcher.submit(long)
+        while not events:
+            time.sleep(0.001)
+        waiting = job(events.append)
+        batcher.submit(waiting)
+        batcher.cancel(long, waiting)
+        assert batcher.counts()[1] == 0  # it holds no place in the queue
+        batcher.submit(job(lambda event: ended.set() if event.finish else None))
+        assert ended.wait(60)
+        assert len(events) < 500
+        assert batcher.counts() == (0, 0)
+    finally:
+        batcher.close()
+
+
+def test_a_failing_batch_is_told_to_its_clients_and_the_next_one_works(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batcher = Batcher(backend, Limits())
+    failed, ended = threading.Event(), threading.Event()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(TorchBatch, "step", _refuse)
+            batcher.submit(job(lambda event: failed.set() if event.error else None))
+            assert failed.wait(60)
+        batcher.submit(job(lambda event: ended.set() if event.finish else None))
+        assert ended.wait(60)
+    finally:
+        batcher.close()
+
+
+# ---------------------------------------------------------------- routes
+
+
+def test_a_text_is_that_of_generate_with_the_reported_settings(
+    client: TestClient, backend: TorchBackend
+) -> None:
+    answer = complete(client, individual=7, max_tokens=8)
+    row = Row(backend.encode("a king"), {"individual": 7, "causal_mode": "causal"}, None, 8)
+    ids, values = generated(backend, row)
+    (choice,) = answer["choices"]
+    assert choice["text"] == backend.decode(Tokens(ids, values))
+    assert choice["finish_reason"] == "length"
+    assert choice["replay"]["individual"] == 7
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}
+    assert answer["model"] == "tiny"
+
+
+def test_every_choice_can_be_replayed(client: TestClient) -> None:
+    client.post("/v1/individuals", json={"name": "Ada", "seed": 3, "temperature": 2.0})
+    for body in (
+        {"temperature": 0.7, "n": 2},
+        {"user": "ada", "n": 2},
+        {"individual": "Ada"},
+        {"temperature": 0},
+        {"causal_mode": "compatible", "temperature": 1.2, "n": 2},
+        {"causal_mode": "compatible"},
+    ):
+        for choice in complete(client, **body)["choices"]:
+            assert texts(client, **choice["replay"]) == [choice["text"]], body
+
+
+def test_several_texts_are_of_the_individuals_successors(client: TestClient) -> None:
+    together = texts(client, individual=7, n=3)
+    assert together == [texts(client, individual=seed)[0] for seed in (7, 8, 9)]
+    assert len(set(together)) > 1
+
+
+def test_several_prompts_are_answered_in_their_order(client: TestClient) -> None:
+    both = complete(client, prompt=["a king", "a queen"], individual=7, n=2)
+    alone = texts(client, individual=7, n=2) + texts(client, prompt="a queen", individual=7, n=2)
+    assert [choice["text"] for choice in both["choices"]] == alone
+    assert both["usage"]["prompt_tokens"] == len("a king") + len("a queen")
+
+
+def test_a_user_meets_the_same_individual_in_every_prompt(client: TestClient) -> None:
+    for prompt in ("a king", "one more"):
+        answer = complete(client, prompt=prompt, user="ada")["choices"][0]
+        assert answer["replay"]["individual"] == user_seed("ada")
+        assert [answer["text"]] == texts(client, prompt=prompt, individual=user_seed("ada"))
+
+
+def test_chat_streams_the_text_that_it_would_send_whole(client: TestClient) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 9,
+        "individual": 4,
+        "n": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    whole = client.post("/v1/chat/completions", json=body).json()
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    answer = client.post("/v1/chat/completions", json={**body, **more})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert chunks[-1]["usage"] == whole["usage"]
+    for index, expected in enumerate(whole["choices"]):
+        own = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]
+        said = "".join(choice["delta"]["content"] for choice in own)
+        assert said == expected["message"]["content"]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert own[0]["replay"] == expected["replay"]
+        assert [choice["finish_reason"] for choice in own][-1] == "length"
+        shown = [part for choice in own for part in choice["logprobs"]["content"]]
+        assert shown == expected["logprobs"]["content"]
+        assert len(shown) == 9
+
+
+def test_log_probabilities_are_those_of_loc_s(client: TestClient, backend: TorchBackend) -> None:
+    found = complete(client, individual=7, max_tokens=2, logprobs=3)["choices"][0]["logprobs"]
+    ids = torch.tensor([backend.encode("a king").ids])
+    expected = backend.model(ids).logits[0, -1].detach().log_softmax(-1)
+    row = Row(backend.encode("a king"), {"individual": 7}, None, 1)
+    chosen = generated(backend, row)[0][0]
+    assert found["token_logprobs"][0] == pytest.approx(float(expected[chosen]), abs=1e-4)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    body |= {"logprobs": True, "top_logprobs": 3}
+    (first,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+    ids = torch.tensor([backend.encode_chat(body["messages"]).ids])
+    best = backend.model(ids).logits[0, -1].detach().log_softmax(-1).topk(3).values.tolist()
+    shown = first["logprobs"]["content"][0]["top_logprobs"]
+    assert [one["logprob"] for one in shown] == pytest.approx(best, abs=1e-4)
+
+
+def test_a_stop_string_ends_a_text_before_it(client: TestClient) -> None:
+    (whole,) = texts(client, individual=7, max_tokens=20)
+    stop = next(letter for letter in whole[3:] if letter.isprintable() and letter != "\ufffd")
+    choice = complete(client, individual=7, max_tokens=20, stop=stop)["choices"][0]
+    assert choice["text"] == whole[: whole.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClient) -> None:
+    def post(path: str, **body: Any) -> Any:
+        return client.post(path, json=body)
+
+    long = "a" * 600
+    cases = [
+        (post("/v1/completions", prompt="a", temprature=1), 400, "'temprature' is unknown"),
+        (post("/v1/completions", prompt="a", model="other"), 404, "this server has 'tiny'"),
+        (post("/v1/completions", prompt="a", individual="Bo"), 404, "no individual 'Bo'"),
+        (post("/v1/completions", prompt=long), 400, "has 600 tokens; this server reads 1 to 511"),
+        (post("/v1/completions", prompt="a", stream=True, value_field="x"), 400, "'x'"),
+        (post("/v1/chat/completions", messages=[]), 400, "messages has 0 entries"),
+        (post("/v1/individuals", name="7"), 400, "is not a number"),
+        (post("/v1/individuals", seed=-1), 400, "seed must lie in"),
+        (post("/v1/counterfactuals", prompt="a"), 400, "edit needs one of"),
+        (
+            post("/v1/counterfactuals", prompt="a", edit={"word": "b", "by": "c"}),
+            400,
+            "'b' is not a word of the prompt",
+        ),
+        (post("/v1/numbers", input="a"), 400, "number head of this model is not trained"),
+        (post("/v1/numbers", input="a", regressor="x"), 404, "There is no regressor 'x'"),
+        (client.post("/v1/completions", content=b"{"), 400, "not JSON"),
+        (client.post("/v1/completions", content=b"[" * 99_999), 400, "not JSON"),
+        (client.post("/v1/completions", json=[1]), 400, "not a JSON object"),
+        (client.get("/v1/individuals/Bo"), 404, "no individual 'Bo'"),
+        (client.get("/nowhere"), 404, "Not Found"),
+    ]
+    for answer, status, words in cases:
+        assert answer.status_code == status, answer.text
+        message = answer.json()["error"]["message"]
+        assert words in message, message
+        assert "\n" not in message
+
+
+def test_a_full_queue_is_429_with_retry_after(backend: TorchBackend, tmp_path: Path) -> None:
+    service = Service(backend, "tiny", tmp_path, Limits(max_rows=1, max_waiting=1, max_n=2))
+    client = TestClient(make_app(service, NAMES), base_url=URL)
+    go_on = threading.Event()
+    try:
+        service.batcher.submit(job(lambda _: wait_for(go_on.is_set)))
+        answer = client.post("/v1/completions", json={"prompt": "a", "n": 2, "user": "ada"})
+        assert answer.status_code == 429
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+    finally:
+        go_on.set()
+        service.close()
+
+
+def test_a_request_that_could_never_be_answered_is_no_limit() -> None:
+    with pytest.raises(ValueError, match="max_n=8 texts never find a place"):
+        Limits(max_rows=2, max_waiting=5)
+
+
+def test_many_clients_at_once_are_not_mixed_up(client: TestClient) -> None:
+    """A small version of the hundred clients in tests/contract/test_serving.py."""
+
+    def ask(seed: int) -> str:
+        (text,) = texts(client, prompt=f"client {seed}", individual=seed, max_tokens=5)
+        return re.sub(r"[0-9.]+", "#", text)  # the last digit of a value is rounded in the batch
+
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(ask, range(24)))
+    assert together == [ask(seed) for seed in range(24)]
+
+
+def test_counterfactuals_compare_two_worlds_of_one_individual(client: TestClient) -> None:
+    common = {"prompt": "the king has 3", "individual": 3, "max_tokens": 5}
+    expected = texts(client, **common)[0]
+    edits = {
+        "the queen has 3": {"word": "king", "by": "queen"},
+        "the king has 4": {"number": 0, "by": 4},
+        "a cat": {"prompt": "a cat"},
+    }
+    for prompt, edit in edits.items():
+        found = client.post("/v1/counterfactuals", json={**common, "edit": edit}).json()
+        assert found["individual"] == 3
+        assert found["factual"]["continuation"] == expected
+        assert found["counterfactual"]["text"].startswith(prompt)
+        other = texts(client, **{**common, "prompt": prompt})[0]
+        assert found["counterfactual"]["continuation"] == other
+    token = {**common, "edit": {"token": 4, "by": "K"}}
+    found = client.post("/v1/counterfactuals", json=token).json()
+    assert found["counterfactual"]["text"].startswith("the King has 3")
+    chat = {"messages": [{"role": "user", "content": "the king"}], "user": "a", "max_tokens": 3}
+    edit = {"word": "king", "by": "queen"}
+    found = client.post("/v1/counterfactuals", json={**chat, "edit": edit}).json()
+    assert "user: the queen" in found["counterfactual"]["text"]
+    assert found["individual"] == user_seed("a")
+
+
+def test_models_health_metrics_and_pages(client: TestClient) -> None:
+    complete(client)
+    (card,) = client.get("/v1/models").json()["data"]
+    assert (card["id"], card["context"], card["individual_size"]) == ("tiny", 512, 32)
+    assert client.get("/health").json() == {"status": "ok"}
+    metrics = client.get("/metrics").text
+    assert "causal_qwen_generated_tokens_total 6" in metrics
+    assert 'causal_qwen_requests_total{route="/v1/completions",status="200"} 1' in metrics
+    assert 'causal_qwen_first_token_seconds_bucket{le="+Inf"} 1' in metrics
+    schema = client.get("/openapi.json").json()["paths"]["/v1/completions"]["post"]
+    body = schema["requestBody"]["content"]["application/json"]["schema"]
+    assert {"individual", "persistence", "min_p"} <= set(body["properties"])
+    page = client.get("/docs").text
+    assert "<code>individual</code>" in page
+    assert "http" not in page.lower()  # nothing is loaded from elsewhere
+
+
+# ---------------------------------------------------------------- guard
+
+
+def test_the_key_host_and_origin_are_checked(service: Service) -> None:
+    app = make_app(service, NAMES, Login("sesame"))
+    client = TestClient(app, base_url=URL)
+    key = {"Authorization": "Bearer sesame"}
+    refused = client.get("/v1/models")
+    assert refused.status_code == 401
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert client.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert client.get("/v1/models", headers=key).status_code == 200
+    assert client.get("/health").status_code == 200
+    rebound = client.get("/v1/models", headers={**key, "Host": "evil.example"})
+    assert rebound.status_code == 403
+    assert "Host" in rebound.json()["error"]["message"]
+    foreign = client.get("/v1/models", headers={**key, "Origin": "http://evil.example"})
+    assert foreign.status_code == 403
+    assert "access-control-allow-origin" not in foreign.headers
+
+
+def test_origins_that_are_asked_for_may_call(service: Service) -> None:
+    site = "http://app.example"
+    client = TestClient(make_app(service, NAMES, None, [site]), base_url=URL)
+    asked = {"Origin": site, "Access-Control-Request-Method": "POST"}
+    assert client.options("/v1/completions", headers=asked).status_code == 200
+    answer = client.get("/v1/models", headers={"Origin": site, "Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == site
+    assert client.get("/v1/models", headers={"Origin": "http://b.example"}).status_code == 403
+
+
+def test_a_long_body_is_refused(backend: TorchBackend, tmp_path: Path) -> None:
+    service = Service(backend, "tiny", tmp_path, Limits(max_body=100))
+    client = TestClient(make_app(service, NAMES), base_url=URL)
+    try:
+        answer = client.post("/v1/completions", json={"prompt": "a" * 200})
+        assert answer.status_code == 413
+        assert "longer than 100 bytes" in answer.json()["error"]["message"]
+    finally:
+        service.close()
+
+
+# ---------------------------------------------------------------- saved individuals
+
+
+def test_individuals_are_drawn_saved_listed_used_and_deleted(
+    client: TestClient, service: Service
+) -> None:
+    drawn = client.post("/v1/individuals", json={"seed": 5})
+    assert drawn.status_code == 201
+    assert client.get("/v1/individuals").json()["data"] == []
+    made = client.post("/v1/individuals", json={"name": "Ada", "seed": 5, "temperature": 2})
+    assert made.json()["name"] == "Ada"
+    assert client.post("/v1/individuals", json={"name": "Ada"}).status_code == 409
+    assert [one["name"] for one in client.get("/v1/individuals").json()["data"]] == ["Ada"]
+    assert client.get("/v1/individuals/Ada").json()["temperature"] == 2
+    assert texts(client, individual="Ada") == texts(client, individual=5, noise_temperature=2)
+    assert client.delete("/v1/individuals/Ada").json()["deleted"]
+    assert client.delete("/v1/individuals/Ada").status_code == 404
+    client.post("/v1/individuals", json={"name": "a/b?"})
+    assert client.get("/v1/individuals/a%2Fb%3F").json()["name"] == "a/b?"
+    assert client.delete("/v1/individuals/a%2Fb%3F").json()["deleted"]
+    assert list(service.individuals.directory.iterdir()) == []
+
+
+@given(name=st.text(max_size=70))
+def test_names_never_leave_the_directory(name: str, tmp_path_factory: Any) -> None:
+    store = IndividualStore(tmp_path_factory.getbasetemp() / "names", 3)
+    try:
+        path = store._path(name)
+    except RequestError:
+        return
+    assert path.parent == store.directory
+    assert path.name.count(".") == 1
+    assert len(path.name.encode()) < 255
+
+
+def test_names_survive_their_files(tmp_path: Path) -> None:
+    store = IndividualStore(tmp_path / "new", 3)
+    names = ["Ada", "..", "a/b", "王", "x.y", "%2E"]
+    for name in names:
+        store.save(Individual.draw(3, seed=1), name)
+    assert sorted(store.names()) == sorted(names)
+    assert store.find("a/b").name == "a/b"
+    other = IndividualStore(tmp_path / "new", 4)
+    with pytest.raises(RequestError, match="another model's"):
+        other.find("Ada")
+
+
+# ---------------------------------------------------------------- a file of prompts
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+LINES: list[dict[str, Any]] = [
+    {"prompt": "a king", "individual": 7, "id": "first"},
+    {"prompt": "a queen", "temperature": 0, "max_tokens": 2},
+    {"prompt": "a cat", "temprature": 0},
+    {"messages": [{"role": "user", "content": "Hi"}], "user": "ada"},
+    {"prompt": "a dog"},
+]
+
+
+def run_lines(backend: TorchBackend, source: Path, output: Path) -> int:
+    defaults = {"max_tokens": 5, "individual": 3}
+    return batch.run(backend, source, output, defaults, Limits(max_rows=2, max_waiting=20))
+
+
+def test_a_file_of_prompts_is_answered_in_its_order(
+    backend: TorchBackend, client: TestClient, tmp_path: Path
+) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", LINES), tmp_path / "out.jsonl"
+    assert run_lines(backend, source, output) == 2  # temperature 0 contradicts the individual, too
+    found = read_records(output)
+    assert [record["line"] for record in found] == [0, 1, 2, 3, 4]
+    assert found[0]["id"] == "first"
+    assert [found[0]["text"]] == texts(client, individual=7, max_tokens=5)
+    assert "temperature 0 means standard" in found[1]["error"]
+    assert "'temprature' is unknown" in found[2]["error"]
+    assert found[3]["replay"]["individual"] == 3
+    assert [found[4]["text"]] == texts(client, prompt="a dog", **found[4]["replay"], max_tokens=5)
+
+
+def test_a_killed_run_is_resumed_where_it_stopped(backend: TorchBackend, tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", LINES), tmp_path / "out.jsonl"
+    run_lines(backend, source, output)
+    whole = output.read_bytes()
+    for cut in (0, 1, whole.index(b"\n") + 1, len(whole) - 3, len(whole)):
+        output.write_bytes(whole[:cut])
+        run_lines(backend, source, output)
+        assert output.read_bytes() == whole, cut
+    other = write_lines(tmp_path / "other.jsonl", LINES[1:])
+    with pytest.raises(ValueError, match=r"Line 1 of .* is not of this input"):
+        run_lines(backend, other, output)
+    assert output.read_bytes() == whole
+    (tmp_path / "bad.jsonl").write_text("{\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"Line 1 of .* is no request"):
+        run_lines(backend, tmp_path / "bad.jsonl", tmp_path / "new.jsonl")
+
+
+# ---------------------------------------------------------------- chat with a server
+
+
+@pytest.fixture
+def address(service: Service) -> Iterator[str]:
+    """The server on a real socket, in a thread."""
+    with bind("127.0.0.1", 0) as bound:
+        bound.listen()
+        app = make_app(service, NAMES, Login("sesame"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        thread = threading.Thread(target=asyncio.run, args=(server.serve([bound]),))
+        thread.start()
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+def test_a_conversation_with_a_server(address: str, client: TestClient) -> None:
+    chat = RemoteConversation(address, "sesame", individual="7", system="Be brief.", max_tokens=5)
+    said: list[str] = []
+    first = chat.ask("Hi", said.append)
+    assert "".join(said) == first.text
+    assert first.to_dict("Hi")["individual"] == 7
+    second = chat.ask("Again")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    messages += [{"role": "assistant", "content": first.text.strip()}]
+    messages += [{"role": "user", "content": "Again"}]
+    body = {"messages": messages, "max_tokens": 5, "individual": 7}
+    (expected,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+    assert second.text == expected["message"]["content"]
+    assert chat.command("/individual ada") == "answers by individual ada"
+    with pytest.raises(ValueError, match="no individual 'ada'"):
+        chat.ask("Hi")
+    assert "standard" in chat.command("/mode standard")
+    chat.command("/reset")
+    chat.ask("Hi")
+    with pytest.raises(ValueError, match="API key is missing or wrong"):
+        RemoteConversation(address, "wrong").ask("Hi")
+    with pytest.raises(ValueError, match="is no address"):
+        RemoteConversation("127.0.0.1:8000")
+
+
+def test_a_client_that_disconnects_stops_its_text(address: str, service: Service) -> None:
+    body = {"prompt": "a king", "max_tokens": 500, "individual": 7}
+    for more in ({}, {"stream": True}):
+        host = address.removeprefix("http://")
+        connection = http.client.HTTPConnection(host)
+        headers = {"Authorization": "Bearer sesame"}
+        connection.request("POST", "/v1/completions", json.dumps({**body, **more}), headers)
+        wait_for(lambda: service.batcher.counts() == (1, 0))
+        connection.close()
+        wait_for(lambda: service.batcher.counts() == (0, 0))
+    metrics = service.metrics.render(service.gauges())
+    assert "cancelled_texts_total 2" in metrics
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
