@@ -14,6 +14,7 @@ import argparse
 from typing import Any
 
 import lm_eval
+import torch
 from lm_eval.tasks import TaskManager
 
 import causal_qwen  # noqa: F401 - registers the model type with transformers
@@ -30,6 +31,7 @@ def score(model: str, tasks: list[str], include: str | None, limit: int | None) 
         tasks=tasks,
         task_manager=manager,
         limit=limit,
+        device="cuda" if torch.cuda.is_available() else "cpu",
         batch_size=8,
     )
     scores: Scores = {}

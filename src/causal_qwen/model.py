@@ -455,10 +455,8 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         -> (B, T, V), (B, 1, V), (B, 1)
         """
         last = Cauchy(u.loc[:, -1], u.scale[:, -1])
-        displacement = self.action.displacement(last, noise)
-        loc_scores, shift = score_pair(
-            last.loc, displacement, self.lm_head, self.config.logit_softcap
-        )
+        displacement, cap = self.action.displacement(last, noise), self.config.logit_softcap
+        loc_scores, shift = score_pair(last.loc, displacement, self.lm_head, cap)
         loc_scores = loc_scores.unsqueeze(1)
         if u.loc.shape[1] > 1:
             loc_scores = torch.cat([apply_head(self.lm_head, u.loc[:, :-1]), loc_scores], dim=1)

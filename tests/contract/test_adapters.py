@@ -216,9 +216,10 @@ def test_forward_and_loss_create_no_tensor_on_another_device(base: str, monkeypa
     ids = IDS.to("meta")
     values = torch.zeros(ids.shape, device="meta")
     noise = UNoise(torch.zeros(2, 32, device="meta"), "scale")
-    output = model(ids, numeric_values=values, labels=ids, u_noise=noise)
-    output.loss.backward()
-    found = {name: one for name, one in output.items() if isinstance(one, torch.Tensor)}
+    outputs = model(ids, numeric_values=values, u_noise=noise), model(ids, labels=ids)
+    outputs[1].loss.backward()
+    both = [pair for output in outputs for pair in output.items()]
+    found = {name: one for name, one in both if isinstance(one, torch.Tensor)}
     assert {"loss", "logits", "scale_S", "loc_Y", "shift_S", "shift_Y"} <= {*found}
     assert {one.device.type for one in found.values()} == {"meta"}
 

@@ -243,10 +243,9 @@ def test_failed_save_leaves_no_files(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base"]
 
 
-def test_llama_without_qwen2_equivalent_is_refused() -> None:
+def test_llama_without_qwen2_equivalent_stays_a_llama() -> None:
     llama = LlamaForCausalLM(LlamaConfig(**TINY, mlp_bias=True))
-    with pytest.raises(ValueError, match="mlp_bias=True"):
-        CausalQwenForCausalLM.from_qwen(llama)
+    assert CausalQwenForCausalLM.from_qwen(llama).config.model_type == "causal_llama"
 
 
 def test_converted_model_is_not_converted_again(base: Path, tmp_path: Path) -> None:

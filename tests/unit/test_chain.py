@@ -149,7 +149,7 @@ def test_values_without_num_token_id_raise(make_model: Make) -> None:
 def test_values_with_inputs_embeds_raise(make_model: Make) -> None:
     model = make_model(num_token_id=NUM)
     with pytest.raises(ValueError, match="inputs_embeds"):
-        model(inputs_embeds=torch.zeros(B, T, H), numeric_values=torch.zeros(B, T))
+        model(inputs_embeds=torch.zeros(B, T, H), numeric_values=torch.ones(B, T))
 
 
 # --- abduction
