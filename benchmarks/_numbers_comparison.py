@@ -13,14 +13,15 @@ The continuous ranked probability score (CRPS) is twice the mean pinball loss of
 every method. Seconds are those of the processor: `fit` with all choices, and `predict`.
 
 The best peer of a table is the one with the lowest mean over seeds on the test rows: no user could
-choose it so well. Points of peers are cached in `--keep` by table, corruption, seed, peer and data;
-delete that directory after a change of a peer.
+choose it so well. Results are kept in `--keep` by table, corruption, seed, method and data, so that
+a stopped run goes on where it was; delete that directory after a change of a method.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -179,6 +180,20 @@ def new_regressor(task: Task, **options: Any) -> Any:
     return CausalTextRegressor(verbose=False, random_state=task.seed, **options)
 
 
+def kept_ours(task: Task, keep: Path | None) -> Rows:
+    """`measure_ours`, or what an earlier run has kept of it."""
+    if keep is None:
+        return list(measure_ours(task))
+    path = keep / OURS / task.name / f"{task.condition}-{task.seed}-{task.fingerprint()}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(list(measure_ours(task))), encoding="utf-8")
+        part.replace(path)
+    rows: Rows = json.loads(path.read_text(encoding="utf-8"))
+    return rows
+
+
 def measure_ours(task: Task) -> Iterator[dict[str, Any]]:
     """The first seed of a clean table reads every text anew: only its seconds are reported."""
     target, is_timed = ALL[task.name].target, task.condition == CLEAN and task.seed == 0
@@ -189,6 +204,8 @@ def measure_ours(task: Task) -> Iterator[dict[str, Any]]:
     if is_timed:
         row["seconds"] = (time.process_time() - start) / len(task.whole)
     yield row
+    if task.condition == CLEAN:  # its calibration by cross-validation is measured above
+        return
     fitted = new_regressor(task).fit(task.table(task.train, task.given), target)
     for variant, labels in variants(task):
         fitted.calibrate(task.table(task.calibration, labels), target)
@@ -216,7 +233,7 @@ def compare(options: argparse.Namespace) -> Rows:
                 task = Task.make(name, condition, seed, options.rows)
                 for peer in PEERS:
                     found += measure_peer(task, peer, options.keep)
-                found += [] if options.peers_only else measure_ours(task)
+                found += [] if options.peers_only else kept_ours(task, options.keep)
             shown = means(found, "mdae", condition, WHOLE).loc[name]
             text = ", ".join(f"{method} {value:.4g}" for method, value in shown.items())
             print(f"{name} {condition} ({time.perf_counter() - start:.0f} s): {text}", flush=True)
