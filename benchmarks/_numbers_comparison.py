@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from _numbers_peers import PEERS
-from _numbers_tables import ALL, WRONG, mistake
+from _numbers_tables import ALL, POOL, WRONG, mistake
 from _results import interval
 from numpy.typing import NDArray
 
@@ -340,10 +340,17 @@ def error_table(found: Rows, condition: str, markdown: Markdown, variant: str = 
 
 
 def interval_table(found: Rows, condition: str, variant: str, markdown: Markdown) -> list[str]:
-    """CRPS and width relative to the best method of each table, and coverage: over tables."""
+    """CRPS and width relative to the best method of each table, and coverage: over tables.
+
+    The first row is ours as a user would have it: fitted to all rows, calibrated by itself.
+    """
     crps, width, coverage = (
         means(found, metric, condition, variant) for metric in ("crps", "width", "coverage")
     )
+    for metric, of_tables in (("crps", crps), ("width", width), ("coverage", coverage)):
+        itself = means(found, metric, condition, WHOLE)
+        if OURS in itself:
+            of_tables.insert(0, f"{OURS}, {WHOLE}", itself[OURS])
     rows = []
     for method in crps:
         relative = [m[method] / m.min(axis=1) for m in (crps, width)]
@@ -361,13 +368,14 @@ def time_table(found: Rows, markdown: Markdown) -> list[str]:
     return markdown(["method", "median table", "slowest table"], rows)
 
 
-def page(found: Rows, checked: Rows, markdown: Markdown) -> list[str]:
+def page(found: Rows, checked: Rows, rows: int | None, markdown: Markdown) -> list[str]:
     tables = list(dict.fromkeys(row["table"] for row in found))
     seeds = len({row["seed"] for row in found})
     lines = [
         "## Beside peers",
         "",
-        f"{len(tables)} real tables, {seeds} seeds, rows split 60/20/20. "
+        f"{len(tables)} real tables of at most {rows or POOL:,} rows, {seeds} seeds, rows split "
+        "60/20/20. "
         f"In *mixed*, {WRONG:.0%} of the labels of training and calibration rows are wrong: a "
         "third tenfold, a third with the other sign, a third another row's. Test labels are clean. "
         "The best peer of a table is chosen on its test rows, which no user could do. "
@@ -394,8 +402,7 @@ def page(found: Rows, checked: Rows, markdown: Markdown) -> list[str]:
     for condition in CONDITIONS:
         lines += [f"### Median absolute error, {condition}", ""]
         lines += error_table(found, condition, markdown)
-        lines += [f"Fitted to 60% ({condition}):", ""]
-        lines += error_table(found, condition, markdown, SPLIT)
+    lines += [f"Fitted to 60% ({MIXED}):", "", *error_table(found, MIXED, markdown, SPLIT)]
     for condition in CONDITIONS:
         ways = (SPLIT,) if condition == CLEAN else (SPLIT, TRUSTED)
         for variant in ways:

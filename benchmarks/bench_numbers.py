@@ -432,7 +432,7 @@ def with_tables(options: argparse.Namespace, part: str) -> argparse.Namespace:
 def tables_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     results = comparison.compare(options)
     bars = [] if options.peers_only else comparison.bars(results)
-    page = comparison.page(results, bars, markdown)
+    page = comparison.page(results, bars, options.rows, markdown)
     return page, {"methods": comparison.averages(results), "bars": bars}
 
 

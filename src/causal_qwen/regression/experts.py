@@ -45,6 +45,7 @@ LEAST_ROWS = 60  # of boosting beside other experts
 DOUBTFUL = 0.5  # labels that are less credible do not count in absolute errors
 PRIOR_ROWS = 10.0  # of equal weights
 LEAST_SHARE = 0.02  # of all weights; an expert with less is dropped
+MODEL_EVIDENCE = 2.0  # nats by which the language model must raise the likelihood of all labels
 TREES: dict[str, Any] = {
     "learning_rate": 0.07,
     "max_features": 0.5,
@@ -55,6 +56,7 @@ STEPS = (30, 60, 100, 150, 220, 300)  # numbers of trees, of which cross-validat
 LEAF_ROWS = 4, 20  # at least, in a leaf: a sixtieth of the rows, within these bounds
 LEAVES = 6, 15  # of a tree: a thirtieth of the rows, within these bounds
 SQUARED_ROWS = 300  # of fewer, trees by absolute errors alone are as good
+FEW_ROWS = 80  # of fewer, the robust linear experts stay in the second pass
 
 
 class Expert(NamedTuple):
@@ -240,21 +242,9 @@ def fit_stack(
     trust[is_tested] = found.probability
     peers = dict(zip((one.name for one in experts), first.T, strict=True))
 
-    squared = [
-        one._replace(loss="squared_error")
-        for one in experts
-        if one.source != "boosting" or len(y) >= SQUARED_ROWS or len(experts) == 1
-    ]
-    absolute = [one for one in experts if one.loss == "absolute_error"]
-    kept_first = first[:, [one in absolute for one in experts]]
-    experts, unseen = predict_unseen(squared, blocks, y, weights, trust, splits, done)
-    if absolute and found.share > 0:  # else the trees would be the same again
-        absolute, kept_first = predict_unseen(
-            absolute, blocks, y, weights, trust, splits, done
-        )
-    experts, unseen = experts + absolute, np.hstack([unseen, kept_first])
+    experts, unseen = _second_pass(experts, first, blocks, y, weights, trust, splits, done)
     tested = unseen[is_tested], y[is_tested], (weights * trust)[is_tested]
-    kept, mix = _choose(*tested)
+    kept, mix = _choose(experts, *tested)
     fitted = []
     for expert in (experts[place] for place in kept):
         x = blocks.take(expert.source)
@@ -266,15 +256,59 @@ def fit_stack(
     return Stack(fitted, chain), evidence
 
 
-def _choose(predictions: Array, y: Array, weights: Array) -> tuple[list[int], Mix]:
-    """The experts that count, at least one, and their weights."""
+def _second_pass(
+    experts: Sequence[Expert],
+    first: Array,
+    blocks: Blocks,
+    y: Array,
+    weights: Array,
+    trust: Array,
+    splits: Splits,
+    done: Callable[[], None],
+) -> tuple[list[Expert], Array]:
+    """Least squares, labels weighted by credibility, beside trees by absolute errors.
+
+    In a table of few rows the robust linear experts stay beside them: a few residuals are no
+    evidence of a wrong label, and one label can ruin least squares. Where all labels are
+    credible, robust experts would be the same again: their `first` predictions are taken.
+    """
+    squared = [
+        one._replace(loss="squared_error")
+        for one in experts
+        if one.source != "boosting" or len(y) >= SQUARED_ROWS or len(experts) == 1
+    ]
+    stays = [one.source == "boosting" or len(y) < FEW_ROWS for one in experts]
+    robust, again = (
+        [one for one, is_in in zip(experts, stays, strict=True) if is_in],
+        first[:, stays],
+    )
+    second, unseen = predict_unseen(squared, blocks, y, weights, trust, splits, done)
+    if robust and trust.min() < 1:
+        robust, again = predict_unseen(robust, blocks, y, weights, trust, splits, done)
+    return second + robust, np.hstack([unseen, again])
+
+
+def _choose(
+    experts: Sequence[Expert], predictions: Array, y: Array, weights: Array
+) -> tuple[list[int], Mix]:
+    """The experts that count, at least one, and their weights.
+
+    Every prediction would have to wait for the language model, so it is kept only if unseen labels
+    are clearly likelier with it (`MODEL_EVIDENCE`).
+    """
     mix = stack_weights(predictions, y, weights)
     kept = np.flatnonzero(mix.weights >= LEAST_SHARE * mix.weights.sum()).tolist()
     if mix.weights.sum() == 0:
         kept = [0]
     if len(kept) < predictions.shape[1]:
         mix = stack_weights(predictions[:, kept], y, weights)
-    return kept, mix
+    cheap = [place for place in kept if experts[place].source != "model"]
+    if not cheap or len(cheap) == len(kept):
+        return kept, mix
+    without = stack_weights(predictions[:, cheap], y, weights)
+    gain = cauchy_loss(y - without(predictions[:, cheap]), weights)
+    gain -= cauchy_loss(y - mix(predictions[:, kept]), weights)
+    return (kept, mix) if len(y) * gain >= MODEL_EVIDENCE else (cheap, without)
 
 
 class Mix(NamedTuple):
