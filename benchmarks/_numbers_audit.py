@@ -23,9 +23,11 @@ import numpy as np
 import pandas as pd
 from _numbers_comparison import OURS, Rows, Task, new_regressor
 from _numbers_peers import boosted, huber, tree_features
-from _numbers_tables import ALL, MISTAKES, WRONG
+from _numbers_tables import ALL, MISTAKES, POOL, WRONG
 from numpy.typing import NDArray
 from sklearn.model_selection import KFold
+
+from causal_qwen.terminal import counted
 
 Order = NDArray[np.intp]
 FOLDS = 5
@@ -118,7 +120,7 @@ def audit(options: argparse.Namespace) -> Rows:
     return found
 
 
-def page(found: Rows, markdown: Callable[..., list[str]]) -> list[str]:
+def page(found: Rows, most: int | None, markdown: Callable[..., list[str]]) -> list[str]:
     frame = pd.DataFrame(found)
     methods = list(dict.fromkeys(frame["method"]))
     mean = frame.groupby(["table", "mistake", "method"], sort=False)["precision"].mean()
@@ -127,7 +129,8 @@ def page(found: Rows, markdown: Callable[..., list[str]]) -> list[str]:
         "",
         f"{WRONG:.0%} of the labels are wrong, of one kind or mixed: the share of them among as "
         f"many most suspicious rows (random: {WRONG:.2f}); "
-        f"{frame['table'].nunique()} tables, {frame['seed'].nunique()} seeds.",
+        f"{frame['table'].nunique()} tables of at most {most or POOL:,} rows, "
+        f"{counted(frame['seed'].nunique(), 'seed')}.",
         "",
     ]
     kinds = list(MISTAKES)

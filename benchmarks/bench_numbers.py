@@ -439,7 +439,7 @@ def tables_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]
 def audit_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     options.seeds = min(options.seeds, AUDIT_SEEDS)
     results = audit.audit(options)
-    return audit.page(results, markdown), {"precision": audit.averages(results)}
+    return audit.page(results, options.rows, markdown), {"precision": audit.averages(results)}
 
 
 def frozen_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
