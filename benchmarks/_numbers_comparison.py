@@ -23,7 +23,7 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,16 +123,17 @@ def conformal_radius(residuals: Array, level: float = LEVEL) -> float:
 # ---------------------------------------------------------------- peers
 
 
+def peer_path(task: Task, peer: str, keep: Path) -> Path:
+    name = f"{task.condition}-{task.seed}-{peer.replace(' ', '_')}-{task.fingerprint()}.npz"
+    return keep / "peers" / task.name / name
+
+
 def peer_points(task: Task, peer: str, keep: Path | None) -> dict[str, Array]:
     """Points for calibration and test rows, those of the fit to 80%, and the seconds of a row."""
-    path = None
-    if keep is not None:
-        slug = peer.replace(" ", "_")
-        name = f"{task.condition}-{task.seed}-{slug}-{task.fingerprint()}.npz"
-        path = keep / "peers" / task.name / name
-        if path.exists():
-            with np.load(path) as found:
-                return dict(found)
+    path = None if keep is None else peer_path(task, peer, keep)
+    if path is not None and path.exists():
+        with np.load(path) as found:
+            return dict(found)
     others = task.frame.iloc[np.concatenate([task.calibration, task.test])]
     start = time.process_time()
     points, choice = PEERS[peer](task.frame.iloc[task.train], task.given[task.train], others)
@@ -180,12 +181,15 @@ def new_regressor(task: Task, **options: Any) -> Any:
     return CausalTextRegressor(verbose=False, random_state=task.seed, **options)
 
 
+def ours_path(task: Task, keep: Path) -> Path:
+    return keep / OURS / task.name / f"{task.condition}-{task.seed}-{task.fingerprint()}.json"
+
+
 def kept_ours(task: Task, keep: Path | None) -> Rows:
     """`measure_ours`, or what an earlier run has kept of it."""
     if keep is None:
         return list(measure_ours(task))
-    path = keep / OURS / task.name / f"{task.condition}-{task.seed}-{task.fingerprint()}.json"
-    if not path.exists():
+    if not (path := ours_path(task, keep)).exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         part.write_text(json.dumps(list(measure_ours(task))), encoding="utf-8")
@@ -225,11 +229,15 @@ def read_ours(task: Task, regressor: Any) -> dict[str, float]:
 
 
 def compare(options: argparse.Namespace) -> Rows:
+    """All tasks; with `--finished`, of every table the seeds that earlier runs completed."""
     found: Rows = []
     for name in options.tables:
-        for condition in CONDITIONS:
+        seeds: Sequence[int] = range(options.seeds)
+        if options.finished:
+            seeds = [seed for seed in seeds if is_finished(name, seed, options)]
+        for condition in CONDITIONS if seeds else ():
             start = time.perf_counter()
-            for seed in range(options.seeds):
+            for seed in seeds:
                 task = Task.make(name, condition, seed, options.rows)
                 for peer in PEERS:
                     found += measure_peer(task, peer, options.keep)
@@ -238,6 +246,15 @@ def compare(options: argparse.Namespace) -> Rows:
             text = ", ".join(f"{method} {value:.4g}" for method, value in shown.items())
             print(f"{name} {condition} ({time.perf_counter() - start:.0f} s): {text}", flush=True)
     return found
+
+
+def is_finished(name: str, seed: int, options: argparse.Namespace) -> bool:
+    tasks = (Task.make(name, condition, seed, options.rows) for condition in CONDITIONS)
+    return all(
+        ours_path(task, options.keep).exists()
+        and all(peer_path(task, peer, options.keep).exists() for peer in PEERS)
+        for task in tasks
+    )
 
 
 def means(found: Rows, metric: str, condition: str, variant: str) -> Any:
@@ -370,7 +387,8 @@ def time_table(found: Rows, markdown: Markdown) -> list[str]:
 
 def page(found: Rows, checked: Rows, rows: int | None, markdown: Markdown) -> list[str]:
     tables = list(dict.fromkeys(row["table"] for row in found))
-    seeds = len({row["seed"] for row in found})
+    counts = pd.DataFrame(found).groupby("table")["seed"].nunique()
+    seeds = " to ".join(str(n) for n in dict.fromkeys((counts.min(), counts.max())))
     lines = [
         "## Beside peers",
         "",
