@@ -3,11 +3,11 @@
 Precision at k: the share of truly wrong labels among the k most suspicious rows, where k is the
 number of wrong labels; a random order has 20%. Every ranking has seen only the table itself.
 
-    ours      `suspicious`; without it the distance to the prediction of unseen rows
+    ours      `suspicious`
     Huber     the distance to the prediction of unseen rows, on columns and TF-IDF
     cleanlab  `CleanLearning` for regression with boosting of the absolute error
 
-cleanlab needs `pip install '.[bench]'` in a clone. Peers' rankings are cached in `--keep`.
+cleanlab needs `pip install '.[bench]'` in a clone. Rankings are kept in `--keep`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import numpy as np
 import pandas as pd
 from _numbers_comparison import OURS, Rows, Task, new_regressor
 from _numbers_peers import boosted, huber, tree_features
-from _numbers_tables import ALL, MISTAKES, WRONG
+from _numbers_tables import ALL, MISTAKES, POOL, WRONG
 from numpy.typing import NDArray
 from sklearn.model_selection import KFold
+
+from causal_qwen.terminal import counted
 
 Order = NDArray[np.intp]
 FOLDS = 5
@@ -67,19 +69,14 @@ def by_cleanlab(task: Task) -> Order:
 
 
 def by_ours(task: Task) -> Order:
-    target = ALL[task.name].target
-    if not hasattr(new_regressor(task), "suspicious"):
-
-        def predict(train: Any, y: Any, other: Any) -> Any:
-            fitted = new_regressor(task).fit(train.assign(**{target: y}), target)
-            return np.asarray(fitted.predict(other)).reshape(-1)
-
-        return by_distance(task, predict)
+    """As cross-validation saw the training rows."""
     table = task.table(task.whole, task.given).reset_index(drop=True)
-    return np.asarray(new_regressor(task).fit(table, target).suspicious(table, target).index)
+    fitted = new_regressor(task).fit(table, ALL[task.name].target)
+    return fitted.suspicious()["row"].to_numpy()
 
 
-RANKINGS: dict[str, Callable[[Task], Order]] = {"Huber": by_huber, "cleanlab": by_cleanlab}
+PEERS: dict[str, Callable[[Task], Order]] = {"Huber": by_huber, "cleanlab": by_cleanlab}
+RANKINGS = {OURS: by_ours, **PEERS}
 
 
 def precision(order: Order, is_wrong: NDArray[np.bool_]) -> float:
@@ -88,8 +85,6 @@ def precision(order: Order, is_wrong: NDArray[np.bool_]) -> float:
 
 
 def ranking(task: Task, method: str, keep: Path | None) -> Order:
-    if method == OURS:
-        return by_ours(task)
     path = None
     if keep is not None:
         name = f"{task.condition}-{task.seed}-{method}-{task.fingerprint()}.npy"
@@ -104,7 +99,7 @@ def ranking(task: Task, method: str, keep: Path | None) -> Order:
 
 
 def audit(options: argparse.Namespace) -> Rows:
-    methods = [*RANKINGS] if options.peers_only else [OURS, *RANKINGS]
+    methods = [*(PEERS if options.peers_only else RANKINGS)]
     found: Rows = []
     for name in options.tables:
         start = time.perf_counter()
@@ -125,7 +120,7 @@ def audit(options: argparse.Namespace) -> Rows:
     return found
 
 
-def page(found: Rows, markdown: Callable[..., list[str]]) -> list[str]:
+def page(found: Rows, most: int | None, markdown: Callable[..., list[str]]) -> list[str]:
     frame = pd.DataFrame(found)
     methods = list(dict.fromkeys(frame["method"]))
     mean = frame.groupby(["table", "mistake", "method"], sort=False)["precision"].mean()
@@ -134,7 +129,8 @@ def page(found: Rows, markdown: Callable[..., list[str]]) -> list[str]:
         "",
         f"{WRONG:.0%} of the labels are wrong, of one kind or mixed: the share of them among as "
         f"many most suspicious rows (random: {WRONG:.2f}); "
-        f"{frame['table'].nunique()} tables, {frame['seed'].nunique()} seeds.",
+        f"{frame['table'].nunique()} tables of at most {most or POOL:,} rows, "
+        f"{counted(frame['seed'].nunique(), 'seed')}.",
         "",
     ]
     kinds = list(MISTAKES)
@@ -145,7 +141,7 @@ def page(found: Rows, markdown: Callable[..., list[str]]) -> list[str]:
         ahead = (mean.unstack("method")[OURS] >= best).groupby("mistake").sum()
         rows.append(["ours first or tied", *(f"{ahead[kind]} tables" for kind in kinds)])
         others = overall.unstack("method")
-        is_met = all((others[OURS] > others[m]).all() for m in RANKINGS)
+        is_met = all((others[OURS] > others[m]).all() for m in PEERS)
         lines += [
             f"Ahead of both rankings, whatever the mistake: **{'met' if is_met else 'missed'}**.",
             "",

@@ -13,16 +13,17 @@ The continuous ranked probability score (CRPS) is twice the mean pinball loss of
 every method. Seconds are those of the processor: `fit` with all choices, and `predict`.
 
 The best peer of a table is the one with the lowest mean over seeds on the test rows: no user could
-choose it so well. Points of peers are cached in `--keep` by table, corruption, seed, peer and data;
-delete that directory after a change of a peer.
+choose it so well. Results are kept in `--keep` by table, corruption, seed, method and data, so that
+a stopped run goes on where it was; delete that directory after a change of a method.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from _numbers_peers import PEERS
-from _numbers_tables import ALL, WRONG, mistake
+from _numbers_tables import ALL, POOL, WRONG, mistake
 from _results import interval
 from numpy.typing import NDArray
 
@@ -122,16 +123,17 @@ def conformal_radius(residuals: Array, level: float = LEVEL) -> float:
 # ---------------------------------------------------------------- peers
 
 
+def peer_path(task: Task, peer: str, keep: Path) -> Path:
+    name = f"{task.condition}-{task.seed}-{peer.replace(' ', '_')}-{task.fingerprint()}.npz"
+    return keep / "peers" / task.name / name
+
+
 def peer_points(task: Task, peer: str, keep: Path | None) -> dict[str, Array]:
     """Points for calibration and test rows, those of the fit to 80%, and the seconds of a row."""
-    path = None
-    if keep is not None:
-        slug = peer.replace(" ", "_")
-        name = f"{task.condition}-{task.seed}-{slug}-{task.fingerprint()}.npz"
-        path = keep / "peers" / task.name / name
-        if path.exists():
-            with np.load(path) as found:
-                return dict(found)
+    path = None if keep is None else peer_path(task, peer, keep)
+    if path is not None and path.exists():
+        with np.load(path) as found:
+            return dict(found)
     others = task.frame.iloc[np.concatenate([task.calibration, task.test])]
     start = time.process_time()
     points, choice = PEERS[peer](task.frame.iloc[task.train], task.given[task.train], others)
@@ -179,6 +181,23 @@ def new_regressor(task: Task, **options: Any) -> Any:
     return CausalTextRegressor(verbose=False, random_state=task.seed, **options)
 
 
+def ours_path(task: Task, keep: Path) -> Path:
+    return keep / OURS / task.name / f"{task.condition}-{task.seed}-{task.fingerprint()}.json"
+
+
+def kept_ours(task: Task, keep: Path | None) -> Rows:
+    """`measure_ours`, or what an earlier run has kept of it."""
+    if keep is None:
+        return list(measure_ours(task))
+    if not (path := ours_path(task, keep)).exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(list(measure_ours(task))), encoding="utf-8")
+        part.replace(path)
+    rows: Rows = json.loads(path.read_text(encoding="utf-8"))
+    return rows
+
+
 def measure_ours(task: Task) -> Iterator[dict[str, Any]]:
     """The first seed of a clean table reads every text anew: only its seconds are reported."""
     target, is_timed = ALL[task.name].target, task.condition == CLEAN and task.seed == 0
@@ -189,6 +208,8 @@ def measure_ours(task: Task) -> Iterator[dict[str, Any]]:
     if is_timed:
         row["seconds"] = (time.process_time() - start) / len(task.whole)
     yield row
+    if task.condition == CLEAN:  # its calibration by cross-validation is measured above
+        return
     fitted = new_regressor(task).fit(task.table(task.train, task.given), target)
     for variant, labels in variants(task):
         fitted.calibrate(task.table(task.calibration, labels), target)
@@ -208,19 +229,32 @@ def read_ours(task: Task, regressor: Any) -> dict[str, float]:
 
 
 def compare(options: argparse.Namespace) -> Rows:
+    """All tasks; with `--finished`, of every table the seeds that earlier runs completed."""
     found: Rows = []
     for name in options.tables:
-        for condition in CONDITIONS:
+        seeds: Sequence[int] = range(options.seeds)
+        if options.finished:
+            seeds = [seed for seed in seeds if is_finished(name, seed, options)]
+        for condition in CONDITIONS if seeds else ():
             start = time.perf_counter()
-            for seed in range(options.seeds):
+            for seed in seeds:
                 task = Task.make(name, condition, seed, options.rows)
                 for peer in PEERS:
                     found += measure_peer(task, peer, options.keep)
-                found += [] if options.peers_only else measure_ours(task)
+                found += [] if options.peers_only else kept_ours(task, options.keep)
             shown = means(found, "mdae", condition, WHOLE).loc[name]
             text = ", ".join(f"{method} {value:.4g}" for method, value in shown.items())
             print(f"{name} {condition} ({time.perf_counter() - start:.0f} s): {text}", flush=True)
     return found
+
+
+def is_finished(name: str, seed: int, options: argparse.Namespace) -> bool:
+    tasks = (Task.make(name, condition, seed, options.rows) for condition in CONDITIONS)
+    return all(
+        ours_path(task, options.keep).exists()
+        and all(peer_path(task, peer, options.keep).exists() for peer in PEERS)
+        for task in tasks
+    )
 
 
 def means(found: Rows, metric: str, condition: str, variant: str) -> Any:
@@ -323,10 +357,17 @@ def error_table(found: Rows, condition: str, markdown: Markdown, variant: str = 
 
 
 def interval_table(found: Rows, condition: str, variant: str, markdown: Markdown) -> list[str]:
-    """CRPS and width relative to the best method of each table, and coverage: over tables."""
+    """CRPS and width relative to the best method of each table, and coverage: over tables.
+
+    The first row is ours as a user would have it: fitted to all rows, calibrated by itself.
+    """
     crps, width, coverage = (
         means(found, metric, condition, variant) for metric in ("crps", "width", "coverage")
     )
+    for metric, of_tables in (("crps", crps), ("width", width), ("coverage", coverage)):
+        itself = means(found, metric, condition, WHOLE)
+        if OURS in itself:
+            of_tables.insert(0, f"{OURS}, {WHOLE}", itself[OURS])
     rows = []
     for method in crps:
         relative = [m[method] / m.min(axis=1) for m in (crps, width)]
@@ -344,13 +385,15 @@ def time_table(found: Rows, markdown: Markdown) -> list[str]:
     return markdown(["method", "median table", "slowest table"], rows)
 
 
-def page(found: Rows, checked: Rows, markdown: Markdown) -> list[str]:
+def page(found: Rows, checked: Rows, rows: int | None, markdown: Markdown) -> list[str]:
     tables = list(dict.fromkeys(row["table"] for row in found))
-    seeds = len({row["seed"] for row in found})
+    counts = pd.DataFrame(found).groupby("table")["seed"].nunique()
+    seeds = " to ".join(str(n) for n in dict.fromkeys((counts.min(), counts.max())))
     lines = [
         "## Beside peers",
         "",
-        f"{len(tables)} real tables, {seeds} seeds, rows split 60/20/20. "
+        f"{len(tables)} real tables of at most {rows or POOL:,} rows, {seeds} seeds, rows split "
+        "60/20/20. "
         f"In *mixed*, {WRONG:.0%} of the labels of training and calibration rows are wrong: a "
         "third tenfold, a third with the other sign, a third another row's. Test labels are clean. "
         "The best peer of a table is chosen on its test rows, which no user could do. "
@@ -377,8 +420,7 @@ def page(found: Rows, checked: Rows, markdown: Markdown) -> list[str]:
     for condition in CONDITIONS:
         lines += [f"### Median absolute error, {condition}", ""]
         lines += error_table(found, condition, markdown)
-        lines += [f"Fitted to 60% ({condition}):", ""]
-        lines += error_table(found, condition, markdown, SPLIT)
+    lines += [f"Fitted to 60% ({MIXED}):", "", *error_table(found, MIXED, markdown, SPLIT)]
     for condition in CONDITIONS:
         ways = (SPLIT,) if condition == CLEAN else (SPLIT, TRUSTED)
         for variant in ways:

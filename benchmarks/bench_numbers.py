@@ -392,6 +392,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=None, help="Rows of a table; 2,000 at most.")
     parser.add_argument("--keep", type=Path, help="Directory of finished tables, not run again.")
+    parser.add_argument(
+        "--finished", action="store_true", help="tables: only the seeds of which --keep has all."
+    )
     parser.add_argument("--peers-only", action="store_true", help="tables and audit without ours.")
     parser.add_argument("--quick", action="store_true", help="Smoke test of some minutes.")
     parser.add_argument("--model", type=Path, default=None, help="Instead of the embedded one.")
@@ -400,7 +403,10 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    options = arguments().parse_args()
+    parser = arguments()
+    options = parser.parse_args()
+    if options.finished and options.keep is None:
+        parser.error("--finished needs --keep, the directory of what is finished")
     if options.quick:
         options.seeds, options.rows = min(options.seeds, 2), options.rows or 300
     saved = options.output.with_suffix(".json")
@@ -432,14 +438,14 @@ def with_tables(options: argparse.Namespace, part: str) -> argparse.Namespace:
 def tables_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     results = comparison.compare(options)
     bars = [] if options.peers_only else comparison.bars(results)
-    page = comparison.page(results, bars, markdown)
+    page = comparison.page(results, bars, options.rows, markdown)
     return page, {"methods": comparison.averages(results), "bars": bars}
 
 
 def audit_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     options.seeds = min(options.seeds, AUDIT_SEEDS)
     results = audit.audit(options)
-    return audit.page(results, markdown), {"precision": audit.averages(results)}
+    return audit.page(results, options.rows, markdown), {"precision": audit.averages(results)}
 
 
 def frozen_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:

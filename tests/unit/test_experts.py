@@ -12,7 +12,14 @@ pytest.importorskip("sklearn")
 
 from sklearn.model_selection import KFold, TimeSeriesSplit
 
-from causal_qwen.regression.experts import Blocks, fit_stack, stack_weights, with_spread
+from causal_qwen.regression.experts import (
+    Blocks,
+    Expert,
+    Growing,
+    fit_stack,
+    stack_weights,
+    with_spread,
+)
 
 ROWS = 240
 
@@ -91,3 +98,34 @@ def test_an_unseen_prediction_does_not_depend_on_the_label_of_its_row() -> None:
 def test_the_spread_is_that_of_the_experts() -> None:
     found = with_spread(np.array([[1.0, 3.0], [2.0, 2.0]]))
     np.testing.assert_allclose(found[:, 2], np.log([1.001, 0.001]))
+
+
+def test_trees_that_grow_in_stages_are_those_of_one_fit() -> None:
+    x, y = simulate()
+    for loss in ("squared_error", "absolute_error"):
+        one, two = (
+            Growing(Expert("boosting", "boosting", loss), x, y, np.ones(ROWS), np.ones(ROWS), 0)
+            for _ in range(2)
+        )
+        one.grow(5)
+        np.testing.assert_array_equal(one.grow(12).predict(x), two.grow(12).predict(x))
+        assert not np.array_equal(one.grow(13).predict(x), two.grow(12).predict(x))
+
+
+def test_the_language_model_is_kept_only_where_it_makes_unseen_labels_likelier() -> None:
+    x, y = simulate()
+    z = np.random.default_rng(1).normal(size=(ROWS, 4)) / 2
+    splits = list(KFold(3, shuffle=True, random_state=0).split(x))
+    for labels, sources in ((y, {"linear"}), (y + z[:, 0], {"linear", "model"})):
+        stack, _ = fit_stack(Blocks({"linear": x, "model": z}), labels, np.ones(ROWS), splits)
+        assert {one.expert.source for one in stack.experts} == sources
+
+
+def test_one_far_label_of_a_small_table_does_not_move_the_others() -> None:
+    x, y = (part[:25] for part in simulate())
+    far = np.where(np.arange(25) == 7, y + 40, y)
+    splits = list(KFold(5, shuffle=True, random_state=0).split(x))
+    stack, evidence = fit_stack(Blocks({"linear": x}), far, np.ones(25), splits)
+    _, found = stack.chain(torch.from_numpy(stack.coordinates(Blocks({"linear": x}))))
+    assert evidence.credibility.share == 0  # so few residuals are no evidence
+    assert np.median(np.abs(found.loc.numpy() - y)) < 0.2

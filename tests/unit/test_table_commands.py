@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 from typer.testing import CliRunner, Result  # noqa: E402
 
 from causal_qwen.cli.program import app  # noqa: E402
-from causal_qwen.regression import csv_io  # noqa: E402
+from causal_qwen.regression import csv_io, regressor  # noqa: E402
 from causal_qwen.regression.csv_table import read_csv_blocks, read_csv_table  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 from causal_qwen.regression.table_files import read_blocks  # noqa: E402
@@ -89,6 +89,8 @@ def test_fit_says_when_a_single_method_is_better(
     assert "70%" in done.stdout
     assert done.stdout.index("linear") < done.stdout.index("this regressor")
     assert "linear alone has a smaller error on price" in done.stderr
+    assert "cross-validation, which calibrates" in done.stdout
+    assert "calibration rows" not in done.stdout
 
 
 def test_rows_may_still_be_held_out(file: Path, saved: list[Any]) -> None:
@@ -101,15 +103,15 @@ def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -
     path = tmp_path / "grouped.csv"
     rings.assign(shop=[f"shop {row % 11}" for row in range(110)]).to_csv(path, index=False)
     seen: list[Any] = []
-    original = CausalTextRegressor._splits
+    original = regressor.split_rows
 
-    def splits(self: Any, rows: int, groups: Any) -> Any:
-        found = original(self, rows, groups)
+    def splits(rows: int, groups: Any, *how: Any) -> Any:
+        found = original(rows, groups, *how)
         seen.extend((set(groups[train]), set(groups[test])) for train, test in found)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CausalTextRegressor, "_splits", splits)
+        patch.setattr(regressor, "split_rows", splits)
         report = json.loads(run("fit", path, *FIT, "--group", "shop", "--calibration", 0.1).stdout)
     assert report["calibration_rows"] % 10 == 0
     assert report["calibration_rows"] >= 10

@@ -149,9 +149,11 @@ def fit(
     for note in () if quiet else report["notes"]:
         typer.echo(f"note: {note}", err=True)
     _print_methods(report, quiet)
-    rows: list[tuple[str, float]] = [
-        (name.replace("_", " "), report[name]) for name in ("rows", "calibration_rows")
-    ]
+    rows: list[tuple[str, float]] = [("rows", report["rows"])]
+    if report["calibration_rows"] or not report["sources"]:
+        rows.append(("calibration rows", report["calibration_rows"]))
+    else:
+        rows.append(("rows of cross-validation, which calibrates", report["rows"]))
     for one, metrics in report["targets"].items():
         rows += [(f"{one}: {name.replace('_', ' ')}", value) for name, value in metrics.items()]
     print_table(output, (), rows)

@@ -23,7 +23,8 @@ from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import features
 from causal_qwen.regression.iris import iris_table
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.regressor import LENGTH, TEXT, CausalTextRegressor, OpenModel
+from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenModel
+from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.regression.whatif import NumberCounterfactual
 from causal_qwen.text.edits import replace_number

@@ -18,13 +18,16 @@ Out:  medians, intervals, quantiles and whole distributions.
     credibility residuals of unseen rows -> the probability that each label is right
     experts     predictors of several sources, and the chain that weighs them
     source_model  all sources and experts of a table, for every target
+    source_choice  how each column is read, which sources there are, and splits of the rows
     conformal   intervals with a coverage guarantee
+    fitted      one number after `fit`: its chain, limits and calibration
     prediction  the distribution of one number
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
     audit       labels -> how credible each is, the worst first
     whatif      an observed number -> the same individual's number in an edited row
     explanation what every column and group of words adds to a prediction
     report      calibration, residuals and contributions as pictures and a page
+    saved_regressor  a fitted regressor -> its directory, and back
     saved       the files of a saved regressor, every field checked
     saved_sources  transformers and experts in these files; only known types are loaded
     checks      one sentence for a field that is wrong

@@ -30,7 +30,7 @@ from causal_qwen.regression.rows import LINE
 from causal_qwen.regression.table_files import table_kind
 
 if TYPE_CHECKING:
-    from causal_qwen.regression.regressor import Target, TargetEvidence
+    from causal_qwen.regression.fitted import Target, TargetEvidence
 
 Array = NDArray[np.float64]
 

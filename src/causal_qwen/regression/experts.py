@@ -45,15 +45,18 @@ LEAST_ROWS = 60  # of boosting beside other experts
 DOUBTFUL = 0.5  # labels that are less credible do not count in absolute errors
 PRIOR_ROWS = 10.0  # of equal weights
 LEAST_SHARE = 0.02  # of all weights; an expert with less is dropped
+MODEL_EVIDENCE = 2.0  # nats by which the language model must raise the likelihood of all labels
 TREES: dict[str, Any] = {
     "learning_rate": 0.07,
-    "max_leaf_nodes": 15,
     "max_features": 0.5,
     "l2_regularization": 1.0,
     "early_stopping": False,
 }
 STEPS = (30, 60, 100, 150, 220, 300)  # numbers of trees, of which cross-validation chooses
 LEAF_ROWS = 4, 20  # at least, in a leaf: a sixtieth of the rows, within these bounds
+LEAVES = 6, 15  # of a tree: a thirtieth of the rows, within these bounds
+SQUARED_ROWS = 300  # of fewer, trees by absolute errors alone are as good
+FEW_ROWS = 80  # of fewer, the robust linear experts stay in the second pass
 
 
 class Expert(NamedTuple):
@@ -86,13 +89,6 @@ class Fitted:
         if isinstance(self.predictor, Ridge):
             return self.predictor(x)
         return np.asarray(self.predictor.predict(x), dtype=np.float64)
-
-    def stages(self, x: Any) -> Array:
-        """After every number of trees in STEPS; a linear expert has one stage. -> (N, K)"""
-        if isinstance(self.predictor, Ridge):
-            return self(x)[:, None]
-        every = enumerate(self.predictor.staged_predict(x), start=1)
-        return np.stack([found for step, found in every if step in STEPS], 1)
 
 
 @dataclass
@@ -131,34 +127,42 @@ def first_experts(sources: Sequence[str], rows: int) -> list[Expert]:
     return found
 
 
-def second_experts(first: Sequence[Expert]) -> list[Expert]:
-    """Weighted by credibility, least squares is robust, too."""
-    found = [one._replace(loss="squared_error", steps=STEPS[-1]) for one in first]
-    return found + [one._replace(steps=STEPS[-1]) for one in first if one.source == "boosting"]
-
-
 def fit_expert(
     expert: Expert, x: Any, y: Array, weights: Array, trust: Array, categories: int
 ) -> Fitted:
     """`trust`: the credibility of every label, beside its weight."""
     if expert.source != "boosting":
         return Fitted(expert, fit_ridge(x, y, weights * trust, robust=expert.loss == "cauchy"))
-    if expert.loss == "absolute_error":  # weighted medians of leaves take ten times as long
-        is_kept = trust >= DOUBTFUL
-        x, y, weights = x[is_kept], y[is_kept], weights[is_kept]
-    else:
-        weights = weights * trust
-    is_weighted = weights.min() < weights.max()
-    low, high = LEAF_ROWS
-    trees = HistGradientBoostingRegressor(
-        loss=expert.loss,
-        max_iter=expert.steps,
-        min_samples_leaf=max(low, min(high, len(y) // 60)),
-        categorical_features=list(range(categories)) or None,
-        random_state=0,
-        **TREES,
-    )
-    return Fitted(expert, trees.fit(x, y, sample_weight=weights if is_weighted else None))
+    return Fitted(expert, Growing(expert, x, y, weights, trust, categories).grow(expert.steps))
+
+
+class Growing:
+    """Boosting on some rows, to which trees are added: `grow(60)` after `grow(30)` adds 30, and
+    gives what `grow(60)` alone would."""
+
+    def __init__(
+        self, expert: Expert, x: Any, y: Array, weights: Array, trust: Array, categories: int
+    ) -> None:
+        if expert.loss == "absolute_error":  # weighted medians of leaves take ten times as long
+            is_kept = trust >= DOUBTFUL
+            x, y, weights = x[is_kept], y[is_kept], weights[is_kept]
+        else:
+            weights = weights * trust
+        is_weighted = weights.min() < weights.max()
+        rows = len(y)
+        self.rows = x, y, weights if is_weighted else None
+        self.trees = HistGradientBoostingRegressor(
+            loss=expert.loss,
+            min_samples_leaf=int(np.clip(rows // 60, *LEAF_ROWS)),
+            max_leaf_nodes=int(np.clip(rows // 30, *LEAVES)),
+            categorical_features=list(range(categories)) or None,
+            random_state=0,
+            warm_start=True,
+            **TREES,
+        )
+
+    def grow(self, trees: int) -> Any:
+        return self.trees.set_params(max_iter=trees).fit(*self.rows)
 
 
 def predict_unseen(
@@ -174,24 +178,43 @@ def predict_unseen(
     have not seen; NaN for rows in no test set. -> (N, m)"""
     chosen, columns = [], []
     for expert in experts:
-        stages = np.full((len(y), len(STEPS) if expert.source == "boosting" else 1), np.nan)
-        for training, test in splits:
-            x = blocks.take(expert.source, training)
-            labels = y[training], weights[training], trust[training]
-            one = fit_expert(expert, x, *labels, blocks.categories)
-            stages[test] = one.stages(blocks.take(expert.source, test))
-        best = _best_stage(stages, y, weights * trust)
-        chosen.append(expert._replace(steps=STEPS[best]) if stages.shape[1] > 1 else expert)
-        columns.append(stages[:, best])
+        parts = [
+            (blocks.take(expert.source, training), y[training], weights[training], trust[training])
+            for training, _ in splits
+        ]
+        tests = [(test, blocks.take(expert.source, test)) for _, test in splits]
+        unseen = np.full(len(y), np.nan)
+        if expert.source == "boosting":
+            growing = [Growing(expert, *part, blocks.categories) for part in parts]
+            steps, unseen = _grow_together(growing, tests, y, weights * trust)
+            expert = expert._replace(steps=steps)
+        else:
+            for part, (test, x) in zip(parts, tests, strict=True):
+                unseen[test] = fit_expert(expert, *part, blocks.categories)(x)
+        chosen.append(expert)
+        columns.append(unseen)
         done()
     return chosen, np.stack(columns, 1)
 
 
-def _best_stage(stages: Array, y: Array, weights: Array) -> int:
-    """By the Cauchy likelihood of unseen labels."""
-    tested = np.isfinite(stages).all(1)
-    losses = [cauchy_loss(y[tested] - stage, weights[tested]) for stage in stages[tested].T]
-    return int(np.argmin(losses))
+def _grow_together(
+    growing: Sequence[Growing], tests: Sequence[tuple[Any, Any]], y: Array, weights: Array
+) -> tuple[int, Array]:
+    """The number of trees with the best Cauchy likelihood of unseen labels, and the predictions.
+
+    All folds grow at once, until a stage of STEPS is worse than the one before.
+    """
+    best, steps, kept = math.inf, STEPS[0], np.full(len(y), np.nan)
+    for stage in STEPS:
+        unseen = np.full(len(y), np.nan)
+        for one, (test, x) in zip(growing, tests, strict=True):
+            unseen[test] = one.grow(stage).predict(x)
+        tested = np.isfinite(unseen)
+        loss = cauchy_loss(y[tested] - unseen[tested], weights[tested])
+        if loss >= best:
+            break
+        best, steps, kept = loss, stage, unseen
+    return steps, kept
 
 
 def cauchy_loss(residuals: Array, weights: Array) -> float:
@@ -219,11 +242,9 @@ def fit_stack(
     trust[is_tested] = found.probability
     peers = dict(zip((one.name for one in experts), first.T, strict=True))
 
-    experts, unseen = predict_unseen(
-        second_experts(experts), blocks, y, weights, trust, splits, done
-    )
+    experts, unseen = _second_pass(experts, first, blocks, y, weights, trust, splits, done)
     tested = unseen[is_tested], y[is_tested], (weights * trust)[is_tested]
-    kept, mix = _choose(*tested)
+    kept, mix = _choose(experts, *tested)
     fitted = []
     for expert in (experts[place] for place in kept):
         x = blocks.take(expert.source)
@@ -235,15 +256,59 @@ def fit_stack(
     return Stack(fitted, chain), evidence
 
 
-def _choose(predictions: Array, y: Array, weights: Array) -> tuple[list[int], Mix]:
-    """The experts that count, at least one, and their weights."""
+def _second_pass(
+    experts: Sequence[Expert],
+    first: Array,
+    blocks: Blocks,
+    y: Array,
+    weights: Array,
+    trust: Array,
+    splits: Splits,
+    done: Callable[[], None],
+) -> tuple[list[Expert], Array]:
+    """Least squares, labels weighted by credibility, beside trees by absolute errors.
+
+    In a table of few rows the robust linear experts stay beside them: a few residuals are no
+    evidence of a wrong label, and one label can ruin least squares. Where all labels are
+    credible, robust experts would be the same again: their `first` predictions are taken.
+    """
+    squared = [
+        one._replace(loss="squared_error")
+        for one in experts
+        if one.source != "boosting" or len(y) >= SQUARED_ROWS or len(experts) == 1
+    ]
+    stays = [one.source == "boosting" or len(y) < FEW_ROWS for one in experts]
+    robust, again = (
+        [one for one, is_in in zip(experts, stays, strict=True) if is_in],
+        first[:, stays],
+    )
+    second, unseen = predict_unseen(squared, blocks, y, weights, trust, splits, done)
+    if robust and trust.min() < 1:
+        robust, again = predict_unseen(robust, blocks, y, weights, trust, splits, done)
+    return second + robust, np.hstack([unseen, again])
+
+
+def _choose(
+    experts: Sequence[Expert], predictions: Array, y: Array, weights: Array
+) -> tuple[list[int], Mix]:
+    """The experts that count, at least one, and their weights.
+
+    Every prediction would have to wait for the language model, so it is kept only if unseen labels
+    are clearly likelier with it (`MODEL_EVIDENCE`).
+    """
     mix = stack_weights(predictions, y, weights)
     kept = np.flatnonzero(mix.weights >= LEAST_SHARE * mix.weights.sum()).tolist()
     if mix.weights.sum() == 0:
         kept = [0]
     if len(kept) < predictions.shape[1]:
         mix = stack_weights(predictions[:, kept], y, weights)
-    return kept, mix
+    cheap = [place for place in kept if experts[place].source != "model"]
+    if not cheap or len(cheap) == len(kept):
+        return kept, mix
+    without = stack_weights(predictions[:, cheap], y, weights)
+    gain = cauchy_loss(y - without(predictions[:, cheap]), weights)
+    gain -= cauchy_loss(y - mix(predictions[:, kept]), weights)
+    return (kept, mix) if len(y) * gain >= MODEL_EVIDENCE else (cheap, without)
 
 
 class Mix(NamedTuple):

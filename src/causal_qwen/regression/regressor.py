@@ -16,29 +16,23 @@ follow, and U is abduced there. The value is predicted without the gate P_<NUM>.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import numbers
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
-from causal_qwen.outputs import MANIFEST, damaged_files, file_sha256, new_directory
 from causal_qwen.paths import cache_directory, install_hint
 from causal_qwen.regression import sentences, whatif, workload
 from causal_qwen.regression.audit import judge_rows, judge_training, suspicion_table
@@ -46,19 +40,14 @@ from causal_qwen.regression.backbone import (
     OpenModel,
     Pair,
     Source,
-    loaded_record,
     located,
     open_copy,
     open_shared,
     record_of,
-    saved_record,
 )
-from causal_qwen.regression.checks import CURE, wrong
 from causal_qwen.regression.conformal import Conformal, rows_needed
 from causal_qwen.regression.explanation import (
     Explanation,
-    baseline_cells,
-    baseline_frame,
     baseline_row,
     explain_rows,
 )
@@ -77,7 +66,6 @@ from causal_qwen.regression.features import (
 from causal_qwen.regression.frames import column_kinds, is_tabular, to_frame
 from causal_qwen.regression.head import (
     FOLDS,
-    Chain,
     TrainingReport,
     ValueLoss,
     fit_chain,
@@ -86,7 +74,7 @@ from causal_qwen.regression.head import (
     train_model,
 )
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.rows import is_table, name_rows, row_index
+from causal_qwen.regression.rows import TEXT, is_table, name_rows, row_index
 from causal_qwen.regression.sentences import join_sentences
 from causal_qwen.regression.targets import read_targets
 from causal_qwen.terminal import counted, progress_bar
@@ -95,28 +83,26 @@ from causal_qwen.training.from_scratch import new_model
 try:
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.metrics import r2_score
-    from sklearn.model_selection import GroupKFold, KFold, check_cv
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
 
     from causal_qwen.regression.credibility import find_credibility
-    from causal_qwen.regression.experts import Evidence, with_spread
-    from causal_qwen.regression.saved import (
-        FORMAT,
-        MODEL,
-        SETTINGS,
-        TENSORS,
-        Settings,
-        read_settings,
-        read_tensors,
+    from causal_qwen.regression.fitted import (
+        LEVEL,
+        SUPPORTS,
+        Target,
+        TargetEvidence,
+        conformal_of,
+        fit_target,
+        say_credibility,
+        value_at,
     )
-    from causal_qwen.regression.saved_sources import (
-        OBJECTS,
-        read_objects,
-        source_settings,
-        source_tensors,
-        to_source_model,
-        write_objects,
+    from causal_qwen.regression.saved_regressor import load_regressor, save_regressor
+    from causal_qwen.regression.source_choice import (
+        choose_sources,
+        source_names,
+        split_rows,
+        without_ids,
     )
     from causal_qwen.regression.source_model import SourceModel
     from causal_qwen.regression.sources import SOURCES, Schema, with_inner_numbers
@@ -141,84 +127,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
 FORWARDS_OF_A_STEP = 3  # the time of a training step: forward and backward
 BLOCK = 16384  # rows that are predicted at a time
 LENGTH = 512  # tokens of a text, by default
-TEXT = sentences.TEXT_COLUMN
-LEVEL = 0.9  # intervals of which cross-validation must be able to calibrate
-SUPPORTS = ("auto", "real", "positive", "count")
-FEW = 0.005  # share of credible labels on the other side of a support's bound
-STRETCH = 2.0  # by which a predicted scale may leave the range of those of unseen rows
 SHOWN_ROWS = 3
-
-
-class Limits(NamedTuple):
-    """What predictions may be: the support of the values, and the range of the scale."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    is_whole: bool = False
-    least_scale: float = 0.0
-    most_scale: float = math.inf
-
-    def clip(self, values: Array) -> Array:
-        """Rounding keeps coverage: a whole number inside an interval stays inside."""
-        return np.clip(np.round(values) if self.is_whole else values, self.low, self.high)
-
-
-NO_LIMITS = Limits()
-
-
-@dataclass
-class Target:
-    """A named number: its scale, its own chain (frozen) and its calibration."""
-
-    space: ValueSpace
-    chain: Chain | None = None
-    conformal: Conformal | None = None
-    limits: Limits = NO_LIMITS
-    shifts_median: bool = True  # by calibration; False in files of format 1, which did not
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The chain and the calibration, as they are saved."""
-        found = {} if self.chain is None else dict(self.chain.state_dict())
-        if self.conformal is not None:
-            found["scores"] = torch.from_numpy(self.conformal.scores)
-            if self.shifts_median:
-                found["score_weights"] = torch.from_numpy(self.conformal.weights)
-        return found
-
-    @classmethod
-    def from_tensors(
-        cls, space: ValueSpace, tensors: dict[str, Tensor], limits: Limits = NO_LIMITS
-    ) -> Target:
-        target = cls(space, limits=limits)
-        scores, weights = tensors.get("scores"), tensors.get("score_weights")
-        if Chain.SIZES in tensors:
-            causal_size, hidden_size = tensors[Chain.SIZES].shape
-            target.chain = Chain(hidden_size, causal_size)
-            own = target.chain.state_dict()
-            target.chain.load_state_dict({name: tensors[name] for name in own})
-        if scores is not None:
-            given = np.ones(len(scores)) if weights is None else weights.numpy()
-            target.conformal = Conformal(scores.numpy(), given)
-            target.shifts_median = weights is not None
-        return target
-
-
-class TargetEvidence(NamedTuple):
-    """Training rows of one target, each as cross-validation saw it (NaN where it did not)."""
-
-    values: Array
-    unseen: Array  # the median by experts that have not seen the row
-    scores: Array  # (value - median) / scale, in the head's space
-    credibility: Array  # the probability that the label is right
-    peers: dict[str, Array]  # medians of single methods
-    scales: Array  # predicted, in the head's space
-
-    def errors(self) -> dict[str, float]:
-        """The median absolute error of every method on unseen rows; ours is "together"."""
-        middle = float(np.median(self.values))
-        every = {"training median": np.full(len(self.values), middle), **self.peers}
-        every["together"] = self.unseen
-        return {n: float(np.nanmedian(np.abs(p - self.values))) for n, p in every.items()}
 
 
 class CausalTextRegressor(RegressorMixin, BaseEstimator):
@@ -392,7 +301,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             if trusted is None:
                 scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
                 weights, share = find_credibility(scores, weights)
-                _say_credibility(name, share)
+                say_credibility(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
             target.shifts_median = True
         return self
@@ -401,7 +310,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _reads_sentences(self) -> bool:
         """Whether every row is read as one sentence, by the language model alone."""
-        return self.backbone != "frozen" or _names(self.sources) == ["model"]
+        return self.backbone != "frozen" or source_names(self.sources) == ["model"]
 
     def _described(self, X: Any) -> list[str]:
         """Something of every row, "" where it has no value at all."""
@@ -428,14 +337,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if self.columns_ is None:
             kinds = {TEXT: "text"}
         kinds |= dict.fromkeys(self._text_columns(), "text")
-        if ids := [name for name, kind in kinds.items() if kind == "id"]:
-            if len(ids) == len(kinds) or self.columns is not None:
-                kinds |= dict.fromkeys(ids, "category")
-            else:
-                names = ", ".join(map(repr, ids))
-                warnings.warn(f"left out, because they only name rows: {names}.", stacklevel=3)
+        kinds = without_ids(kinds, self.columns is not None)
         schema = with_inner_numbers(Schema.of_kinds(kinds), frame)
-        chosen = self._chosen_sources(schema)
+        chosen = choose_sources(self.sources, schema)
         z = None
         if "model" in chosen:
             self.text_columns_ = schema.texts or list(kinds)
@@ -459,7 +363,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 z,
                 values,
                 weights,
-                self._splits(len(frame), groups),
+                split_rows(len(frame), groups, self.cv, self.folds, self.seed_),
                 spaces=spaces,
                 seed=self.seed_,
                 done=done,
@@ -470,24 +374,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             self.__dict__.pop("backbone_", None)
         self.evidence_ = {}
         for name, found in evidence.items():
-            self._keep_evidence(name, values[name], found)
+            fitted = fit_target(source.targets[name], values[name], found, self.support)
+            self.targets_[name], self.evidence_[name] = fitted
+            say_credibility(name, found.credibility.share)
         self.rows_, self.baseline_ = frame.index, baseline_row(frame, source.table.schema)
-
-    def _chosen_sources(self, schema: Schema) -> list[str]:
-        has = {
-            "columns": bool(schema.numbers or schema.categories),
-            "words": bool(schema.texts),
-            "boosting": True,
-            "model": bool(schema.texts),
-        }
-        if self.sources == "auto":
-            return [name for name in SOURCES if has[name]]
-        chosen = _names(self.sources)
-        if not any(has[name] or name == "model" for name in chosen):
-            raise ValueError(
-                f"sources={self.sources!r}: the table has no {' or '.join(chosen)}; add another."
-            )
-        return [name for name in SOURCES if name in chosen and (has[name] or name == "model")]
 
     def _source_texts(self, frame: Any) -> list[str]:
         """What the language model reads of every row: its text columns."""
@@ -497,44 +387,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         is_text = columns if columns != self.columns_ else ()
         made = sentences.to_sentences(frame, columns, text=is_text, units=self.units)
         return [text or sentences.UNKNOWN for text in made]
-
-    def _splits(self, rows: int, groups: Any) -> list[tuple[Any, Any]]:
-        if self.cv is not None:
-            splitter = check_cv(self.cv)
-        elif groups is not None:
-            splitter = GroupKFold(min(self.folds, len(np.unique(groups))))
-        else:
-            splitter = KFold(min(self.folds, rows), shuffle=True, random_state=self.seed_)
-        return list(splitter.split(np.zeros(rows), None, groups))
-
-    def _keep_evidence(self, name: str, values: Array, evidence: Evidence) -> None:
-        """Limits, calibration by cross-validation, and what is reported of a target."""
-        assert self.source_ is not None
-        model = self.source_.targets[name]
-        space, trust = model.space, evidence.credibility.probability
-        tested = np.isfinite(evidence.unseen).all(1)
-        _, y_dist = model.stack.chain(torch.from_numpy(with_spread(evidence.unseen[tested])))
-        limits = _limits(self.support, values, trust)
-        limits = limits._replace(
-            least_scale=float(y_dist.scale.min()) / STRETCH,
-            most_scale=float(y_dist.scale.max()) * STRETCH,
-        )
-        target = self.targets_[name] = Target(space, model.stack.chain, limits=limits)
-        encoded = space.encode(torch.from_numpy(values)).numpy()
-        if trust[tested].sum() >= rows_needed(LEVEL):
-            target.conformal = Conformal.fit(y_dist, encoded[tested], trust[tested])
-        unseen = np.full(len(values), np.nan)
-        unseen[tested] = limits.clip(space.clamped(y_dist.loc).numpy())
-        scores = np.full(len(values), np.nan)
-        scores[tested] = (encoded[tested] - y_dist.loc.numpy()) / y_dist.scale.numpy()
-        scales = np.full(len(values), np.nan)
-        scales[tested] = y_dist.scale.numpy()
-        peers = {
-            peer: limits.clip(space.clamped(torch.from_numpy(found)).numpy())
-            for peer, found in evidence.peers.items()
-        }
-        self.evidence_[name] = TargetEvidence(values, unseen, scores, trust, peers, scales)
-        _say_credibility(name, evidence.credibility.share)
 
     def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
         z = torch.from_numpy(self._features(texts))
@@ -639,7 +491,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         def median(number: NumberPrediction, target: Target) -> Array:
             if target.conformal is None or not target.shifts_median:
                 return target.limits.clip(np.asarray(number.median))
-            return _at(number, target, target.conformal.quantile(0.5))
+            return value_at(number, target, target.conformal.quantile(0.5))
 
         return self._per_target(X, median)
 
@@ -652,11 +504,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """
 
         def bounds(number: NumberPrediction, target: Target) -> Array:
-            conformal = _conformal(target, calibrated)
+            conformal = conformal_of(target, calibrated)
             if conformal is None:
                 return target.limits.clip(np.stack(number.interval(level), -1))
             radius = conformal.radius(level)
-            return np.stack([_at(number, target, -radius), _at(number, target, radius)], -1)
+            return np.stack(
+                [value_at(number, target, -radius), value_at(number, target, radius)], -1
+            )
 
         both = self._per_target(X, bounds)
         return both[..., 0], both[..., 1]
@@ -667,10 +521,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """(N, quantiles), or (N, targets, quantiles) for several targets."""
 
         def curve(number: NumberPrediction, target: Target) -> Array:
-            conformal = _conformal(target, calibrated)
+            conformal = conformal_of(target, calibrated)
             if conformal is None:
                 return target.limits.clip(np.asarray(number.quantile(list(quantiles))))
-            return np.stack([_at(number, target, conformal.quantile(p)) for p in quantiles], -1)
+            return np.stack(
+                [value_at(number, target, conformal.quantile(p)) for p in quantiles], -1
+            )
 
         return self._per_target(X, curve)
 
@@ -846,7 +702,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _check_settings(self) -> None:
         check_choice("backbone", self.backbone, BACKBONES)
         if self.sources != "auto":
-            for source in _names(self.sources) or [""]:
+            for source in source_names(self.sources) or [""]:
                 check_choice("sources", source, ("auto", *SOURCES))
         if isinstance(self.support, str):
             check_choice("support", self.support, SUPPORTS)
@@ -989,55 +845,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write a directory, completely or not at all. Frozen: the chains, the backbone's name."""
         check_is_fitted(self, "targets_")
-        settings = {
-            "format": FORMAT,
-            "parameters": self._saved_parameters(),
-            "columns": self.columns_,
-            "is_single": self.is_single_,
-            "targets": {name: list(target.space) for name, target in self.targets_.items()},
-            "limits": {name: _json_bounds(one.limits) for name, one in self.targets_.items()},
-            "seed": self.seed_,
-            "backbone": saved_record(self.backbone_, Path(path))
-            if hasattr(self, "backbone_")
-            else None,
-            "sources": None,
-        }
-        tensors: dict[str, Tensor] = {}
-        for place, (target, one) in enumerate(self.targets_.items()):
-            found = one.tensors()
-            if self.source_ is not None:
-                found |= source_tensors(self.source_.targets[target])
-            tensors |= {f"{place}.{name}": tensor.contiguous() for name, tensor in found.items()}
-        with new_directory(Path(path), overwrite) as directory:
-            (directory / TENSORS).write_bytes(safetensors_bytes(tensors))  # with the umask
-            settings["tensors_sha256"] = file_sha256(directory / TENSORS)
-            if self.source_ is not None:
-                write_objects(file := directory / OBJECTS, self.source_)
-                text_columns = getattr(self, "text_columns_", [])
-                settings["sources"] = source_settings(
-                    self.source_, text_columns, baseline_cells(self.baseline_), file_sha256(file)
-                )
-            (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
-            if hasattr(self, "model_"):
-                with quiet():
-                    self.model_.save_pretrained(directory / MODEL)
-                self.processor_.save_pretrained(directory / MODEL)
-
-    def _saved_parameters(self) -> dict[str, Any]:
-        """JSON's values. A splitter and a generator have none; `seed_` is what was drawn."""
-        found = self.get_params() | {"cv": None}
-        if not isinstance(self.random_state, numbers.Integral):
-            found["random_state"] = None
-        else:
-            found["random_state"] = int(self.random_state)
-        if not isinstance(self.sources, str):
-            found["sources"] = list(self.sources)
-        if not isinstance(self.support, str):
-            found["support"] = _json_bounds(self.support)
-        is_unused = self.source_ is not None and not self.source_.uses_model
-        if is_unused and isinstance(self.model, OpenModel) and not self.model.name:
-            return found | {"model": None}
-        return found | {"model": self.model and os.fspath(self.model)}
+        save_regressor(self, Path(path), overwrite)
 
     @classmethod
     def load(
@@ -1045,80 +853,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> Self:
         """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
         directory to which it has moved, or an `OpenModel`."""
-        directory = Path(path)
-        saved = read_settings(directory)
-        regressor = cls(**saved.parameters)
-        try:
-            regressor._check_settings()
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{directory / SETTINGS}: {error}") from None
-        if model is not None:
-            regressor.set_params(model=model)
-        regressor.columns_, regressor.is_single_ = saved.columns, saved.is_single
-        regressor.seed_ = saved.seed
-        regressor._name_features()
-        tensors = read_tensors(directory, saved)
-        has_manifest = (directory / MANIFEST).is_file()
-        if not has_manifest and saved.tensors_sha256 is not None:  # 0.3.0 wrote neither
-            warnings.warn(
-                f"{directory} has no {MANIFEST}, so an edited value is found only if it is "
-                "impossible; restore the file, or fit again.",
-                stacklevel=2,
-            )
-        if has_manifest and (damage := damaged_files(directory, hashes=True)):
-            raise ValueError(f"{directory / damage[0]}; {CURE}.")
-        regressor.targets_ = {
-            name: Target.from_tensors(space, of_target, Limits(*saved.limits[name]))
-            for (name, space), of_target in zip(saved.spaces.items(), tensors, strict=True)
-        }
-        if saved.backbone is not None:
-            regressor.backbone_ = loaded_record(saved.backbone, directory, model)
-            regressor._check_backbone()
-        if saved.sources is not None:
-            regressor._load_sources(directory, saved, tensors)
-        elif saved.backbone is not None:
-            regressor._check_chains(directory / TENSORS)
-        else:
-            if not (directory / MODEL).is_dir():
-                raise FileNotFoundError(
-                    f"{directory / MODEL} is missing; restore it, or fit again."
-                )
-            regressor.processor_, regressor.model_ = open_model(directory / MODEL)
-        return regressor
-
-    def _load_sources(
-        self, directory: Path, saved: Settings, tensors: list[dict[str, Tensor]]
-    ) -> None:
-        """The transformers and experts, tried on an empty row: their files may not match."""
-        record = saved.sources
-        assert record is not None
-        if record.text_columns is not None:
-            self.text_columns_ = record.text_columns
-        chains = [one.chain for one in self.targets_.values() if one.chain is not None]
-        objects = read_objects(directory / OBJECTS, record)
-        self.source_ = to_source_model(record, saved.spaces, chains, tensors, objects)
-        self.evidence_, self.baseline_ = {}, baseline_frame(record.baseline)
-        try:
-            self._try_empty_row()
-        except (LookupError, ValueError, TypeError, AttributeError):
-            files = f"{OBJECTS} and {TENSORS}"
-            raise ValueError(
-                f"{directory / SETTINGS}: the sources do not match {files}; {CURE}."
-            ) from None
-
-    def _try_empty_row(self) -> None:
-        import pandas
-
-        assert self.source_ is not None
-        row = pandas.DataFrame({name: [None] for name in self.columns_ or [TEXT]}, dtype=object)
-        z = None
-        if self.source_.uses_model:
-            if self.columns_ is not None:
-                self._source_texts(row)
-            size = self._open()[1].config.hidden_size
-            z = np.zeros((1, len(MIDDLE), size), dtype=np.float32)
-        self.source_.table.beyond(row)
-        self.source_.predict(row, z)
+        return load_regressor(cls, Path(path), model)
 
     # ------------------------------------------------------------ audit, what-if, explanation
 
@@ -1282,15 +1017,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """A frame in the form that `predict` takes: of a regressor of texts, the texts."""
         return frame[TEXT].tolist() if self.columns_ is None else frame
 
-    def _check_chains(self, file: Path) -> None:
-        size = self._open()[1].config.hidden_size
-        for name, target in self.targets_.items():
-            assert target.chain is not None  # `read_tensors` has found one
-            if (found := target.chain.abduction.loc.weight.shape[1]) != size:
-                raise wrong(
-                    file, f"the hidden size of {name}", str(found), f"the backbone's {size}"
-                )
-
 
 def _check_variety(name: str, values: Array) -> None:
     if len(values) < 2:
@@ -1314,32 +1040,9 @@ def _check_finite(name: str, y: Cauchy, start: int, index: Any) -> None:
         )
 
 
-def _conformal(target: Target, calibrated: bool | None) -> Conformal | None:
-    if calibrated and target.conformal is None:
-        raise ValueError(
-            "calibrated=True needs calibrate(X, y) on rows that fit has not seen; "
-            "calibrated=False gives the Cauchy's own intervals."
-        )
-    return None if calibrated is False else target.conformal
-
-
-def _at(number: NumberPrediction, target: Target, scales: float) -> Array:
-    """The value so many predicted scales away from the median."""
-    if np.isinf(scales):
-        return target.limits.clip(np.full(len(number.y.loc), scales))
-    value = number.space.clamped(number.y.loc + scales * number.y.scale)
-    return target.limits.clip(value.numpy())
-
-
 def _as_table(X: Any) -> Any:
     """A DataFrame, if X has columns; texts as they are."""
     return to_frame(X) if is_tabular(X) else X
-
-
-def _json_bounds(values: Sequence[float]) -> list[float | None]:
-    """Infinity, which JSON does not have, is null."""
-    plain = [value if isinstance(value, bool) else float(value) for value in values]
-    return [value if math.isfinite(value) else None for value in plain]
 
 
 def _take(X: Any, is_taken: NDArray[np.bool_]) -> Any:
@@ -1348,36 +1051,7 @@ def _take(X: Any, is_taken: NDArray[np.bool_]) -> Any:
     return [text for text, taken in zip(sentences.read_texts(X), is_taken, strict=True) if taken]
 
 
-def _names(sources: str | Sequence[str]) -> list[str]:
-    return [sources] if isinstance(sources, str) else list(dict.fromkeys(sources))
-
-
 def _seed(random_state: Any) -> int:
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31))
-
-
-def _say_credibility(name: str, share: float) -> None:
-    if share > 0:
-        warnings.warn(
-            f"{share:.0%} of the labels of {name!r} look wrong and count by their credibility; "
-            "`suspicious` (causal-qwen audit) lists them.",
-            stacklevel=4,
-        )
-
-
-def _limits(support: str | tuple[float, float], values: Array, trust: Array) -> Limits:
-    """The support, and the range of credible labels stretched by its width on either side: a
-    symlog scale would otherwise reach astronomic values."""
-    credible = values[trust >= 0.5]
-    low, high = float(credible.min()), float(credible.max())
-    width = high - low
-    is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
-    is_whole = bool((credible == np.round(credible)).all())
-    bounds = low - width, high + width
-    if not isinstance(support, str):
-        bounds = max(bounds[0], support[0]), min(bounds[1], support[1])
-    elif support in ("positive", "count") or (support == "auto" and is_positive):
-        bounds = max(bounds[0], 0.0), bounds[1]
-    return Limits(*bounds, is_whole=support == "count" and is_whole)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
 from causal_qwen.regression.conformal import Conformal, rows_needed
-from causal_qwen.regression.regressor import CausalTextRegressor, Target
+from causal_qwen.regression.fitted import Target
+from causal_qwen.regression.regressor import CausalTextRegressor
 
 Array = NDArray[np.float64]
 

@@ -10,6 +10,7 @@ from causal_qwen.training.data import shown
 
 ROWS_LISTED = 5  # in a message
 LINE = "line"  # the name of an index of lines of a file
+TEXT = "text"  # the column of texts that are not in a table
 
 
 def require_columns(table: Any, names: Sequence[Any]) -> None:

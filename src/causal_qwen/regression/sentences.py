@@ -33,7 +33,6 @@ from causal_qwen.training.data import PLACE
 Array = NDArray[np.float64]
 
 UNKNOWN = "unknown"
-TEXT_COLUMN = "text"  # the name of the only column when texts are given, not a table
 DIGITS, WHOLE = 10, 1e15  # whole numbers are written out up to here
 UNIT = re.compile(r"^(.*\S)\s*[(\[]([^()\[\]]+)[)\]]$")
 SENTENCE_END = re.compile(r"[.!?:;。！？]$")

@@ -195,7 +195,8 @@ def _shares(target: TargetModel, unseen: Array, features: dict[str, Any]) -> dic
                 at, whole = at + block.shape[1], whole + inner[name]
         spread = max(float(whole.var(ddof=1)), 1e-300)
         for name, one in inner.items():
-            found[name] = share * float(np.cov(one, whole)[0, 1]) / spread
+            part = share * float(np.cov(one, whole)[0, 1]) / spread
+            found[name] = found.get(name, 0.0) + part
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 

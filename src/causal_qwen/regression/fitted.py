@@ -1,0 +1,175 @@
+"""Fitted: what is known of one number after `fit`: its scale, chain, limits and calibration.
+
+    space, chain, rows that cross-validation has not seen -> Target, TargetEvidence
+
+Residuals of unseen rows in units of the predicted scale calibrate the intervals (`conformal`), each
+by the credibility of its label. `Limits` keeps medians and quantiles inside the support, and a
+scale near those of unseen rows: in symlog space a large scale reaches astronomic values.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from causal_qwen.modeling.value_space import ValueSpace
+from causal_qwen.regression.conformal import Conformal, rows_needed
+from causal_qwen.regression.experts import Evidence, with_spread
+from causal_qwen.regression.head import Chain
+from causal_qwen.regression.prediction import NumberPrediction
+from causal_qwen.regression.source_model import TargetModel
+
+Array = NDArray[np.float64]
+Support = str | tuple[float, float]
+
+LEVEL = 0.9  # intervals of which cross-validation must be able to calibrate
+SUPPORTS = ("auto", "real", "positive", "count")
+FEW = 0.005  # share of credible labels on the other side of a support's bound
+STRETCH = 2.0  # by which a predicted scale may leave the range of those of unseen rows
+
+
+class Limits(NamedTuple):
+    """What predictions may be: the support of the values, and the range of the scale."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    is_whole: bool = False
+    least_scale: float = 0.0
+    most_scale: float = math.inf
+
+    def clip(self, values: Array) -> Array:
+        """Rounding keeps coverage: a whole number inside an interval stays inside."""
+        return np.clip(np.round(values) if self.is_whole else values, self.low, self.high)
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass
+class Target:
+    """A named number: its scale, its own chain (frozen) and its calibration."""
+
+    space: ValueSpace
+    chain: Chain | None = None
+    conformal: Conformal | None = None
+    limits: Limits = NO_LIMITS
+    shifts_median: bool = True  # by calibration; False in files of format 1, which did not
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The chain and the calibration, as they are saved."""
+        found = {} if self.chain is None else dict(self.chain.state_dict())
+        if self.conformal is not None:
+            found["scores"] = torch.from_numpy(self.conformal.scores)
+            if self.shifts_median:
+                found["score_weights"] = torch.from_numpy(self.conformal.weights)
+        return found
+
+    @classmethod
+    def from_tensors(
+        cls, space: ValueSpace, tensors: dict[str, Tensor], limits: Limits = NO_LIMITS
+    ) -> Target:
+        target = cls(space, limits=limits)
+        scores, weights = tensors.get("scores"), tensors.get("score_weights")
+        if Chain.SIZES in tensors:
+            causal_size, hidden_size = tensors[Chain.SIZES].shape
+            target.chain = Chain(hidden_size, causal_size)
+            own = target.chain.state_dict()
+            target.chain.load_state_dict({name: tensors[name] for name in own})
+        if scores is not None:
+            given = np.ones(len(scores)) if weights is None else weights.numpy()
+            target.conformal = Conformal(scores.numpy(), given)
+            target.shifts_median = weights is not None
+        return target
+
+
+class TargetEvidence(NamedTuple):
+    """Training rows of one target, each as cross-validation saw it (NaN where it did not)."""
+
+    values: Array
+    unseen: Array  # the median by experts that have not seen the row
+    scores: Array  # (value - median) / scale, in the head's space
+    credibility: Array  # the probability that the label is right
+    peers: dict[str, Array]  # medians of single methods
+    scales: Array  # predicted, in the head's space
+
+    def errors(self) -> dict[str, float]:
+        """The median absolute error of every method on unseen rows; ours is "together"."""
+        middle = float(np.median(self.values))
+        every = {"training median": np.full(len(self.values), middle), **self.peers}
+        every["together"] = self.unseen
+        return {n: float(np.nanmedian(np.abs(p - self.values))) for n, p in every.items()}
+
+
+def fit_target(
+    model: TargetModel, values: Array, evidence: Evidence, support: Support
+) -> tuple[Target, TargetEvidence]:
+    """Limits, calibration by cross-validation, and what is reported of a target."""
+    space, trust = model.space, evidence.credibility.probability
+    tested = np.isfinite(evidence.unseen).all(1)
+    _, y_dist = model.stack.chain(torch.from_numpy(with_spread(evidence.unseen[tested])))
+    limits = find_limits(support, values, trust)._replace(
+        least_scale=float(y_dist.scale.min()) / STRETCH,
+        most_scale=float(y_dist.scale.max()) * STRETCH,
+    )
+    target = Target(space, model.stack.chain, limits=limits)
+    encoded = space.encode(torch.from_numpy(values)).numpy()
+    if trust[tested].sum() >= rows_needed(LEVEL):
+        target.conformal = Conformal.fit(y_dist, encoded[tested], trust[tested])
+    unseen, scores, scales = np.full((3, len(values)), np.nan)
+    unseen[tested] = limits.clip(space.clamped(y_dist.loc).numpy())
+    scores[tested] = (encoded[tested] - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    scales[tested] = y_dist.scale.numpy()
+    peers = {
+        peer: limits.clip(space.clamped(torch.from_numpy(found)).numpy())
+        for peer, found in evidence.peers.items()
+    }
+    return target, TargetEvidence(values, unseen, scores, trust, peers, scales)
+
+
+def find_limits(support: Support, values: Array, trust: Array) -> Limits:
+    """The support, and the range of credible labels stretched by its width on either side: a
+    symlog scale would otherwise reach astronomic values."""
+    credible = values[trust >= 0.5]
+    low, high = float(credible.min()), float(credible.max())
+    width = high - low
+    is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
+    is_whole = bool((credible == np.round(credible)).all())
+    bounds = low - width, high + width
+    if not isinstance(support, str):
+        bounds = max(bounds[0], support[0]), min(bounds[1], support[1])
+    elif support in ("positive", "count") or (support == "auto" and is_positive):
+        bounds = max(bounds[0], 0.0), bounds[1]
+    return Limits(*bounds, is_whole=support == "count" and is_whole)
+
+
+def conformal_of(target: Target, calibrated: bool | None) -> Conformal | None:
+    if calibrated and target.conformal is None:
+        raise ValueError(
+            "calibrated=True needs calibrate(X, y) on rows that fit has not seen; "
+            "calibrated=False gives the Cauchy's own intervals."
+        )
+    return None if calibrated is False else target.conformal
+
+
+def value_at(number: NumberPrediction, target: Target, scales: float) -> Array:
+    """The value so many predicted scales away from the median."""
+    if np.isinf(scales):
+        return target.limits.clip(np.full(len(number.y.loc), scales))
+    value = number.space.clamped(number.y.loc + scales * number.y.scale)
+    return target.limits.clip(value.numpy())
+
+
+def say_credibility(name: str, share: float) -> None:
+    if share > 0:
+        warnings.warn(
+            f"{share:.0%} of the labels of {name!r} look wrong and count by their credibility; "
+            "`suspicious` (causal-qwen audit) lists them.",
+            stacklevel=4,
+        )
