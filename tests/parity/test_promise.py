@@ -100,9 +100,9 @@ def test_generated_tokens_are_the_base_models(pair: Any, tokens: int) -> None:
 def test_individuals_differ_and_replay(pair: Any) -> None:
     tokenizer, _, model = pair
     prompt = tokenizer("The old lighthouse keeper opened the door and", return_tensors="pt")
-    options = {"max_new_tokens": 24, "causal_mode": "causal", "do_sample": True}
-    first = model.generate(**prompt, **options, individual=10, num_return_sequences=8)
-    again = model.generate(**prompt, **options, individual=10, num_return_sequences=8)
+    options = {"max_new_tokens": 12, "temperature": 4.0, "individual": 10, "do_sample": True}
+    first = model.generate(**prompt, **options, num_return_sequences=8)
+    again = model.generate(**prompt, **options, num_return_sequences=8)
     assert torch.equal(first, again)
     assert len({tuple(row.tolist()) for row in first}) >= 6
 

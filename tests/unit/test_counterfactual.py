@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import io
 import json
 import re
@@ -374,6 +375,15 @@ def test_result_renders_as_text_html_and_json(model: Any) -> None:
     sent = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert sent["divergence"] == result.divergence
     assert sent["factual"]["ids"] == result.factual.sequence.ids.tolist()
+
+
+def test_html_colours_the_tokens_of_the_two_worlds(model: Any) -> None:
+    result = ask(model, ChangedPrompt(OTHER))
+    step = result.divergence
+    row = re.findall(r"<tr>(<td style='white-space:pre;.*?)</tr>", result.to_html())[step]
+    coloured = re.findall(r"background[^>]*>([^<]*)</td>", row)
+    tokens = [world.tokens[step] for world in (result.factual, result.counterfactual)]
+    assert [html.unescape(cell) for cell in coloured] == [repr(token)[1:-1] for token in tokens]
 
 
 @pytest.mark.parametrize(("letters", "paper"), [(0, 255), (255, 17)])

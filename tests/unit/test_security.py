@@ -339,7 +339,7 @@ def test_a_server_for_other_machines_prints_a_warning_and_its_token(
     parts: list[str],
 ) -> None:
     served: list[Any] = []
-    monkeypatch.setattr("causal_qwen.playground.state.AppState.open", lambda _: _State())
+    monkeypatch.setattr("causal_qwen.playground.state.AppState.open", lambda *_: _State())
     monkeypatch.setattr("causal_qwen.playground.page.build", lambda *_: None)
     monkeypatch.setattr(server, "make_app", _fake_app)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: served.append(self.config.app))

@@ -112,7 +112,7 @@ def to_rich(result: Counterfactual) -> Any:
         cells = [Text(cell) for cell in row.cells]
         if not row.is_same:
             cells[1].stylize("red")
-            cells[3].stylize("green")
+            cells[headings.index("counterfactual")].stylize("green")
         steps.add_row(*cells, style="" if row.is_same else "bold")
     return Group(texts, steps)
 
@@ -145,7 +145,7 @@ def to_html(result: Counterfactual) -> str:
     for row in steps:
         styles = [""] * len(headings)
         if not row.is_same:
-            styles[1], styles[3] = RED, GREEN
+            styles[1], styles[headings.index("counterfactual")] = RED, GREEN
         cells = "".join(
             f"<td style='white-space:pre;{style}'>{html.escape(cell)}</td>"
             for cell, style in zip(row.cells, styles, strict=True)

@@ -83,7 +83,9 @@ CSS = """
   .cq th, .cq td { padding: .2rem .15rem; }
   .cq th { white-space: normal; vertical-align: bottom; }
   .cq td.left { white-space: pre-wrap; overflow-wrap: anywhere; }
-  .cq .counterfactual th:nth-child(4) { overflow-wrap: anywhere; }
+  .cq .counterfactual th:nth-child(5) { overflow-wrap: anywhere; }
+  .cq .counterfactual td { white-space: pre-wrap !important; overflow-wrap: anywhere; }
+  .cq .counterfactual :is(th, td):is(:nth-child(4), :nth-child(7)) { display: none; }
 }
 """
 WIDTH, LEFT, RIGHT = 360, 14, 346  # of every picture, and between which it is drawn

@@ -29,6 +29,7 @@ from causal_qwen.training.run import (
 from causal_qwen.training.trainer import CausalTrainingArguments, freeze_backbone, head_parameters
 
 MODEL_FILES = (
+    "README.md",
     *("config.json", "generation_config.json", "model.safetensors", "causal_qwen_auto.py"),
     *("tokenizer.json", "tokenizer_config.json", "processor_config.json"),
 )
