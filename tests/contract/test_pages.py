@@ -195,6 +195,7 @@ def reader_place(tmp_path: Path, small_cache: Path, monkeypatch: pytest.MonkeyPa
     for name in ("rows.jsonl", "held-out.jsonl"):
         rows = "".join(json.dumps({"text": text}) + "\n" for text in texts * 8)
         (tmp_path / name).write_text(rows, encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n', encoding="utf-8")
     return tmp_path
 
 
