@@ -377,25 +377,27 @@ def calibration(figure: Any) -> None:
     axis.legend()
 
 
-WALKS = {  # the places that the data visits, in order: modules in 0.3.0, rooms now
+WALKS = {  # the places that the data visits: modules in 0.3.0, rooms now (scripts/walks.py)
     "a text with a number, causal generation": (
         "processor choices processor pieces numerals processor generation individual generation "
         "value generation embedding generation individual generation individual generation model "
         "embedding value model abduction model action generation value generation value processor "
         "numerals pieces",
-        "modeling options modeling text modeling generation decoding generation modeling "
-        "generation modeling generation decoding individuals generation decoding individuals model "
-        "modeling model modeling model modeling generation modeling generation decoding generation "
-        "modeling text",
+        "modeling options modeling text modeling generation decoding generation decoding "
+        "generation decoding generation modeling generation modeling generation decoding "
+        "individuals generation decoding individuals decoding individuals decoding "
+        "individuals model modeling model modeling model modeling model generation modeling "
+        "generation modeling generation decoding generation decoding generation modeling "
+        "text",
     ),
     "a table, fit and predict": (
         "regressor choices tables regressor tables regressor tables regressor tables regressor "
         "features regressor shown features processor pieces processor features model embedding "
         "features regressor value fit cauchy fit config abduction config action abduction value "
         "regressor fit abduction action conformal regressor conformal regressor value",
-        "regression options regression terminal regression modeling text modeling terminal "
-        "regression model modeling regression modeling regression modeling regression modeling "
-        "regression modeling regression modeling",
+        "regression options regression text regression text regression terminal regression "
+        "modeling regression modeling regression terminal regression modeling regression "
+        "modeling regression modeling regression modeling regression",
     ),
 }
 
