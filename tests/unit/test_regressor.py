@@ -300,7 +300,7 @@ def test_saving_refuses_to_overwrite_and_leaves_nothing_incomplete(
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("causal_qwen.regression.regressor.safetensors_bytes", fail)
+    monkeypatch.setattr("causal_qwen.regression.saved_regressor.safetensors_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         fitted.save(tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["saved"]
