@@ -350,6 +350,22 @@ def test_lists_of_any_length_and_unknown_activations_are_refused(
         CausalQwenForCausalLM.from_qwen(places["plain"])
 
 
+@pytest.mark.parametrize("kind", ["x", 1e308, None], ids=repr)
+@pytest.mark.parametrize("place", ["causal", "plain"])
+def test_an_unknown_rotation_is_refused(place: str, kind: Any, places: dict[str, Path]) -> None:
+    configure(places[place], rope_parameters={"rope_type": kind, "rope_theta": 1e4})
+    with pytest.raises(ValueError, match=r"config\.json\b.* rope_type=.* is unknown"):
+        CausalQwenForCausalLM.from_pretrained(places[place])
+
+
+def test_fields_given_to_a_plain_checkpoint_replace_those_of_conversion(
+    places: dict[str, Path],
+) -> None:
+    given = {"threshold_context": "none", "compat_loss_weight": 3.0}
+    model = CausalQwenForCausalLM.from_pretrained(places["plain"], **given)
+    assert {name: getattr(model.config, name) for name in given} == given
+
+
 NUMBERS = [
     *({"rope_theta": value} for value in (0, -1e4, 10**400, "1e4", True)),
     *({"rms_norm_eps": value} for value in (0, -1e-6, float("nan"), float("inf"), "1e-6", None)),

@@ -15,12 +15,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
 from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine.checkpoint import (
     CAUSAL,
+    ROTATIONS,
     SHAPE_FIELDS,
     Shapes,
     check_layers,
@@ -44,11 +46,13 @@ from causal_qwen.engine.weights import (
 )
 from causal_qwen.families import family_of, is_causal
 from causal_qwen.modeling.configuration import MOST_LAYERS
+from causal_qwen.options import check_choice
 from causal_qwen.outputs import check_complete
 from causal_qwen.paths import download
 
 OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
 CONFIG, GENERATION = "config.json", "generation_config.json"
+ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 LISTS = ("id2label", "label2id", "layer_types")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 # types whose numbers are checked as integers: these integers, and the bits of infinity
@@ -109,12 +113,23 @@ def check_lengths(fields: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} has {length} entries, more than {MOST_LAYERS}.")
 
 
+def check_rotations(fields: Mapping[str, Any]) -> None:
+    """Refuse a kind of rotation that transformers does not know: loading would end in a KeyError.
+    Gemma has one rotation for each kind of layer."""
+    found = [fields.get(name) for name in ROTATIONS]
+    found += [inner for one in found if isinstance(one, Mapping) for inner in one.values()]
+    for rotation in found:
+        if isinstance(rotation, Mapping) and "rope_type" in rotation:
+            check_choice("rope_type", rotation["rope_type"], ROPE_TYPES)
+
+
 def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any) -> None:
     """Refuse fields of config.json that do not form a configuration, and a generation_config.json
     that cannot be read: Hugging Face would ignore it."""
     with file_named(directory / CONFIG):
         check_lengths(fields)
         check_numbers(fields)
+        check_rotations(fields)
         config = config_class.from_pretrained(directory)
         name = "hidden_activation" if hasattr(config, "hidden_activation") else "hidden_act"
         if (activation := getattr(config, name)) not in ACT2FN:

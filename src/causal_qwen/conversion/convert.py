@@ -380,14 +380,13 @@ def load(
     model.generation_config = adopt_generation_config(model.generation_config)
     if fields.get("model_type") == family.base and kwargs.get("config") is None:
         assert path is not None
-        model.config.compat_loss_weight = kwargs.get("compat_loss_weight", COMPAT_WEIGHT)
         tokenizer = load_tokenizer(path)
         if tokenizer is not None:
             number = install_number_token(tokenizer, model.config.vocab_size)
             if number < model.config.vocab_size:
                 model.config.num_token_id = number
         for name, value in CALIBRATED.items():
-            setattr(model.config, name, value)
+            setattr(model.config, name, kwargs.get(name, value))
         model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS))
     elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
         model.action.restore_equality(model.lm_head.weight)
