@@ -267,7 +267,7 @@ def read_manifest(directory: Path) -> dict[str, Entry] | None:
             str(name): Entry(int(entry["size"]), str(entry["sha256"]))
             for name, entry in record["files"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
 
 

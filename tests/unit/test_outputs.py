@@ -543,3 +543,12 @@ def test_a_directory_that_another_process_just_removed_is_busy(
         new_directory(tmp_path / "a", False),
     ):
         pass
+
+
+@pytest.mark.parametrize("size", ["Infinity", "null", '"x"', "[]"])
+def test_manifest_with_an_impossible_size_is_none(tmp_path: Path, size: str) -> None:
+    (tmp_path / "model.bin").write_bytes(b"x")
+    outputs.write_manifest(tmp_path)
+    file = tmp_path / outputs.MANIFEST
+    file.write_text(file.read_text("utf-8").replace('"size": 1', f'"size": {size}'), "utf-8")
+    assert outputs.read_manifest(tmp_path) is None

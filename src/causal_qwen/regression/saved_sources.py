@@ -310,6 +310,7 @@ def _load_trusted(file: Path) -> Any:
         OSError,
         EOFError,
         zlib.error,
+        NotImplementedError,  # an unknown compression
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{file} is damaged ({reason[:100]}); {CURE}.") from None
