@@ -150,7 +150,7 @@ class Generator:
             if settings.avoid_repeats:
                 lengths = self.noise.avoided_repeats()
                 scores = avoid_repeats(scores, self._texts(), lengths, self.num_token_id)
-            bar = heads.bar(loc_scores)
+            bar = None if settings.mode == "causal" else heads.bar(loc_scores)
             tokens = decide(settings.mode, scores, shift, u.scale, heads, bar)
         return DecodeStep(tokens, value, loc_scores, u=u, y=value)
 

@@ -115,7 +115,8 @@ class DecisionProcessor(LogitsProcessor):
         """Take U, what noise adds to the scores, and the bar from the model's outputs."""
         self.u = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])
         self.shift = None if outputs.shift_S is None else outputs.shift_S[:, -1]
-        self.bar = self.model.decision.bar(outputs.logits[:, -1])
+        needs_bar = self.settings.mode != "causal"  # W u - C: the bar moves all tokens alike
+        self.bar = self.model.decision.bar(outputs.logits[:, -1]) if needs_bar else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self.settings.avoid_repeats:
