@@ -2,6 +2,7 @@
 
 PYTHON  ?= python3
 VENV    ?= .venv
+VLLM    ?= .venv-vllm
 WORKERS ?= 2
 ARGS    ?=
 
@@ -11,6 +12,7 @@ APP   := $(VENV)/.app-installed
 TESTS := $(VENV)/.tests-installed
 BENCH := $(VENV)/.bench-installed
 TYPES := $(VENV)/.mypy-said
+SERVED := $(VLLM)/.installed
 LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
 
 # Every install is bound to all locks: whatever a package asks for, torch stays the one we chose.
@@ -22,7 +24,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help demo app test fuzz chromium lint style format docs notebooks reproduce env clean bench-decode \
         bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals \
-        bench-serving
+        bench-serving bench-check vllm test-vllm
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +55,15 @@ fuzz: $(TESTS)  ## try thousands of hostile inputs, some minutes (FUZZ_SEED=N re
 		FUZZ=1 FUZZ_SEED=$$seed OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 			$(BIN)/python -m pytest -q -m fuzz -n $(WORKERS) --dist worksteal $(ARGS) || exit 1; \
 	done
+
+# vLLM asks for an older transformers: an environment of its own. No dependency of vLLM is resolved:
+# all of them are in the file, but for torch, which goes first, and its siblings, which are not needed.
+vllm: $(SERVED)  ## make the environment with vLLM's CPU build, in .venv-vllm
+
+# Texts of `generate` are computed here and compared with those of vLLM in its own environment.
+test-vllm: $(TESTS) $(SERVED)  ## the vLLM plugin beside generate, token for token; some minutes
+	CAUSAL_QWEN_VLLM=$(CURDIR)/$(VLLM)/bin/python OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+		$(BIN)/python -m pytest -m slow tests/contract/test_vllm.py $(ARGS)
 
 # The playground is tested in a real browser: Debian's, not one that a package brings along.
 chromium:  ## install Debian's Chromium unless there is one; needs root, or sudo without a password
@@ -105,8 +116,11 @@ bench-learning: env  ## does it learn as softmax training does (ARGS="--data tex
 bench-numbers: $(BENCH)  ## the text regressor beside peers on real tables, with corrupted labels
 	$(BIN)/python benchmarks/bench_numbers.py $(ARGS)
 
-bench-engine: env  ## the NumPy engine beside torch: speed, memory, share of the bandwidth
+bench-engine: $(BENCH)  ## the NumPy engine beside torch: speed, memory, share of the bandwidth
 	$(BIN)/python benchmarks/engine.py $(ARGS)
+
+bench-check: $(BENCH)  ## the NumPy engine's ratios beside those of the last page; exit 1 if one fell
+	$(BIN)/python benchmarks/engine.py --check $(ARGS)
 
 bench-serving: $(APP)  ## the server: eight clients at once beside one, and beside generate
 	$(BIN)/python benchmarks/serving.py $(ARGS)
@@ -117,7 +131,7 @@ bench-individuals: env  ## individuals beside softmax and Gumbel, counterfactual
 env: $(STAMP)  ## make or update the environment only
 
 clean:  ## remove the environment, caches and build products
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(STAMP): $(BIN)/python pyproject.toml $(LOCKS)
@@ -142,8 +156,18 @@ $(TESTS): $(APP) requirements/tests.lock
 	@touch $@
 
 $(BENCH): $(STAMP) requirements/bench.lock
-	@echo "environment, for the peers of the benchmark of numbers"
+	@echo "environment, for the peers of the benchmarks"
 	@$(PIP) -r requirements/bench.lock
+	@touch $@
+
+$(SERVED): requirements/torch.lock requirements/vllm.txt pyproject.toml
+	@$(MAKE) --no-print-directory VENV=$(VLLM) $(VLLM)/bin/python
+	@echo "environment of vLLM 1/3: torch"
+	@$(VLLM)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -r requirements/torch.lock
+	@echo "environment of vLLM 2/3: vLLM and its libraries"
+	@$(VLLM)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps -r requirements/vllm.txt
+	@echo "environment of vLLM 3/3: causal-qwen"
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Some systems ship Python without ensurepip; there the outer pip brings the inner one.

@@ -1,10 +1,11 @@
 """The regressor beside peers, heads on frozen features, models from scratch, and mixed text.
 
-    python benchmarks/bench_numbers.py [--parts tables audit frozen scratch mixed] [--quick]
+    python benchmarks/bench_numbers.py [--parts tables audit texts frozen scratch mixed] [--quick]
 
 tables: the regressor beside seven peers on real tables, with and without wrong labels, as a user
 would call them (`_numbers_comparison`). The peers include CatBoost: `pip install '.[bench]'`.
 audit: which wrong labels are found, beside Huber's residuals and cleanlab (`_numbers_audit`).
+texts: the time of `fit` on 5,000 texts of 20 words (`_numbers_texts`).
 frozen: five real tables as sentences, read once by the embedded model (digits as text; features are
 cached on disk). Training values are corrupted, 0 to 30% of them; all others are clean. Every head
 is linear in the same features, with the same optimiser, penalties and folds (ours also chooses a
@@ -34,6 +35,7 @@ import torch
 from _numbers_heads import GAUSSIAN, HEADS, L1, LEVELS, MSE, OURS, REFERENCES, Data, Prediction
 from _numbers_scratch import mixed, scratch
 from _numbers_tables import ALL, TABLES, Table, corrupt
+from _numbers_texts import many_texts
 from _results import RESULTS, page_path, save
 from numpy.typing import NDArray
 
@@ -57,8 +59,8 @@ SPLITS, DRAWS = 10, 300
 SPACE = "symlog"
 NEAR = 1.05  # "within 5%"
 COVERAGE_LIMIT, COVERAGE_ROWS = 0.03, 500
-PARTS = ("tables", "audit", "frozen", "scratch", "mixed")
-AUDIT_SEEDS = 2  # cleanlab fits 80 models to a table
+PARTS = ("tables", "audit", "texts", "frozen", "scratch", "mixed")
+AUDIT_SEEDS = 3  # cleanlab fits 80 models to a table
 
 
 # ---------------------------------------------------------------- data and metrics
@@ -412,7 +414,7 @@ def main() -> None:
     saved = options.output.with_suffix(".json")
     record = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
     parts = {"tables": tables_part, "audit": audit_part, "frozen": frozen_part}
-    parts |= {"scratch": scratch, "mixed": mixed}
+    parts |= {"texts": many_texts, "scratch": scratch, "mixed": mixed}
     for part in options.parts:
         page, found = parts[part](with_tables(options, part))
         record[part] = {"page": page, "results": found}

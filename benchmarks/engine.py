@@ -1,22 +1,31 @@
 """The NumPy engine beside Hugging Face's generate in torch, and beside the memory's own speed.
 
     python benchmarks/engine.py [--quick] [--shapes 135M,0.5B,1.5B] [--rounds 9]
+    python benchmarks/engine.py --shapes 0.5B --types bfloat16     # renews these rows of the page
+    python benchmarks/engine.py --check --shapes 135M              # ratios beside those of the page
     python benchmarks/engine.py --write 1.5B DIRECTORY    # a random checkpoint, for `verify`
 
 Decoding reads every weight once per token: the limit is the time to read that many bytes from
 memory. Machines are noisy, so peers take turns: each round runs every peer once, and reads once, in
 rotating order; ratios are medians of paired rounds with a bootstrap interval. Peak memory is
-measured in a process of its own.
+measured in a process of its own. 16-bit checkpoints are also run in int8, by NumPy and, where it is
+installed, by numba. Every run is appended to `engine.history.jsonl` beside the page.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.util
+import inspect
+import json
 import platform
+import sys
 import tempfile
+import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +33,12 @@ import numpy as np
 from _results import (
     Row,
     call_in_new_process,
+    load,
     log,
     make_parser,
     paired_ratio,
     parse,
+    renew,
     resident_bytes,
     save,
     span,
@@ -36,16 +47,30 @@ from _results import (
 )
 
 from causal_qwen.engine import Engine, KeyValueCache, threads
+from causal_qwen.engine.quantization import quantize
 from causal_qwen.engine.random_checkpoint import QWEN_0_5B, QWEN_1_5B, random_checkpoint
 
 SHAPES = {"0.5B": QWEN_0_5B, "1.5B": QWEN_1_5B}
 PROMPT, NEW, PREFILL = 8, 16, 512  # tokens: of a decoding round, and of a prefill
+ROWS = 8  # of a batch
+GUESSED = 4  # tokens of a prompt lookup
+PASSAGE = (
+    "The lighthouse at Cape Wren was built in 1871, after a winter in which eleven fishing boats "
+    "were lost on the reef. Its keeper, Thomas Hale, kept a diary for thirty years. Every evening "
+    "he wrote down the weather, the ships that passed, and the number of birds that struck the "
+    "glass. When the lamp was changed from oil to electricity in 1912, the number of birds doubled "
+    "within a year. Hale wrote to the Board of Trade and asked for a red filter, which he had read "
+    "about in a Danish newspaper. The filter arrived two years later, and the number fell to a "
+    "tenth. His diary is now in the county museum, and ornithologists still use its figures."
+)
+PARTS = ("decode", "batch", "prefill", "context", "lookup", "alone")
 CONTEXTS = (128, 1024, 4096, 8000)
 DECODE, SHARE, PREFILL_TIME = (
     " decode, times torch",
     ", share of the limit",
     " prefill, time of torch's",
 )
+MEMORY, BATCH = ", peak RSS of bfloat16's", f", tokens/s of {ROWS} rows over one's"
 BARS = {
     "135M float32": {DECODE: ("at least", 1.8), PREFILL_TIME: ("at most", 1.2)},
     "0.5B float32": {
@@ -53,8 +78,16 @@ BARS = {
         SHARE: ("at least", 0.75),
         PREFILL_TIME: ("at most", 1.2),
     },
-    "0.5B bfloat16": {DECODE: ("at least", 0.9)},
-    "1.5B bfloat16": {", tokens/s": ("at least", 2), ", peak RSS in GB": ("at most", 4.5)},
+    "0.5B bfloat16": {DECODE: ("at least", 0.9), PREFILL_TIME: ("at most", 1.2)},
+    "0.5B int8": {DECODE: ("at least", 1.6), MEMORY: ("at most", 0.55)},
+    "0.5B int8 numba": {DECODE: ("at least", 1.6), BATCH: ("at least", 4)},
+    "1.5B bfloat16": {
+        ", tokens/s": ("at least", 2),
+        ", peak RSS in GB": ("at most", 4.5),
+        PREFILL_TIME: ("at most", 1.2),
+    },
+    "1.5B int8": {DECODE: ("at least", 1.7), MEMORY: ("at most", 0.55)},
+    "1.5B int8 numba": {DECODE: ("at least", 1.7), BATCH: ("at least", 4)},
 }
 Timer = Callable[[], float]
 
@@ -82,13 +115,15 @@ def memory_reader(size: int, times: int = 4) -> Timer:
 class NumPyPeer:
     """The NumPy engine; weights are cast to `dtype` if one is given."""
 
-    def __init__(self, path: Path, dtype: str | None = None) -> None:
-        self.engine = Engine.from_pretrained(path, dtype=dtype)
+    def __init__(self, path: Path, dtype: str | None = None, kernel: str = "numpy") -> None:
+        self.engine = Engine.from_pretrained(path, dtype=dtype, kernel=kernel)
         self.vocabulary = self.engine.model.config.vocab_size
 
-    def generate(self, count: int) -> None:
+    def generate(self, count: int, rows: int = 1) -> None:
         ids = random_ids(PROMPT, self.vocabulary)[0].tolist()
-        self.engine.generate(ids, mode="compatible", max_new_tokens=count, min_new_tokens=count)
+        self.engine.generate(
+            [ids] * rows, mode="compatible", max_new_tokens=count, min_new_tokens=count
+        )
 
     def prefill(self) -> None:
         model = self.engine.model
@@ -103,7 +138,7 @@ class NumPyPeer:
         stored = self.engine.parameters.items()
         return sum(w.nbytes for name, w in stored if is_tied or name != "model.embed_tokens.weight")
 
-    def context_growth(self, contexts: list[int]) -> dict[int, float]:
+    def context_growth(self, contexts: list[int]) -> dict[str, float]:
         """Milliseconds per token after so many tokens."""
         model, rng = self.engine.model, np.random.default_rng(0)
         cache, found = KeyValueCache(model.config, 1, max(contexts) + 16), {}
@@ -115,7 +150,7 @@ class NumPyPeer:
                 start = time.perf_counter()
                 model.logits(model.forward(model.embed(missing[:, :1]), cache)[:, -1])
                 times.append(time.perf_counter() - start)
-            found[context] = 1e3 * float(np.median(times))
+            found[f"at {context}"] = 1e3 * float(np.median(times))
         return found
 
 
@@ -158,12 +193,12 @@ def random_ids(count: int, vocabulary: int) -> np.ndarray:
     return np.random.default_rng(0).integers(*id_range(vocabulary), (1, count))
 
 
-def token_timer(peer: NumPyPeer | TorchPeer) -> Timer:
-    """Seconds per token, without the prompt."""
+def token_timer(peer: NumPyPeer | TorchPeer, **rows: int) -> Timer:
+    """Seconds per token (of every row), without the prompt."""
 
     def seconds(count: int) -> float:
         start = time.perf_counter()
-        peer.generate(count)
+        peer.generate(count, **rows)
         return time.perf_counter() - start
 
     def run() -> float:
@@ -175,9 +210,9 @@ def token_timer(peer: NumPyPeer | TorchPeer) -> Timer:
 
 def run_alone(name: str, path: Path) -> dict[str, float]:
     """One peer: seconds to load and to the first token, peak memory."""
-    kind, dtype = name.split()
+    kind, dtype, *kernel = name.split()
     start = time.perf_counter()
-    peer = NumPyPeer(path) if kind == "NumPy" else TorchPeer(path, dtype)
+    peer = NumPyPeer(path, None, *kernel) if kind == "NumPy" else TorchPeer(path, dtype)
     loaded = time.perf_counter()
     peer.generate(1)
     found = {"load_s": loaded - start, "first_s": time.perf_counter() - loaded}
@@ -188,50 +223,159 @@ def run_alone(name: str, path: Path) -> dict[str, float]:
 # ---------------------------------------------------------------- measuring
 
 
-def measure(shape: str, stored: str, rounds: int, path: Path) -> Row:
-    """One shape, its weights stored in one dtype."""
-    ours, torch_name = f"NumPy {stored}", f"torch {stored}"
-    numpy_peer, torch_peer = NumPyPeer(path), TorchPeer(path, stored)
-    timers = {ours: token_timer(numpy_peer), torch_name: token_timer(torch_peer)}
-    if shape != "1.5B":  # too large for a third copy
-        timers["NumPy float32 copy"] = token_timer(NumPyPeer(path, "float32"))
-    weights = numpy_peer.weight_bytes()
-    times = time_peers(timers | {"limit": memory_reader(weights)}, rounds)
-    limit = times.pop("limit")
-    result: Row = {
-        "shape": shape,
-        "stored": stored,
-        "bandwidth_gb_s": weights / float(np.median(limit)) / 1e9,
-        "weights_gb": weights / 1e9,
-        "decode": {
+class Peers:
+    """All peers of one shape, its weights stored in one dtype."""
+
+    def __init__(self, shape: str, stored: str, path: Path) -> None:
+        self.ours, self.torch_name = f"NumPy {stored}", f"torch {stored}"
+        self.numpy, self.torch = NumPyPeer(path), TorchPeer(path, stored)
+        small = small_peers(path, stored)
+        self.engines = {self.ours: self.numpy} | {name: peer for name, (_, peer) in small.items()}
+        self.places = {self.ours: path, self.torch_name: path}
+        self.places |= {name: place for name, (place, _) in small.items()}
+
+    def decode(self, rounds: int, has_batch: bool) -> Row:
+        """Time per token, beside torch and beside the memory's own speed."""
+        timers = {name: token_timer(peer) for name, peer in self.engines.items()}
+        timers[self.torch_name] = token_timer(self.torch)
+        if has_batch:
+            timers |= {
+                f"{name}, {ROWS} rows": token_timer(peer, rows=ROWS)
+                for name, peer in self.engines.items()
+            }
+        sizes = {name: peer.weight_bytes() for name, peer in self.engines.items()}
+        weights = sizes[self.ours]
+        times = time_peers(timers | {"limit": memory_reader(weights)}, rounds)
+        limit = np.array(times.pop("limit"))
+        found: Row = {
+            "bandwidth_gb_s": weights / float(np.median(limit)) / 1e9,
+            "weights_gb": weights / 1e9,
+            "decode": {},
+        }
+        for name, seconds in times.items():
+            own = limit * sizes.get(name.partition(",")[0], weights) / weights
+            found["decode"][name] = {
+                "tokens_per_s": rows_of(name) / float(np.median(seconds)),
+                "times_torch": paired_ratio(times[self.torch_name], seconds),
+                "share_of_limit": paired_ratio(own, seconds),
+            }
+        if has_batch:
+            found["batch"] = {
+                name: paired_ratio(ROWS * np.array(times[name]), times[f"{name}, {ROWS} rows"])
+                for name in self.engines
+            }
+        return found
+
+    def prefill(self, rounds: int) -> Row:
+        """Time of a prompt, beside torch and beside bare products of float32 matrices."""
+        prefills = {
+            name: peer.prefill for name, peer in self.engines.items() if "numba" not in name
+        }
+        prefills |= {self.torch_name: self.torch.prefill}
+        layers = [p for p in self.numpy.engine.parameters.items() if ".layers." in p[0]]
+        size = PREFILL * sum(weight.size for _, weight in layers)
+        times = time_peers(prefills | {"limit": product_timer(size)}, rounds)
+        limit = times.pop("limit")
+        return {
             name: {
-                "tokens_per_s": 1 / float(np.median(seconds)),
-                "times_torch": paired_ratio(times[torch_name], seconds),
-                "share_of_limit": paired_ratio(limit, seconds),
+                "tokens_per_s": PREFILL / float(np.median(seconds)),
+                "time_of_torch": paired_ratio(seconds, times[self.torch_name]),
+                "share_of_products": paired_ratio(limit, seconds),
             }
             for name, seconds in times.items()
-        },
-    }
-    del timers
-    gc.collect()
-    prefills = {ours: numpy_peer.prefill, torch_name: torch_peer.prefill}
-    times = time_peers(prefills, rounds // 2 + 1)
-    result["prefill"] = {
-        name: {
-            "tokens_per_s": PREFILL / float(np.median(seconds)),
-            "time_of_torch": paired_ratio(seconds, times[torch_name]),
         }
-        for name, seconds in times.items()
-    }
-    longest = numpy_peer.engine.model.config.max_position_embeddings - 16 if rounds > 2 else 128
-    result["context_ms"] = numpy_peer.context_growth([c for c in CONTEXTS if c <= longest])
-    del numpy_peer, torch_peer, prefills
+
+
+def product_timer(multiplications: int) -> Timer:
+    """Seconds in which all threads together do so many multiplications, as products of float32
+    matrices that stay in cache."""
+    x, weight = np.ones((PREFILL, 1024), np.float32), np.ones((1024, 1024), np.float32)
+    outs = [np.empty((PREFILL, 1024), np.float32) for _ in range(threads.COUNT)]
+
+    def multiply() -> float:
+        start = time.perf_counter()
+        for _ in range(8):
+            threads.run([partial(np.matmul, x, weight.T, out=out) for out in outs])
+        return (time.perf_counter() - start) / (8 * len(outs) * x.size * 1024)
+
+    return lambda: min(multiply() for _ in range(3)) * multiplications
+
+
+def measure(shape: str, stored: str, rounds: int, path: Path, parts: Sequence[str]) -> Row:
+    """The parts of one shape, its weights stored in one dtype."""
+    peers = Peers(shape, stored, path)
+    result: Row = {"shape": shape, "stored": stored}
+    if "decode" in parts:
+        result |= peers.decode(rounds, "batch" in parts)
+    if "prefill" in parts:
+        result["prefill"] = peers.prefill(max(rounds // 2, 1))
+    if "context" in parts:
+        longest = peers.numpy.engine.model.config.max_position_embeddings - 16
+        longest = longest if rounds > 2 else 128
+        result["context_ms"] = peers.numpy.context_growth([c for c in CONTEXTS if c <= longest])
+    places = peers.places
+    del peers
     gc.collect()
-    result["alone"] = {
-        name: call_in_new_process(run_alone, name, path) for name in (ours, torch_name)
-    }
+    if "lookup" in parts and shape == "135M" and rounds > 2:  # a trained model
+        result["lookup"] = measure_lookup(path, rounds // 3 + 1)
+    if "alone" in parts:
+        result["alone"] = {
+            name: call_in_new_process(run_alone, name, place) for name, place in places.items()
+        }
     log(result)
     return result
+
+
+def small_peers(path: Path, stored: str) -> dict[str, tuple[Path, NumPyPeer]]:
+    """A 16-bit checkpoint in int8: name -> its directory, its peer."""
+    if stored == "float32":
+        return {}
+    place = path.with_name(f"{path.name}-int8")
+    if not place.exists():
+        quantize(path, place)
+    peers = {"NumPy int8": (place, NumPyPeer(place))}
+    if importlib.util.find_spec("numba"):
+        peers["NumPy int8 numba"] = (place, NumPyPeer(place, kernel="numba"))
+    return peers
+
+
+def rows_of(name: str) -> int:
+    return ROWS if name.endswith("rows") else 1
+
+
+def measure_lookup(path: Path, rounds: int) -> list[Row]:
+    """Prompt lookup beside none, on texts that quote their prompt: the same tokens, how fast."""
+    engine, found = Engine.from_pretrained(path), []
+    source = inspect.getsource(textwrap.shorten)
+    prompts = {
+        "summary": f"Summarize the following text in two sentences.\n\n{PASSAGE}",
+        "code": f"Add type annotations to this function and print all of it.\n\n{source}",
+    }
+    modes: dict[str, Row] = {
+        "standard": {"mode": "standard"},
+        "compatible": {"mode": "compatible"},
+        "individual 7": {"mode": "causal", "individual": 7},
+    }
+    for kind, prompt in prompts.items():
+        for mode, options in modes.items():
+            call = {"chat": True, "max_new_tokens": 64, **options}
+            peers = {
+                lookup: partial(engine.generate, prompt, prompt_lookup=int(lookup), **call)
+                for lookup in ("0", str(GUESSED))
+            }
+            plain, guessed = (peer() for peer in peers.values())
+            times = time_peers(peers, rounds)
+            row = {
+                "text": kind,
+                "mode": mode,
+                "tokens": plain.ids.shape[1] - plain.new.start,
+                "passes": guessed.passes,
+                "is_same": plain.ids.tolist() == guessed.ids.tolist(),
+                "times": paired_ratio(times["0"], times[str(GUESSED)]),
+            }
+            log(row)
+            found.append(row)
+    return found
 
 
 def checkpoint(shape: str, stored: str, scratch: Path, model: Path | None) -> Path:
@@ -251,20 +395,35 @@ def checkpoint(shape: str, stored: str, scratch: Path, model: Path | None) -> Pa
 def bars(results: list[Row]) -> list[Row]:
     rows = []
     for row in results:
-        kind = f"{row['shape']} {row['stored']}"
-        ours, prefill = (row[key][f"NumPy {row['stored']}"] for key in ("decode", "prefill"))
-        figures = {
-            DECODE: ours["times_torch"][0],
-            SHARE: ours["share_of_limit"][0],
-            ", tokens/s": ours["tokens_per_s"],
-            PREFILL_TIME: prefill["time_of_torch"][0],
-            ", peak RSS in GB": row["alone"][f"NumPy {row['stored']}"]["peak_rss_gb"],
-        }
-        for what, (limit, bar) in BARS.get(kind, {}).items():
-            is_met = figures[what] >= bar if limit == "at least" else figures[what] <= bar
-            rows.append({"bar": kind + what, "figure": figures[what], "asked": f"{limit} {bar:g}"})
-            rows[-1]["met"] = "yes" if is_met else "no"
+        plain = row["stored"]
+        for peer in [name for name in row["decode"] if name.startswith("NumPy")]:
+            kind = f"{row['shape']} {peer.removeprefix('NumPy ')}"
+            figures = figures_of(row, peer, f"NumPy {plain}")
+            for what, (limit, bar) in BARS.get(kind, {}).items():
+                if what not in figures:
+                    continue
+                is_met = figures[what] >= bar if limit == "at least" else figures[what] <= bar
+                rows.append({"bar": kind + what, "figure": figures[what]})
+                rows[-1] |= {"asked": f"{limit} {bar:g}", "met": "yes" if is_met else "no"}
     return rows
+
+
+def figures_of(row: Row, peer: str, plain: str) -> dict[str, float]:
+    """What a bar may be about, for one peer; `plain` has the weights as stored."""
+    decode, alone = row["decode"][peer], row.get("alone", {}).get(peer)
+    figures = {
+        DECODE: decode["times_torch"][0],
+        SHARE: decode["share_of_limit"][0],
+        ", tokens/s": decode["tokens_per_s"],
+    }
+    if peer in row.get("prefill", {}):
+        figures[PREFILL_TIME] = row["prefill"][peer]["time_of_torch"][0]
+    if peer in row.get("batch", {}):
+        figures[BATCH] = row["batch"][peer][0]
+    if alone is not None:
+        figures[", peak RSS in GB"] = alone["peak_rss_gb"]
+        figures[MEMORY] = alone["peak_rss_gb"] / row["alone"][plain]["peak_rss_gb"]
+    return figures
 
 
 def page(results: list[Row]) -> list[str]:
@@ -272,21 +431,28 @@ def page(results: list[Row]) -> list[str]:
     shape = {"shape": "{shape}", "stored": "{stored}"}
     columns = shape | {
         "peer": "{peer}",
+        "GB/s of the memory": "{bandwidth_gb_s:.1f}",
         "decode tokens/s": "{decode[tokens_per_s]:.1f}",
         "times torch": span("decode[times_torch]"),
         "share of the memory's limit": span("decode[share_of_limit]", 0, "%"),
         "prefill tokens/s": "{prefill[tokens_per_s]:.0f}",
         "its time / torch's": span("prefill[time_of_torch]"),
+        "share of the products' limit": span("prefill[share_of_products]", 0, "%"),
         "load s": "{alone[load_s]:.2f}",
         "first token s": "{alone[first_s]:.2f}",
         "peak RSS GB": "{alone[peak_rss_gb]:.2f}",
     }
     peers = [
-        {**row, "peer": name, **{k: row[k].get(name) for k in ("decode", "prefill", "alone")}}
+        {
+            **{key: row[key] for key in ("shape", "stored", "bandwidth_gb_s")},
+            "peer": name,
+            **{key: row.get(key, {}).get(name) for key in ("decode", "prefill", "alone")},
+        }
         for row in results
         for name in row["decode"]
     ]
-    growth = shape | {str(context): f"{{context_ms[{context}]:.0f}}" for context in CONTEXTS}
+    growth = shape | {"GB/s of the memory": "{bandwidth_gb_s:.1f}"}
+    growth |= {str(context): f"{{context_ms[at {context}]:.0f}}" for context in CONTEXTS}
     bar_columns = {"bar": "{bar}", "figure": "{figure:.2f}", "asked": "{asked}", "met": "{met}"}
     return [
         "# The NumPy engine: speed and memory",
@@ -295,7 +461,9 @@ def page(results: list[Row]) -> list[str]:
         f"{np.__version__}; read bandwidth {speeds[0]:.1f} to {speeds[-1]:.1f} GB/s, measured in "
         f"every round. Decoding: {PROMPT} prompt tokens, {NEW} new ones; prefill: {PREFILL} "
         "tokens; load, first token, memory: in a process of its own. Ratios are medians of paired "
-        "rounds with 95% intervals.",
+        "rounds with 95% intervals; the limit of a prompt is the time of its layers' products as "
+        "bare float32 products of matrices in cache. Every figure is of the day whose bandwidth is "
+        "beside it.",
         "",
         *table(columns, peers),
         "",
@@ -303,13 +471,73 @@ def page(results: list[Row]) -> list[str]:
         "",
         *table(growth, results),
         "",
+        *(lookup_page(results) or []),
         *table(bar_columns, bars(results)),
     ]
+
+
+def lookup_page(results: list[Row]) -> list[str]:
+    rows = [{**line, **row} for row in results for line in row.get("lookup", [])]
+    if not rows:
+        return []
+    columns = {
+        "shape": "{shape}",
+        "text": "{text}",
+        "mode": "{mode}",
+        "GB/s of the memory": "{bandwidth_gb_s:.1f}",
+        "tokens": "{tokens}",
+        "passes over the weights": "{passes}",
+        "times as fast": span("times"),
+        "the same tokens": "{is_same}",
+    }
+    title = f"Prompt lookup of {GUESSED} tokens, beside none:"
+    return [title, "", *table(columns, rows), ""]
+
+
+# ---------------------------------------------------------------- history
+
+
+def ratios(row: Row) -> dict[str, list[float]]:
+    """Every ratio to torch, or of a batch to one row, with its interval; larger is better."""
+    decoded = row.get("decode", {}).items()
+    found = {f"{name}, decode": peer["times_torch"] for name, peer in decoded}
+    for name, peer in row.get("prefill", {}).items():
+        middle, low, high = peer["time_of_torch"]
+        found[f"{name}, prefill"] = [1 / middle, 1 / high, 1 / low]
+    found |= {f"{name}, batch": ratio for name, ratio in row.get("batch", {}).items()}
+    return {name: ratio for name, ratio in found.items() if not name.startswith("torch")}
+
+
+def remember(results: list[Row], output: Path) -> None:
+    """Append the ratios of a run, and the bandwidth of its day, to the history beside the page."""
+    with output.with_suffix(".history.jsonl").open("a", encoding="utf-8") as file:
+        for row in results:
+            day = {"date": time.strftime("%Y-%m-%d"), "bandwidth_gb_s": row.get("bandwidth_gb_s")}
+            case = {"shape": row["shape"], "stored": row["stored"]}
+            file.write(json.dumps(case | day | {"ratios": ratios(row)}) + "\n")
+
+
+def regressions(results: list[Row], output: Path) -> list[str]:
+    """Ratios whose whole interval is below that of the page."""
+    page = {(row["shape"], row["stored"]): ratios(row) for row in load(output, [])}
+    found = []
+    for row in results:
+        before = page.get((row["shape"], row["stored"]), {})
+        for name, now in ratios(row).items():
+            if name in before and now[2] < before[name][1]:
+                found.append(
+                    f"{row['shape']} {name}: {now[0]:.2f} ({now[1]:.2f} to {now[2]:.2f}), on the "
+                    f"page {before[name][0]:.2f} ({before[name][1]:.2f} to {before[name][2]:.2f})"
+                )
+    return found
 
 
 def main() -> None:
     parser = make_parser(__doc__, "engine", "the 135M model, two rounds", rounds=9)
     parser.add_argument("--shapes", default="135M,0.5B,1.5B")
+    parser.add_argument("--types", default="float32,bfloat16", help="stored types to run")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure; decode first")
+    parser.add_argument("--check", action="store_true", help="compare with the page, write nothing")
     parser.add_argument("--model", type=Path, help="use this converted model as the 135M shape")
     parser.add_argument("--scratch", type=Path, help="keep random checkpoints in this directory")
     parser.add_argument(
@@ -320,14 +548,27 @@ def main() -> None:
     if options.write:
         print(random_checkpoint(Path(options.write[1]), SHAPES[options.write[0]], options.stored))
         return
-    shapes = options.shapes.split(",")
+    shapes, types = options.shapes.split(","), options.types.split(",")
     cases = [(shape, "float32") for shape in shapes if shape != "1.5B"]
     cases += [(shape, "bfloat16") for shape in shapes if shape != "135M"]
+    cases = [case for case in cases if case[1] in types]
     results = []
     with tempfile.TemporaryDirectory() as temporary:
         for shape, stored in cases:
             path = checkpoint(shape, stored, options.scratch or Path(temporary), options.model)
-            results.append(measure(shape, stored, options.rounds, path))
+            results.append(measure(shape, stored, options.rounds, path, options.parts.split(",")))
+    if options.check:
+        if slower := regressions(results, options.output):
+            sys.exit("\n".join(["Slower than on the page:", *slower]))
+        print("No ratio is below its interval on the page.")
+        return
+    remember(results, options.output)
+    before = {(row["shape"], row["stored"]): row for row in load(options.output, [])}
+    results = [
+        row if "decode" in row else before.get((row["shape"], row["stored"]), {}) | row
+        for row in results  # other parts are added to the last decoding
+    ]
+    results = renew(results, options.output, "shape", "stored")
     save(page(results), results, options.output)
 
 

@@ -465,11 +465,14 @@ EDITS = (  # a prompt, and the same with one thing changed
     ("After the rain the garden", "After the storm the garden"),
 )
 STABILITY_KINDS: dict[str, Kind] = {
-    "individuals, pearl": Kind({}, individual()),
-    "individuals, disco": Kind({"semantics": "disco"}, individual()),
+    "individuals": Kind({}, individual()),
+    "individuals that repeat": Kind(REPEATING, individual()),
     "individuals, persistence 0.5": Kind({}, individual(persistence=0.5)),
+    "individuals, persistence 0.5, disco": Kind(
+        {"semantics": "disco"}, individual(persistence=0.5)
+    ),
     "individuals, fresh noise": Kind({}, individual(fresh=True)),
-    "individuals, all tokens": Kind({"min_p": 0.0}, individual()),
+    "individuals, all tokens": Kind({"min_p": 0.0, **REPEATING}, individual()),
     "Gumbel, T = 1": Kind({}, lambda model, seed, _: GumbelIndividual.draw(model, seed=seed)),
 }
 
@@ -847,7 +850,7 @@ REPLAYED: tuple[dict[str, Any], ...] = (
     {},
     {"fresh": True},
     {"temperature": 4.0, "min_density": 0.05},
-    {"persistence": 1.0},
+    {"persistence": 0.5},
 )
 BATCHED, ALONE, UNCACHED, NUMPY = CONDITIONS = (
     "in a padded batch",
@@ -1027,8 +1030,17 @@ def main() -> None:
     parts = [part for part in PARTS if part != "trained" or options.data is not None]
     for part in parts if options.part == "all" else [options.part]:
         subject = Subject(path, options.prompts, options.tokens)
-        results[part] = PARTS[part][1](subject, options) | {"sizes": sys.argv[2:]}
+        results[part] = PARTS[part][1](subject, options) | {"sizes": shown_arguments(sys.argv[2:])}
         write(results, options.output)
+
+
+def shown_arguments(arguments: list[str]) -> list[str]:
+    """Without `--kinds` and `--output`: rows of one kind may be written one at a time, anywhere."""
+    shown, is_kept = [], True
+    for argument in arguments:
+        is_kept = argument not in ("--kinds", "--output") if argument.startswith("--") else is_kept
+        shown += [argument] if is_kept else []
+    return shown
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 A small model from scratch (vocabulary 1,024, hidden size 96, 3 layers). Every objective gets its
 best learning rate. Reported on held-out text: top-1 accuracy (of `standard` mode for the causal
 objectives), its ratio to softmax training, the median of sum_k P_k, and the negative
-log-likelihood of P over its sum beside that of the softmax model.
+log-likelihood of P over its sum beside that of the softmax model. Finished runs are kept beside the
+page until all are there: the same command continues after an interruption.
 
 DATA is text: one JSON object per line (all its strings are used) or plain lines, e.g. GSM8K.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -110,15 +112,38 @@ def evaluate(model: CausalQwenForCausalLM, rows: torch.Tensor) -> dict[str, floa
     }
 
 
-def run(job: tuple[str, float, int, int, Any]) -> Row:
+Job = tuple[str, float, int, int]  # objective, rate, seed, steps
+
+
+def run(job: Job, rows: torch.Tensor, held_out: torch.Tensor) -> Row:
     """One objective at one rate with one seed."""
-    name, rate, seed, steps, (rows, held_out) = job
+    name, rate, seed, steps = job
     torch.set_num_threads(1)
     start = time.perf_counter()
     scores = evaluate(train(OBJECTIVES[name], rows, seed, rate, steps), held_out)
-    result = {"objective": name, "rate": rate, "seed": seed, **scores}
+    result = {"objective": name, "rate": rate, "seed": seed, "steps": steps, **scores}
     log({**result, "seconds": round(time.perf_counter() - start)})
     return result
+
+
+def run_all(
+    jobs: list[Job], data: tuple[torch.Tensor, torch.Tensor], processes: int, kept: Path
+) -> list[Row]:
+    """The results of all jobs in their order; those in `kept` are not run again."""
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.is_file() else []
+    rows = {_job(row): row for row in map(json.loads, lines)}
+    missing = [job for job in jobs if job not in rows]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    run_one = partial(run, rows=data[0], held_out=data[1])
+    with get_context("spawn").Pool(processes) as pool, kept.open("a", encoding="utf-8") as file:
+        for row in pool.imap_unordered(run_one, missing):
+            rows[_job(row)] = row
+            print(json.dumps(row), file=file, flush=True)
+    return [rows[job] for job in jobs]
+
+
+def _job(row: Row) -> Job:
+    return row["objective"], row["rate"], row["seed"], row["steps"]
 
 
 def at_best_rate(results: list[Row], objective: str) -> dict[str, np.ndarray]:
@@ -138,13 +163,16 @@ def page(results: list[Row], steps: int, data: str) -> list[str]:
     rows = {}
     for name in dict.fromkeys(row["objective"] for row in results):
         mine = at_best_rate(results, name)
-        ratio = mine["top_1"] / softmax["top_1"]
+        is_paired = np.isin(softmax["seed"], mine["seed"])
+        ratio = mine["top_1"] / softmax["top_1"][is_paired]
         rows[name] = {key: values.mean() for key, values in mine.items() if key != "objective"} | {
             "rate": mine["rate"][0],
             "ratio": [ratio.mean(), ratio.min(), ratio.max()],
-            "nll_ratio": (mine["ovr_nll"] / softmax["softmax_nll"]).mean(),
+            "nll_ratio": (mine["ovr_nll"] / softmax["softmax_nll"][is_paired]).mean(),
+            "seeds": len(mine["seed"]),
         }
-    columns = {"objective": "{name}", "rate": "{rate}", "accuracy": "{top_1:.3f}"}
+    columns = {"objective": "{name}", "rate": "{rate}", "seeds": "{seeds}"}
+    columns |= {"accuracy": "{top_1:.3f}"}
     columns |= {"ratio to softmax": span("ratio", 3), "sum P": "{sum_p:.2f}"}
     columns |= {"one-vs-rest NLL": "{ovr_nll:.2f}", "its ratio": "{nll_ratio:.3f}"}
     rates = ", ".join(dict.fromkeys(str(row["rate"]) for row in results))
@@ -152,8 +180,8 @@ def page(results: list[Row], steps: int, data: str) -> list[str]:
         "# Does it learn?",
         "",
         f"`python benchmarks/learning.py --data {data}`: {steps} steps of {BATCH} x {LENGTH} "
-        f"tokens from scratch, {len(softmax['seed'])} seeds, each objective at the best of the "
-        f"learning rates {rates}. Accuracy is top-1 on held-out text, "
+        f"tokens from scratch, each objective at the best of the learning rates {rates}. "
+        "Accuracy is top-1 on held-out text, "
         "of `standard` mode except for softmax; the ratio is paired by seed (lowest to highest). "
         "NLL is that of P over its sum, and of softmax(loc_S).",
         "",
@@ -171,15 +199,16 @@ def main() -> None:
     options = parse(parser, seeds=1, steps=2, rates=[3e-3])
     data = tokenize(read_texts(options.data))
     jobs = [
-        (name, rate, seed, options.steps, data)
+        (name, rate, seed, options.steps)
         for seed in range(options.seeds)
         for rate in options.rates
         for name in OBJECTIVES
     ]
-    with get_context("spawn").Pool(options.jobs) as pool:
-        results = pool.map(run, jobs, chunksize=1)
+    unfinished = options.output.with_suffix(".unfinished.jsonl")
+    results = run_all(jobs, data, options.jobs, unfinished)
     lines = page(results, options.steps, "/".join(options.data.parts[-2:]))
     save(lines, results, options.output)
+    unfinished.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

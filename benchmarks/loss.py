@@ -1,16 +1,18 @@
 """The head and its loss: time and memory, beside softmax cross-entropy and the naive one-vs-rest.
 
-    python benchmarks/loss.py [--rounds 5] [--step] [--quick] [--output docs/results/loss.md]
+    python benchmarks/loss.py [--rounds 5] [--step] [--growth] [--quick] [--output PAGE]
 
 Forward and backward through the head only, at the Qwen2.5-0.5B shape (V = 151,936, H = 896; 1,024
 tokens). Peers take turns in one process for the times, which are paired ratios; the peak memory of
 every peer, above inputs, weights and their gradients, is measured in a process of its own. `--step`
-adds a whole training step of a random 0.5B model.
+adds a whole training step of a random 0.5B model, `--growth` a quarter of the tokens and
+a quarter of the vocabulary. Our peers have the bar of the context, as conversion gives it. On
+processors that emulate bfloat16 only float32 is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -35,14 +37,18 @@ from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.loss import causal_loss
+from causal_qwen.modeling.one_vs_rest import has_bfloat16
 from causal_qwen.modeling.thresholds import Decision
 
 Shape = tuple[int, int, int]  # V, H, tokens
 FULL: Shape = QWEN_0_5B["vocab_size"], QWEN_0_5B["hidden_size"], 1024
 QUICK: Shape = 512, 32, 64
 BASE, NAIVE = "cross-entropy", "naive one-vs-rest"
-PEERS = (BASE, NAIVE, "ours", "ours, fast", "ours + cross-entropy")
+PEERS = (BASE, NAIVE, "ours", "ours, fast", "ours + cross-entropy", "ours, no bar")
+SHORT = (BASE, "ours", "ours, fast")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PARTS = (*DTYPES, "step", "growth")
+EMULATED = " This processor emulates bfloat16: only float32 is measured, and `fast` is exact."
 
 
 class HeadAndLoss:
@@ -52,7 +58,7 @@ class HeadAndLoss:
         torch.manual_seed(0)
         self.vocabulary, size, tokens = shape
         self.config = CausalQwen2Config(
-            vocab_size=self.vocabulary, hidden_size=size, ovr_threshold_init=8.0
+            vocab_size=self.vocabulary, hidden_size=size, threshold_context="competition"
         )
         self.head = ActionHead(size, self.vocabulary, bias=False).to(dtype)
         self.action, self.decision = ActionNetwork(self.config), Decision(self.config)
@@ -62,7 +68,6 @@ class HeadAndLoss:
             self.action.decision_noise.uniform_(0, 2)
             self.action.value.weight.normal_()
             self.action.value.bias.zero_()
-            self.decision.threshold.fill_(8.0)
         self.loc = torch.randn(tokens, size).to(dtype).requires_grad_()
         self.scale = torch.full((tokens, size), self.config.initial_gamma).requires_grad_()
         self.labels = torch.randint(self.vocabulary, (tokens,))
@@ -78,6 +83,10 @@ class HeadAndLoss:
         self.run(peer)
 
     def run(self, peer: str) -> None:
+        has_bar = peer != NAIVE and "no bar" not in peer
+        self.config.threshold_context = "competition" if has_bar else "none"
+        with torch.no_grad():  # above all scores, as nearly all are after conversion
+            self.decision.threshold.fill_(-2.0 if has_bar else 8.0)
         if peer == BASE:
             F.cross_entropy(self.head(self.loc).float(), self.labels).backward()
             return
@@ -115,7 +124,7 @@ def training_step(shape: Shape) -> Callable[[str], None]:
     from causal_qwen.model import CausalQwenForCausalLM
 
     torch.manual_seed(0)
-    fields = {**QWEN_0_5B, "vocab_size": shape[0]}
+    fields = {**QWEN_0_5B, "vocab_size": shape[0], "threshold_context": "competition"}
     if shape == QUICK:
         fields |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
         fields |= {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -135,7 +144,7 @@ def training_step(shape: Shape) -> Callable[[str], None]:
 
 
 def measure(
-    what: str, run: Callable[[str], None], peers: tuple[str, ...], rounds: int, memory: Row
+    what: str, run: Callable[[str], None], peers: Sequence[str], rounds: int, memory: Row
 ) -> list[Row]:
     """One row per peer; the naive peer takes a minute, so it runs once."""
     times = time_peers({peer: partial(run, peer) for peer in peers}, rounds, once=(NAIVE,))
@@ -150,6 +159,19 @@ def measure(
     return rows
 
 
+def measure_head(
+    what: str, shape: Shape, dtype: str, peers: Sequence[str], rounds: int
+) -> list[Row]:
+    memory = {peer: call_in_new_process(peak_memory, peer, shape, dtype) for peer in peers}
+    return measure(what, HeadAndLoss(shape, DTYPES[dtype]).step, peers, rounds, memory)
+
+
+def growth(shape: Shape) -> list[Shape]:
+    """A quarter of the tokens, and a quarter of the vocabulary."""
+    vocabulary, size, tokens = shape
+    return [(vocabulary, size, tokens // 4), (vocabulary // 4, size, tokens)]
+
+
 def page(rows: list[Row], rounds: int, shape: Shape) -> list[str]:
     columns = {"what": "{what}", "peer": "{peer}", "seconds": "{seconds:.2f}"}
     columns |= {"ratio": "{ratio:.2f}", "95% interval": "{low:.2f} to {high:.2f}"}
@@ -161,7 +183,7 @@ def page(rows: list[Row], rounds: int, shape: Shape) -> list[str]:
         f"tokens, forward and backward, {rounds} rounds, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}. Ratios to softmax cross-entropy on full logits, median of paired "
         "rounds with a 95% bootstrap interval; memory is the peak above inputs, weights and "
-        "gradients.",
+        f"gradients.{'' if has_bfloat16(torch.device('cpu')) else EMULATED}",
         "",
         *table(columns, rows),
     ]
@@ -170,20 +192,27 @@ def page(rows: list[Row], rounds: int, shape: Shape) -> list[str]:
 def main() -> None:
     parser = make_parser(__doc__, "loss", "a tiny shape, one round", rounds=5)
     parser.add_argument("--step", action="store_true", help="measure a whole training step, too")
+    parser.add_argument("--growth", action="store_true", help="measure other shapes, too")
     parser.add_argument(
-        "--only", choices=[*DTYPES, "step"], nargs="+", help="renew these rows, keep the others"
+        "--only", choices=PARTS, nargs="+", help="renew these rows, keep the others"
     )
+    parser.add_argument("--peers", choices=PEERS, nargs="+", default=PEERS, help="of the head")
     options = parse(parser, rounds=1)
     shape = QUICK if options.quick else FULL
+    asked = {*DTYPES, *(part for part in PARTS if getattr(options, part, False))}
+    if not has_bfloat16(torch.device("cpu")):
+        asked -= {"bfloat16"}
     rows: list[Row] = []
-    for part in options.only or [*DTYPES, *(["step"] if options.step else [])]:
+    for part in options.only or [part for part in PARTS if part in asked]:
         if part == "step":
-            peers, what = (BASE, "ours", "ours, fast"), "0.5B training step, float32"
-            rows += measure(what, training_step(shape), peers, min(options.rounds, 3), {})
+            what, step = "0.5B training step, float32", training_step(shape)
+            rows += measure(what, step, SHORT, min(options.rounds, 3), {})
+        elif part == "growth":
+            for other in growth(shape):
+                what = f"head, float32, V = {other[0]:,}, {other[2]:,} tokens"
+                rows += measure_head(what, other, "float32", SHORT, min(options.rounds, 2))
         else:
-            memory = {peer: call_in_new_process(peak_memory, peer, shape, part) for peer in PEERS}
-            step = HeadAndLoss(shape, DTYPES[part]).step
-            rows += measure(f"head, {part}", step, PEERS, options.rounds, memory)
+            rows += measure_head(f"head, {part}", shape, part, options.peers, options.rounds)
     if options.only:
         rows = renew(rows, options.output, "what", "peer")
     save(page(rows, options.rounds, shape), rows, options.output)

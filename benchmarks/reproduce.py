@@ -180,7 +180,7 @@ def individual_texts(subject: Subject, size: Size) -> Figures:
         figures[f"{name}: speaker recognised (chance {1 / size.speakers:.0%})"] = (
             f"{found['words'][0]:.0%}"
         )
-    edited = individuals.stability(texts, options, ("individuals, pearl", "Gumbel, T = 1"))
+    edited = individuals.stability(texts, options, ("individuals", "Gumbel, T = 1"))
     closed = individuals.analytic(texts, options)
     for kind, k in edited["kinds"].items():
         changed = "{violations} of {changed}".format_map(k["stability"])

@@ -1,4 +1,4 @@
-"""Draw the pictures of the pages from the package's own formulas: docs/assets/*.svg.
+"""Draw the pictures of the pages from the package's own formulas and results: docs/assets/*.svg.
 
     python scripts/pictures.py
 
@@ -8,6 +8,7 @@ reader's light or dark mode.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, symlog
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
+CALIBRATION = ASSETS.parent / "results" / "calibration.json"
 INK = "#010203"  # placeholder, replaced by the ink of the reader's mode
 BLUE, ORANGE, GREEN, GREY = "#3b7dd8", "#e0702a", "#2e9e5b", "#8a919c"
 STYLE = """<style>
@@ -275,6 +277,26 @@ def exceedance(figure: Any) -> None:
     right.legend()
 
 
+def reliability(figure: Any) -> None:
+    """P of a fresh conversion and how often the token came, as benchmarks/calibration.py found."""
+    axis = figure.subplots()
+    rows = json.loads(CALIBRATION.read_text(encoding="utf-8"))
+    for context, label, colour in (
+        ("none", "fixed threshold", GREY),
+        ("competition", "over the bar", BLUE),
+    ):
+        counts = [row["counts"] for row in rows if row["context"] == context]
+        pairs, total, came = np.sum(counts, axis=0)
+        seen = came > 0
+        axis.loglog(
+            total[seen] / pairs[seen], came[seen] / pairs[seen], "o-", color=colour, label=label
+        )
+    axis.plot([1e-6, 1], [1e-6, 1], color=INK, linestyle="--", linewidth=1)
+    axis.annotate("P is the frequency", (2e-4, 6e-5))
+    axis.set(xlabel="P_k, mean of a range", ylabel="the token came")
+    axis.legend()
+
+
 def bounds(figure: Any) -> None:
     """Bounds of (loc - C) / scale of every token, and the tokens that can still win."""
     axis, count = figure.subplots(), 40
@@ -429,6 +451,7 @@ PLOTS: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
     "action": (action, (7.6, 2.8)),
     "decisions": (decisions, (7.6, 3.6)),
     "exceedance": (exceedance, (7.6, 3.0)),
+    "reliability": (reliability, (6.4, 3.4)),
     "bounds": (bounds, (6.4, 2.8)),
     "truncation": (truncation, (6.4, 3.0)),
     "values": (values, (7.6, 3.0)),

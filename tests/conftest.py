@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from _fuzz import IS_ON, summary
+from _tiny import TINY
 from hypothesis import settings
 
 # One fixed set of examples by default; HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -27,22 +28,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if IS_ON:
         terminalreporter.write_sep("=", "fuzz")
         terminalreporter.write("\n".join([*summary(terminalreporter.stats), ""]))
-
-
-TINY: dict[str, Any] = {
-    "vocab_size": 97,  # V
-    "hidden_size": 32,  # H, and C where the head is tied
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,  # wide enough for the choices to depend on the context
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 
 
 @pytest.fixture(scope="session")

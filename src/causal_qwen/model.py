@@ -449,13 +449,17 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         s, y = self.action(u, self.lm_head)
         return s, y
 
-    def score_moved(self, u: Cauchy, noise: UNoise) -> tuple[Tensor, Tensor, Tensor]:
+    def score_moved(
+        self, u: Cauchy, noise: UNoise, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """loc_S, and what the noise adds to S and Y at the last position.
 
-        -> (B, T, V), (B, 1, V), (B, 1)
+        -> (B, T, V), (B, 1, V), (B, 1); with `rows`, the noise is theirs alone, and B there is
+        their number.
         """
         last = Cauchy(u.loc[:, -1], u.scale[:, -1])
-        displacement, cap = self.action.displacement(last, noise), self.config.logit_softcap
+        moving = last if rows is None else Cauchy(last.loc[rows], last.scale[rows])
+        displacement, cap = self.action.displacement(moving, noise), self.config.logit_softcap
         loc_scores, shift = score_pair(last.loc, displacement, self.lm_head, cap)
         loc_scores = loc_scores.unsqueeze(1)
         if u.loc.shape[1] > 1:

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from _tiny import NUM, make_causal
 from transformers import AutoModelForSequenceClassification
 
-from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM
-from causal_qwen.backbones import classes_of
-from causal_qwen.conversion import placement
+from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.decoding.noise import UNoise
 from causal_qwen.families import BY_BASE
-from causal_qwen.modeling.action import dense
+from causal_qwen.modeling.action import dense, is_quantized
 
-V, NUM = 97, 96
 MODES = ("standard", "sampling", "causal", "compatible")
-SHAPE: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.4,
-    "tie_word_embeddings": False,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": 0,
-}
 IDS = torch.randint(NUM, (2, 9), generator=torch.Generator().manual_seed(0))
-
-
-def make(base: str = "qwen2", **fields: Any) -> Any:
-    config, _, kind = classes_of(BY_BASE[base])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
-        return kind(config(**SHAPE | fields)).eval()
 
 
 def shaken(adapted: Any) -> Any:
@@ -59,7 +36,7 @@ def shaken(adapted: Any) -> Any:
 def test_lora_on_the_head_is_the_merged_head(base: str) -> None:
     """Scores, scales, P, the number and the loss: |W + B A| x, not |W| x + B A x."""
     peft = pytest.importorskip("peft")
-    model = make(base, head_dim=8) if base != "qwen2" else make()
+    model = make_causal(base)
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head", "action.value"])
     adapted = shaken(peft.get_peft_model(model, config)).eval()
     found = adapted(IDS, labels=IDS)
@@ -93,7 +70,7 @@ def test_lora_has_the_bases_default_targets(base: str) -> None:
     peft = pytest.importorskip("peft")
     table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     assert table[f"causal_{base}"] == table[base]
-    adapted = peft.get_peft_model(make(base, head_dim=8), peft.LoraConfig(r=2))
+    adapted = peft.get_peft_model(make_causal(base), peft.LoraConfig(r=2))
     assert {*adapted.peft_config["default"].target_modules} == {*table[base]}
 
 
@@ -103,7 +80,7 @@ def test_lora_has_the_bases_default_targets(base: str) -> None:
 def test_prompt_tuning_trains_and_generates_in_every_mode(number: int | None) -> None:
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    adapted = peft.get_peft_model(make(num_token_id=number), config)
+    adapted = peft.get_peft_model(make_causal(num_token_id=number), config)
     adapted(input_ids=IDS, labels=IDS).loss.backward()
     assert adapted.prompt_encoder.default.embedding.weight.grad.any()
     for mode in ("standard", "sampling", "causal", "compatible"):
@@ -116,7 +93,7 @@ def test_prompt_tuning_trains_and_generates_in_every_mode(number: int | None) ->
 @pytest.mark.ecosystem("AutoModelForSequenceClassification", "works")
 @pytest.mark.parametrize("base", ["qwen2", "qwen3", "granite"])
 def test_sequence_classification_reads_the_backbone(base: str, tmp_path: Path) -> None:
-    model = make(base, num_token_id=NUM)
+    model = make_causal(base, num_token_id=NUM)
     with quiet():
         model.save_pretrained(tmp_path)
         classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
@@ -134,7 +111,7 @@ def test_sequence_classification_reads_the_backbone(base: str, tmp_path: Path) -
 @pytest.mark.ecosystem("a generation_config with causal_mode and temperature", "works")
 @pytest.mark.parametrize("mode", ["causal", "sampling"])
 def test_a_temperature_of_a_noisy_mode_is_saved(mode: str, tmp_path: Path) -> None:
-    model = make()
+    model = make_causal()
     model.generation_config.causal_mode = mode
     model.generation_config.temperature = 0.7
     with quiet():
@@ -171,7 +148,7 @@ class Quantised(torch.Tensor):
 )
 @torch.no_grad()
 def test_a_weight_without_absolute_values_chooses_and_scores() -> None:
-    model = make()
+    model = make_causal()
     expected = model(IDS)
     spoken = [model.generate(IDS, max_new_tokens=3, causal_mode=mode) for mode in MODES[:1]]
     weight = model.lm_head.weight.data.as_subclass(Quantised)
@@ -184,65 +161,96 @@ def test_a_weight_without_absolute_values_chooses_and_scores() -> None:
     assert torch.equal(again[0], spoken[0])
 
 
+@pytest.mark.ecosystem("torchao's int8 weights, in place (where it is installed)", "works")
+@pytest.mark.filterwarnings("ignore")  # of torchao
+@pytest.mark.parametrize("is_loaded", [False, True])
 @torch.no_grad()
-def test_int8_weights_of_torchao_choose_and_score() -> None:
+def test_int8_weights_of_torchao_choose_and_score(is_loaded: bool, tmp_path: Path) -> None:
     quantization = pytest.importorskip("torchao.quantization")
-    model = CausalQwenForCausalLM(CausalQwen2Config(**SHAPE)).eval()
-    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    model, config = make_causal(), quantization.Int8WeightOnlyConfig()
+    if is_loaded:
+        with quiet():
+            model.save_pretrained(tmp_path)
+            model = CausalQwenForCausalLM.from_pretrained(
+                tmp_path, quantization_config=transformers.TorchAoConfig(config)
+            )
+    else:
+        quantization.quantize_(model, config)
+    assert "Int8" in type(model.model.layers[0].self_attn.q_proj.weight).__name__
     output = model(IDS)
     weight = dense(model.lm_head.weight)
-    assert type(weight) is torch.Tensor
+    assert not is_quantized(weight)
     scale = model.action.widen(output.u_dist).scale @ weight.abs().T
     assert output.scale_S == pytest.approx(scale.numpy(), rel=1e-3, abs=1e-6)
     for mode in ("standard", "sampling", "causal", "compatible"):
         assert model.generate(IDS, max_new_tokens=3, causal_mode=mode).shape == (2, 12)
-    standard = model.generate(IDS, max_new_tokens=1, causal_mode="standard")[:, -1]
+    read = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 1}
+    standard = model.generate(IDS, causal_mode="standard", **read)[:, -1]
     assert torch.equal(standard, model.decision(output.s_dist).argmax(-1)[:, -1])
 
 
-# ---------------------------------------------------------------- devices
+@pytest.mark.ecosystem("bitsandbytes in 8 and 4 bits (where it is installed)", "works")
+@pytest.mark.filterwarnings("ignore")  # of bitsandbytes
+@pytest.mark.parametrize("bits", [8, 4])
+@torch.no_grad()
+def test_weights_of_bitsandbytes_choose_and_are_saved(bits: int, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    plain = make_causal()
+    config = transformers.BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    with quiet():
+        plain.save_pretrained(tmp_path / "plain")
+        model = CausalQwenForCausalLM.from_pretrained(
+            tmp_path / "plain", quantization_config=config
+        )
+    assert type(model.model.layers[0].self_attn.q_proj).__name__.startswith(f"Linear{bits}bit")
+    assert torch.equal(model.lm_head.weight, plain.lm_head.weight)  # heads stay as they are
+    output = model(IDS)
+    assert output.logits.isfinite().all()
+    read = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 1}
+    standard = model.generate(IDS, causal_mode="standard", **read)[:, -1]
+    assert torch.equal(standard, model.decision(output.s_dist).argmax(-1)[:, -1])
+    for mode in MODES[1:]:
+        assert model.generate(IDS, max_new_tokens=3, causal_mode=mode).shape == (2, 12)
+    with quiet():
+        model.save_pretrained(tmp_path / "saved")
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(again(IDS).logits, output.logits)
 
 
-@pytest.mark.ecosystem(
-    "forward, loss and noise on one device: nothing of the CPU meets it", "works"
-)
-@pytest.mark.parametrize("base", ["qwen2", "granite", "gemma2"])
-def test_forward_and_loss_create_no_tensor_on_another_device(base: str, monkeypatch: Any) -> None:
-    """On the meta device, which refuses tensors of the CPU; checks of values are left out there."""
-    model = make(base, num_token_id=NUM, head_dim=8) if base != "qwen2" else make(num_token_id=NUM)
-    model.to("meta")
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(torch, "autocast", lambda **_: contextlib.nullcontext())  # not for meta
-    ids = IDS.to("meta")
-    values = torch.zeros(ids.shape, device="meta")
-    noise = UNoise(torch.zeros(2, 32, device="meta"), "scale")
-    outputs = model(ids, numeric_values=values, u_noise=noise), model(ids, labels=ids)
-    outputs[1].loss.backward()
-    both = [pair for output in outputs for pair in output.items()]
-    found = {name: one for name, one in both if isinstance(one, torch.Tensor)}
-    assert {"loss", "logits", "scale_S", "loc_Y", "shift_S", "shift_Y"} <= {*found}
-    assert {one.device.type for one in found.values()} == {"meta"}
+@pytest.mark.ecosystem("loc_S and U as ONNX, by torch.onnx.export (where it is installed)", "works")
+@pytest.mark.filterwarnings("ignore")  # of torch.onnx
+@torch.no_grad()
+def test_scores_and_individuals_leave_as_onnx(tmp_path: Path) -> None:
+    """The lines of docs/ecosystem.md."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
 
+    class Scores(torch.nn.Module):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
 
-def test_devices_and_dtypes_are_resolved_or_refused_in_one_sentence(monkeypatch: Any) -> None:
-    monkeypatch.setattr(placement, "_has_accelerator", lambda: False)
-    assert placement.resolve_device("auto") == torch.device("cpu")
-    with pytest.raises(ValueError, match=r"device='cuda:1': torch sees no accelerator here; use"):
-        placement.resolve_device("cuda:1")
-    with pytest.raises(ValueError, match=r"device='gpu' is unknown; use auto, cpu, cuda"):
-        placement.resolve_device("gpu")
-    monkeypatch.setattr(placement, "_has_accelerator", lambda: True)
-    accelerator = torch.accelerator
-    monkeypatch.setattr(accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(accelerator, "device_count", lambda: 2)
-    assert placement.resolve_device("auto") == torch.device("cuda")
-    assert placement.resolve_device("cuda:1") == torch.device("cuda:1")
-    assert placement.resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="there are 2 of them, counted from 0"):
-        placement.resolve_device("cuda:2")
-    with pytest.raises(ValueError, match="'mps': torch sees cuda only"):
-        placement.resolve_device("mps")
-    assert placement.resolve_dtype("bfloat16") == torch.bfloat16
-    assert placement.resolve_dtype() == "auto"
-    with pytest.raises(ValueError, match="dtype='half' is unknown"):
-        placement.resolve_dtype("half")
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+            output = self.model(
+                input_ids, attention_mask=attention_mask, use_cache=False, output_scale_S=False
+            )
+            return output.logits, output.loc_U, output.scale_U
+
+    model, axes = make_causal(), {0: "batch", 1: "tokens"}
+    names = {"input_names": ["input_ids", "attention_mask"]}
+    names |= {"output_names": ["loc_S", "loc_U", "scale_U"]}
+    program = torch.onnx.export(
+        Scores(model).eval(),
+        (IDS, torch.ones_like(IDS)),
+        dynamo=True,
+        dynamic_shapes=(axes, axes),
+        **names,  # type: ignore[arg-type]
+    )
+    program.save(str(tmp_path / "model.onnx"))
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    for ids in (IDS, IDS[:1, :5]):
+        inputs = {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()}
+        output = model(ids)
+        expected = (output.logits, output.loc_U, output.scale_U)
+        for found, own in zip(session.run(None, inputs), expected, strict=True):
+            assert found == pytest.approx(own.numpy(), abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -9,15 +10,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from causal_qwen.modeling.one_vs_rest import has_bfloat16
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DECODE_KEYS = {"model", "dtype", "scale_U", "mode", "rounds", "ms", "ratio", "low", "high"}
 ENGINE_KEYS = {"shape", "stored", "bandwidth_gb_s", "weights_gb", "decode", "prefill", "alone"}
-LEARNING_KEYS = {"objective", "rate", "seed", "accuracy", "softmax_accuracy", "sum_p", "ovr_nll"}
+LEARNING_KEYS = {"objective", "rate", "seed", "steps", "accuracy", "softmax_accuracy"}
+LEARNING_KEYS |= {"sum_p", "ovr_nll", "softmax_nll"}
 LOSS_KEYS = {"what", "peer", "seconds", "ratio", "low", "high", "megabytes", "memory_ratio"}
 INDIVIDUALS_KEYS = {
     "grid": {"speakers", "prompts", "tokens", "kinds", "sizes"},
@@ -127,6 +133,7 @@ def test_calibration_compares_p_with_softmax(
     assert "## Reliability: competition" in page
 
 
+@pytest.mark.slow  # a server and a second model in processes of their own
 def test_serving_compares_clients_with_generate(
     results: Callable[..., tuple[str, Any]], tiny_directory: Path
 ) -> None:
@@ -141,10 +148,37 @@ def test_engine_measures_speed_memory_and_context(
     results: Callable[..., tuple[str, Any]], tiny_directory: Path
 ) -> None:
     page, rows = results("engine", "--model", str(tiny_directory))
-    assert rows[0].keys() == ENGINE_KEYS | {"context_ms"}
+    assert rows[0].keys() == ENGINE_KEYS | {"context_ms", "batch"}
     assert rows[0]["alone"].keys() == {"NumPy float32", "torch float32"}
     assert rows[0]["alone"]["NumPy float32"].keys() == {"load_s", "first_s", "peak_rss_gb"}
     assert "| bar | figure | asked | met |" in page
+
+
+def test_a_ratio_below_its_interval_on_the_page_is_a_regression(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from engine import regressions, remember
+
+    def row(decode: list[float], prefill: list[float]) -> dict[str, Any]:
+        return {
+            "shape": "135M",
+            "stored": "float32",
+            "bandwidth_gb_s": 30.0,
+            "decode": {"NumPy float32": {"times_torch": decode}},
+            "prefill": {"NumPy float32": {"time_of_torch": prefill}},
+        }
+
+    page = tmp_path / "engine.md"
+    page.with_suffix(".json").write_text(json.dumps([row([2.0, 1.8, 2.2], [1.0, 0.9, 1.1])]))
+    assert regressions([row([1.8, 1.7, 1.9], [1.1, 1.0, 1.2])], page) == []
+    [slower] = regressions([row([1.6, 1.5, 1.79], [0.5, 0.4, 0.6])], page)
+    assert "135M NumPy float32, decode: 1.60 (1.50 to 1.79)" in slower
+    [slower] = regressions([row([3.0, 2.9, 3.1], [1.3, 1.2, 1.4])], page)  # time: more is worse
+    assert "prefill: 0.77" in slower
+    remember([row([2.0, 1.8, 2.2], [1.0, 0.9, 1.1])], page)
+    line = json.loads(page.with_suffix(".history.jsonl").read_text(encoding="utf-8"))
+    assert line["ratios"]["NumPy float32, decode"] == [2.0, 1.8, 2.2]
 
 
 def test_a_loop_is_a_phrase_that_is_said_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,18 +231,39 @@ def test_learning_trains_every_objective(
     line = json.dumps({"question": "How many pencils are in four boxes?", "answer": "12 * 4 = 48"})
     data.write_text(f"{line}\n" * 200, encoding="utf-8")
     _, rows = results("learning", "--data", str(data), "--jobs", "1")
-    assert all(row.keys() == LEARNING_KEYS | {"softmax_nll"} for row in rows)
+    assert all(row.keys() == LEARNING_KEYS for row in rows)
     assert len({row["objective"] for row in rows}) == 5
+
+
+def test_learning_does_not_run_finished_jobs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    learning = importlib.import_module("learning")
+    jobs = [("softmax", 0.003, seed, 400) for seed in range(3)]
+    names = ("objective", "rate", "seed", "steps")
+    kept = tmp_path / "pages" / "learning.unfinished.jsonl"
+    kept.parent.mkdir()
+    kept.write_text(json.dumps(dict(zip(names, jobs[1], strict=True)) | {"accuracy": 0.5}) + "\n")
+    pool = contextlib.nullcontext(SimpleNamespace(imap_unordered=map))
+    monkeypatch.setattr(learning, "get_context", lambda _: SimpleNamespace(Pool=lambda _: pool))
+    monkeypatch.setattr(
+        learning, "run", lambda job, **_: dict(zip(names, job, strict=True)) | {"accuracy": 0.1}
+    )
+    rows = learning.run_all(jobs, (None, None), 1, kept)
+    assert [row["accuracy"] for row in rows] == [0.1, 0.5, 0.1]
+    assert len(kept.read_text().splitlines()) == 3
 
 
 @pytest.mark.slow
 def test_loss_measures_time_and_memory_of_every_peer(
     results: Callable[..., tuple[str, Any]],
 ) -> None:
-    _, rows = results("loss", "--step")
+    _, rows = results("loss", "--step", "--growth")
     assert all(row.keys() == LOSS_KEYS for row in rows)
-    assert len(rows) == 5 + 5 + 3
-    assert all(row["megabytes"] is not None for row in rows[:10])
+    heads = 6 * (1 + has_bfloat16(torch.device("cpu")))
+    assert len(rows) == heads + 3 + 2 * 3
+    assert all(row["megabytes"] is not None for row in rows[:heads])
 
 
 # ---------------------------------------------------------------- numbers beside peers

@@ -40,7 +40,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual", "np-generate")
 WITHOUT_JSON = ("app", "serve")
-WITHOUT_MODEL = ("cache", "convert", "doctor", "export", "report")
+WITHOUT_MODEL = ("cache", "convert", "doctor", "export", "quantize", "report")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
 
@@ -124,7 +124,7 @@ def test_every_command_exists_and_demo_is_listed_first() -> None:
             "train",
         ),
         *("evaluate", "report", "verify", "np-generate", "app", "doctor", "cache"),
-        *("audit", "what-if", "serve"),
+        *("audit", "what-if", "serve", "quantize"),
     }
     assert next(iter(COMMANDS)) == "demo"
     done = here("--help")
@@ -330,8 +330,17 @@ def test_an_individual_implies_the_causal_mode(command: str, tiny_directory: Pat
     assert implied == json.loads(here(*words, "--mode", "causal").stdout)
 
 
-@pytest.mark.parametrize("command", ["generate", "np-generate"])
-@pytest.mark.parametrize("saved", [{}, {"temperature": 0.7, "min_density": 0.3}])
+@pytest.mark.parametrize(
+    ("command", "saved"),
+    [
+        ("generate", {"temperature": 0.7, "min_density": 0.3}),
+        ("np-generate", {}),
+        pytest.param("generate", {}, marks=pytest.mark.slow),
+        pytest.param(
+            *("np-generate", {"temperature": 0.7, "min_density": 0.3}), marks=pytest.mark.slow
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     "asked",
     [

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import _ecosystem
+import gguf
 import pytest
 import torch
 import transformers
+from _tiny import NUM, OWN, TINY, V, make_base
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -18,6 +20,7 @@ import causal_qwen
 from causal_qwen import CausalQwenForCausalLM, CausalQwenModel
 from causal_qwen.analysis.counterfactual import ChangedToken, counterfactual
 from causal_qwen.backbones import base_class, classes_of
+from causal_qwen.conversion.base_models import load_base
 from causal_qwen.conversion.calibration import BAR_SUM
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import convert
@@ -26,68 +29,14 @@ from causal_qwen.families import BY_BASE, FAMILIES, Family, family_of
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import over_bar
 
-V, NUM = 97, 96
-TINY: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-OWN: dict[str, dict[str, Any]] = {  # what a family has and the others have not
-    "qwen2": {},
-    "qwen3": {"head_dim": 10},
-    "qwen3_moe": {
-        "head_dim": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "output_router_logits": True,
-    },
-    "qwen3_5_text": {
-        "head_dim": 8,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "layer_types": ["linear_attention", "full_attention"],
-    },
-    "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 10},
-    "mistral": {"head_dim": 8, "sliding_window": 6, "tie_word_embeddings": False},
-    "smollm3": {"no_rope_layers": [1, 0]},
-    "gemma2": {"head_dim": 8, "final_logit_softcapping": 3.0},
-    "gemma3_text": {
-        "head_dim": 8,
-        "sliding_window": 8,
-        "final_logit_softcapping": 5.0,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "phi3": {"tie_word_embeddings": False},
-    "olmo2": {},
-    "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
-}
 NOISELESS = {"sampling": {"temperature": 0.0}, "causal": {"temperature": 0.0}}
 PROMPT = [5, 17, 3, 44, 8, 60, 2]
-
-
-def make_base(family: Family, dtype: torch.dtype = torch.float32) -> Any:
-    kind = base_class(family)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return kind(kind.config_class(**TINY | OWN[family.base])).to(dtype).eval()
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=[family.base for family in FAMILIES])
 def pair(request: Any) -> tuple[Any, Any]:
     """(a base model, the causal model made from it)"""
-    base = make_base(request.param)
+    base = make_base(request.param.base)
     with quiet():
         return base, classes_of(request.param)[2].from_qwen(base)
 
@@ -325,7 +274,7 @@ def test_counterfactual_replays_and_changes(model: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_promise_in_half_precision(family: Family, dtype: torch.dtype) -> None:
-    base = make_base(family, dtype)
+    base = make_base(family.base, dtype)
     with quiet():
         model = CausalQwenForCausalLM.from_qwen(base)
     ids = tokens(8, 60, V)
@@ -379,23 +328,84 @@ def test_a_subclass_of_one_family_refuses_another() -> None:
         pass
 
     with pytest.raises(ValueError, match="subclass CausalQwen3ForCausalLM"):
-        Mine.from_qwen(make_base(BY_BASE["qwen3"]))
+        Mine.from_qwen(make_base("qwen3"))
 
 
 def test_convert_writes_a_directory_of_the_family(tmp_path: Path) -> None:
     with quiet():
-        make_base(BY_BASE["granite"]).save_pretrained(tmp_path / "plain")
+        make_base("granite").save_pretrained(tmp_path / "plain")
     report = convert(tmp_path / "plain", tmp_path / "own")
     assert report.max_logit_difference == 0
     assert report.standard_agreement == 1
     assert AutoConfig.from_pretrained(tmp_path / "own").model_type == "causal_granite"
 
 
+def write_gemma(path: Path, base: Any, **metadata: float) -> None:
+    """A GGUF file as llama.cpp's converter writes it: norms plus one; one matrix as Q5_0."""
+    config, kind = base.config, gguf.GGMLQuantizationType
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_sliding_window(config.sliding_window)
+    for name, value in metadata.items():
+        writer.add_float32(name.replace("__", "."), value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA3, config.num_hidden_layers)
+    for name, tensor in base.state_dict().items():
+        if name != "lm_head.weight":
+            values = tensor.numpy() + ("norm" in name)
+            stored = kind.Q5_0 if "up_proj" in name else kind.F32
+            own = names.get_name(name, try_suffixes=(".weight",))
+            writer.add_tensor(own, gguf.quants.quantize(values, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.ecosystem("convert a GGUF file of Gemma 3, Q5_0 included", "works")
+@torch.no_grad()
+def test_a_gguf_file_of_gemma_is_converted(tmp_path: Path) -> None:
+    config = transformers.Gemma3TextConfig(**TINY, head_dim=8, sliding_window=8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        base = transformers.Gemma3ForCausalLM(config).eval()
+    write_gemma(file := tmp_path / "gemma.gguf", base)
+    loaded = load_base(file)
+    up = "model.layers.0.mlp.up_proj.weight"
+    error = (loaded.state_dict()[up] - base.state_dict()[up]).abs().max()
+    assert 0 < error < 0.1
+    for name, tensor in base.state_dict().items():
+        if "up_proj" not in name:
+            assert loaded.state_dict()[name] == pytest.approx(tensor.numpy(), abs=1e-6), name
+    report = convert(file, tmp_path / "own")
+    assert (report.max_logit_difference, report.standard_agreement) == (0, 1)
+    assert AutoConfig.from_pretrained(tmp_path / "own").model_type == "causal_gemma3_text"
+
+
+def test_a_gguf_file_of_gemma_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    base = make_base("gemma3_text")
+    write_gemma(tmp_path / "scaled.gguf", base, gemma3__rope__scaling__factor=8.0)
+    with pytest.raises(ValueError, match=r"scaled.gguf scales its rotation.*safetensors"):
+        load_base(tmp_path / "scaled.gguf")
+    write_gemma(file := tmp_path / "cut.gguf", base)
+    file.write_bytes(file.read_bytes()[:-2000])
+    with pytest.raises(ValueError, match=r"cut.gguf.*download it again"):
+        load_base(file)
+
+
 @pytest.mark.ecosystem("Qwen3 in the NumPy engine", "works")
 @pytest.mark.parametrize("is_causal", [False, True])
 @torch.no_grad()
 def test_numpy_engine_runs_qwen3(is_causal: bool, tmp_path: Path) -> None:
-    base = make_base(BY_BASE["qwen3"])
+    base = make_base("qwen3")
     with quiet():
         model = CausalQwenForCausalLM.from_qwen(base) if is_causal else base
         model.save_pretrained(tmp_path)

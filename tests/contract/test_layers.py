@@ -35,6 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "training": _GROUND | _MODEL | {"conversion"},
     "regression": _GROUND | _MODEL | {"conversion", "training"},
     "serving": _LIBRARY,
+    "vllm": _TORCH_FREE | {"families", "modeling", "generation", "serving"},
     "cli": _LIBRARY | {"serving", "playground"},
     "playground": _LIBRARY | {"serving"},
     "__main__": {"cli"},

@@ -393,6 +393,29 @@ def test_a_number_of_the_config_that_is_not_positive_and_finite_is_refused(
     refused(kind, name, places[kind], rf"config\.json\b.* {field}={shown}.* above 0")
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(("kind", "name"), [("causal", "open_model"), ("causal", "Engine")])
+def test_an_id_that_is_no_token_is_refused(
+    kind: str, name: str, file: str, places: dict[str, Path]
+) -> None:
+    for field, value in (
+        ("pad_token_id", float("nan")),
+        ("pad_token_id", True),
+        ("eos_token_id", [1, "x"]),
+        ("bos_token_id", 2.5),
+        ("eos_token_id", 10**30),
+    ):
+        configure(places[kind], file, **{field: value})
+        refused(kind, name, places[kind], rf"{re.escape(file)}\b.* {field}=.* id of a token")
+        configure(places[kind], file, **{field: None})
+
+
+def test_a_padding_that_is_no_token_pads_with_the_first_one(places: dict[str, Path]) -> None:
+    configure(places["causal"], pad_token_id=-1, eos_token_id=None)
+    configure(places["causal"], "generation_config.json", pad_token_id=-1, eos_token_id=None)
+    assert Engine.from_pretrained(places["causal"])._limits({}).pad == 0
+
+
 def test_a_file_that_the_manifest_lists_is_missed(places: dict[str, Path]) -> None:
     write_manifest(places["causal"])
     (places["causal"] / "generation_config.json").unlink()
@@ -429,6 +452,18 @@ def test_base_with_a_damaged_tokenizer_is_not_converted_without_one(
     (places["plain"] / "tokenizer.json").write_text("{", encoding="utf-8")
     refused("plain", "convert", places["plain"], r"tokenizer\.json")
     refused("plain", "from_pretrained", places["plain"], r"tokenizer\.json")
+
+
+@pytest.mark.parametrize("vocabulary", [None, {}, {"x": 0}])
+def test_a_tokenizer_without_a_vocabulary_is_refused(
+    vocabulary: Any, places: dict[str, Path]
+) -> None:
+    file = places["plain"] / "tokenizer.json"
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    fields["model"]["vocab"], fields["model"]["merges"] = vocabulary, []
+    file.write_text(json.dumps(fields), encoding="utf-8")
+    for how in ("convert", "from_pretrained"):
+        refused("plain", how, places["plain"], r"tokenizer\.json makes no token")
 
 
 # ---------------------------------------------------------------- GGUF

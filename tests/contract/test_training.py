@@ -234,6 +234,14 @@ def test_non_finite_loss_stops_the_run(directory: Path, tmp_path: Path) -> None:
         trainer.train()
 
 
+def test_recording_a_step_does_not_wait_for_the_device(directory: Path, tmp_path: Path) -> None:
+    """A tensor on the meta device has no number to read: float, bool and item raise."""
+    trainer, unread = trainer_of(directory, tmp_path), torch.empty((), device="meta")
+    names = ("classification_loss", "regression_loss", "compatibility_loss")
+    trainer._record(unread, dict.fromkeys(names, unread))
+    assert not trainer.args.logging_nan_inf_filter
+
+
 class Poison(TrainerCallback):
     """Makes one weight NaN, at the beginning of a step or at its end."""
 
@@ -481,7 +489,7 @@ def test_two_runs_in_one_directory_are_refused(directory: Path, data: Path, tmp_
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "data": ({"data": "other.jsonl"}, r"other data \(.*other.jsonl, 36 rows; at .*jsonl, 38 rows"),
     "held-out rows": ({"eval_data": "other.jsonl"}, "other held-out rows"),
-    "model": ({"model": "other"}, r"other model \(.*other; at the start .*model0\)"),
+    "model": ({"model": "other"}, r"other model \(.*other; at the start .*model\d+\)"),
     "from scratch": ({"model": None}, r"other model \(from scratch; at the start"),
     "maximum length": ({"max_length": 40}, r"max_length=40 \(at the start 512\)"),
     "numbers": ({"numbers": "text"}, r"numbers='text' \(at the start 'value'\)"),

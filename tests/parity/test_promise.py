@@ -107,7 +107,10 @@ def test_individuals_differ_and_replay(pair: Any) -> None:
     assert len({tuple(row.tolist()) for row in first}) >= 6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
 def test_converted_tiny_model_keeps_the_promise(tied: bool, dtype: torch.dtype) -> None:

@@ -113,7 +113,7 @@ def test_record_of_version_0_3_asks_only_the_local_cache(
     file = project / "saved" / "regressor.json"
     (project / "saved" / "manifest.json").unlink()  # the file is edited
     settings = json.loads(file.read_text(encoding="utf-8"))
-    del settings["tensors_sha256"]
+    del settings["tensors_sha256"], settings["settings_sha256"]
     del settings["backbone"]["path"], settings["backbone"]["relative"]
     file.write_text(json.dumps(settings), encoding="utf-8")
     CausalTextRegressor.load("saved")
@@ -130,7 +130,7 @@ def test_hub_id_is_asked_of_the_hub(
     file = project / "saved" / "regressor.json"
     (project / "saved" / "manifest.json").unlink()  # the file is edited
     settings = json.loads(file.read_text(encoding="utf-8"))
-    del settings["tensors_sha256"]
+    del settings["tensors_sha256"], settings["settings_sha256"]
     settings["parameters"]["model"] = "org/tiny"
     settings["backbone"] |= {"name": "org/tiny", "path": None, "relative": None}
     file.write_text(json.dumps(settings), encoding="utf-8")

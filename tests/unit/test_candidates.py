@@ -42,23 +42,36 @@ def test_what_is_avoided_is_what_would_repeat_n_tokens(
     for row, text in enumerate(texts):
         kept = [k for k in range(5) if scores[row, k] > -np.inf]
         new = [k for k in kept if not n or (*text, k)[-n:] not in sequences(text, n)]
+        if n and text:  # twice in a row only where it is the likeliest
+            new = [k for k in new if k != text[-1] or k == scores[row].argmax()]
         expected = new or kept
         assert [k for k in range(5) if found[row, k] == scores[row, k] > -np.inf] == expected
 
 
 def test_what_was_said_long_ago_may_be_said_again() -> None:
-    scores = np.zeros((1, 5), np.float32)
+    scores = np.float32([[0, 1, 0, 0, 0]])
     for distance, expected in ((REACH - 1, -np.inf), (REACH, 0.0)):
         text = [1, 2, *[3] * (distance - 2), 1]
-        assert avoid_repeats(scores, [text], [2])[0].tolist() == [0, 0, expected, 0, 0]
+        assert avoid_repeats(scores, [text], [2])[0].tolist() == [0, 1, expected, 0, 0]
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
+def test_a_token_is_said_twice_in_a_row_only_where_it_is_the_likeliest(convert: Any) -> None:
+    scores, texts = convert([[1.0, 2.0, 3.0]] * 5), [[2], [1], [1, 1, 0, 1], [1], [1]]
+    kept = avoid_repeats(scores, texts, [2, 2, 2, 0, 2]).tolist()
+    assert kept == [[1, 2, 3], [1, -np.inf, 3], [-np.inf, -np.inf, 3], [1, 2, 3], [1, -np.inf, 3]]
+    assert avoid_repeats(scores, texts, [2] * 5, number=1)[1].tolist() == [1, 2, 3]
+    alone = convert([[-np.inf, 2.0, -np.inf]])
+    assert avoid_repeats(alone, [[1]], [2])[0].tolist() == [-np.inf, 2, -np.inf]
 
 
 def test_two_numbers_are_never_the_same_token() -> None:
-    scores, text = np.zeros((1, 5), np.float32), [[1, 4, 2, 1, 4, 2, 1]]
-    assert avoid_repeats(scores, text, [2])[0].tolist() == [0, 0, 0, 0, -np.inf]
-    assert avoid_repeats(scores, text, [2], number=4)[0].tolist() == [0] * 5
-    assert avoid_repeats(scores, [[*text[0], 4]], [2])[0].tolist() == [0, 0, -np.inf, 0, 0]
-    assert avoid_repeats(scores, [[*text[0], 4]], [2], number=4)[0].tolist() == [0] * 5
+    scores, text = np.float32([[0, 1, 0, 0, 0]]), [[1, 4, 2, 1, 4, 2, 1]]
+    assert avoid_repeats(scores, text, [2])[0].tolist() == [0, 1, 0, 0, -np.inf]
+    assert avoid_repeats(scores, text, [2], number=4)[0].tolist() == scores[0].tolist()
+    text = [[*text[0], 4]]
+    assert avoid_repeats(scores, text, [2])[0].tolist() == [0, 1, -np.inf, 0, -np.inf]
+    assert avoid_repeats(scores, text, [2], number=4)[0].tolist() == scores[0].tolist()
 
 
 @pytest.mark.parametrize("convert", [np.asarray, torch.tensor])

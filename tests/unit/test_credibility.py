@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from causal_qwen.regression.credibility import ROWS, find_credibility
+from causal_qwen.regression.credibility import NEGLIGIBLE, ROWS, find_credibility
 
 CLEAN = {
     "normal": lambda rng, size: rng.normal(size=size),
@@ -22,7 +22,7 @@ CLEAN = {
 @pytest.mark.parametrize("rows", [100, 800])
 @pytest.mark.parametrize("law", CLEAN)
 def test_every_label_of_a_clean_table_is_credible(law: str, rows: int) -> None:
-    for seed in range(4):
+    for seed in range(2):
         residuals = 7.0 * CLEAN[law](np.random.default_rng(seed), rows)
         found = find_credibility(residuals, np.ones(rows))
         assert found.share == 0
@@ -66,3 +66,20 @@ def test_the_unit_of_the_residuals_does_not_matter() -> None:
     residuals = np.where(rng.random(300) < 0.2, 40 * rng.normal(size=300), rng.normal(size=300))
     one, other = (find_credibility(k * residuals, np.ones(300)) for k in (1.0, 1e-5))
     np.testing.assert_allclose(one.probability, other.probability, atol=1e-9)
+
+
+def test_negligible_residuals_of_any_shape_are_no_mistakes_but_far_ones_are() -> None:
+    rng = np.random.default_rng(0)
+    tiny = np.where(rng.random(300) < 0.25, 2e-3, 1e-4) * rng.normal(size=300)
+    assert find_credibility(tiny, np.ones(300)).share > 0.1  # their shape alone
+    assert find_credibility(tiny, np.ones(300), NEGLIGIBLE).share == 0
+    tiny[:5] = 3.0
+    for residuals in (tiny, np.where(np.abs(tiny) < 1, 0.0, tiny)):
+        found = find_credibility(residuals, np.ones(300), NEGLIGIBLE)
+        assert np.flatnonzero(found.probability < 0.5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_labels_of_two_kinds_are_no_mistakes() -> None:
+    rng = np.random.default_rng(0)
+    residuals = np.where(rng.random(300) < 0.5, 8.0, 0.2) * rng.normal(size=300)
+    assert find_credibility(residuals, np.ones(300)).share == 0

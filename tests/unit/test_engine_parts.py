@@ -20,6 +20,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
+from safetensors.numpy import save_file
 from transformers import Qwen2Config as TorchConfig
 from transformers.generation import (
     RepetitionPenaltyLogitsProcessor,
@@ -31,7 +32,7 @@ from transformers.models.qwen2 import modeling_qwen2 as hf
 from causal_qwen.decoding.decision import choose
 from causal_qwen.engine import matrix as matrix_module
 from causal_qwen.engine import qwen2, threads
-from causal_qwen.engine.matrix import MAX_VECTORS, ROWS_PER_SUM, Matrix, project
+from causal_qwen.engine.matrix import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
     RotaryEmbedding,
@@ -44,7 +45,7 @@ from causal_qwen.engine.qwen2 import (
     swiglu,
 )
 from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
-from causal_qwen.engine.weights import read_safetensors, widen
+from causal_qwen.engine.weights import read_safetensors, release, widen
 from causal_qwen.text.numerals import render
 from causal_qwen.text.segmentation import interleave, stable_prefix
 
@@ -121,12 +122,31 @@ def test_data_with_overlaps_and_holes_is_refused(
         read_safetensors(path)
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_a_released_tensor_leaves_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": np.arange(2**20, dtype=np.float32), "b": np.ones(5, np.float32)}, path)
+    tensors = read_safetensors(path)
+
+    def resident() -> int:
+        """kB of the file that this process has in memory."""
+        parts = Path("/proc/self/smaps").read_text(encoding="utf-8").split(str(path))[1:]
+        return sum(int(part.split("Rss:")[1].split()[0]) for part in parts)
+
+    assert tensors["a"].sum() > 0
+    assert resident() > 4000
+    release(tensors["a"])
+    assert resident() < 200
+    assert tensors["a"][-1] == 2**20 - 1
+    release(np.ones(3, np.float32))  # in memory: nothing to do
+
+
 # ---------------------------------------------------------------- products
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, bfloat16])
 @pytest.mark.parametrize("columns", [32, 33, 1900])  # an odd number; a sum taken in parts
-@pytest.mark.parametrize("count", [1, 3, MAX_VECTORS + 1])
+@pytest.mark.parametrize("count", [1, 3, MAX_VECTORS + 1, MAX_BATCH + 1])
 def test_products_of_stored_weights_are_right(kind: Any, columns: int, count: int) -> None:
     weight, x = random(ROWS_PER_SUM + 37, columns), random(count, columns, seed=1)
     stored = weight.astype(kind)

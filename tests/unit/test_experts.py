@@ -129,3 +129,19 @@ def test_one_far_label_of_a_small_table_does_not_move_the_others() -> None:
     _, found = stack.chain(torch.from_numpy(stack.coordinates(Blocks({"linear": x}))))
     assert evidence.credibility.share == 0  # so few residuals are no evidence
     assert np.median(np.abs(found.loc.numpy() - y)) < 0.2
+
+
+def test_products_of_rows_are_computed_once_for_all_folds() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 60)), rng.normal(size=40)
+    shapes = []
+
+    class Counted(np.ndarray):
+        def __matmul__(self, other: Any) -> Any:
+            if self.shape[-1] == 60 and np.ndim(other) == 2:
+                shapes.append(self.shape)
+            return np.asarray(self) @ np.asarray(other)
+
+    splits = list(KFold(4).split(x))
+    fit_stack(Blocks({"linear": x.view(Counted)}), y, np.ones(40), splits)
+    assert shapes == [(40, 60)]

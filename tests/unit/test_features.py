@@ -81,6 +81,17 @@ def test_poolings_are_cached_apart_from_last_tokens(pair: Any, tmp_path: Path) -
         assert np.array_equal(again, expected)
 
 
+def test_a_pooling_that_is_cached_is_not_read_again(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, model = pair
+    options: dict[str, Any] = {"max_length": 64, "cache": tmp_path / "features.sqlite"}
+    every = features(TEXTS, model, processor, poolings=MIDDLE, **options)
+    monkeypatch.setattr("causal_qwen.regression.features.pooled_hidden", None)  # reads no more
+    two = features(TEXTS, model, processor, poolings=(MIDDLE[4], MIDDLE[1]), **options)
+    assert np.array_equal(two, every[:, [4, 1]])
+
+
 def test_numbers_are_encoded_as_the_processor_is_set(pair: Any) -> None:
     processor, model = pair
     as_digits = features(["Ten 3 and 4"], model, processor, max_length=64)

@@ -459,7 +459,8 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache directory, and torch that is not imported; -> the embedded model's place."""
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor, "_device", lambda: ("cpu", None))
+    devices = {"auto": "cpu", "all": ["cpu"], "precision": "fp32"}
+    monkeypatch.setattr(doctor, "_devices", lambda: (devices, None))
     return embedded_directory()
 
 

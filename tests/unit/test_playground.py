@@ -597,6 +597,26 @@ def test_saved_regressor_predicts_from_whole_sentences(loaded: Any, tmp_path: Pa
         predictors.from_directory(str(tmp_path), opened)
 
 
+def test_a_regressor_of_columns_is_asked_with_a_line_for_every_column(
+    loaded: Any, priced: Any, rings: Any, tmp_path: Path
+) -> None:
+    priced.save(tmp_path / "priced")
+    predictor = predictors.from_directory(str(tmp_path / "priced"), OpenModel(*loaded))
+    columns = [name for name in rings if name != "price"]
+    assert [line.partition(" = ")[0] for line in predictor.example.splitlines()] == columns
+    row = rings.iloc[[95]]
+    text = predictors.write_lines(row, columns)
+    assert predictors.read_lines(text, columns) == row[columns].iloc[0].to_dict()
+    found = predictor.forecast(text)
+    assert found.median == pytest.approx(float(priced.predict_distribution(row).median[0]))
+    assert found.intervals[0.9] == tuple(float(end[0]) for end in priced.predict_interval(row))
+    other = text.replace(f"carat = {row['carat'].iloc[0]}", "carat = 1.9")
+    expected = priced.counterfactual(row, 3000.0, carat=1.9)
+    assert f"would have been {expected.median:.4g}" in predictor.what_if(text, "3000", other)
+    with pytest.raises(ValueError, match="'colour = 1' is no column"):
+        predictor.forecast("colour = 1")
+
+
 def test_saved_regressor_shares_the_open_model_if_it_was_fitted_on_it(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,11 +58,13 @@ def test_without_rows_the_report_shows_cross_validation(priced: Any, tmp_path: P
 def test_the_command_recognises_a_regressor(
     priced: Any, rings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CausalTextRegressor, "load", lambda path: priced)
+    monkeypatch.setattr(CausalTextRegressor, "load", lambda path, device="auto": priced)
     (tmp_path / "priced").mkdir()
     (tmp_path / "priced" / "regressor.json").write_text("{}")
-    rings[90:].to_csv(tmp_path / "new.csv", index=False)
+    new = rings[90:].assign(shop="Müller")
+    new.to_csv(tmp_path / "new.csv", index=False, sep="|", encoding="latin-1")
     words = ["report", str(tmp_path / "priced"), str(tmp_path / "new.csv"), "--json"]
+    words += ["--encoding", "latin-1", "--separator", "|"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     record = json.loads(done.stdout)
     assert record["page"] == str(tmp_path / "priced-report" / "index.html")

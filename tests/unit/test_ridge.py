@@ -14,7 +14,7 @@ pytest.importorskip("sklearn")
 
 from sklearn.linear_model import Ridge
 
-from causal_qwen.regression.ridge import PENALTIES, fit_ridge, tail_weights
+from causal_qwen.regression.ridge import PENALTIES, Design, fit_ridge, tail_weights
 
 SHAPES = st.sampled_from([(14, 4), (9, 9), (6, 20)])  # more rows, as many, more features
 
@@ -127,3 +127,16 @@ def test_the_robust_fit_is_not_moved_by_a_fifth_of_wrong_labels(size: int) -> No
 def test_tail_weights_halve_at_twice_the_median_size() -> None:
     found = tail_weights(np.array([0.0, 1.0, -1.0, 2.0, -20.0]))
     np.testing.assert_allclose(found, [1, 0.8, 0.8, 0.5, 1 / 101])
+
+
+@given(SHAPES, st.integers(0, 999), st.booleans())
+def test_a_part_of_a_design_gives_the_function_of_its_rows(
+    shape: tuple[int, int], seed: int, robust: bool
+) -> None:
+    x, y, weights = simulate(*shape, seed)
+    rows = np.random.default_rng(seed).permutation(shape[0])[: shape[0] - 2]
+    whole = Design.of(sparse.csr_array(x))
+    found = fit_ridge(whole.take(rows), y[rows], weights[rows], robust=robust)
+    expected = fit_ridge(x[rows], y[rows], weights[rows], robust=robust)
+    np.testing.assert_allclose(found(x), expected(x), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found.unseen, expected.unseen, rtol=1e-6, atol=1e-9)

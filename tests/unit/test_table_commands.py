@@ -35,7 +35,7 @@ def file(rings: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def fitted(priced: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name under which every command finds the regressor of the session."""
-    monkeypatch.setattr(CausalTextRegressor, "load", lambda path: priced)
+    monkeypatch.setattr(CausalTextRegressor, "load", lambda path, device="auto": priced)
     return "priced"
 
 
@@ -254,6 +254,30 @@ def test_an_audit_lists_the_wrong_rows_by_their_lines(
     assert {row["line"] for row in record["worst"][:3]} == {9, 52, 82}
     assert pd.read_csv(output)["line"][:3].tolist() == [row["line"] for row in record["worst"][:3]]
     assert "labels look wrong" in run(*words).stdout
+
+
+def test_an_audit_by_time_lists_only_rows_that_earlier_ones_can_judge(
+    rings: Any, file: Path, tmp_path: Path
+) -> None:
+    table = rings.assign(day=range(110)).sample(frac=1, random_state=0)
+    table.to_csv(file, index=False)
+    day = dict(zip(range(2, 112), table["day"], strict=True))  # of a line
+    output = tmp_path / "found.csv"
+    words = ("audit", file, "-y", "price", "--source", "columns", "-q", "-o", output)
+    run(*words, "--time", "day")
+    judged = {day[line] for line in pd.read_csv(output)["line"]}
+    assert judged == set(range(110 - 5 * (110 // 6), 110))  # five folds of a sixth each
+    with pytest.raises(ValueError, match="group and time"):
+        run(*words, "--time", "day", "--group", "cut")
+
+
+def test_an_audit_by_groups_judges_a_row_by_other_groups(rings: Any, file: Path) -> None:
+    table = rings.assign(shop=[f"s{row % 4}" for row in range(110)])
+    table.loc[table["shop"] == "s1", "price"] *= 50  # a shop that counts in cents
+    table.to_csv(file, index=False)
+    words = ("audit", file, "-y", "price", "--source", "columns", "-q", "--json")
+    worst = json.loads(run(*words, "--group", "shop").stdout)["worst"]
+    assert {(row["line"] - 2) % 4 for row in worst} == {1}
 
 
 def test_what_if_answers_in_one_sentence(fitted: str, file: Path, rings: Any) -> None:

@@ -50,7 +50,8 @@ def program(*words: str, encoding: str, is_terminal: bool = False) -> tuple[int,
 def test_doctor_prints_in_every_encoding(
     encoding: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_device", lambda: ("cpu", None))
+    devices = {"auto": "cpu", "all": ["cpu"], "precision": "fp32"}
+    monkeypatch.setattr(doctor, "_devices", lambda: (devices, None))
     code, text = program("doctor", encoding=encoding, is_terminal=is_terminal)
     assert code == 0
     mark = "✓" if encoding == "utf-8" else "+"

@@ -10,6 +10,7 @@ Out:  the text of the same individual after an edit, individuals that could have
     posterior       individuals that could have written an observed text
     gumbel          the baseline: Gumbel-max sampling
     verify          the NumPy engine against torch, layer by layer and token by token
+    precision       int8 weights beside float32: layers, softmax, perplexity; without torch
 
 Open `counterfactual` first.
 """

@@ -75,7 +75,7 @@ class Demo:
 
     def generate(self, prompt: str, model: Any = None, **options: Any) -> str:
         """The new text in one line."""
-        inputs = self.processor.tokenizer(prompt, return_tensors="pt")
+        inputs = self.processor.tokenizer(prompt, return_tensors="pt").to(self.model.device)
         out = (model or self.model).generate(**inputs, max_new_tokens=NEW_TOKENS, **options)
         new = out[0, inputs["input_ids"].shape[1] :]
         return " ".join(self.processor.tokenizer.decode(new, skip_special_tokens=True).split())
@@ -85,7 +85,10 @@ class Demo:
         if self.model.config.causal_size != self.model.config.hidden_size:
             return None
         with quiet():  # a converted checkpoint contains its base model
-            base = self.model.base_class.from_pretrained(self.model.name_or_path).eval()
+            base = self.model.base_class.from_pretrained(
+                self.model.name_or_path, dtype=self.model.dtype
+            ).eval()
+            base.to(self.model.device)
         text = self.generate(PROMPT, causal_mode="standard")
         is_same = self.generate(PROMPT, base, do_sample=False) == text
         same, other = ("word for word the same text", "bold green"), ("different texts", "bold red")
@@ -136,7 +139,8 @@ class Demo:
     def show_decision(self) -> dict[str, Any]:
         """The best candidates of one token: softmax, P_k = P(S_k > C_k + h), and their scores."""
         tokenizer = self.processor.tokenizer
-        output = self.model(**tokenizer(PROMPT, return_tensors="pt"), logits_to_keep=1)
+        inputs = tokenizer(PROMPT, return_tensors="pt").to(self.model.device)
+        output = self.model(**inputs, logits_to_keep=1)
         probability = self.model.decision(output.s_dist)[0, -1]
         loc, scale = output.loc_S[0, -1], output.scale_S[0, -1]
         softmax, level = loc.softmax(-1), self.model.decision.level(loc)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import platform
 from collections.abc import Iterable
@@ -48,7 +49,7 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
     of these and of the embedded model. Changes nothing, downloads nothing."""
     needed = _group("", "the NumPy engine")
     extras = {name: _group(name, purpose) for name, purpose in PURPOSES.items()}
-    device, problem = _device() if extras["torch"]["is_complete"] else (None, None)
+    devices, problem = _devices() if extras["torch"]["is_complete"] else ({}, None)
     model, memory = paths.embedded_directory(), None
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -68,7 +69,10 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
         "system": f"{platform.system()} {platform.machine()}",
         "needed": needed,
         "extras": extras,
-        "device": device,  # None: no torch
+        "device": devices.get("auto"),  # what `--device auto` is; None: no torch
+        "devices": devices.get("all", []),
+        "dtype": _embedded_dtype(model),  # what `--dtype auto` is for the embedded model
+        "training_precision": devices.get("precision"),  # what `train --precision auto` is
         "threads": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
         "memory": memory,  # bytes
         "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
@@ -103,7 +107,7 @@ def render(record: Record) -> Group:
     base, model = record["embedded_package"], record["embedded_model"]
     memory = "" if record["memory"] is None else f", {decimal(record['memory'])} of memory"
     threads = counted(record["threads"], "thread")
-    facts = {"device": f"{record['device'] or 'no torch'}; {threads}{memory}"}
+    facts = {"device": f"{_placement(record)}; {threads}{memory}"}
     later = EMBEDDED_CURE if base["size"] is None else "converted at its next use"
     later = "no directory to convert it into" if record["cache_problem"] else later
     again = "" if model["is_whole"] or model["size"] is None else f", damaged: {later}"
@@ -196,15 +200,37 @@ def _describe(package: Record) -> str:
     return f"{package['name']} {package['version']}{note}"
 
 
-def _device() -> tuple[str | None, str | None]:
-    """torch's device, or why torch cannot be imported."""
+def _devices() -> tuple[Record, str | None]:
+    """torch's devices and what `auto` is here, or why torch cannot be imported."""
     try:
-        torch = importlib.import_module("torch")
+        importlib.import_module("torch")
         importlib.import_module("transformers")
+        placement = importlib.import_module("causal_qwen.conversion.placement")
     except Exception as error:  # a broken library can raise anything
-        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
-    accelerator = torch.accelerator
-    return str(accelerator.current_accelerator()) if accelerator.is_available() else "cpu", None
+        return {}, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return {
+        "auto": str(placement.resolve_device()),
+        "all": placement.available_devices(),
+        "precision": "bf16" if placement.has_fast_bf16() else "fp32",
+    }, None
+
+
+def _embedded_dtype(model: Path) -> str | None:
+    """The type of the embedded model's weights, once it is converted."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found = json.loads((model / "config.json").read_text("utf-8")).get("dtype")
+        return found if isinstance(found, str) else None
+    return None
+
+
+def _placement(record: Record) -> str:
+    """The device, the type of weights and the precision of training that are used by default."""
+    if record["device"] is None:
+        return "no torch"
+    others = [name for name in record["devices"] if not name.startswith(record["device"])]
+    also = f" (also {', '.join(others)})" if others else ""
+    weights = f"weights as in the file ({record['dtype'] or 'float32'})"
+    return f"{record['device']}{also}, {weights}, training in {record['training_precision']}"
 
 
 def _place(path: Path | None, exists: bool = True) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,8 +11,17 @@ from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import directory_of, split_model
-from causal_qwen.terminal import print_json
+from causal_qwen.outputs import check_output_directory
+from causal_qwen.terminal import print_json, print_table
 
+DType = Annotated[
+    Literal["float32", "int8"] | None,
+    Option(help="Keep a copy in this type: int8 has half the bytes of bfloat16, and rounds."),
+]
+Kernel = Annotated[
+    Literal["numpy", "numba"],
+    Option(help="Products with 8- and 16-bit weights: NumPy's, or compiled by numba (extra fast)."),
+]
 MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name; or use --model."
 
 
@@ -35,10 +45,11 @@ def np_generate(
     max_new_tokens: opt.NewTokens = 60,
     numbers: opt.Numbers = None,
     chat: opt.Chat = False,
-    dtype: Annotated[
-        Literal["float32"] | None,
-        Option(help="Keep a copy in this type: faster for 16-bit weights, more memory."),
-    ] = None,
+    dtype: DType = None,
+    kernel: Kernel = "numpy",
+    prompt_lookup: Annotated[
+        int, Option(help="Guess this many tokens from the text so far: the same text.", min=0)
+    ] = 0,
     attention: Annotated[bool, Option("--attention", help="Show attention.")] = False,
     summary: Annotated[bool, Option("--summary", help="Show figures of U, S, P and Y.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
@@ -56,11 +67,11 @@ def np_generate(
     from causal_qwen.engine import Engine
     from causal_qwen.engine.live_view import as_record, watch
 
-    engine = Engine.from_pretrained(directory_of(model), dtype=dtype)
+    engine = Engine.from_pretrained(directory_of(model), dtype=dtype, kernel=kernel)
     options, seed = opt.decoding_options(context, engine.resolve, mode=mode, individual=who)
     settings, who = engine.resolve(**options), options["individual"]
     call: dict[str, Any] = {"max_new_tokens": max_new_tokens, "chat": chat, "seed": seed}
-    call["encode_numbers"] = numbers
+    call |= {"encode_numbers": numbers, "prompt_lookup": prompt_lookup}
     if as_json:
         steps = list(engine.stream(prompt, summarize=summary, **options, **call))
         record = settings.to_dict(None if isinstance(who, int) else who)
@@ -73,6 +84,27 @@ def np_generate(
         opt.print_replay(context, settings.mode, who, seed)
 
 
+def quantize(
+    which: Annotated[str, Argument(metavar="MODEL", help=MODEL, callback=opt.given)],
+    output: Annotated[Path, Argument(help="The directory to create.")],
+    force: opt.Force = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a model with int8 weights, for np-generate: half the bytes of bfloat16.
+
+    Example: causal-qwen quantize smollm2-135m small
+    """
+    check_output_directory(output, force)
+    from causal_qwen.engine.quantization import quantize as run
+
+    report = run(directory_of(which), output, overwrite=force)
+    if as_json:
+        print_json(asdict(report))
+        return
+    rows = [(name.replace("_", " "), value) for name, value in asdict(report).items()]
+    print_table(f"{which} -> {output}", (), rows)
+
+
 def verify(
     which: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
     model: opt.ModelName = "",
@@ -82,6 +114,12 @@ def verify(
     max_new_tokens: opt.NewTokens = 32,
     tolerance: Annotated[
         float | None, Option(help="Largest logit difference to torch float32.", min=0.0)
+    ] = None,
+    dtype: DType = None,
+    kernel: Kernel = "numpy",
+    original: Annotated[
+        str | None,
+        Option(help="The model of a quantised directory before, to measure what int8 changes."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -106,7 +144,15 @@ def verify(
             max_new_tokens,
             TOLERANCE if tolerance is None else tolerance,
             progress,
+            dtype=dtype,
+            kernel=kernel,
+            original=None if original is None else directory_of(original),
         )
+    if result.precision is not None and not as_json:
+        found = asdict(result.precision)
+        found["largest error of a layer"] = f"{max(found.pop('layers').values()):.4f}"
+        found["perplexity ratio"] = f"{result.precision.perplexity_ratio:.4f}"
+        print_table("int8 beside float32", (), [(k.replace("_", " "), v) for k, v in found.items()])
     if as_json:
         typer.echo(result.to_json())
     if output is not None:

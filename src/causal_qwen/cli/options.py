@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -120,6 +120,17 @@ Device = Annotated[
 ]
 Precision = Annotated[
     DType, Option("--dtype", help="Type of the weights in memory. auto: as in the file.")
+]
+Separator = Annotated[
+    str | None,
+    Option(help="Separator of a CSV file: , ; | or tab. Default: found.", callback=given),
+]
+Encoding = Annotated[
+    str | None,
+    Option(help="Encoding of a text file, e.g. cp1252. Default: found.", callback=given),
+]
+Decimal = Annotated[
+    Literal[",", "."] | None, Option(help="Decimal mark of a CSV file. Default: found.")
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 

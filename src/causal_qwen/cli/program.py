@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": training.report,
     "np-generate": engine.np_generate,
     "verify": engine.verify,
+    "quantize": engine.quantize,
     "app": setup.playground,
     "serve": serving.serve,
 }

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from causal_qwen.regression.csv_io import PredictedTable
 
 
-Separator = Annotated[
-    str | None,
-    Option(help="Separator of a CSV file: , ; | or tab. Default: found.", callback=opt.given),
-]
-Encoding = Annotated[
-    str | None,
-    Option(help="Encoding of a text file, e.g. cp1252. Default: found.", callback=opt.given),
-]
-Decimal = Annotated[
-    Literal[",", "."] | None, Option(help="Decimal mark of a CSV file. Default: found.")
-]
-
-
 Sources = Annotated[
     list[str] | None,
     Option(
@@ -50,6 +37,22 @@ Columns = Annotated[
     list[str] | None,
     Option(help="A column to learn from; repeatable. Default: all but identifiers."),
 ]
+Group = Annotated[
+    str | None, Option(help="A column whose equal values stay together in every split.")
+]
+Time = Annotated[
+    str | None, Option(help="A column of times: later rows test what earlier ones taught.")
+]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")]
+Fitted = Annotated[
+    str,
+    Argument(metavar="FITTED", show_default=False, help="The output of `fit`, unless --model is."),
+]
+NewData = Annotated[
+    str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")
+]
+FittedModel = Annotated[str, Option("--model", "-m", help="The same as FITTED.")]
+Level = Annotated[float, Option(help="Level of the interval, 0 to 1.")]
 SHOWN_ROWS = 15  # of an audit
 
 
@@ -77,22 +80,20 @@ def fit(
         str, Option(help="Possible values: auto, real, positive, count, or LOW,HIGH.")
     ] = "auto",
     weight: Annotated[str | None, Option(help="The column of row weights.")] = None,
-    group: Annotated[
-        str | None, Option(help="A column whose equal values stay together in every split.")
-    ] = None,
-    time: Annotated[
-        str | None, Option(help="A column of times: later rows test what earlier ones taught.")
-    ] = None,
+    group: Group = None,
+    time: Time = None,
     trusted: Annotated[
         str | None, Option(help="A column that marks rows whose targets are right: yes or no.")
     ] = None,
-    separator: Separator = None,
-    encoding: Encoding = None,
-    decimal: Decimal = None,
+    separator: opt.Separator = None,
+    encoding: opt.Encoding = None,
+    decimal: opt.Decimal = None,
     backbone: Annotated[
         Literal["frozen", "finetune", "scratch"], Option(help="How to use the backbone.")
     ] = "frozen",
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     calibration: Annotated[
         float | None,
         Option(
@@ -106,7 +107,7 @@ def fit(
     seed: opt.Seed = 0,
     no_cache: opt.NoCache = False,
     force: opt.Force = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")] = False,
+    quiet: Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
     """Learn to predict numbers from the rows of a table, with calibrated intervals.
@@ -140,6 +141,8 @@ def fit(
         sources=source or "auto",
         support=_support(support),
         model=unless_embedded(model),
+        device=device,
+        dtype=dtype,
         max_length=max_length,
         cache=not no_cache,
     )
@@ -160,16 +163,10 @@ def fit(
 
 
 def predict(
-    first: Annotated[
-        str,
-        Argument(
-            metavar="FITTED", show_default=False, help="The output of `fit`, unless --model is."
-        ),
-    ] = "",
-    second: Annotated[
-        str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")
-    ] = "",
-    model: Annotated[str, Option("--model", "-m", help="The same as FITTED.")] = "",
+    first: Fitted = "",
+    second: NewData = "",
+    model: FittedModel = "",
+    device: opt.Device = "auto",
     output: Annotated[
         Path | None,
         Option(
@@ -179,13 +176,13 @@ def predict(
             callback=opt.writable,
         ),
     ] = None,
-    level: Annotated[float, Option(help="Level of the interval, 0 to 1.")] = 0.9,
+    level: Level = 0.9,
     raw: Annotated[
         bool, Option("--raw", help="Use the Cauchy's interval without calibration.")
     ] = False,
-    separator: Separator = None,
-    encoding: Encoding = None,
-    decimal: Decimal = None,
+    separator: opt.Separator = None,
+    encoding: opt.Encoding = None,
+    decimal: opt.Decimal = None,
     batch: Annotated[
         int | None,
         Option(help="Read, predict and write n rows at a time: CSV and parquet.", min=1),
@@ -209,6 +206,7 @@ def predict(
         "level": level,
         "calibrated": False if raw else None,
         "cache": False if no_cache else None,
+        "device": device,
         "separator": separator,
         "encoding": encoding,
         "decimal": decimal,
@@ -242,13 +240,17 @@ def audit(
     text: Texts = None,
     column: Columns = None,
     source: Sources = None,
-    separator: Separator = None,
-    encoding: Encoding = None,
-    decimal: Decimal = None,
+    group: Group = None,
+    time: Time = None,
+    separator: opt.Separator = None,
+    encoding: opt.Encoding = None,
+    decimal: opt.Decimal = None,
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     seed: opt.Seed = 0,
     no_cache: opt.NoCache = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")] = False,
+    quiet: Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
     """List the rows whose numbers look wrong, with the number that the other rows suggest.
@@ -264,6 +266,8 @@ def audit(
         data,
         target,
         columns=column or (),
+        group=group,
+        time=time,
         seed=seed,
         separator=separator,
         encoding=encoding,
@@ -272,6 +276,8 @@ def audit(
         sources=source or "auto",
         verbose=not quiet,
         model=unless_embedded(model),
+        device=device,
+        dtype=dtype,
         cache=not no_cache,
     )
     if output is not None:
@@ -288,15 +294,8 @@ def audit(
 
 
 def what_if(
-    first: Annotated[
-        str,
-        Argument(
-            metavar="FITTED", show_default=False, help="The output of `fit`, unless --model is."
-        ),
-    ] = "",
-    second: Annotated[
-        str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")
-    ] = "",
+    first: Fitted = "",
+    second: NewData = "",
     row: Annotated[int, Option(help="A row of the file, counted from 1.", min=1)] = 1,
     edits: Annotated[
         list[str] | None,
@@ -308,15 +307,16 @@ def what_if(
     target: Annotated[
         str | None, Option("--target", "-y", help="The target, if there are several.")
     ] = None,
-    level: Annotated[float, Option(help="Level of the interval, 0 to 1.")] = 0.9,
+    level: Level = 0.9,
     semantics: Annotated[
         Literal["individual", "pearl"],
         Option(help="Draw exogenous noise again, or keep all noise."),
     ] = "individual",
-    model: Annotated[str, Option("--model", "-m", help="The same as FITTED.")] = "",
-    separator: Separator = None,
-    encoding: Encoding = None,
-    decimal: Decimal = None,
+    model: FittedModel = "",
+    device: opt.Device = "auto",
+    separator: opt.Separator = None,
+    encoding: opt.Encoding = None,
+    decimal: opt.Decimal = None,
     no_cache: opt.NoCache = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -338,6 +338,7 @@ def what_if(
             observed=observed,
             target=target,
             cache=False if no_cache else None,
+            device=device,
             level=level,
             semantics=semantics,
             separator=separator,

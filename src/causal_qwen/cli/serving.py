@@ -17,6 +17,8 @@ def serve(
     engine: Annotated[
         Literal["torch", "numpy"], Option(help="Torch, in batches; or NumPy, without torch.")
     ] = "torch",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     host: Annotated[
         str, Option(help="The address to listen on; other machines need the API key.")
     ] = "127.0.0.1",
@@ -69,6 +71,8 @@ def serve(
         name=shown,
         individuals=individuals or data_directory() / "individuals" / shown,
         engine=engine,
+        device=device,
+        dtype=dtype,
         host=host,
         port=port,
         api_key=api_key,

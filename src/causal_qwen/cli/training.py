@@ -21,6 +21,8 @@ def train(
     data: Annotated[str, Option("--data", "-d", help="JSONL, CSV, text, or a dataset.")] = "",
     output: Annotated[str, Option("--output", "-o", help="The directory to create.")] = "",
     model: opt.ModelName = "",
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     from_scratch: Annotated[
         Literal["tiny", "small", "medium"] | None, Option(help="Train a new model of this size.")
     ] = None,
@@ -86,7 +88,7 @@ def train(
     report_to: Annotated[str, Option(help="tensorboard, wandb, trackio or none.")] = "none",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        Option(help="Number format; auto: bf16 where the device has it, fp32 on a CPU."),
+        Option(help="Of mixed precision; auto: bf16 where the device has it, fp32 on a CPU."),
     ] = "auto",
     seed: opt.Seed = 0,
     resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
@@ -114,7 +116,8 @@ def train(
             "--from-scratch trains all of a new model; leave out --model, --lora and --train."
         )
     typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
-    from causal_qwen.training.run import COMPAT_WEIGHT, Run, has_fast_bf16
+    from causal_qwen.conversion.placement import has_fast_bf16
+    from causal_qwen.training.run import COMPAT_WEIGHT, Run
     from causal_qwen.training.run import train as run
     from causal_qwen.training.trainer import CausalTrainingArguments
 
@@ -128,7 +131,7 @@ def train(
         "per_device_eval_batch_size": batch_size,
         "eval_strategy": "steps",
         "save_total_limit": 2,
-        "bf16": precision == "bf16" or (precision == "auto" and has_fast_bf16()),
+        "bf16": precision == "bf16" or (precision == "auto" and has_fast_bf16(device)),
         "fp16": precision == "fp16",
         "warmup_steps": 0.05,
     }
@@ -149,6 +152,8 @@ def train(
         lora=lora,
         individual_column=individual_column,
         resume=resume,
+        device=device,
+        dtype=dtype,
         arguments=arguments,
     )
     if dry_run:
@@ -181,6 +186,8 @@ def evaluate(
         str, Option("--model", "-m", help="A model, or a checkpoint of a run. Default: embedded.")
     ] = "",
     base: Annotated[str | None, Option(help="A second model to compare with.")] = None,
+    device: opt.Device = "auto",
+    dtype: opt.Precision = "auto",
     template: opt.Template = None,
     numbers: opt.Numbers = None,
     max_length: opt.RowLength = 512,
@@ -202,6 +209,8 @@ def evaluate(
         "template": template,
         "max_length": max_length,
         "batch_size": batch_size,
+        "device": device,
+        "dtype": dtype,
     }
     found: dict[str, Any] = {}
     for name, path in paths.items():
@@ -233,6 +242,10 @@ def report(
         list[str] | None,
         Option("--target", "-y", help="A target's column; repeatable. Default: its own name."),
     ] = None,
+    device: opt.Device = "auto",
+    separator: opt.Separator = None,
+    encoding: opt.Encoding = None,
+    decimal: opt.Decimal = None,
     as_json: opt.Json = False,
 ) -> None:
     """Draw the curves of a training run, or how good a regressor is, as PNG and an HTML page.
@@ -244,7 +257,8 @@ def report(
         if (run / "regressor.json").is_file():
             from causal_qwen.regression.csv_io import report_csv
 
-            page = report_csv(run, data, target or ())
+            dialect = {"separator": separator, "encoding": encoding, "decimal": decimal}
+            page = report_csv(run, data, target or (), device, **dialect)
         else:
             if data is not None:
                 raise ValueError(f"{run} was not written by `fit`, so {data} has no effect.")

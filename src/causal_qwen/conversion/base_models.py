@@ -24,6 +24,7 @@ from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
     assemble,
     check_encodes,
+    check_family_tensors,
     check_finite,
     check_loading_info,
     check_settings,
@@ -34,14 +35,19 @@ from causal_qwen.conversion.checkpoint_io import (
     quiet,
     tokenizer_checked,
 )
-from causal_qwen.engine.checkpoint import Shapes, check_checkpoint
+from causal_qwen.engine.checkpoint import Shapes
 from causal_qwen.engine.weights import file_named, listed, read_json
 from causal_qwen.families import BY_BASE, BY_MODEL_TYPE, Family, family_of
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.paths import EMBEDDED, embedded_gguf
 
 EMBEDDED_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-GGUF_FAMILIES = ("qwen2", "qwen3", "llama")  # whose files' tensors are compared with the metadata
+GGUF_FAMILIES = {  # architecture of a GGUF file -> model_type
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "llama": "llama",
+    "gemma3": "gemma3_text",
+}
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 LLAMA_FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -65,6 +71,11 @@ GGUF_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+GEMMA_NAMES = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 GGUF_FIELDS = {  # the metadata's name, after that of the architecture -> that in config.json
     "vocab_size": "vocab_size",
@@ -130,35 +141,62 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
 
 
 def check_gguf(path: Path) -> str:
-    """Compare a file's tensors with its metadata, before memory is allocated. -> architecture"""
+    """Compare a file's tensors with its metadata, before memory is allocated. -> model_type"""
     if not path.is_file():
         raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
     with file_named(path):
-        header, (metadata, _) = GgufHeader.from_file(str(path)), read_gguf_metadata(str(path))
-    if header.architecture not in GGUF_FAMILIES:
+        metadata, _ = read_gguf_metadata(str(path))
+        architecture = metadata["general.architecture"]
+    if architecture not in GGUF_FAMILIES:
         raise ValueError(
-            f"{path} has the architecture {header.architecture!r}; GGUF files of "
+            f"{path} has the architecture {architecture!r}; GGUF files of "
             f"{', '.join(GGUF_FAMILIES)} can be converted, and directories with safetensors of "
             f"{', '.join(BY_BASE)}."
         )
-    size = path.stat().st_size - header.data_start
-    if cut := [info.name for info in header.tensors if info.offset + info.nbytes > size]:
+    if architecture == "gemma3" and any(
+        name.startswith("gemma3.rope.scaling") for name in metadata
+    ):
+        raise ValueError(
+            f"{path} scales its rotation, which is not read from GGUF files of Gemma 3; convert "
+            "the directory with safetensors instead."
+        )
+    with file_named(path):
+        tensors = _gguf_tensors(path)
+    size = path.stat().st_size
+    if cut := [name for name, _, end in tensors if end > size]:
         raise ValueError(f"{path} is truncated: it lacks data of {listed(cut)}; download it again.")
     with file_named(path):
-        shapes = {_gguf_name(info.name): info.shape for info in header.tensors}
-        fields = _gguf_fields(header.architecture, metadata, shapes)
-        check_checkpoint(fields, shapes, str(path))
-    return str(header.architecture)
+        shapes = {_gguf_name(name, architecture): shape for name, shape, _ in tensors}
+        fields = _gguf_fields(architecture, metadata, shapes)
+        check_family_tensors(fields, shapes, str(path))
+    return GGUF_FAMILIES[architecture]
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_tensors(path: Path) -> list[tuple[str, tuple[int, ...], int]]:
+    """Name, shape and last byte of every tensor."""
+    try:
+        header = GgufHeader.from_file(str(path))
+    except ValueError:  # a damaged file, or a type that only the other reader knows: Q5_0
+        import gguf
+
+        return [
+            (one.name, tuple(map(int, reversed(one.shape))), int(one.data_offset + one.n_bytes))
+            for one in gguf.GGUFReader(path).tensors
+        ]
+    return [
+        (one.name, one.shape, header.data_start + one.offset + one.nbytes) for one in header.tensors
+    ]
+
+
+def _gguf_name(name: str, architecture: str) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
     if found is None:
         return name
     layer, part, kind = found.groups()
     prefix = "" if layer is None else f"model.layers.{layer}."
-    return f"{prefix}{GGUF_NAMES.get(part, part)}.{kind}"
+    names = GGUF_NAMES | GEMMA_NAMES if architecture == "gemma3" else GGUF_NAMES
+    return f"{prefix}{names.get(part, part)}.{kind}"
 
 
 def _gguf_fields(architecture: str, metadata: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
@@ -170,7 +208,7 @@ def _gguf_fields(architecture: str, metadata: dict[str, Any], shapes: Shapes) ->
     }
     embeddings = shapes.get("model.embed_tokens.weight", (0,))
     return {
-        "model_type": architecture,
+        "model_type": GGUF_FAMILIES[architecture],
         "vocab_size": metadata.get("tokenizer.ggml.tokens", embeddings[0]),
         "tie_word_embeddings": "lm_head.weight" not in shapes,
         **given,

@@ -22,17 +22,19 @@ from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine.checkpoint import (
     CAUSAL,
+    QUANTIZER,
     ROTATIONS,
     SHAPE_FIELDS,
     Shapes,
+    check_checkpoint,
     check_layers,
     check_numbers,
+    check_token_ids,
     expected_tensors,
     has_expected_tensors,
 )
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.weights import (
-    DTYPES,
     INDEX,
     INFINITY,
     TIED_DIFFERS,
@@ -45,6 +47,7 @@ from causal_qwen.engine.weights import (
     read_optional_json,
 )
 from causal_qwen.families import family_of, is_causal
+from causal_qwen.modeling.action import dense
 from causal_qwen.modeling.configuration import MOST_LAYERS
 from causal_qwen.options import check_choice
 from causal_qwen.outputs import check_complete
@@ -61,7 +64,7 @@ WORDS = {
     torch.float16: (torch.uint16, INFINITY["F16"]),
     torch.bfloat16: (torch.uint16, INFINITY["BF16"]),
 }
-FLOATS = {*DTYPES, "F64"}
+FLOATS = {*INFINITY, "F64"}
 WEIGHTS_PER_BYTE = 8  # at most, in a quantised checkpoint
 SETTINGS = (
     *("processor_config.json", "tokenizer_config.json"),
@@ -141,6 +144,7 @@ def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any
             )
     with file_named(directory / GENERATION):
         saved = read_optional_json(directory / GENERATION)
+        check_token_ids(saved)
         GenerationConfig.from_dict(saved)
         resolve_settings({}, saved, default_mode=fields.get("inference_mode", "standard"))
 
@@ -169,6 +173,11 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
                 f"{directory} stores {listed(strange)} as {entries[strange[0]].dtype}, which is no "
                 "floating-point type; download it again."
             )
+    elif is_causal(fields.get("model_type")) and _is_written_by_quantize(fields):
+        raise ValueError(
+            f"{directory} has int8 weights, which only the NumPy engine reads: use `causal-qwen "
+            "np-generate`, or the model that was quantised."
+        )
     else:
         _check_size(expected, sum(file.stat().st_size for file in headers), directory)
     is_ours = is_causal(fields.get("model_type", CAUSAL))
@@ -177,6 +186,18 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
             f"{directory} has {listed(ours)} and model_type={fields.get('model_type')!r} in "
             "config.json; use the config.json of this model."
         )
+
+
+def check_family_tensors(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
+    """`check_checkpoint` for every family: tensors (name -> shape) against config.json's fields."""
+    if has_expected_tensors(fields):
+        return check_checkpoint(fields, shapes, where)
+    check_numbers(fields)
+    check_layers(fields, shapes, where)
+    expected = _described_tensors(fields)
+    if fields["tie_word_embeddings"]:
+        expected = {name: shape for name, shape in expected.items() if name != "lm_head.weight"}
+    check_shapes(shapes, expected, where)
 
 
 def _described_tensors(fields: Mapping[str, Any]) -> Shapes:
@@ -197,6 +218,12 @@ def _check_size(expected: Shapes, size: int, directory: Path) -> None:
         )
 
 
+def _is_written_by_quantize(fields: Mapping[str, Any]) -> bool:
+    """Not by bitsandbytes or torchao, whose weights transformers itself reads."""
+    method = fields["quantization_config"]
+    return isinstance(method, Mapping) and method.get("quant_method") == QUANTIZER
+
+
 @contextlib.contextmanager
 def tokenizer_checked(directory: Path) -> Iterator[Path]:
     """Refuse a tokenizer's or processor's files that cannot be read; what goes wrong in the body
@@ -215,9 +242,14 @@ def tokenizer_checked(directory: Path) -> Iterator[Path]:
 
 
 def check_encodes(tokenizer: Any, directory: Path) -> None:
-    """Encode a text, which settings of the wrong type prevent."""
+    """Encode a text, which settings of the wrong type prevent, and an empty vocabulary."""
     with file_named(directory / "tokenizer_config.json"):
         tokenizer("a 1", truncation=True)
+    if not len(tokenizer("a 1").input_ids):
+        raise ValueError(
+            f"{directory / 'tokenizer.json'} makes no token of 'a 1': its vocabulary is empty or "
+            "damaged; download it again."
+        )
 
 
 # ---------------------------------------------------------------- after loading
@@ -238,8 +270,9 @@ def check_loading_info(
 
 
 def check_finite(model: torch.nn.Module, where: str) -> None:
-    """Refuse NaN and infinity in the weights that are in memory."""
-    broken = [name for name, tensor in model.state_dict().items() if not _is_finite(tensor)]
+    """Refuse NaN and infinity in the weights that are in memory; tied ones are read once."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    broken = [name for name, tensor in tensors if not _is_finite(tensor)]
     if broken:
         raise ValueError(
             f"{where} holds NaN or infinity in {listed(broken)} ({model.dtype}); download it again."
@@ -249,7 +282,7 @@ def check_finite(model: torch.nn.Module, where: str) -> None:
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.is_meta or not tensor.is_floating_point():
         return True
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local: Tensor = dense(tensor.to_local() if hasattr(tensor, "to_local") else tensor)
     if local.is_cpu and local.dtype in WORDS:  # one core; torch's threads would wait for each other
         integers, infinity = WORDS[local.dtype]
         return is_finite(local.detach().contiguous().view(integers).numpy(), infinity)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from causal_qwen.options import DTYPES, check_choice
@@ -18,19 +20,36 @@ def resolve_device(name: str = "auto") -> torch.device:
         raise ValueError(
             f"device={name!r} is unknown; use auto, cpu, cuda, cuda:1 or mps."
         ) from error
-    if device.type not in ("cpu", "meta"):
-        if accelerator is None or accelerator.type != device.type:
-            found = "no accelerator" if accelerator is None else f"{accelerator.type} only"
-            raise ValueError(f"device={name!r}: torch sees {found} here; use auto or cpu.")
-        if (device.index or 0) >= (count := torch.accelerator.device_count()):
-            raise ValueError(f"device={name!r}: there are {count} of them, counted from 0.")
+    known = available_devices()
+    if device.type != "meta" and not {str(device), f"{device}:0"} & {*known, "cpu:0"}:
+        raise ValueError(f"device={name!r} is not available here; available: {', '.join(known)}.")
     return device
+
+
+def available_devices() -> list[str]:
+    """The CPU and every accelerator that torch sees: cpu, cuda:0, cuda:1."""
+    if not _has_accelerator() or (accelerator := torch.accelerator.current_accelerator()) is None:
+        return ["cpu"]
+    count = torch.accelerator.device_count()
+    return ["cpu", *(f"{accelerator.type}:{index}" for index in range(count))]
 
 
 def resolve_dtype(name: str = "auto") -> torch.dtype | str:
     """`auto` is the checkpoint's own."""
     check_choice("dtype", name, DTYPES)
     return name if name == "auto" else getattr(torch, name)
+
+
+def has_fast_bf16(device: str = "auto") -> bool:
+    """Whether bfloat16 pays: on an accelerator that computes in it. A CPU mostly emulates it."""
+    is_cuda = resolve_device(device).type == "cuda" and torch.cuda.is_available()
+    return is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def place_model(model: Any, device: str = "auto", dtype: str = "auto") -> Any:
+    """A model in memory, on a device and in a dtype; `auto` keeps its dtype."""
+    kind = resolve_dtype(dtype)
+    return model.to(resolve_device(device), model.dtype if isinstance(kind, str) else kind)
 
 
 def _has_accelerator() -> bool:

@@ -1,7 +1,7 @@
 """Candidates: the tokens among which an individual chooses, for NumPy and torch arrays alike.
 
     keep_min_p      tokens with at least min_p of the largest probability
-    avoid_repeats   of these, tokens that do not say n of the last tokens again
+    avoid_repeats   of these, tokens that do not say n of the last tokens again, nor the last one
 
 A token that is no candidate has the score -inf. Both depend on the scores and the text so far, not
 on the noise: every world of a counterfactual has its own candidates, and those of an observed text
@@ -33,8 +33,8 @@ def avoid_repeats(
     scores: Array, texts: Sequence[Any], lengths: Sequence[int], number: int | None = None
 ) -> Array:
     """Without the tokens that would end a sequence of n tokens which the last REACH tokens of the
-    text have already; a row in which no other token is left keeps them.
-    (B, V), B texts of ids, B times n -> (B, V)
+    text have already, and without the last token itself unless it is the likeliest again; a row in
+    which no other token is left keeps them. (B, V), B texts of ids, B times n -> (B, V)
 
     n = 0 keeps all. Where the model allows one token only, as inside of a name, it is said again.
     `number` is <NUM>: two of them have two values, and are never the same.
@@ -42,7 +42,12 @@ def avoid_repeats(
     xp = array_namespace(scores)
     kept = xp.asarray(scores, copy=True)
     for row, (text, n) in enumerate(zip(texts, lengths, strict=True)):
-        ids = repeating_tokens(np.asarray(text[-REACH:]), n, number) if n else ()
+        if not n or not len(text):
+            continue
+        ids = repeating_tokens(np.asarray(text[-REACH:]), n, number)
+        last = int(text[-1])
+        if last not in (number, int(xp.argmax(scores[row]))):
+            ids = np.append(ids, last)
         if len(ids):
             others = xp.asarray(scores[row], copy=True)
             others[xp.asarray(ids)] = -math.inf

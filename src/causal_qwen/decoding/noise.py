@@ -98,6 +98,18 @@ class UNoise(NamedTuple):
     exogenous: Any = None  # the same, on top, always scaled by b, (B, C)
 
 
+def stack_noise(noises: Sequence[UNoise]) -> UNoise:
+    """The noise of rows of different modes: what is scaled by scale_U, and what by b. (B, C)"""
+    own, exogenous = [], []
+    for one in noises:
+        zero = np.zeros_like(one.values)
+        is_own = one.regime == "individual"
+        own.append(one.values if is_own else zero)
+        extra = one.exogenous if is_own else one.values
+        exogenous.append(zero if extra is None else extra)
+    return UNoise(np.concatenate(own), "individual", np.concatenate(exogenous))
+
+
 class DecodingNoise:
     """The noise of every row of a call, at every position. Empty in modes without noise.
 
@@ -144,6 +156,11 @@ class DecodingNoise:
         """n of `avoid_repeats` for every row; 0 without noise, where the base model decides."""
         n, rows = self.settings.avoid_repeats, enumerate(self.individuals)
         return [n if self.gains.amplitude(one, row) > 0 else 0 for row, one in rows]
+
+    @property
+    def is_shared(self) -> bool:
+        """`at` has found that all positions have the same noise."""
+        return self._shared is not None
 
     def at(self, positions: Sequence[int]) -> UNoise | None:
         """The noise of every row at its position, counted among tokens that are not padding; None

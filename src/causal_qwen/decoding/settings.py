@@ -212,11 +212,14 @@ def _check_part(mode: str, explicit: Mapping[str, Any]) -> None:
 
 
 def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
-    is_real = isinstance(value, numbers.Real) and math.isfinite(value)
-    if not is_real or not least <= value <= most:
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    if not (math.isfinite(number) and least <= number <= most):
         wanted = f"in [{least}, {most}]" if most < math.inf else f"of at least {least}"
-        raise ValueError(f"{name}={value!r} must be a number {wanted}.")
-    return float(value)
+        raise ValueError(f"{name}={value!r:.100} must be a number {wanted}.")
+    return number
 
 
 def _optional_number(

@@ -10,7 +10,9 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
     generation         the loop over tokens, in one of the four modes
     heads              CausalQwen's heads: z -> U -> S, Y
     qwen2              the backbone, from token ids to hidden states and logits
-    matrix             products with weights in 16 or 32 bits
+    matrix             products with weights in 8, 16 or 32 bits
+    quantization       matrices in int8, and `quantize` a directory
+    kernels            products compiled by numba, where asked for
     weights            safetensors files, memory-mapped
     checkpoint         the tensors that a config.json describes
     tokenization       text <-> ids and values

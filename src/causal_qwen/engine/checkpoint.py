@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from causal_qwen.engine import heads, qwen2
-from causal_qwen.engine.weights import LAYER, check_shapes, listed
+from causal_qwen.engine.weights import (
+    LAYER,
+    SCALE,
+    Stored,
+    check_finite,
+    check_shapes,
+    check_tied,
+    listed,
+)
 from causal_qwen.families import is_causal
 from causal_qwen.terminal import counted
 
@@ -23,8 +31,20 @@ SHAPE_FIELDS = (
 )
 POSITIVE = ("rms_norm_eps", "rope_theta", "factor")  # numbers, at the top or of the rotation
 ROTATIONS = ("rope_parameters", "rope_scaling")
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "num_token_id")
+MOST_IDS = 2**31
+QUANTIZER = "compressed-tensors"  # whose names and config.json `quantize` writes
+ROW_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 LARGEST = float(np.finfo(np.float32).max)
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_tensors(fields: Mapping[str, Any], tensors: Mapping[str, Stored], where: str) -> None:
+    """`check_checkpoint`, then the values: finite, and a tied head that is the embeddings."""
+    check_checkpoint(fields, {name: stored.shape for name, stored in tensors.items()}, where)
+    check_finite(tensors, where)
+    if fields.get("tie_word_embeddings", False):
+        check_tied(tensors, where)
 
 
 def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:
@@ -36,6 +56,10 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
     check_numbers(fields)
     check_layers(fields, shapes, where)
     expected = expected_tensors(fields)
+    if fields.get("quantization_config") is not None:
+        check_quantization(fields["quantization_config"])
+        matrices = {name: shape for name, shape in expected.items() if name + SCALE in shapes}
+        expected |= {name + SCALE: (shape[0], 1) for name, shape in matrices.items()}
     check_shapes(shapes, expected, where)
     # A tied head may be stored; old checkpoints hold the rotary frequencies, which are computed.
     known = {*expected, "lm_head.weight"}
@@ -44,6 +68,22 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
         raise ValueError(
             f"{where} has {listed(strange)}, which its configuration does not describe; download "
             "it again."
+        )
+
+
+def check_quantization(config: Mapping[str, Any]) -> None:
+    """Refuse quantised weights other than int8 with one scale per row."""
+    groups = config.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, Mapping) else []
+    schemes = [group.get("weights") if isinstance(group, Mapping) else None for group in groups]
+    is_known = config.get("format") in ("int-quantized", "naive-quantized") and all(
+        isinstance(scheme, Mapping) and ROW_INT8.items() <= scheme.items() for scheme in schemes
+    )
+    if config.get("quant_method") != QUANTIZER or not schemes or not is_known:
+        raise ValueError(
+            f"quantization_config has quant_method={config.get('quant_method')!r} and format="
+            f"{config.get('format')!r}; the NumPy engine reads int8 with one scale per row, which "
+            "`causal-qwen quantize` writes."
         )
 
 
@@ -58,6 +98,18 @@ def check_numbers(fields: Mapping[str, Any]) -> None:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not (is_number and 0 < value <= LARGEST):
                 raise ValueError(f"{name}={value!r:.40} must be a finite number above 0.")
+    check_token_ids(fields)
+
+
+def check_token_ids(fields: Mapping[str, Any]) -> None:
+    """Refuse ids of tokens, in config.json or generation_config.json, that are no whole numbers.
+    A text may end with several tokens; -1 is a padding that is no token."""
+    for name in TOKEN_IDS:
+        value = fields.get(name)
+        ids = value if name == "eos_token_id" and isinstance(value, list) else [value]
+        for one in ids if value is not None else ():
+            if not isinstance(one, int) or isinstance(one, bool) or not -1 <= one < MOST_IDS:
+                raise ValueError(f"{name}={value!r:.40} must be the id of a token, or null.")
 
 
 def check_layers(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:

@@ -20,12 +20,13 @@ from causal_qwen.decoding.settings import (
     DEFAULTS,
     SOFTMAX,
     DecodingSettings,
-    first_given,
     resolve_settings,
 )
-from causal_qwen.engine.checkpoint import check_checkpoint
+from causal_qwen.engine.checkpoint import check_checkpoint, check_tensors, check_token_ids
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
 from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
+from causal_qwen.engine.kernels import find_kernel
+from causal_qwen.engine.quantization import dequantized, is_quantized, quantized
 from causal_qwen.engine.qwen2 import (
     Ints,
     KeyValueCache,
@@ -39,13 +40,10 @@ from causal_qwen.engine.tokenization import TextReader
 from causal_qwen.engine.weights import (
     Float32,
     Stored,
-    check_finite,
-    check_tied,
     file_named,
     read_json,
     read_optional_json,
     read_tensors,
-    widen,
 )
 from causal_qwen.families import is_causal
 from causal_qwen.individuals.individual import Individual
@@ -53,7 +51,7 @@ from causal_qwen.outputs import check_complete
 from causal_qwen.terminal import counted
 from causal_qwen.text.segmentation import stable_prefix
 
-DTYPES = (None, "float32")
+DTYPES = (None, "float32", "int8")
 OPTIONS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name != "causal_mode")
 TORCH_ONLY = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 Prompt = str | Sequence[int]
@@ -83,6 +81,7 @@ class Generation:
     mode: str
     individual: list[Individual] | None  # one per row, in the modes with noise
     settings: DecodingSettings | None = None
+    passes: int = 0  # over the weights; with prompt_lookup fewer than tokens
 
     @property
     def text(self) -> str:
@@ -103,11 +102,8 @@ class Engine:
         self.fields, self.reader, self.saved = fields, reader, generation or {}
         self.parameters = parameters
         check_architecture(fields)
-        check_checkpoint(fields, {name: stored.shape for name, stored in parameters.items()}, where)
-        check_finite(parameters, where)
+        check_tensors(fields, parameters, where)
         config = Qwen2Config.from_dict(fields)
-        if config.tie_word_embeddings:
-            check_tied(parameters, where)
         self.model = Qwen2(config, parameters, where, fields.get("causal_size"))
         has_heads = is_causal(fields.get("model_type"))
         self.heads = CausalHeads(fields, parameters, self.model.head) if has_heads else None
@@ -118,16 +114,20 @@ class Engine:
         return self.resolve().mode
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str], dtype: str | None = None) -> Engine:
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], dtype: str | None = None, kernel: str = "numpy"
+    ) -> Engine:
         """Load a directory with config.json and safetensors.
 
-        Weights are memory-mapped in their stored type; `dtype="float32"` keeps a widened copy in
-        memory instead, which makes 16-bit weights faster.
+        Weights are memory-mapped in their stored type. `dtype` keeps a copy in memory instead:
+        "float32" is exact, "int8" has half the bytes of bfloat16 and rounds (`quantization`).
+        `kernel="numba"` multiplies 8- and 16-bit weights by compiled loops, if numba is installed.
         """
         if dtype not in DTYPES:
             raise ValueError(
-                f"dtype={dtype!r} is unknown; use 'float32', or None for the stored type."
+                f"dtype={dtype!r} is unknown; use 'float32', 'int8', or None for the stored type."
             )
+        compiled = find_kernel(kernel)
         directory = Path(path)
         if not directory.is_dir():
             raise FileNotFoundError(
@@ -139,12 +139,19 @@ class Engine:
         with file_named(config):
             check_architecture(fields)  # before the weights of another are read
         parameters = read_tensors(directory)
-        if dtype == "float32":
-            parameters = {name: np.array(widen(stored)) for name, stored in parameters.items()}
         with file_named(config):
+            if dtype == "int8" and not is_quantized(parameters):
+                check_tensors(fields, parameters, str(directory))
+                fields, parameters = quantized(fields, parameters)
+            elif dtype == "float32":
+                shapes = {name: stored.shape for name, stored in parameters.items()}
+                check_checkpoint(fields, shapes, str(directory))
+                fields, parameters = dequantized(fields, parameters)
             engine = cls(fields, parameters, generation=saved, where=str(directory))
+            engine.model.use(compiled)
             engine.reader = TextReader.from_directory(directory, fields)
         with file_named(generation):
+            check_token_ids(saved)
             engine._limits({})
             engine.resolve()
         return engine
@@ -164,7 +171,8 @@ class Engine:
 
         `chat` puts every text into the model's chat template, as a user's message.
 
-        Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling), and
+        Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling),
+        prompt_lookup (tokens guessed from the text so far: the same text, faster), and
         those of `DecodingSettings`: individual, exogenous, temperature, min_density, persistence,
         noise_law, noise_gain, fresh_noise_gain, fresh_noise, top_k, top_p, min_p,
         avoid_repeats, do_sample, repetition_penalty, normalization, value_field. Defaults are in
@@ -187,6 +195,7 @@ class Engine:
             call.settings.mode,
             call.noise.individuals or None,
             call.settings,
+            call.passes,
         )
 
     def stream(
@@ -245,7 +254,9 @@ class Engine:
         pairs = zip(rows, given_values, strict=True)
         read = [self._encode(row, row_values, encode_numbers, chat) for row, row_values in pairs]
         limits = self._limits(given)
-        seed = given.pop("seed", None)
+        seed, lookup = given.pop("seed", None), given.pop("prompt_lookup", None) or 0
+        if not isinstance(lookup, int) or lookup < 0:
+            raise ValueError(f"prompt_lookup={lookup!r} must be a whole number of at least 0.")
         settings = self.resolve(**given)
         if not all(ids for ids, _ in read):
             raise ValueError("A prompt has no token; write a few words.")
@@ -266,6 +277,7 @@ class Engine:
             padding=padding,
             seed=seed,
             observe=observe,
+            lookup=lookup,
         )
 
     def resolve(self, mode: str | None = None, **options: Any) -> DecodingSettings:
@@ -294,9 +306,8 @@ class Engine:
         if stops is None:
             stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
         stops = () if stops is None else tuple(np.atleast_1d(stops).tolist())
-        pad = first_given(
-            self.saved.get("pad_token_id"), self.fields.get("pad_token_id"), *stops[:1], 0
-        )
+        pads = (self.saved.get("pad_token_id"), self.fields.get("pad_token_id"), *stops[:1], 0)
+        pad = next(token for token in pads if token is not None and token >= 0)
         names = ("max_new_tokens", "min_new_tokens")
         lengths = {name: given.pop(name) for name in names if given.get(name) is not None}
         return Limits(**lengths, stops=stops, pad=pad)

@@ -1,6 +1,10 @@
 """Generation: the loop over tokens, in one of the four modes.
 
 The settings, the noise and the decision rules are those of `causal_qwen.decoding`.
+
+Prompt lookup: a text often says again what it has said. With `lookup` n, the n tokens that followed
+the last two where they stood before are read together with the newest one, in one pass over the
+weights, and kept as far as they are the tokens that are chosen. The text is the same without it.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from causal_qwen._aliases import forward
 from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p
 from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
-from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
+from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
 from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
@@ -27,6 +31,8 @@ from causal_qwen.engine.sampling import (
     penalize_repetition,
 )
 from causal_qwen.engine.weights import Float32
+
+LOOKUP = 2  # tokens by which an earlier place of the text is found
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,23 @@ class DecodeStep:
     y: NDArray[np.float64] | None = None  # (B,) the value that <NUM> would have
 
 
+@dataclass
+class Scored:
+    """The scores of some rows: of one position of every text, or of several of one text."""
+
+    loc_scores: Float32  # (B, V)
+    shift: Float32 | None = None  # (B, V), what noise adds
+    u: Cauchy | None = None  # (B, C)
+    values: Float64 | None = None  # (B,) the value that <NUM> would have
+
+    def row(self, place: int) -> Scored:
+        part = slice(place, place + 1)
+        u = None if self.u is None else Cauchy(self.u.loc[part], self.u.scale[part])
+        shift = None if self.shift is None else self.shift[part]
+        values = None if self.values is None else self.values[part]
+        return Scored(self.loc_scores[part], shift, u, values)
+
+
 class Generator:
     """One call: iterate over it to choose the next token of every row."""
 
@@ -73,9 +96,14 @@ class Generator:
         padding: Bools | None = None,
         seed: int | None = None,
         observe: Observer | None = None,
+        lookup: int = 0,
     ) -> None:
         self.model, self.heads, self.settings, self.limits = model, heads, settings, limits
         self.observe = observe
+        is_dynamic = model.config.rope["rope_type"] == "dynamic"  # angles depend on the length
+        is_alone = len(np.asarray(ids)) == 1  # rows of a batch would differ
+        self.lookup = lookup if is_alone and not is_dynamic and observe is None else 0
+        self.passes = 0  # over the weights
         self.num_token_id: int | None = fields.get("num_token_id")
         self.space = ValueSpace.of(fields, settings.value_field)
         self.ids: Ints = np.asarray(ids, np.int64)  # (B, T)
@@ -99,47 +127,89 @@ class Generator:
     def __iter__(self) -> Iterator[DecodeStep]:
         stops, new = np.asarray(self.limits.stops, np.int64), self.ids
         is_done = np.zeros(len(self.ids), bool)
-        for index in range(self.steps):
-            z = self._read(new)  # (B, H)
-            step = self._choose(z, index)
-            step.tokens = np.where(is_done, self.limits.pad, step.tokens)
-            step.values = np.where(step.tokens == self.num_token_id, step.values, 0.0)
-            new = step.tokens[:, None]
-            self.ids = np.concatenate((self.ids, new), axis=1)
-            self.values = np.concatenate((self.values, step.values[:, None]), axis=1)
-            is_done = is_done | np.isin(step.tokens, stops)
-            step.is_last = index + 1 == self.steps or bool(is_done.all())
-            yield step
-            if step.is_last:
-                return
+        index = 0
+        while index < self.steps:
+            guess = self._guess(self.steps - index - 1)  # (n,)
+            scored = self._score(self._read(new, guess), len(guess))
+            for place in range(len(guess) + 1):
+                step = self._choose(scored.row(place) if len(guess) else scored, index)
+                step.tokens = np.where(is_done, self.limits.pad, step.tokens)
+                step.values = np.where(step.tokens == self.num_token_id, step.values, 0.0)
+                new = step.tokens[:, None]
+                self.ids = np.concatenate((self.ids, new), axis=1)
+                self.values = np.concatenate((self.values, step.values[:, None]), axis=1)
+                is_done = is_done | np.isin(step.tokens, stops)
+                index += 1
+                step.is_last = index == self.steps or bool(is_done.all())
+                yield step
+                if step.is_last:
+                    return
+                if place < len(guess) and guess[place] != step.tokens[0]:
+                    break
+            self.cache.length = self.ids.shape[1] - 1  # what was guessed wrong is forgotten
 
-    def _read(self, new: Ints) -> Float32:
-        """The model's state after `new` tokens (B, T), the last of the text. -> (B, H)"""
-        x = self.model.embed(new)
+    def _guess(self, room: int) -> Ints:
+        """What followed the text's last two tokens where they stood before, at most `room`. (n,)"""
+        text, most = self.ids[0], min(self.lookup, room)
+        if most < 1 or len(text) < LOOKUP + 1:
+            return np.zeros(0, np.int64)
+        places = len(text) - LOOKUP
+        is_same = np.ones(places, bool)
+        for offset in range(LOOKUP):
+            is_same &= text[offset : offset + places] == text[places + offset]
+        if not is_same.any():
+            return np.zeros(0, np.int64)
+        start = int(np.flatnonzero(is_same)[-1]) + LOOKUP
+        guess = text[start : start + most]
+        is_end = np.isin(guess, (*self.limits.stops, -1 if (n := self.num_token_id) is None else n))
+        return guess[: int(is_end.argmax())] if is_end.any() else guess
+
+    def _read(self, new: Ints, guess: Ints) -> Float32:
+        """The model's state after `new` tokens (B, T), the last of the text, or after the last of
+        them and every token of `guess`. -> (B, H) or (1 + n, H)"""
+        self.passes += 1
+        ids = np.concatenate((new, guess[None]), axis=1) if len(guess) else new
+        x = self.model.embed(ids)
         if self.heads is not None and self.num_token_id is not None:
-            values = self.values[:, self.values.shape[1] - new.shape[1] :]
-            x = self.heads.embed_values(x, values, new == self.num_token_id)
-        return self.model.forward(x, self.cache, self.observe)[:, -1]
+            known = self.values[:, self.values.shape[1] - new.shape[1] :]
+            values = np.pad(known, ((0, 0), (0, len(guess))))
+            x = self.heads.embed_values(x, values, ids == self.num_token_id)
+        z = self.model.forward(x, self.cache, self.observe)
+        return z[0, -1 - len(guess) :] if len(guess) else z[:, -1]
 
-    def _choose(self, z: Float32, index: int) -> DecodeStep:
-        heads, settings = self.heads, self.settings
+    def _score(self, z: Float32, guessed: int = 0) -> Scored:
+        """The scores of every row of z; `guessed` + 1 rows are positions of one text."""
+        heads = self.heads
         if heads is None:
-            loc_scores = self.model.logits(z)
-            tokens = self._by_softmax(self._candidates(loc_scores, index), index)
-            return DecodeStep(tokens, np.zeros(len(z)), loc_scores)
-
+            return Scored(self.model.logits(z))
         u = heads.abduct(z)
         y = heads.number(u).loc
-        shift: Float32 | None = None
-        noise = self.noise.at(self._positions().tolist())
-        if noise is not None:
-            moved = heads.displacement(u, noise)
-            loc_scores, shift = heads.score_pair(u.loc, moved)
-            y = y + moved @ heads.value_weight
-        else:
-            loc_scores = heads.score(u.loc)
+        noise = self._noise(guessed)
+        if noise is None:
+            return Scored(heads.score(u.loc), None, u, self.space.decode(y))
+        moved = heads.displacement(u, noise)
+        loc_scores, shift = heads.score_pair(u.loc, moved)
+        return Scored(loc_scores, shift, u, self.space.decode(y + moved @ heads.value_weight))
+
+    def _noise(self, guessed: int) -> UNoise | None:
+        positions = self._positions()
+        if not guessed:
+            return self.noise.at(positions.tolist())
+        parts = [self.noise.at([int(positions[0]) + i]) for i in range(guessed + 1)]
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        eps = [part.exogenous for part in found if part.exogenous is not None]
+        values = np.concatenate([part.values for part in found])
+        return UNoise(values, found[0].regime, np.concatenate(eps) if eps else None)
+
+    def _choose(self, scored: Scored, index: int) -> DecodeStep:
+        heads, settings = self.heads, self.settings
+        loc_scores, u = scored.loc_scores, scored.u
         scores = self._candidates(loc_scores, index)
-        value = self.space.decode(y)
+        if heads is None or u is None or scored.values is None:
+            tokens = self._by_softmax(scores, index)
+            return DecodeStep(tokens, np.zeros(len(tokens)), loc_scores)
         if settings.mode == "compatible":
             if settings.normalization == "ovr":
                 scores = self._cut(self._one_vs_rest(heads, scores, u, heads.bar(loc_scores)))
@@ -151,8 +221,8 @@ class Generator:
                 lengths = self.noise.avoided_repeats()
                 scores = avoid_repeats(scores, self._texts(), lengths, self.num_token_id)
             bar = None if settings.mode == "causal" else heads.bar(loc_scores)
-            tokens = decide(settings.mode, scores, shift, u.scale, heads, bar)
-        return DecodeStep(tokens, value, loc_scores, u=u, y=value)
+            tokens = decide(settings.mode, scores, scored.shift, u.scale, heads, bar)
+        return DecodeStep(tokens, scored.values, loc_scores, u=u, y=scored.values)
 
     def _positions(self) -> Ints:
         """The position of the last token, among the row's tokens that are not padding. -> (B,)"""

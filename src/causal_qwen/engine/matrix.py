@@ -2,41 +2,56 @@
 
 Decoding reads every weight once per token, so memory bandwidth limits its speed. Rows are read in
 order, once: W x with W (N, K) is one dot product per row (`np.vecdot`); BLAS's matrix-vector
-product takes twice as long on one core. 16-bit weights are widened to float32 tile by tile, into a
-buffer that stays in cache. Tiles are large because each NumPy call ends by acquiring the GIL, for
-which threads compete.
+product takes twice as long on one core. Weights of 16 and 8 bits are widened to float32 tile by
+tile, into a buffer that stays in cache. Tiles are large because each NumPy call ends by acquiring
+the GIL, for which threads compete. A row of int8 weights has a scale, which multiplies its dot
+product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.engine import threads
-from causal_qwen.engine.weights import Float32, Stored, widen
+from causal_qwen.engine.kernels import Kernel
+from causal_qwen.engine.weights import SCALE, Float32, Stored, widen
 
 MIN_PARALLEL = 2**20  # multiplications from which waking other threads pays off
 WAKE_UP = 2**19  # multiplications that the first thread does while the others wake up
 TILE_SIZE = 2**20  # weights of a tile: widened, they stay in cache
-MAX_VECTORS = 8  # rows of x up to which vecdot is used; with more, matmul
+MAX_VECTORS = 3  # rows of x up to which vecdot is used; with more, matmul
+MAX_BATCH = 8  # rows of x up to which there are few calls: one matmul per tile, or a kernel
 TERMS_PER_SUM, ROWS_PER_SUM = 384, 512  # terms added at once, for this many rows of W: see _dot
 
 
 class Matrix:
-    """W (N, K), as stored. `absolute` products use |W|."""
+    """W (N, K), as stored; int8 weights have `scales` (N,). `absolute` products use |W|."""
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: Stored, scales: Stored | None = None) -> None:
         if stored.ndim != 2:
             raise ValueError(f"A matrix has two axes; this weight has the shape {stored.shape}.")
+        if (stored.dtype == np.int8) != (scales is not None):
+            raise ValueError(
+                f"A matrix of {stored.dtype} weights has {'no' if scales is None else 'row'} "
+                "scales; int8 weights need them, and only they."
+            )
         self.stored = np.ascontiguousarray(stored)
+        self.scales = None if scales is None else widen(scales).reshape(len(stored))
         self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
+        self.kernel: Kernel | None = None  # a compiled product with few vectors
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Stored], name: str) -> Matrix:
+        return cls(parameters[name], parameters.get(name + SCALE))
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         """Rows in float32, as in an embedding lookup. (...) -> (..., K)"""
-        return widen(self.stored[ids])
+        rows = widen(self.stored[ids])
+        return rows if self.scales is None else rows * self.scales[ids][..., None]
 
     def __call__(self, x: Float32) -> Float32:
         """W x. (..., K) -> (..., N)"""
@@ -53,7 +68,7 @@ class Matrix:
                 np.vecdot(np.abs(widen(part)), x, out=out[tile])
 
         threads.run([partial(work, share) for share in threads.shares(len(chosen))])
-        return out
+        return out if self.scales is None else out * self.scales[chosen]
 
     def row_norms(self) -> Float32:
         """||W_k||_1 of every row. -> (N,)"""
@@ -89,16 +104,26 @@ def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
     if matrix.stored.dtype == np.float32:
         _product(matrix.stored[rows], x, out[:, rows])
         return
+    most = MAX_BATCH if matrix.scales is not None else MAX_VECTORS
+    if matrix.kernel is not None and len(x) <= most:
+        scales = None if matrix.scales is None else matrix.scales[rows]
+        matrix.kernel(matrix.stored[rows], scales, x, out[:, rows])
+        return
     for tile in tiles(rows, matrix.shape[1]):
         weight = threads.scratch(tile.stop - tile.start, matrix.shape[1])
         np.copyto(weight, matrix.stored[tile])
         _product(weight, x, out[:, tile])
+    if matrix.scales is not None:
+        out[:, rows] *= matrix.scales[rows]
 
 
 def _product(weight: Float32, x: Float32, out: Float32) -> None:
     """(N, K), (M, K) -> out (M, N)"""
-    if len(x) > MAX_VECTORS:
+    if len(x) > MAX_BATCH:
         _dot(x, weight, out)
+    elif len(x) > MAX_VECTORS:
+        for tile in tiles(slice(0, len(weight)), weight.shape[1]):
+            out[:, tile] = (weight[tile] @ x.T).T
     elif len(x) == 1:
         np.vecdot(weight, x[0], out=out[0])
     else:

@@ -24,8 +24,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.decoding.context import context_length
 from causal_qwen.engine import threads
+from causal_qwen.engine.kernels import Kernel, can_compile
 from causal_qwen.engine.matrix import Matrix, project
-from causal_qwen.engine.weights import Float32, Stored, check_shapes, widen
+from causal_qwen.engine.weights import Float32, Stored, check_shapes, release, widen
 from causal_qwen.families import without_mark
 from causal_qwen.options import check_choice
 
@@ -34,7 +35,7 @@ Bools = NDArray[np.bool_]
 Observer = Callable[[str, Float32], None]
 
 BLOCK = 512  # tokens processed together by all layers
-MANY_KEYS = 2**19  # elements of a layer's keys from which its heads are divided among threads
+MANY_KEYS = 2**18  # elements of a layer's keys from which they are divided among threads
 SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
 LOWEST = np.finfo(np.float32).min  # the score of a masked key; finite, to avoid 0/0
 QWEN3 = ("qwen3", "causal_qwen3")
@@ -394,19 +395,32 @@ def attend(
 def _attend_from_one(
     query: Float32, key: Float32, value: Float32, padding: Bools | None
 ) -> Float32:
-    """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)"""
-    out = np.empty_like(query)
-    parts = min(threads.COUNT if key[0].size >= MANY_KEYS else 1, key.shape[1])
+    """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)
 
-    def work(heads: slice) -> None:
-        scores: Float32 = key[:, heads] @ query[:, heads].swapaxes(-1, -2)  # (B, K', S, G)
+    Each thread takes a part P of the keys, and mixes their values with weights exp(s - m) by the
+    part's own largest score m; the parts are added in proportion to their exp(m).
+    """
+    count = min(threads.COUNT if key[0].size >= MANY_KEYS else 1, key.shape[2])
+    shares = threads.shares(key.shape[2], count)
+    mixed = np.empty((len(shares), *query.shape), np.float32)  # (P, B, K, G, D)
+    largest, total = np.empty((2, len(shares), *query.shape[:3]), np.float32)  # (P, B, K, G)
+
+    def work(part: int) -> None:
+        near = shares[part]
+        scores: Float32 = key[:, :, near] @ query.swapaxes(-1, -2)  # (B, K, S', G)
         scores = np.ascontiguousarray(scores.swapaxes(-1, -2))
         if padding is not None:
-            np.copyto(scores, LOWEST, where=padding[:, None, None])
-        np.matmul(softmax_in_place(scores), value[:, heads], out=out[:, heads])
+            np.copyto(scores, LOWEST, where=padding[:, None, None, near])
+        np.max(scores, axis=-1, out=largest[part])
+        scores -= largest[part][..., None]
+        np.exp(scores, out=scores)
+        np.sum(scores, axis=-1, out=total[part])
+        np.matmul(scores, value[:, :, near], out=mixed[part])
 
-    threads.run([partial(work, share) for share in threads.shares(key.shape[1], parts)])
-    return out
+    threads.run([partial(work, part) for part in range(len(shares))])
+    weight = np.exp(largest - largest.max(axis=0))
+    weight /= (weight * total).sum(axis=0)
+    return (weight[..., None] * mixed).sum(axis=0)
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
@@ -486,7 +500,7 @@ class Layer:
             return vector(name) if f"{prefix}.{name}" in parameters else None
 
         def matrix(name: str) -> Matrix:
-            return Matrix(parameters[f"{prefix}.{name}.weight"])
+            return Matrix.of(parameters, f"{prefix}.{name}.weight")
 
         return cls(
             input_norm=vector("input_layernorm.weight"),
@@ -556,11 +570,19 @@ class Qwen2:
         self.embedding = Matrix(parameters["model.embed_tokens.weight"])  # (V, H)
         self.norm = widen(parameters["model.norm.weight"])  # (H,)
         tied = config.tie_word_embeddings
-        self.head = self.embedding if tied else Matrix(parameters["lm_head.weight"])  # (V, H)
+        self.head = self.embedding if tied else Matrix.of(parameters, "lm_head.weight")  # (V, H)
+        if not tied:
+            release(self.embedding.stored)  # few of its rows are read
         self.layers = [
             Layer.of(parameters, f"model.layers.{layer}")
             for layer in range(config.num_hidden_layers)
         ]
+
+    def use(self, kernel: Kernel | None) -> None:
+        """Multiply 8- and 16-bit weights by a compiled kernel, or (None) by NumPy."""
+        parts = (value for layer in self.layers for value in vars(layer).values())
+        for matrix in (self.head, *(part for part in parts if isinstance(part, Matrix))):
+            matrix.kernel = kernel if can_compile(matrix.stored) else None
 
     def embed(self, ids: Ints) -> Float32:
         """(B, T) -> (B, T, H)"""

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from causal_qwen.engine.weights import file_named, read_optional_json
-from causal_qwen.options import NUMBER_READINGS, check_choice
-from causal_qwen.text.numerals import PLACEHOLDER, render
+from causal_qwen.options import NUMBER_READINGS, PLACEHOLDER, check_choice
 from causal_qwen.text.segmentation import (
     interleave,
     special_affixes,
@@ -129,11 +128,17 @@ class TextReader:
             self.tokenizer.decode(ids[a + 1 : b].tolist(), skip_special_tokens=skip_special_tokens)
             for a, b in pairwise(edges)
         ]
-        return interleave(texts, [render(float(values[i]), digits) for i in positions])
+        return interleave(texts, [_render(float(values[i]), digits) for i in positions])
 
     def show(self, token: int, value: float = 0.0) -> str:
         """One token as text, special tokens included."""
         if token == self.num_token_id:
-            return render(value)
+            return _render(value)
         text = self.tokenizer.decode([token], skip_special_tokens=False)
         return text or self.tokenizer.id_to_token(token) or f"#{token}"
+
+
+def _render(value: float, digits: int = 6) -> str:
+    from causal_qwen.text.numerals import render  # compiles the grammar: slow to import
+
+    return render(value, digits)

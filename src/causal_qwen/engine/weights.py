@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,13 +22,14 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-Stored = NDArray[Any]  # float32, float16 or bfloat16
+Stored = NDArray[Any]  # float32, float16, bfloat16, or int8 with a tensor of scales
 Float32 = NDArray[np.float32]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16}
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16, "I8": np.int8}
 INFINITY = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits
 TILE = 2**16  # numbers checked at once: they stay in cache
+SCALE = "_scale"  # after the name of an int8 matrix: the tensor of its scales, one per row
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -160,8 +162,8 @@ def _map_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Stored]:
     for name, (dtype, shape, begin, end) in header.items():
         if dtype not in DTYPES:
             raise ValueError(
-                f"{name} in {path} is stored as {dtype}; only float32, float16 and bfloat16 can "
-                "be read; save the model in one of them."
+                f"{name} in {path} is stored as {dtype}; only float32, float16, bfloat16 and int8 "
+                "can be read; save the model in one of them."
             )
         # plain arrays over the map: slicing a np.memmap costs microseconds
         tensors[name] = np.asarray(data[begin:end]).view(DTYPES[dtype]).reshape(shape)
@@ -205,6 +207,8 @@ def check_finite(tensors: Mapping[str, Stored], where: str) -> None:
     """Refuse NaN and infinity. Reads all data."""
     broken = []
     for name, stored in tensors.items():
+        if stored.dtype == np.int8:
+            continue
         words = _as_words(stored)
         if not (np.isfinite(stored).all() if words is None else is_finite(*words)):
             broken.append(name)
@@ -222,11 +226,36 @@ def _as_words(stored: Stored) -> tuple[NDArray[Any], int] | None:
 
 
 def is_finite(words: NDArray[Any], infinity: int) -> bool:
-    """Whether no exponent is all ones: with integers, much faster than `isfinite` of bfloat16."""
+    """Whether no exponent is all ones: with integers, much faster than `isfinite` of bfloat16.
+
+    float32 has a faster test: a finite sum of squares has finite terms. It may overflow.
+    """
     flat = words.reshape(-1)
+    if flat.dtype == np.uint32:
+        numbers = flat.view(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.dot(numbers, numbers)):
+                return True
     magnitude = flat.dtype.type(np.iinfo(flat.dtype).max >> 1)  # all bits but the sign
     tiles = (flat[start : start + TILE] for start in range(0, len(flat), TILE))
     return all((tile & magnitude).max() < infinity for tile in tiles)
+
+
+def release(stored: Stored) -> None:
+    """Give back the memory of a mapped tensor; what is read again is mapped again.
+
+    Pages that a check has read count as this process's memory until then.
+    """
+    base: Any = stored
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = base.base if isinstance(base, np.ndarray) else None
+    if base is None or not hasattr(base, "madvise"):  # in memory; Windows
+        return
+    first = stored.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (first + stored.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if size > 0:
+        base.madvise(mmap.MADV_DONTNEED, start, size)
 
 
 def listed(names: Iterable[str], shown: int = 3) -> str:

@@ -23,7 +23,7 @@ from causal_qwen.decoding.decision import (
     decide,
     margin,
 )
-from causal_qwen.decoding.noise import DecodingNoise
+from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.modeling.action import head_weight
 from causal_qwen.modeling.cauchy import Cauchy
@@ -177,6 +177,15 @@ class DecisionProcessor(LogitsProcessor):
                 cached[1],
             )
         return self._head
+
+
+def to_tensors(noise: UNoise, like: Tensor) -> UNoise:
+    """Noise in NumPy's arrays -> in float32 on the device of `like`."""
+    values, exogenous = (
+        None if array is None else torch.from_numpy(array).to(like.device, torch.float32)
+        for array in (noise.values, noise.exogenous)
+    )
+    return UNoise(values, noise.regime, exogenous)
 
 
 def is_plain(weight: Tensor) -> bool:

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput, logging
 
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_given, resolve_settings
-from causal_qwen.generation.logits import DecisionProcessor
+from causal_qwen.generation.logits import DecisionProcessor, to_tensors
 from causal_qwen.generation.values import ValueTracker
 from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.options import NOISY_MODES
@@ -317,13 +317,7 @@ class CausalGenerationMixin:
 def noise_at(noise: DecodingNoise, position_ids: Tensor) -> UNoise | None:
     """The noise of the last position of every row, as tensors. (B, T) -> (B, C)"""
     at = noise.at(position_ids[:, -1].tolist())
-    if at is None:
-        return None
-    values, exogenous = (
-        None if array is None else torch.from_numpy(array).to(position_ids.device, torch.float32)
-        for array in (at.values, at.exogenous)
-    )
-    return UNoise(values, at.regime, exogenous)
+    return None if at is None else to_tensors(at, position_ids)
 
 
 def _without_softmax(

@@ -42,9 +42,11 @@ class TokenStream:
         )
         self.start = self.ids.shape[1]
         self.lengths = [0] * len(self.ids)  # of the rows' new tokens, without the end-of-text token
-        self._state = None
+        self._state: Tensor | None = None
+        device = self.model.device  # of which softmax draws its random numbers
+        self._device = device if device.type in ("cuda", "xpu") else torch.device("cpu")
         if self.seed is not None:
-            self._state = torch.Generator().manual_seed(self.seed).get_state()
+            self._state = torch.Generator(self._device).manual_seed(self.seed).get_state()
 
     def __iter__(self) -> Iterator[list[str]]:
         """The new text of every row after each token, until all rows have ended."""
@@ -89,15 +91,22 @@ class TokenStream:
 
     @contextlib.contextmanager
     def _random_state(self) -> Iterator[None]:
-        """Softmax sampling draws from torch's global state: set it, and restore it afterwards, so
-        that the tokens are those of one call after `manual_seed(seed)`."""
+        """Softmax sampling draws from the global state of the model's device: set it, and restore
+        it afterwards, so that the tokens are those of one call after `manual_seed(seed)`."""
         if self._state is None:
             yield
             return
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._state)
+        if self._device.type == "cpu":
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self._state)
+                yield
+                self._state = torch.get_rng_state()
+            return
+        states = torch.get_device_module(self._device)
+        with torch.random.fork_rng(devices=[self._device], device_type=self._device.type):
+            states.set_rng_state(self._state, self._device)
             yield
-            self._state = torch.get_rng_state()
+            self._state = states.get_rng_state(self._device)
 
 
 def stream_text(

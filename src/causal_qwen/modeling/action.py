@@ -204,14 +204,28 @@ def row_norms(weight: Tensor) -> Tensor:
 def score_pair(
     loc: Tensor, shift: Tensor, head: nn.Module, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(W loc + bias, capped; W shift) while reading W once. (B, C), (B, C) -> (B, V), (B, V)
+    """(W loc + bias, capped; W shift) while reading W once. (B, C), (N, C) -> (B, V), (N, V)
 
     The shift is normalised before the half-precision product: Cauchy noise overflows fp16.
     """
-    shift = shift.float()
-    size = shift.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    stacked = torch.cat([loc, (shift / size).to(loc.dtype)])  # (2B, C)
-    loc_scores, shift_scores = apply_head(head, stacked, paired=True).chunk(2)
+    shift, size = _normalized(shift)
+    stacked = torch.cat([loc, shift.to(loc.dtype)])  # (B + N, C)
+    scores = apply_head(head, stacked, paired=True)
+    loc_scores, shift_scores = scores[: len(loc)], scores[len(loc) :]
     if (bias := getattr(head, "bias", None)) is not None:
         loc_scores = loc_scores + bias
     return capped(loc_scores, softcap), shift_scores.float() * size
+
+
+def score_shift(shift: Tensor, head: nn.Module, dtype: torch.dtype) -> Tensor:
+    """W shift alone, as in `score_pair`. (B, C) -> (B, V)"""
+    shift, size = _normalized(shift)
+    scores: Tensor = apply_head(head, shift.to(dtype), paired=True)
+    return scores.float() * size
+
+
+def _normalized(shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row divided by its largest coordinate, and that. (B, C) -> (B, C), (B, 1)"""
+    shift = shift.float()
+    size = shift.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    return shift / size, size

@@ -126,7 +126,7 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     valid = (labels != IGNORE).nonzero().squeeze(-1)
     settings = LossSettings(
         *chain.weights,
-        chunk=_chunk_size(config, len(valid)),
+        chunk=chunk_size(config, len(valid)),
         is_fast=config.loss_precision == "fast" or u.loc.dtype == torch.bfloat16,
         has_bar=chain.decision.has_bar,
     )
@@ -168,7 +168,7 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
         p_number = number.sf(decision.threshold[k]).squeeze(-1)
         return ovr, ce, p_number
 
-    chunks = (x.split(_chunk_size(config, len(labels))) for x in (u.loc, u.scale, labels))
+    chunks = (x.split(chunk_size(config, len(labels))) for x in (u.loc, u.scale, labels))
     run = partial(checkpoint, sums, use_reentrant=False) if torch.is_grad_enabled() else sums
     ovrs, ces, p_number = zip(*(run(*chunk) for chunk in zip(*chunks, strict=True)), strict=True)
     ovr, ce = torch.stack(ovrs).sum(), torch.stack(ces).sum()
@@ -176,12 +176,15 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     return cls_weight * ovr + ce_weight * ce, ovr, ce, torch.cat(p_number)
 
 
-def _chunk_size(config: CausalConfig, positions: int) -> int:
+def chunk_size(config: CausalConfig, positions: int) -> int:
+    """Positions whose scores exist at once: chunks of equal length, of at most 200 MB of scores;
+    with the bar, which keeps softmax beside the scores, of 270 MB of both."""
     if isinstance(config.loss_chunk_size, int):
         return config.loss_chunk_size
     most = AUTO_CHUNK_ELEMENTS // config.vocab_size
-    most = most // 2 if config.threshold_context != "none" else most  # softmax beside the scores
-    return max(min(most - most % 64 or most, positions), 1)
+    most = max(most * 2 // 3 if config.threshold_context != "none" else most, 1)
+    chunks = max(-(-positions // most), 1)
+    return max(-(-positions // chunks), 1)
 
 
 def _encode_targets(

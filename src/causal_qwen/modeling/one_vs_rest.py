@@ -17,8 +17,10 @@ share of the gradient by the bar:
 It then sums to 0 over the tokens, as softmax's does: L does not change when all scores move.
 
 The gradients are computed together with the loss, chunk by chunk of positions, so a chunk's scores
-exist once: one (chunk, V) buffer, processed in slices that fit into the CPU cache.
-Products with |W| add positive terms only, so they may run in bfloat16 (relative error 4e-3).
+exist once: one (chunk, V) buffer, with the bar one more for softmax, processed in slices that fit
+into the CPU cache.
+Products with |W| add positive terms only, so they may run in bfloat16 (relative error 4e-3), where
+the processor has it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from torch.nn import functional as F
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
 
-BLOCK = 8192  # tokens whose |W| exists at once
+BLOCK = 4096  # tokens whose |W| exists at once
 TILE = 2**17  # scores processed at once: 512 KB in float32
 
 
@@ -123,11 +125,17 @@ def _sums_and_gradients(
     u, head = Cauchy(*inputs[:2]), HeadParams(*inputs[2:])  # type: ignore[arg-type]
     gradients = _Gradients(inputs, needs)
     sums = torch.zeros(2, dtype=torch.float64, device=labels.device)
+    shape = min(settings.chunk, len(labels)), len(head.weight)
+    scores = head.weight.new_empty(shape, dtype=_wide(dtype))  # the same memory for every chunk
+    softmax = None
+    if settings.has_bar and gradients.is_needed:
+        softmax = scores.new_empty(shape, dtype=_gradient_dtype(dtype))
     with torch.autocast(device_type=labels.device.type, enabled=False):
         for start in range(0, len(labels), settings.chunk):
             n = slice(start, start + settings.chunk)
-            chunk_u = Cauchy(u.loc[n].to(dtype), u.scale[n])
-            sums += _Chunk(chunk_u, head, labels[n], settings, gradients, n).run()
+            chunk_u, y = Cauchy(u.loc[n].to(dtype), u.scale[n]), labels[n]
+            buffers = (scores[: len(y)], None if softmax is None else softmax[: len(y)])
+            sums += _Chunk(chunk_u, head, y, settings, gradients, n, buffers).run()
     pairs = zip(gradients.buffers, inputs, strict=True)
     return sums, [None if g is None or x is None else g.to(x.dtype) for g, x in pairs]
 
@@ -155,41 +163,64 @@ class _Chunk:
         settings: LossSettings,
         gradients: _Gradients,
         positions: slice,
+        buffers: tuple[Tensor, Tensor | None],
     ) -> None:
-        scores = u.loc @ head.weight.to(u.loc.dtype).T
-        self.scores = scores.to(_wide(scores.dtype))  # (n, V)
-        if head.bias is not None:
-            self.scores += head.bias.to(self.scores)
+        """`buffers`: memory for the scores and, for the gradient by the bar, softmax. (n, V)"""
         self.u, self.head, self.settings = u, head, settings
         self.gradients, self.positions = gradients, positions
         self.labels = labels.unsqueeze(-1)  # (n, 1)
+        self.scores, self.softmax = buffers
+        self._compute_scores()
         self.mean_scale = u.scale.mean(-1).to(self.scores)  # (n,)
-        self.softmax: Tensor | None = None  # (n, V), for the gradient by the bar
 
     def run(self) -> Tensor:
         """The sums of L_cls and CE. -> (2,)"""
         at_label = self.scores.gather(-1, self.labels)  # (n, 1)
-        is_total_needed = self.settings.ce_weight or self.settings.has_bar
-        log_total = self._logsumexp() if is_total_needed else at_label
-        ce = (log_total - at_label).double()
         if self.settings.has_bar:
-            self.scores -= log_total
-            if self.gradients.is_needed:
-                self.softmax = torch.empty_like(self.scores)
+            log_total = self._subtract_bar()
+        else:
+            log_total = self._logsumexp() if self.settings.ce_weight else at_label
+        ce = (log_total - at_label).double()
         ovr = torch.zeros_like(ce)
-        for start in range(0, self.scores.shape[1], BLOCK):
-            ovr += self._block(slice(start, start + BLOCK), log_total)
+        for tokens in self._blocks():
+            ovr += self._block(tokens, log_total)
         if self.softmax is not None:
             self._add_bar_gradients(self.softmax)
         if self.gradients.is_needed:
             self._add_score_gradients()
         return torch.cat([ovr, ce], dim=-1).sum(0)
 
+    def _compute_scores(self) -> None:
+        """W loc + bias."""
+        loc, weight = self.u.loc, self.head.weight
+        if loc.dtype == weight.dtype == self.scores.dtype:
+            torch.mm(loc, weight.T, out=self.scores)
+        else:  # products and W in another dtype exist for a block at a time
+            for tokens in self._blocks():
+                self.scores[:, tokens] = loc @ weight[tokens].to(loc.dtype).T
+        if self.head.bias is not None:
+            self.scores += self.head.bias.to(self.scores)
+
+    def _subtract_bar(self) -> Tensor:
+        """From scores to scores over the bar, in place; softmax is kept. -> the bar (n, 1)"""
+        bars = []
+        for rows in self._tiles(self.scores.shape[1]):
+            scores = self.scores[rows]
+            top = scores.amax(-1, keepdim=True)
+            softmax = scores.sub_(top).exp()
+            total = softmax.sum(-1, keepdim=True)
+            scores.sub_(total.log())
+            if self.softmax is not None:
+                torch.div(softmax, total, out=self.softmax[rows])
+            bars.append(top + total.log())
+        return torch.cat(bars)
+
     def _block(self, tokens: slice, log_total: Tensor) -> Tensor:
         """One-vs-rest terms of some tokens, summed for every position. -> (n, 1)"""
         cls_weight, ce_weight = self.settings[:2]
         threshold = self.head.threshold[tokens].to(self.scores)
-        dtype = torch.bfloat16 if self.settings.is_fast else self.u.scale.dtype
+        is_bfloat16 = self.settings.is_fast and has_bfloat16(self.scores.device)
+        dtype = torch.bfloat16 if is_bfloat16 else self.u.scale.dtype
         abs_weight = self.head.weight[tokens].abs().to(dtype)
         noise = self.head.decision_noise[tokens].abs().to(self.scores)
         scale = (self.u.scale.to(dtype) @ abs_weight.T).to(self.scores)  # (n, block)
@@ -216,9 +247,7 @@ class _Chunk:
                 gradient.scatter_(-1, index[rows], new)
             by_loc, by_scale = tile_gradient
             by_threshold -= by_loc.sum(0)
-            if self.softmax is not None:
-                torch.exp(tile.loc, out=self.softmax[rows, tokens])
-            elif ce_weight:
+            if ce_weight and self.softmax is None:
                 by_loc.add_((tile.loc - log_total[rows]).exp_(), alpha=ce_weight)
             tile.loc.copy_(by_loc)
             tile.scale.copy_(by_scale)
@@ -264,27 +293,27 @@ class _Chunk:
 
     def _add_score_gradients(self) -> None:
         """From the scores to loc_U, W and the bias."""
-        gradients = self.gradients
-        dtype = self.u.loc.dtype if self.u.loc.dtype != torch.float16 else torch.float32
-        by_score = self.scores.to(dtype)
+        gradients, dtype = self.gradients, _gradient_dtype(self.u.loc.dtype)
+        loc = self.u.loc.to(dtype)
         if gradients.bias is not None:
             gradients.bias += self.scores.sum(0)
-        if gradients.loc is not None:
-            by_loc = by_score @ self.head.weight.to(dtype)
-            gradients.loc[self.positions] = by_loc.to(gradients.loc)
-        if gradients.weight is not None:
-            loc = self.u.loc.to(dtype)
-            if gradients.weight.dtype == dtype:
-                gradients.weight.addmm_(by_score.T, loc)
-            else:
-                for start in range(0, len(gradients.weight), BLOCK):
-                    tokens = slice(start, start + BLOCK)
-                    gradients.weight[tokens] += by_score[:, tokens].T @ loc
+        for tokens in self._blocks():
+            by_score = self.scores[:, tokens].to(dtype)
+            if gradients.loc is not None:
+                gradients.loc[self.positions] += by_score @ self.head.weight[tokens].to(dtype)
+            if gradients.weight is not None and gradients.weight.dtype == dtype:
+                gradients.weight[tokens].addmm_(by_score.T, loc)
+            elif gradients.weight is not None:
+                gradients.weight[tokens] += by_score.T @ loc
 
     def _logsumexp(self) -> Tensor:
         """(n, 1), without a copy of the scores."""
         tiles = self._tiles(self.scores.shape[1])
         return torch.cat([self.scores[rows].logsumexp(-1, keepdim=True) for rows in tiles])
+
+    def _blocks(self) -> list[slice]:
+        """Tokens whose |W| exists at once."""
+        return [slice(start, start + BLOCK) for start in range(0, len(self.head.weight), BLOCK)]
 
     def _tiles(self, width: int) -> list[slice]:
         """Rows processed at once."""
@@ -317,7 +346,21 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def _gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of products with the gradients by scores, which overflow float16."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
 def _product_dtype(weight: Tensor) -> torch.dtype:
-    """Dtype of products with W: autocast's, else that of W."""
+    """Dtype of products with W: autocast's, else that of W; float32 instead of bfloat16 where the
+    processor has none."""
     kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if is_cast else weight.dtype
+    is_missing = dtype == torch.bfloat16 and not has_bfloat16(weight.device)
+    return torch.float32 if is_missing else dtype
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """False on processors that emulate bfloat16: products take 8 to 70 times float32's time."""
+    return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()

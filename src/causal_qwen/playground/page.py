@@ -135,7 +135,7 @@ def build(state: AppState, files: Path) -> gr.Blocks:
             f"then decides what this individual writes. Model: `{state.name}`."
         )
         mine = gr.State(individuals.draw_first(state.model))
-        with gr.Tabs():
+        with gr.Tabs(overflow_behavior="wrap"):  # a menu hides the last on some phones
             with gr.Tab("Generate"):
                 _generate_tab(state)
             with gr.Tab("Individuals"):

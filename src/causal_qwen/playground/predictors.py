@@ -2,15 +2,16 @@
 
 The number head of a freshly converted model is random, so a `CausalTextRegressor` is fitted on a
 real table first: the petal length of an iris, given its other measurements. Regressors saved by
-`causal-qwen fit`, and models trained on values, are predictors too.
+`causal-qwen fit`, and models trained on values, are predictors too. A regressor that reads columns
+is asked with a line for every column, "carat = 0.9".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from pandas import DataFrame
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.paths import cache_directory
 from causal_qwen.playground.text_edits import DragRange
+from causal_qwen.regression.cells import is_missing, read_cell
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import features
 from causal_qwen.regression.iris import iris_table
@@ -149,10 +151,13 @@ def from_directory(path: str, opened: OpenModel) -> Predictor:
     target = next(iter(regressor.targets_))
     is_calibrated = regressor.targets_[target].conformal is not None
     kind = "calibrated" if is_calibrated else "uncalibrated Cauchy"
+    note = f"{path}: {kind} intervals."
+    if regressor.source_ is not None and regressor.columns_ is not None:
+        return from_columns(regressor, target, f"{note} A line for every column.")
     example = ""  # of a table: the sentence of a row whose cells are all unknown
     if regressor.columns_ is not None:
         example = regressor.sentences(DataFrame([dict.fromkeys(regressor.columns_)]))[0]
-    return from_regressor(regressor, target, f"{path}: {kind} intervals.", example)
+    return from_regressor(regressor, target, note, example)
 
 
 def from_regressor(regressor: CausalTextRegressor, name: str, note: str, example: str) -> Predictor:
@@ -160,18 +165,71 @@ def from_regressor(regressor: CausalTextRegressor, name: str, note: str, example
     reader = regressor.of_sentences()
     target = next(iter(reader.targets_))
 
-    def distribution(texts: list[str]) -> NumberPrediction:
-        found = reader.predict_distribution(texts)
-        return found[target] if isinstance(found, dict) else found
-
-    def interval(texts: list[str], level: float) -> tuple[Array, Array]:
-        low, high = reader.predict_interval(texts, level)
-        return (low, high) if low.ndim == 1 else (low[:, 0], high[:, 0])
-
     def counterfactual(text: str, observed: float, other: str) -> NumberCounterfactual:
         return reader.counterfactual(text, observed, {TEXT: other}, target=target)
 
+    return _predictor(reader, name, note, example, lambda texts: texts, counterfactual)
+
+
+def from_columns(regressor: CausalTextRegressor, name: str, note: str) -> Predictor:
+    """A regressor that reads columns, asked with lines; the example is a typical training row."""
+    columns, target = list(regressor.columns_ or ()), next(iter(regressor.targets_))
+
+    def rows(texts: list[str]) -> DataFrame:
+        return DataFrame([read_lines(text, columns) for text in texts], dtype=object)
+
+    def counterfactual(text: str, observed: float, other: str) -> NumberCounterfactual:
+        before, after = (read_lines(one, columns) for one in (text, other))
+        changes = {name: after[name] for name in columns if str(after[name]) != str(before[name])}
+        return regressor.counterfactual(before, observed, changes, target=target)
+
+    return _predictor(
+        regressor, name, note, write_lines(regressor.baseline_, columns), rows, counterfactual
+    )
+
+
+def _predictor(
+    regressor: CausalTextRegressor,
+    name: str,
+    note: str,
+    example: str,
+    inputs: Callable[[list[str]], Any],
+    counterfactual: Callable[[str, float, str], NumberCounterfactual],
+) -> Predictor:
+    """Of the first target; `inputs`: texts as the regressor takes them."""
+    target = next(iter(regressor.targets_))
+
+    def distribution(texts: list[str]) -> NumberPrediction:
+        found = regressor.predict_distribution(inputs(texts))
+        return found[target] if isinstance(found, dict) else found
+
+    def interval(texts: list[str], level: float) -> tuple[Array, Array]:
+        low, high = regressor.predict_interval(inputs(texts), level)
+        return (low, high) if low.ndim == 1 else (low[:, 0], high[:, 0])
+
     return Predictor(name, note, example, distribution, interval, counterfactual)
+
+
+def write_lines(row: DataFrame, columns: Sequence[str]) -> str:
+    """A table of one row as lines, "carat = 0.9"; nothing after the sign where a cell is empty."""
+    cells = {name: "" if is_missing(str(row[name].iloc[0])) else row[name].iloc[0] for name in row}
+    return "\n".join(f"{name} = {cells[name]}".rstrip() for name in columns)
+
+
+def read_lines(text: str, columns: Sequence[str]) -> dict[str, Any]:
+    """The inverse of `write_lines`; columns without a line are empty."""
+    cells: dict[str, Any] = dict.fromkeys(columns)
+    for line in filter(None, map(str.strip, text.splitlines())):
+        named = (n for n in columns if line.startswith(n) and line[len(n) :].lstrip()[:1] == "=")
+        name = max(named, key=len, default=None)
+        if name is None:
+            raise ValueError(
+                f"{line!r} is no column and its value; write a line such as {columns[0]} = 1, for "
+                f"any of {', '.join(columns)}."
+            )
+        value = line[len(name) :].lstrip()[1:].strip()
+        cells[name] = None if is_missing(value) else read_cell(value)
+    return cells
 
 
 def from_model(model: CausalModel, processor: Processor) -> Predictor:

@@ -129,7 +129,7 @@ def _check_gradio() -> None:
 
 
 def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> None:
-    import uvicorn
+    from causal_qwen.serving.connections import serve_app
 
     bound.listen()  # a browser that comes before the server waits
     _, port = bound.getsockname()[:2]
@@ -141,18 +141,4 @@ def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> N
     print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
     if open_browser:
         webbrowser.open(address)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-        )
-    )
-    try:
-        server.run(sockets=[bound])  # raises the signal that has ended it
-    except KeyboardInterrupt:
-        print("\nClosed.", flush=True)
+    serve_app(app, bound, max_connections=MAX_CONNECTIONS, close_seconds=CLOSE_SECONDS)

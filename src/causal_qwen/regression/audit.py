@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.regression.credibility import find_credibility
+from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.frames import require_pandas
 from causal_qwen.regression.rows import LINE
 from causal_qwen.regression.table_files import table_kind
@@ -62,7 +62,8 @@ def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
     scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
     known = np.empty(0) if target.conformal is None else target.conformal.scores
     both = np.concatenate([known, scores])
-    credibility = find_credibility(both, np.ones(len(both))).probability[len(known) :]
+    least = NEGLIGIBLE / float(y_dist.scale.median()) if len(scores) else 0.0
+    credibility = find_credibility(both, np.ones(len(both)), least).probability[len(known) :]
     return _judged(target, labels, y_dist, credibility, scores)
 
 

@@ -114,19 +114,20 @@ def located(source: Source, record: Record | None) -> Source:
     return record["path"]
 
 
-def open_shared(source: Source, verbose: bool) -> Pair:
-    """The backbone, to be read only: opened once for all regressors."""
+def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str = "auto") -> Pair:
+    """The backbone, to be read only: opened once for all regressors; an `OpenModel` is where and
+    what it is."""
     if isinstance(source, OpenModel):
         return source.processor, source.model
     path = _path(source, verbose)
-    return _open_cached(path, _file_identities(path))
+    return _open_cached(path, _file_identities(path), device, dtype)
 
 
-def open_copy(source: Source, verbose: bool) -> Pair:
+def open_copy(source: Source, verbose: bool, device: str = "cpu", dtype: str = "auto") -> Pair:
     """The backbone once more, to be trained."""
     if isinstance(source, OpenModel):
         return copy.deepcopy((source.processor, source.model))
-    return open_model(_path(source, verbose))
+    return open_model(_path(source, verbose), device, dtype)
 
 
 def _path(source: Source, verbose: bool) -> Path:
@@ -144,5 +145,7 @@ def _file_identities(path: Path) -> tuple[tuple[str | int, ...], ...]:
 
 
 @lru_cache(maxsize=1)
-def _open_cached(path: Path, identities: tuple[tuple[str | int, ...], ...]) -> Pair:
-    return open_model(path)
+def _open_cached(
+    path: Path, identities: tuple[tuple[str | int, ...], ...], device: str, dtype: str
+) -> Pair:
+    return open_model(path, device, dtype)

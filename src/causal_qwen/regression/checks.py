@@ -14,6 +14,7 @@ from causal_qwen.modeling.value_space import LARGEST
 
 CURE = "restore the file, or fit again"
 SHOWN = 60  # characters of a value in a message
+MOST_NESTED = 20  # objects and lists inside each other
 
 Check = tuple[Callable[[Any], bool], str]  # of a value, and what it must be
 
@@ -81,11 +82,23 @@ def read_json(file: Path) -> dict[str, Any]:
 
     try:
         found = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse)
+        _check_depth(found)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}); {CURE}.") from None
     if not isinstance(found, dict):
         raise ValueError(f"{file} is damaged (a {type(found).__name__}, not an object); {CURE}.")
     return found
+
+
+def _check_depth(found: Any) -> None:
+    """Refuse nesting that would exhaust the stack where a value is shown."""
+    level = [found]
+    for _ in range(MOST_NESTED):
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [v for values in inner for v in values if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"nested more than {MOST_NESTED} deep")
 
 
 def check_field(file: Path, field: str, value: Any, check: Check) -> None:

@@ -82,20 +82,13 @@ def fit_csv(
     """
     if calibration is not None and not 0 <= calibration < 1:
         raise ValueError(f"calibration={calibration} must be a share of rows, 0 to below 1.")
-    if group is not None and time is not None:
-        raise ValueError("group and time both decide the splits; give one of them.")
     check_target_names(targets)
     check_output_directory(output, overwrite)
     model = settings.get("model")
     check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
-    cv = None
-    if time is not None:
-        from sklearn.model_selection import TimeSeriesSplit
-
-        cv = TimeSeriesSplit()
     regressor = CausalTextRegressor(
-        random_state=seed, columns=list(columns) or None, cv=cv, **settings
+        random_state=seed, columns=list(columns) or None, cv=_splitter(group, time), **settings
     )
     roles = [one for one in (weight, group, time, trusted) if one is not None]
     with _collected(notes):
@@ -149,24 +142,49 @@ def audit_csv(
     targets: Sequence[str],
     *,
     columns: Sequence[str] = (),
+    group: str | None = None,
+    time: str | None = None,
     seed: int = 0,
     separator: str | None = None,
     encoding: str | None = None,
     decimal: str | None = None,
     **settings: Any,
 ) -> tuple[Any, list[str]]:
-    """The rows of a file by the credibility of their labels (`audit`), and notes."""
+    """The rows of a file by the credibility of their labels (`audit`), and notes. `group` and
+    `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
     check_target_names(targets)
     notes: list[str] = []
-    regressor = CausalTextRegressor(random_state=seed, columns=list(columns) or None, **settings)
+    regressor = CausalTextRegressor(
+        random_state=seed, columns=list(columns) or None, cv=_splitter(group, time), **settings
+    )
     if regressor.reads_sentences():
         raise ValueError("an audit cross-validates; give another --source beside the model.")
+    roles = [one for one in (group, time) if one is not None]
     with _collected(notes):
         table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
-        frame = _typed_rows(table, targets, columns, None)
-        used = _used_columns(frame, targets, columns, (), settings)
-        regressor.fit(frame[used], targets[0] if len(targets) == 1 else list(targets))
+        frame = _typed_rows(table, targets, columns, None, roles)
+        used = _used_columns(frame, targets, columns, roles, settings)
+        if time is not None:
+            frame = frame.iloc[_by_time(frame[time], time)]
+        elif group is not None:
+            frame = frame.iloc[_by_group(frame[group], np.arange(len(frame)))]
+        regressor.fit(
+            frame[used],
+            targets[0] if len(targets) == 1 else list(targets),
+            groups=frame[group].astype(str).to_numpy() if group else None,
+        )
     return regressor.suspicious(), notes
+
+
+def _splitter(group: str | None, time: str | None) -> Any:
+    """Of rows in the order of `time`; None splits by groups, or at random."""
+    if group is not None and time is not None:
+        raise ValueError("group and time both decide the splits; give one of them.")
+    if time is None:
+        return None
+    from sklearn.model_selection import TimeSeriesSplit
+
+    return TimeSeriesSplit()
 
 
 def what_if_csv(
@@ -178,6 +196,7 @@ def what_if_csv(
     observed: float | None = None,
     target: str | None = None,
     cache: bool | None = None,
+    device: str = "auto",
     separator: str | None = None,
     encoding: str | None = None,
     decimal: str | None = None,
@@ -188,7 +207,7 @@ def what_if_csv(
     table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
     if not 1 <= row <= len(table):
         raise ValueError(f"row {row} is not in {data}, which has rows 1 to {len(table)}.")
-    regressor = CausalTextRegressor.load(model)
+    regressor = CausalTextRegressor.load(model, device=device)
     if cache is not None:
         regressor.set_params(cache=cache)
     name = regressor.target_name(target)
@@ -207,19 +226,22 @@ def report_csv(
     model: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     targets: Sequence[str] = (),
+    device: str = "auto",
+    **dialect: str | None,
 ) -> Path:
     """Pictures of a saved regressor (`report`), in the directory MODEL-report; returns the page.
 
-    `data` has rows that `fit` has not seen; `targets` are its columns, in the order of `fit`.
+    `data` has rows that `fit` has not seen; `targets` are its columns, in the order of `fit`;
+    `dialect` are the `separator`, `encoding` and `decimal` of a text file.
     """
-    regressor = CausalTextRegressor.load(model)
+    regressor = CausalTextRegressor.load(model, device=device)
     regressor.set_params(verbose=False)
     place = Path(model).resolve()
     output = place.with_name(f"{place.name}-report")
     if data is None:
         return write_regressor_report(regressor, output, place.name)
     names = list(targets) or list(regressor.targets_)
-    frame = _typed_rows(read_table(data), names, (), None)
+    frame = _typed_rows(read_table(data, **dialect), names, (), None)
     y = names[0] if len(names) == 1 else names
     return write_regressor_report(regressor, output, place.name, frame, y)
 
@@ -244,13 +266,14 @@ def predict_table(
     level: float = LEVEL,
     calibrated: bool | None = None,
     cache: bool | None = None,
+    device: str = "auto",
     separator: str | None = None,
     encoding: str | None = None,
     decimal: str | None = None,
 ) -> PredictedTable:
     """A file and the columns predicted for it. `cache` replaces the regressor's own setting."""
     table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
-    predictor = _Predictor(model, level, calibrated, cache)
+    predictor = _Predictor(model, level, calibrated, cache, device)
     predicted = predictor(table)
     if not predictor.beyond:
         del predicted[BEYOND]
@@ -266,11 +289,12 @@ def predict_blocks(
     level: float = LEVEL,
     calibrated: bool | None = None,
     cache: bool | None = None,
+    device: str = "auto",
     **dialect: str | None,
 ) -> Iterator[PredictedTable]:
     """`predict_table`, so many rows at a time, at constant memory. Every block has the column
     `beyond_training`, because later rows are not known yet; a warning counts them at the end."""
-    predictor = _Predictor(model, level, calibrated, cache)
+    predictor = _Predictor(model, level, calibrated, cache, device)
     for table in read_blocks(data, rows, **dialect):
         yield PredictedTable(table, predictor(table))
     predictor.warn_beyond()
@@ -285,8 +309,9 @@ class _Predictor:
         level: float,
         calibrated: bool | None,
         cache: bool | None,
+        device: str,
     ) -> None:
-        self.regressor = CausalTextRegressor.load(model)
+        self.regressor = CausalTextRegressor.load(model, device=device)
         if cache is not None:
             self.regressor.set_params(cache=cache)
         self.level, self.calibrated = level, calibrated

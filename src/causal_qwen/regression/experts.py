@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from causal_qwen.regression.credibility import Credibility, find_credibility
+from causal_qwen.regression.credibility import NEGLIGIBLE, Credibility, find_credibility
 from causal_qwen.regression.head import (
     SCALE_PENALTIES,
     Chain,
@@ -36,7 +36,7 @@ from causal_qwen.regression.head import (
     scale_loss,
     stacked_chain,
 )
-from causal_qwen.regression.ridge import Ridge, fit_ridge
+from causal_qwen.regression.ridge import Design, Ridge, fit_ridge
 
 Array = NDArray[np.float64]
 Splits = Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # (training, test) rows
@@ -71,11 +71,41 @@ class Expert(NamedTuple):
 class Blocks:
     """Features of the same rows by source, each (N, H)."""
 
-    def __init__(self, of_source: dict[str, Any], categories: int = 0) -> None:
+    def __init__(
+        self,
+        of_source: dict[str, Any],
+        categories: int = 0,
+        designs: dict[str, Design] | None = None,
+    ) -> None:
         self.of_source, self.categories = of_source, categories
+        self.designs = dict(designs or {})  # of linear experts, made when they are first used
 
     def take(self, source: str, rows: Any = slice(None)) -> Any:
         return self.of_source[source][rows]
+
+    def design(self, source: str) -> Design:
+        if source not in self.designs:
+            self.designs[source] = Design.of(self.of_source[source])
+        return self.designs[source]
+
+
+class Problem(NamedTuple):
+    """What the experts learn from: features, labels y (N,), weights (N,), and splits of the rows.
+    `done` is called after each stage."""
+
+    blocks: Blocks
+    y: Array
+    weights: Array
+    splits: Splits
+    done: Callable[[], None]
+
+    def part(self, expert: Expert, trust: Array, rows: Any) -> tuple[Any, Array, Array, Array]:
+        """Features, labels, weights and credibilities of some rows."""
+        if expert.source == "boosting":
+            x = self.blocks.take(expert.source, rows)
+        else:
+            x = self.blocks.design(expert.source).take(rows)
+        return x, self.y[rows], self.weights[rows], trust[rows]
 
 
 @dataclass
@@ -130,7 +160,8 @@ def first_experts(sources: Sequence[str], rows: int) -> list[Expert]:
 def fit_expert(
     expert: Expert, x: Any, y: Array, weights: Array, trust: Array, categories: int
 ) -> Fitted:
-    """`trust`: the credibility of every label, beside its weight."""
+    """`x`: a `Design` for linear experts. `trust`: the credibility of every label, beside its
+    weight."""
     if expert.source != "boosting":
         return Fitted(expert, fit_ridge(x, y, weights * trust, robust=expert.loss == "cauchy"))
     return Fitted(expert, Growing(expert, x, y, weights, trust, categories).grow(expert.steps))
@@ -166,22 +197,14 @@ class Growing:
 
 
 def predict_unseen(
-    experts: Sequence[Expert],
-    blocks: Blocks,
-    y: Array,
-    weights: Array,
-    trust: Array,
-    splits: Splits,
-    done: Callable[[], None],
+    experts: Sequence[Expert], problem: Problem, trust: Array
 ) -> tuple[list[Expert], Array]:
     """The experts, each with its best number of trees, and their predictions of rows that they
     have not seen; NaN for rows in no test set. -> (N, m)"""
+    blocks, y, weights, splits, done = problem
     chosen, columns = [], []
     for expert in experts:
-        parts = [
-            (blocks.take(expert.source, training), y[training], weights[training], trust[training])
-            for training, _ in splits
-        ]
+        parts = (problem.part(expert, trust, training) for training, _ in splits)
         tests = [(test, blocks.take(expert.source, test)) for _, test in splits]
         unseen = np.full(len(y), np.nan)
         if expert.source == "boosting":
@@ -234,21 +257,22 @@ def fit_stack(
 ) -> tuple[Stack, Evidence]:
     """Labels y (N,), standardised by median and interquartile range; `done` after each stage."""
     experts = first_experts(list(blocks.of_source), len(y))
-    trust = np.ones(len(y))
-    experts, first = predict_unseen(experts, blocks, y, weights, trust, splits, done)
+    problem, trust = Problem(blocks, y, weights, splits, done), np.ones(len(y))
+    experts, first = predict_unseen(experts, problem, trust)
     is_tested = np.isfinite(first).all(1) & (weights > 0)
     robust = stack_weights(first[is_tested], y[is_tested], weights[is_tested])
-    found = find_credibility(y[is_tested] - robust(first[is_tested]), weights[is_tested])
+    residuals = y[is_tested] - robust(first[is_tested])
+    found = find_credibility(residuals, weights[is_tested], NEGLIGIBLE)
     trust[is_tested] = found.probability
     peers = dict(zip((one.name for one in experts), first.T, strict=True))
 
-    experts, unseen = _second_pass(experts, first, blocks, y, weights, trust, splits, done)
+    experts, unseen = _second_pass(experts, first, problem, trust)
     tested = unseen[is_tested], y[is_tested], (weights * trust)[is_tested]
     kept, mix = _choose(experts, *tested)
     fitted = []
     for expert in (experts[place] for place in kept):
-        x = blocks.take(expert.source)
-        fitted.append(fit_expert(expert, x, y, weights, trust, blocks.categories))
+        part = problem.part(expert, trust, np.arange(len(y)))
+        fitted.append(fit_expert(expert, *part, blocks.categories))
     done()
     scale = _fit_scale(tested[0][:, kept], *tested[1:], mix, seed)
     chain = stacked_chain(torch.from_numpy(mix.weights), mix.intercept, scale)
@@ -257,14 +281,7 @@ def fit_stack(
 
 
 def _second_pass(
-    experts: Sequence[Expert],
-    first: Array,
-    blocks: Blocks,
-    y: Array,
-    weights: Array,
-    trust: Array,
-    splits: Splits,
-    done: Callable[[], None],
+    experts: Sequence[Expert], first: Array, problem: Problem, trust: Array
 ) -> tuple[list[Expert], Array]:
     """Least squares, labels weighted by credibility, beside trees by absolute errors.
 
@@ -272,19 +289,20 @@ def _second_pass(
     evidence of a wrong label, and one label can ruin least squares. Where all labels are
     credible, robust experts would be the same again: their `first` predictions are taken.
     """
+    rows = len(problem.y)
     squared = [
         one._replace(loss="squared_error")
         for one in experts
-        if one.source != "boosting" or len(y) >= SQUARED_ROWS or len(experts) == 1
+        if one.source != "boosting" or rows >= SQUARED_ROWS or len(experts) == 1
     ]
-    stays = [one.source == "boosting" or len(y) < FEW_ROWS for one in experts]
+    stays = [one.source == "boosting" or rows < FEW_ROWS for one in experts]
     robust, again = (
         [one for one, is_in in zip(experts, stays, strict=True) if is_in],
         first[:, stays],
     )
-    second, unseen = predict_unseen(squared, blocks, y, weights, trust, splits, done)
+    second, unseen = predict_unseen(squared, problem, trust)
     if robust and trust.min() < 1:
-        robust, again = predict_unseen(robust, blocks, y, weights, trust, splits, done)
+        robust, again = predict_unseen(robust, problem, trust)
     return second + robust, np.hstack([unseen, again])
 
 

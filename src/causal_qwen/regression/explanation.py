@@ -117,8 +117,11 @@ def baseline_row(frame: Any, schema: Schema) -> Any:
             cells[name] = "" if name in schema.texts else None
         elif name in schema.numbers:
             numbers = to_numbers(column)
-            distance = np.abs(numbers - np.nanmedian(numbers))
-            cells[name] = column.iloc[int(np.nanargmin(distance))]
+            is_known = np.isfinite(numbers)
+            cells[name] = None
+            if is_known.any():
+                distance = np.abs(numbers[is_known] - np.median(numbers[is_known]))
+                cells[name] = column[is_known].iloc[int(distance.argmin())]
         else:
             cells[name] = column.mode().iloc[0]
     return frame.iloc[:1].astype(object).assign(**{name: [cells[name]] for name in cells})

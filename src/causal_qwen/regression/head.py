@@ -351,8 +351,8 @@ class ValueLoss:
     def __call__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """The summed loss of these rows, and the sum of their weights."""
         number = y_at_end(self.model, [self.encoded[row] for row in rows])
-        weights = self.weights[rows]
-        return (number.nll(self.y[rows]) * weights).sum(), weights.sum()
+        y, weights = self.y[rows].to(number.loc.device), self.weights[rows].to(number.loc.device)
+        return (number.nll(y) * weights).sum(), weights.sum()
 
 
 @torch.no_grad()

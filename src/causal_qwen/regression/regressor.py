@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from causal_qwen.conversion.placement import place_model, resolve_device, resolve_dtype
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES, check_choice
@@ -86,7 +87,8 @@ try:
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
 
-    from causal_qwen.regression.credibility import find_credibility
+    from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
+    from causal_qwen.regression.experts import Evidence
     from causal_qwen.regression.fitted import (
         LEVEL,
         SUPPORTS,
@@ -104,7 +106,7 @@ try:
         split_rows,
         without_ids,
     )
-    from causal_qwen.regression.source_model import SourceModel
+    from causal_qwen.regression.source_model import Hidden, SourceModel
     from causal_qwen.regression.sources import SOURCES, Schema, with_inner_numbers
 except ModuleNotFoundError:
     raise ImportError(
@@ -127,7 +129,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
 FORWARDS_OF_A_STEP = 3  # the time of a training step: forward and backward
 BLOCK = 16384  # rows that are predicted at a time
 LENGTH = 512  # tokens of a text, by default
-SHOWN_ROWS = 3
+MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
+SAMPLE = 1000  # rows
 
 
 class CausalTextRegressor(RegressorMixin, BaseEstimator):
@@ -143,6 +146,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         cv: a splitter of scikit-learn (`TimeSeriesSplit()`), for cross-validation within `fit`;
             None splits at random into `folds`, by `groups` if they are given.
         model: a converted model's directory instead of the embedded one, or an `OpenModel`.
+        device: of the language model: `auto` (an accelerator if there is one), `cpu`, `cuda`,
+            `cuda:1`, `mps`. A saved regressor does not record it.
+        dtype: of its weights in memory: `auto` (as in the file), `float32`, `bfloat16`, `float16`.
         template: such as "A {carat} carat diamond, cut {cut}", for tables; None lists the columns.
         columns: the table's columns to learn from; None takes all but the targets and columns that
             only name rows.
@@ -183,6 +189,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         support: str | tuple[float, float] = "auto",
         cv: Any = None,
         model: str | os.PathLike[str] | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
         template: str | None = None,
         columns: Sequence[str] | None = None,
         text: str | Sequence[str] | None = None,
@@ -207,6 +215,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.support = support
         self.cv = cv
         self.model = model
+        self.device = device
+        self.dtype = dtype
         self.template = template
         self.columns = columns
         self.text = text
@@ -300,7 +310,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             weights = np.ones(len(encoded))
             if trusted is None:
                 scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
-                weights, share = find_credibility(scores, weights)
+                least = NEGLIGIBLE / float(y_dist.scale.median())
+                weights, share = find_credibility(scores, weights, least)
                 say_credibility(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
             target.shifts_median = True
@@ -339,20 +350,44 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         kinds |= dict.fromkeys(self._text_columns(), "text")
         kinds = without_ids(kinds, self.columns is not None)
         schema = with_inner_numbers(Schema.of_kinds(kinds), frame)
-        chosen = choose_sources(self.sources, schema)
+        chosen, labels = choose_sources(self.sources, schema), (values, weights, groups)
         z = None
         if "model" in chosen:
             self.text_columns_ = schema.texts or list(kinds)
             texts = self._source_texts(frame)
             self._warn_long_texts(texts, index=frame.index)
             self._announce(texts)
-            z = self._features(texts, MIDDLE)
-            self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
+            places: Sequence[int] = range(len(MIDDLE))
+            if self.cv is None and len(set(texts)) >= MANY_TEXTS:
+                places = self._useful_poolings(SourceModel(schema, chosen), frame, *labels)
+            if places:
+                z = self._hidden(frame, places)
+                self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
+            else:
+                chosen = [name for name in chosen if name != "model"]
         source = SourceModel(schema, chosen)
-        spaces = ("symlog", "linear") if self.value_space == "auto" else (self.value_space,)
-        stages = 0
+        evidence = self._fit_source(source, frame, z, *labels)
+        self.source_ = source
+        if not source.uses_model:
+            self.__dict__.pop("backbone_", None)
+        self.evidence_ = {}
+        for name, found in evidence.items():
+            fitted = fit_target(source.targets[name], values[name], found, self.support)
+            self.targets_[name], self.evidence_[name] = fitted
+            say_credibility(name, found.credibility.share)
+        self.rows_, self.baseline_ = frame.index, baseline_row(frame, source.table.schema)
+
+    def _fit_source(
+        self,
+        source: SourceModel,
+        frame: Any,
+        z: Hidden | None,
+        values: dict[str, Array],
+        weights: Array,
+        groups: Any,
+    ) -> dict[str, Evidence]:
+        stages, total = 0, len(values) * (3 if len(source.table.sources) == 1 else 8)
         with progress_bar("fitting", self.verbose) as progress:
-            total = len(values) * (3 if len(chosen) == 1 else 8)
 
             def done() -> None:
                 nonlocal stages
@@ -364,20 +399,35 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 values,
                 weights,
                 split_rows(len(frame), groups, self.cv, self.folds, self.seed_),
-                spaces=spaces,
+                spaces=("symlog", "linear") if self.value_space == "auto" else (self.value_space,),
                 seed=self.seed_,
                 done=done,
             )
             progress(total, total)
-        self.source_ = source
-        if not source.uses_model:
-            self.__dict__.pop("backbone_", None)
-        self.evidence_ = {}
-        for name, found in evidence.items():
-            fitted = fit_target(source.targets[name], values[name], found, self.support)
-            self.targets_[name], self.evidence_[name] = fitted
-            say_credibility(name, found.credibility.share)
-        self.rows_, self.baseline_ = frame.index, baseline_row(frame, source.table.schema)
+        return evidence
+
+    def _useful_poolings(
+        self, trial: SourceModel, frame: Any, values: dict[str, Array], weights: Array, groups: Any
+    ) -> list[int]:
+        """Those that a trial fit to some rows uses, so that the language model reads the other rows
+        no further; none if unseen labels are not likelier with it."""
+        rows = np.random.default_rng(self.seed_).permutation(len(frame))[:SAMPLE]
+        some = {name: column[rows] for name, column in values.items()}
+        of_group = None if groups is None else groups[rows]
+        every = list(range(len(MIDDLE)))
+        if of_group is not None and len(set(of_group)) < 2:  # which cannot be split
+            return every
+        z = self._hidden(frame.iloc[rows], every)
+        self._fit_source(trial, frame.iloc[rows], z, some, weights[rows], of_group)
+        if self.verbose and not trial.uses_model:
+            what = f"{SAMPLE:,} rows are not predicted better with the language model"
+            print(f"{what}, which does not read the others.", file=sys.stderr, flush=True)
+        return trial.poolings
+
+    def _hidden(self, frame: Any, places: Sequence[int]) -> Hidden:
+        """What the language model makes of every row, by these poolings of `MIDDLE`."""
+        z = self._features(self._source_texts(frame), [MIDDLE[place] for place in places])
+        return dict(zip(places, z.swapaxes(0, 1), strict=True))
 
     def _source_texts(self, frame: Any) -> list[str]:
         """What the language model reads of every row: its text columns."""
@@ -470,7 +520,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             space = "linear" if is_mixed else "symlog"
         fields: dict[str, Any] = {"gate_alpha": 1.0, "value_space": space}
         if self.backbone == "finetune":
-            processor, model = open_copy(self.model, self.verbose)
+            processor, model = open_copy(self.model, self.verbose, self.device, self.dtype)
             for name, value in fields.items():
                 setattr(model.config, name, value)
             return processor, model
@@ -481,7 +531,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
         processor.encode_numbers = "value"
         self._warn_long_texts(texts, processor)
-        return processor, model
+        return processor, place_model(model, self.device, self.dtype)
 
     # ------------------------------------------------------------ predicting
 
@@ -598,7 +648,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             rows = frame.iloc[start : start + block]
             z = None
             if self.source_.uses_model:
-                z = self._features(self._source_texts(rows), MIDDLE)
+                z = self._hidden(rows, self.source_.poolings)
             _, distance = self.source_.table.beyond(rows)
             found = {}
             for name, (u, y) in self.source_.predict(rows, z).items():
@@ -646,7 +696,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             verdict = "" if ours <= errors[best] else f"; {best} alone is better here"
             lines.append(f"  median error on unseen rows {ours:.4g} ({listed}){verdict}")
         if self.source_ is not None and not self.source_.uses_model:
-            lines.append("  the language model is not used: columns and words tell as much")
+            was_tried = getattr(self, "text_columns_", None)
+            why = ": columns and words tell as much" if was_tried else ""
+            lines.append(f"  the language model is not used{why}")
         return "\n".join(lines)
 
     def _name_features(self) -> None:
@@ -710,6 +762,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
         check_choice("value_space", self.value_space, ("auto", *VALUE_SPACES))
         check_choice("bad_rows", self.bad_rows, ("raise", "skip"))
+        resolve_device(self.device)
+        resolve_dtype(self.dtype)
         if not isinstance(self.model, str | os.PathLike | None):
             raise TypeError(
                 f"model is a {type(self.model).__name__}; give a directory, or a loaded model as "
@@ -788,7 +842,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """The trained processor and model, else the backbone."""
         if hasattr(self, "model_"):
             return self.processor_, self.model_
-        return open_shared(self._source(), self.verbose)
+        return self._open_backbone()
+
+    def _open_backbone(self) -> Pair:
+        return open_shared(self._source(), self.verbose, self.device, self.dtype)
 
     def _source(self) -> Source:
         """The backbone's recorded place; `model` may be relative to another directory."""
@@ -821,7 +878,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             print(f"{need}{more if self.cache and not how else ''}.", file=sys.stderr, flush=True)
 
     def _features(self, texts: list[str], poolings: Sequence[Pooling] = ()) -> NDArray[np.float32]:
-        processor, model = open_shared(self._source(), self.verbose)
+        processor, model = self._open_backbone()
         cache = cache_directory() / CACHE_FILE if self.cache else None
         options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
@@ -849,11 +906,15 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: str | os.PathLike[str] | None = None,
+        device: str = "auto",
     ) -> Self:
         """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
-        directory to which it has moved, or an `OpenModel`."""
-        return load_regressor(cls, Path(path), model)
+        directory to which it has moved, or an `OpenModel`. The weights have the dtype of `fit`."""
+        return load_regressor(cls, Path(path), model, device)
 
     # ------------------------------------------------------------ audit, what-if, explanation
 
@@ -965,11 +1026,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         scale = float(number.y.scale[0])
         of_chain = scale  # before it is clamped or widened
         if self.source_ is not None:
-            z = (
-                self._features(self._source_texts(frame), MIDDLE)
-                if self.source_.uses_model
-                else None
-            )
+            places = self.source_.poolings
+            z = self._hidden(frame, places) if places else None
             of_chain = float(self.source_.predict(frame, z)[name][1].scale[0])
         exogenous = scale * min(noise / of_chain, 1 - 1e-9)
         place = list(self.targets_).index(name)

@@ -3,7 +3,8 @@
     minimise  sum_i w_i (y_i - x_i.a - c)^2 + penalty |a|^2 + (penalty / m) c^2,   m = mean |x_i|^2
 
 Residuals without row i come from the leverages, so that every penalty costs one product once the
-Gram matrix of the smaller side (rows or features) is diagonalised.
+Gram matrix of the smaller side (rows or features) is diagonalised. Products of pairs of rows are
+those of all rows to every part of them: a `Design` computes them once, and its parts share them.
 
 The *robust* fit iterates the weights w_i / (1 + (r_i / 2s)^2), r_i the leave-one-out residuals and
 s their median size: the stationary points of these weights are those of a Cauchy likelihood with
@@ -14,6 +15,7 @@ were fitted; hence leave-one-out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +41,27 @@ class Ridge(NamedTuple):
         return np.asarray(x @ self.coefficients) + self.intercept
 
 
+@dataclass(frozen=True)
+class Design:
+    """Features of some rows, and the products of all pairs of rows."""
+
+    x: Any  # (N, H), dense or a SciPy sparse matrix
+    products: Array | None = None  # (N, N); None where there are fewer features than rows
+
+    @classmethod
+    def of(cls, x: Any) -> Design:
+        return cls(x, _dense(x @ x.T) if x.shape[0] <= x.shape[1] else None)
+
+    def take(self, rows: Any) -> Design:
+        """Some rows, by their numbers."""
+        if self.products is None:
+            return Design.of(self.x[rows])
+        return Design(self.x[rows], self.products[np.ix_(rows, rows)])
+
+
 def fit_ridge(x: Any, y: Array, weights: Array, *, robust: bool = False) -> Ridge:
-    """x (N, H), dense or a SciPy sparse matrix; y, weights (N,)"""
-    gram = _Gram(x)
+    """x (N, H), dense or a SciPy sparse matrix, or a `Design`; y, weights (N,)"""
+    gram = _Gram(x if isinstance(x, Design) else Design.of(x))
     if not robust:
         return gram.solve(y, weights, float(np.average(y, weights=weights)))
     found = gram.solve(y, weights, float(np.median(y)), robust=True)
@@ -61,14 +81,14 @@ def tail_weights(residuals: Array) -> Array:
 class _Gram:
     """Features with a constant column, and the products of the smaller side with itself."""
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, design: Design) -> None:
+        self.x = x = design.x
         self.rows, self.features = x.shape
         squares = x.multiply(x) if hasattr(x, "multiply") else x * x
         self.level = max(float(squares.sum()) / self.rows, 1e-12)  # m, of the constant column, too
-        self.x = x
-        self.is_dual = self.rows <= self.features
-        if self.is_dual:
-            self.products = _dense(x @ x.T) + self.level
+        self.is_dual = design.products is not None
+        if design.products is not None:
+            self.products = design.products + self.level
 
     def solve(self, y: Array, weights: Array, center: float, *, robust: bool = False) -> Ridge:
         """The penalty with the smallest leave-one-out loss: squared, or the Cauchy's."""

@@ -7,6 +7,8 @@ that only had the language model, is read as `sources=["model"]`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +68,7 @@ class Settings(NamedTuple):
     backbone: dict[str, str | None] | None  # of a frozen one that is used
     sources: SourceRecord | None  # None: every row is read as a sentence
     tensors_sha256: str | None  # None: of version 0.3
+    is_edited: bool | None  # None: it has no hash of its own
 
     @property
     def has_chains(self) -> bool:
@@ -92,7 +95,7 @@ def _is_limits(value: Any) -> bool:
 
 
 PARAMETERS: dict[str, Check] = {  # of `CausalTextRegressor`; it checks choices and ranges itself
-    **dict.fromkeys(("backbone", "value_space", "bad_rows"), TEXT),
+    **dict.fromkeys(("backbone", "value_space", "bad_rows", "device", "dtype"), TEXT),
     **dict.fromkeys(("model", "template", "question"), or_none(TEXT)),
     **dict.fromkeys(("max_length", "folds", "batch_size"), COUNT),
     **dict.fromkeys(("epochs", "patience", "random_state"), or_none(COUNT)),
@@ -120,6 +123,8 @@ def read_settings(directory: Path) -> Settings:
     if not file.is_file():
         raise FileNotFoundError(f"{directory} has no {SETTINGS}; is it a saved regressor?")
     settings = read_json(file)
+    own_sha256 = settings.pop("settings_sha256", None)
+    is_edited = None if own_sha256 is None else own_sha256 != settings_sha256(settings)
     version, sha256 = settings.pop("format", 1), settings.pop("tensors_sha256", None)
     if is_count(version) and version > FORMAT:
         raise ValueError(
@@ -145,7 +150,17 @@ def read_settings(directory: Path) -> Settings:
     sources = _sources(file, settings.get("sources"), parameters, list(spaces), names)
     needs_backbone = parameters["backbone"] == "frozen" and (sources is None or sources.uses_model)
     backbone = _backbone(file, settings["backbone"]) if needs_backbone else None
-    return Settings(parameters, columns, is_single, spaces, limits, seed, backbone, sources, sha256)
+    return Settings(
+        *(parameters, columns, is_single, spaces, limits, seed, backbone, sources),
+        tensors_sha256=sha256,
+        is_edited=is_edited,
+    )
+
+
+def settings_sha256(settings: dict[str, Any]) -> str:
+    """Of all settings but this hash, as JSON reads them; order and spaces do not count."""
+    plain = json.loads(json.dumps(settings))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _sources(
@@ -155,7 +170,7 @@ def _sources(
     names = parameters["sources"]
     reads_sentences = parameters["backbone"] != "frozen" or names in ("model", ["model"])
     if not reads_sentences:
-        return read_source_settings(file, found, targets, columns)
+        return read_source_settings(file, found, names, targets, columns)
     if found is not None:
         raise wrong(file, "sources", repr(found), "null")
     return None
@@ -176,8 +191,11 @@ def _limits(file: Path, found: Any, targets: list[str]) -> dict[str, tuple[Any, 
 
 def _parameters(file: Path, found: Any, version: int) -> dict[str, Any]:
     if version == 1:
-        check_keys(file, "parameters", found, PARAMETERS.keys() - PARAMETERS_OF_1.keys())
+        new = {*PARAMETERS_OF_1, "device", "dtype"}
+        check_keys(file, "parameters", found, PARAMETERS.keys() - new)
         found = {**found, **PARAMETERS_OF_1}
+    if isinstance(found, dict) and not {"device", "dtype"} & found.keys():  # before version 0.4
+        found = {**found, "device": "auto", "dtype": "auto"}
     check_keys(file, "parameters", found, PARAMETERS)
     for name, check in PARAMETERS.items():
         check_field(file, f"parameters.{name}", found[name], check)

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.placement import resolve_device
 from causal_qwen.outputs import MANIFEST, damaged_files, file_sha256, new_directory
 from causal_qwen.regression.backbone import OpenModel, loaded_record, saved_record
 from causal_qwen.regression.checks import CURE, wrong
 from causal_qwen.regression.explanation import baseline_cells, baseline_frame
-from causal_qwen.regression.features import MIDDLE
 from causal_qwen.regression.fitted import Limits, Target
 from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.saved import (
@@ -36,9 +36,11 @@ from causal_qwen.regression.saved import (
     Settings,
     read_settings,
     read_tensors,
+    settings_sha256,
 )
 from causal_qwen.regression.saved_sources import (
     OBJECTS,
+    load_skops,
     read_objects,
     source_settings,
     source_tensors,
@@ -72,6 +74,8 @@ def save_regressor(regressor: CausalTextRegressor, path: Path, overwrite: bool) 
         if regressor.source_ is not None:
             found |= source_tensors(regressor.source_.targets[target])
         tensors |= {f"{place}.{name}": tensor.contiguous() for name, tensor in found.items()}
+    if regressor.source_ is not None:
+        load_skops()  # here: a signal ends an import at once, and would leave a begun directory
     with new_directory(path, overwrite) as directory:
         (directory / TENSORS).write_bytes(safetensors_bytes(tensors))  # with the umask
         settings["tensors_sha256"] = file_sha256(directory / TENSORS)
@@ -84,6 +88,7 @@ def save_regressor(regressor: CausalTextRegressor, path: Path, overwrite: bool) 
                 baseline_cells(regressor.baseline_),
                 file_sha256(file),
             )
+        settings["settings_sha256"] = settings_sha256(settings)
         (directory / SETTINGS).write_text(json.dumps(settings, indent=1), encoding="utf-8")
         if hasattr(regressor, "model_"):
             with quiet():
@@ -93,7 +98,7 @@ def save_regressor(regressor: CausalTextRegressor, path: Path, overwrite: bool) 
 
 def _parameters(regressor: CausalTextRegressor) -> dict[str, Any]:
     """JSON's values. A splitter and a generator have none; `seed_` is what was drawn."""
-    found = regressor.get_params() | {"cv": None}
+    found = regressor.get_params() | {"cv": None, "device": "auto"}  # another machine has others
     if not isinstance(regressor.random_state, numbers.Integral):
         found["random_state"] = None
     else:
@@ -109,10 +114,14 @@ def _parameters(regressor: CausalTextRegressor) -> dict[str, Any]:
 
 
 def load_regressor(
-    kind: type[Regressor], directory: Path, model: str | os.PathLike[str] | None
+    kind: type[Regressor],
+    directory: Path,
+    model: str | os.PathLike[str] | None,
+    device: str = "auto",
 ) -> Regressor:
+    resolve_device(device)  # else the error would name the file
     saved = read_settings(directory)
-    regressor = kind(**saved.parameters)
+    regressor = kind(**saved.parameters | {"device": device})
     try:
         regressor._check_settings()
     except (TypeError, ValueError) as error:
@@ -123,8 +132,11 @@ def load_regressor(
     regressor.seed_ = saved.seed
     regressor._name_features()
     tensors = read_tensors(directory, saved)
+    if saved.is_edited:
+        raise ValueError(f"{directory / SETTINGS} was edited after it was saved; {CURE}.")
     has_manifest = (directory / MANIFEST).is_file()
-    if not has_manifest and saved.tensors_sha256 is not None:  # 0.3.0 wrote neither
+    has_hashes = saved.is_edited is not None or saved.tensors_sha256 is None  # 0.3.0 wrote neither
+    if not has_manifest and not has_hashes:
         warnings.warn(
             f"{directory} has no {MANIFEST}, so an edited value is found only if it is "
             "impossible; restore the file, or fit again.",
@@ -146,7 +158,9 @@ def load_regressor(
     else:
         if not (directory / MODEL).is_dir():
             raise FileNotFoundError(f"{directory / MODEL} is missing; restore it, or fit again.")
-        regressor.processor_, regressor.model_ = open_model(directory / MODEL)
+        regressor.processor_, regressor.model_ = open_model(
+            directory / MODEL, device, regressor.dtype
+        )
     return regressor
 
 
@@ -184,8 +198,13 @@ def _try_empty_row(regressor: CausalTextRegressor) -> None:
         if regressor.columns_ is not None:
             regressor._source_texts(row)
         size = regressor._open()[1].config.hidden_size
-        z = np.zeros((1, len(MIDDLE), size), dtype=np.float32)
-    regressor.source_.table.beyond(row)
+        z = dict.fromkeys(regressor.source_.poolings, np.zeros((1, size), dtype=np.float32))
+    table = regressor.source_.table
+    for transformer in table.transformers.values():
+        for part, _, names in transformer.transformers_:
+            if part == "numbers" and names != list(table.ranges):  # those seen in training
+                raise ValueError(f"{names} are read, not {list(table.ranges)}")
+    table.beyond(row)
     regressor.source_.predict(row, z)
 
 

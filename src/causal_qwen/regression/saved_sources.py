@@ -45,11 +45,14 @@ from causal_qwen.regression.checks import (
     wrong,
 )
 from causal_qwen.regression.experts import Expert, Fitted, Stack
+from causal_qwen.regression.explanation import baseline_frame
 from causal_qwen.regression.features import MIDDLE
+from causal_qwen.regression.frames import to_numbers
 from causal_qwen.regression.head import Chain
 from causal_qwen.regression.ridge import Ridge
-from causal_qwen.regression.source_model import Reading, SourceModel, TargetModel
-from causal_qwen.regression.sources import SOURCES, Schema, TableFeatures
+from causal_qwen.regression.source_choice import Sources, choose_sources
+from causal_qwen.regression.source_model import WORD_FACTORS, Reading, SourceModel, TargetModel
+from causal_qwen.regression.sources import Schema, TableFeatures
 
 OBJECTS = "sources.skops"
 TRUSTED = (  # beside what skops trusts: scikit-learn's estimators, arrays, plain containers
@@ -60,10 +63,10 @@ TRUSTED = (  # beside what skops trusts: scikit-learn's estimators, arrays, plai
 FIELDS = ("names", "schema", "ranges", "text_columns", "baseline", "targets", "shares", "sha256")
 TARGET_FIELDS = ("word_factor", "pooling", "experts")
 
-EXPERT: dict[str, Check] = {  # its other fields are counts
-    "name": TEXT,
-    "source": one_of(("linear", "model", "boosting")),
-    "loss": one_of(("cauchy", "squared_error", "absolute_error")),
+LOSSES = {  # of experts, by the block that they read
+    "linear": ("squared_error", "cauchy"),
+    "model": ("squared_error", "cauchy"),
+    "boosting": ("squared_error", "absolute_error"),
 }
 POOLING: Check = or_none((lambda v: is_count(v) and v < len(MIDDLE), f"below {len(MIDDLE)}"))
 RANGE: Check = or_none(
@@ -112,6 +115,14 @@ class SourceRecord(NamedTuple):
     @property
     def uses_model(self) -> bool:
         return any(e.source == "model" for t in self.targets.values() for e in t.experts)
+
+    def sources_of(self, target: str) -> set[str]:
+        """The sources that a target's experts read."""
+        read = {expert.source for expert in self.targets[target].experts}
+        if "linear" in read:
+            has = {"columns": self.ranges or self.schema.categories, "words": self.schema.texts}
+            read |= {name for name in has if name in self.names and has[name]}
+        return read - {"linear"}
 
 
 def is_linear(expert: Expert) -> bool:
@@ -171,7 +182,7 @@ def write_objects(file: Path, source: SourceModel) -> None:
         if not is_linear(one.expert)
     }
     found = {"transformers": transformers, "trees": trees}
-    file.write_bytes(_skops().dumps(found, compression=ZIP_DEFLATED, compresslevel=1))
+    file.write_bytes(load_skops().dumps(found, compression=ZIP_DEFLATED, compresslevel=1))
 
 
 def _splines(transformer: ColumnTransformer) -> Iterator[SplineTransformer]:
@@ -181,7 +192,7 @@ def _splines(transformer: ColumnTransformer) -> Iterator[SplineTransformer]:
                 yield step
 
 
-def _skops() -> Any:
+def load_skops() -> Any:
     try:
         import skops.io
     except ModuleNotFoundError:
@@ -196,39 +207,27 @@ def _skops() -> Any:
 
 
 def read_source_settings(
-    file: Path, found: Any, targets: list[str], columns: list[str]
+    file: Path, found: Any, asked: Sources, targets: list[str], columns: list[str]
 ) -> SourceRecord:
-    """The part of regressor.json, every field checked."""
+    """The part of regressor.json, every field checked; `asked` are the parameter's sources."""
     check_keys(file, "sources", found, FIELDS)
-    check_field(file, "sources.names", found["names"], NAMES)
-    for name in found["names"]:
-        check_field(file, "sources.names", name, one_of(SOURCES))
-    schema = found["schema"]
-    check_keys(file, "sources.schema", schema, Schema._fields)
-    for kind, names in schema.items():
+    check_keys(file, "sources.schema", found["schema"], Schema._fields)
+    for kind, names in found["schema"].items():
         check_field(file, f"sources.schema.{kind}", names, NAMES)
+    schema = Schema(**found["schema"])
     ranges = found["ranges"]
-    if not isinstance(ranges, dict) or {*ranges} != {*schema["numbers"]}:
+    if not isinstance(ranges, dict) or {*ranges} != {*schema.numbers}:
         raise wrong(file, "sources.ranges", repr(ranges), "an object of the schema's numbers")
     for name, bounds in ranges.items():
         check_field(file, f"sources.ranges.{name}", bounds, RANGE)
-    check_field(file, "sources.text_columns", found["text_columns"], or_none(NAMES))
-    check_keys(file, "sources.baseline", found["baseline"], columns)
-    for name, cell in found["baseline"].items():
-        check_field(file, f"sources.baseline.{name}", cell, CELL)
+    _check_names(file, found["names"], asked, schema)
+    _check_baseline(file, found["baseline"], schema, columns)
     check_field(file, "sources.sha256", found["sha256"], TEXT)
     check_keys(file, "sources.targets", found["targets"], targets)
     check_keys(file, "sources.shares", found["shares"], targets)
-    for name in targets:
-        field = f"sources.shares.{name}"
-        if not isinstance(found["shares"][name], dict):
-            raise wrong(file, field, repr(found["shares"][name]), "an object")
-        for source, share in found["shares"][name].items():
-            check_field(file, field, source, one_of(SOURCES))
-            check_field(file, f"{field}.{source}", share, NUMBER)
     record = SourceRecord(
         found["names"],
-        Schema(**schema),
+        schema,
         {name: (bounds[0], bounds[1]) for name, bounds in ranges.items() if bounds},
         found["text_columns"],
         found["baseline"],
@@ -236,24 +235,56 @@ def read_source_settings(
         found["shares"],
         found["sha256"],
     )
-    if record.uses_model is not (record.text_columns is not None):
-        wanted = "a list of names" if record.uses_model else "null"
-        raise wrong(file, "sources.text_columns", repr(record.text_columns), wanted)
+    read = (schema.texts or columns) if record.uses_model else None
+    if record.text_columns != read:
+        raise wrong(file, "sources.text_columns", repr(record.text_columns), repr(read))
+    for name in targets:
+        field = f"sources.shares.{name}"
+        check_keys(file, field, record.shares[name], record.sources_of(name))
+        for source, share in record.shares[name].items():
+            check_field(file, f"{field}.{source}", share, NUMBER)
     return record
+
+
+def _check_names(file: Path, names: Any, asked: Sources, schema: Schema) -> None:
+    """The sources are those that a table of these columns has."""
+    try:
+        wanted = choose_sources(asked, schema)
+    except (KeyError, ValueError):  # unknown ones, or none
+        raise wrong(file, "parameters.sources", repr(asked), "sources of the columns") from None
+    if names != wanted:
+        raise wrong(file, "sources.names", repr(names), repr(wanted))
+
+
+def _check_baseline(file: Path, found: Any, schema: Schema, columns: list[str]) -> None:
+    """A typical row has a cell of its kind in every column."""
+    check_keys(file, "sources.baseline", found, columns)
+    for name, cell in found.items():
+        field = f"sources.baseline.{name}"
+        check_field(file, field, cell, CELL)
+        if name in schema.texts and cell != "":
+            raise wrong(file, field, repr(cell), "an empty text")
+        numbers = to_numbers(baseline_frame({name: cell})[name]) if name in schema.numbers else ()
+        if cell is not None and not np.isfinite(numbers).all():
+            raise wrong(file, field, repr(cell), "a number or null")
 
 
 def _target(file: Path, name: str, found: Any) -> TargetRecord:
     field = f"sources.targets.{name}"
     check_keys(file, field, found, TARGET_FIELDS)
-    check_field(file, f"{field}.word_factor", found["word_factor"], NUMBER)
+    if found["word_factor"] not in WORD_FACTORS:
+        known = f"one of {', '.join(map(str, WORD_FACTORS))}"
+        raise wrong(file, f"{field}.word_factor", repr(found["word_factor"]), known)
     check_field(file, f"{field}.pooling", found["pooling"], POOLING)
     experts = found["experts"]
     if not isinstance(experts, list) or not experts:
         raise wrong(file, f"{field}.experts", repr(experts), "a list of experts")
     for one in experts:
         check_keys(file, f"{field}.experts", one, Expert._fields)
-        for key, value in one.items():
-            check_field(file, f"{field}.experts.{key}", value, EXPERT.get(key, COUNT))
+        check_field(file, f"{field}.experts.source", one["source"], one_of(list(LOSSES)))
+        check_field(file, f"{field}.experts.name", one["name"], one_of([one["source"]]))
+        check_field(file, f"{field}.experts.loss", one["loss"], one_of(LOSSES[one["source"]]))
+        check_field(file, f"{field}.experts.steps", one["steps"], COUNT)
     experts = [Expert(**one) for one in experts]
     record = TargetRecord(found["word_factor"], found["pooling"], experts)
     uses_model = any(expert.source == "model" for expert in record.experts)
@@ -296,7 +327,7 @@ def read_objects(file: Path, record: SourceRecord) -> tuple[dict[str, Any], dict
 
 def _load_trusted(file: Path) -> Any:
     """The objects of a skops file, if all types in it are trusted."""
-    skops, content = _skops(), file.read_bytes()
+    skops, content = load_skops(), file.read_bytes()
     try:
         unknown = sorted({*skops.get_untrusted_types(data=content)} - {*TRUSTED})
         if not unknown:

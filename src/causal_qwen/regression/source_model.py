@@ -11,7 +11,7 @@ dropped, so that a table whose information is in its columns needs no language m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,12 +32,14 @@ from causal_qwen.regression.experts import (
     fit_stack,
 )
 from causal_qwen.regression.features import MIDDLE, Pooling
-from causal_qwen.regression.ridge import fit_ridge, tail_weights
+from causal_qwen.regression.ridge import Design, fit_ridge, tail_weights
 from causal_qwen.regression.sources import Schema, TableFeatures
 
 Array = NDArray[np.float64]
+Hidden = Mapping[int, NDArray[np.float32]]  # place in `MIDDLE` -> z by that pooling, (N, H)
 
 WORD_FACTORS = (1.0, 3.0, 10.0)
+LINEAR = ("columns", "words")  # sources of the linear expert
 MANY_ROWS = 20_000
 DENSE = 500  # features; fewer are kept as a dense matrix
 
@@ -54,9 +56,9 @@ class Reading(NamedTuple):
     center: Array  # (H,)
     spread: Array  # (H,)
 
-    def __call__(self, z: NDArray[np.float32]) -> Array:
-        """(N, P, H) -> (N, H); each row has length 1 on average"""
-        pooled = z[:, self.pooling].astype(np.float64)
+    def __call__(self, z: Hidden) -> Array:
+        """-> (N, H); each row has length 1 on average"""
+        pooled = z[self.pooling].astype(np.float64)
         return (pooled - self.center) / self.spread
 
     @property
@@ -70,7 +72,7 @@ class TargetModel:
 
     space: ValueSpace
     word_factor: float
-    reading: Reading | None
+    reading: Reading | None  # None if no expert reads z
     stack: Stack
 
     @property
@@ -88,12 +90,18 @@ class SourceModel:
 
     @property
     def uses_model(self) -> bool:
-        return any(target.uses_model for target in self.targets.values())
+        return bool(self.poolings)
+
+    @property
+    def poolings(self) -> list[int]:
+        """The places in `MIDDLE` that predictions need."""
+        readings = (target.reading for target in self.targets.values() if target.uses_model)
+        return sorted({reading.pooling for reading in readings if reading is not None})
 
     def fit(
         self,
         frame: Any,
-        z: NDArray[np.float32] | None,
+        z: Hidden | None,
         values: dict[str, Array],
         weights: Array,
         splits: Splits,
@@ -117,7 +125,7 @@ class SourceModel:
     def _fit_target(
         self,
         features: dict[str, Any],
-        z: NDArray[np.float32] | None,
+        z: Hidden | None,
         labels: Array,
         weights: Array,
         splits: Splits,
@@ -127,30 +135,37 @@ class SourceModel:
     ) -> tuple[TargetModel, Evidence]:
         v = torch.from_numpy(labels)
         candidates = [ValueSpace(kind, *fit_field(v, kind)) for kind in spaces]
-        first = _linear(features, 1.0)
+        linear = _Linear(features)
+        first = linear.design(1.0)
         if first is None and z is not None:
-            first = _read(z, 0)(z)
+            first = Design.of(_read(z, min(z))(z))
         space, y, residuals = _choose_space(candidates, v, first, features.get("boosting"), weights)
         factor = 1.0
         if "words" in features and "columns" in features:
             factor = min(
                 WORD_FACTORS,
-                key=lambda one: _unseen_loss(_linear(features, one), y, weights, residuals),
+                key=lambda one: _unseen_loss(linear.design(one), y, weights, residuals),
             )
         reading = None
         if z is not None:
-            every = [_read(z, place) for place in range(z.shape[1])]
+            every = [_read(z, place) for place in z]
             reading = min(every, key=lambda one: _unseen_loss(one(z), y, weights, residuals))
-        blocks = _blocks(features, factor, reading, z, self.categories)
+        blocks = _blocks(features, factor, reading, z, self.categories, linear.design(factor))
         stack, evidence = fit_stack(blocks, y, weights, splits, seed=seed, done=done)
-        return TargetModel(space, factor, reading, stack), evidence
+        found = TargetModel(space, factor, reading, stack)
+        if not found.uses_model:
+            found.reading = None
+        return found, evidence
 
     @property
     def categories(self) -> int:
         return len(self.table.schema.categories)
 
-    def coordinates(self, frame: Any, z: NDArray[np.float32] | None) -> dict[str, Array]:
+    def coordinates(self, frame: Any, z: Hidden | None) -> dict[str, Array]:
         """What the chain of every target reads. -> (N, m + 1)"""
+        if not len(frame):  # which scikit-learn's transformers refuse
+            counts = {name: len(target.stack.experts) for name, target in self.targets.items()}
+            return {name: np.empty((0, count + 1)) for name, count in counts.items()}
         features = self.table.transform(frame)
         with few_threads(len(frame)):
             return {
@@ -160,9 +175,7 @@ class SourceModel:
                 for name, target in self.targets.items()
             }
 
-    def predict(
-        self, frame: Any, z: NDArray[np.float32] | None
-    ) -> dict[str, tuple[Cauchy, Cauchy]]:
+    def predict(self, frame: Any, z: Hidden | None) -> dict[str, tuple[Cauchy, Cauchy]]:
         """U' (N, m) and Y (N,) of every target"""
         return {
             name: self.targets[name].stack.chain(torch.from_numpy(found))
@@ -187,7 +200,7 @@ def _shares(target: TargetModel, unseen: Array, features: dict[str, Any]) -> dic
             continue
         at, whole = 0, np.zeros(len(unseen))
         inner = {}
-        for name in ("columns", "words"):
+        for name in LINEAR:
             if name in features:
                 block = sparse.csr_array(features[name])
                 inner[name] = block @ fitted.predictor.coefficients[at : at + block.shape[1]]
@@ -210,25 +223,50 @@ def _linear(features: dict[str, Any], factor: float) -> Any:
     return joined if joined.shape[1] > DENSE else joined.toarray()
 
 
+class _Linear:
+    """Columns and words side by side at any factor: words have their products of pairs of rows
+    computed once, and times the factor squared they are those of words times the factor."""
+
+    def __init__(self, features: dict[str, Any]) -> None:
+        self.features = {n: sparse.csr_array(features[n]) for n in LINEAR if n in features}
+        shapes = [block.shape for block in self.features.values()]
+        is_wide = bool(shapes) and shapes[0][0] <= sum(shape[1] for shape in shapes)
+        self.products = (
+            {name: (block @ block.T).toarray() for name, block in self.features.items()}
+            if is_wide
+            else {}
+        )
+
+    def design(self, factor: float) -> Design | None:
+        """None without columns and words."""
+        x = _linear(self.features, factor)
+        if x is None or not self.products:
+            return None if x is None else Design.of(x)
+        factors = {"columns": 1.0, "words": factor**2}
+        return Design(x, np.sum([factors[n] * one for n, one in self.products.items()], axis=0))
+
+
 def _blocks(
     features: dict[str, Any],
     factor: float,
     reading: Reading | None,
-    z: NDArray[np.float32] | None,
+    z: Hidden | None,
     categories: int,
+    design: Design | None = None,
 ) -> Blocks:
+    """`design` is that of columns and words, if it is known."""
     found: dict[str, Any] = {}
-    if (linear := _linear(features, factor)) is not None:
+    if (linear := _linear(features, factor) if design is None else design.x) is not None:
         found["linear"] = linear
     if reading is not None and z is not None:
         found["model"] = reading(z)
     if "boosting" in features:
         found["boosting"] = features["boosting"]
-    return Blocks(found, categories)
+    return Blocks(found, categories, None if design is None else {"linear": design})
 
 
-def _read(z: NDArray[np.float32], place: int) -> Reading:
-    pooled = z[:, place].astype(np.float64)
+def _read(z: Hidden, place: int) -> Reading:
+    pooled = z[place].astype(np.float64)
     spread = pooled.std(0)
     return Reading(
         place, pooled.mean(0), np.where(spread > 0, spread, 1.0) * np.sqrt(pooled.shape[1])
@@ -242,7 +280,7 @@ def _choose_space(
     and the head's residuals. Without linear features the head reads those of the trees."""
     if x is None:
         x = np.nan_to_num(trees)
-        x = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1.0)
+        x = Design.of((x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1.0))
     found = []
     for space in candidates:
         y = space.encode(v).numpy()

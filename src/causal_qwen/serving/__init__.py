@@ -19,6 +19,7 @@ Out:  texts (whole or as events), individuals, counterfactuals, numbers, metrics
     analyses       counterfactuals and numbers
     app            the routes
     security       which requests are answered: Host, Origin, key, length; the playground's, too
+    connections    an app on a socket, slow clients closed; the playground's, too
     metrics        counters, in Prometheus' text format
     sockets        the address to listen on
     server         loads a model and serves it until a signal

@@ -46,6 +46,7 @@ NUMBER_FIELDS = {
     "quantiles": Field((list,), "Probabilities of quantiles, such as [0.1, 0.5]."),
 }
 MAX_INPUTS = 256
+MISTAKES = (ValueError, KeyError, TypeError, ArithmeticError)  # of what a request asks for
 MAX_LEVELS = 20
 
 
@@ -110,7 +111,7 @@ def counterfactual(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
                 max_new_tokens=request.max_tokens,
                 **options,
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except MISTAKES as error:
             raise RequestError(str(error)) from None
         record = {**found.to_dict(), "replay": call.replay(0)}
         record["individual"] = record["replay"].get("individual")
@@ -188,7 +189,7 @@ def numbers(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
             else:
                 regressor = _open_regressor(service, name)
                 found = _of_regressor(regressor, inputs, given.get("target"), levels, quantiles)
-        except (ValueError, KeyError, TypeError) as error:
+        except MISTAKES as error:
             raise RequestError(str(error)) from None
         data = [{"index": index, **finite(one)} for index, one in enumerate(found)]
         return {"object": "list", "model": service.name, "regressor": name, "data": data}

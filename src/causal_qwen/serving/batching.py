@@ -3,7 +3,7 @@
 Between two steps texts leave (they have ended, or nobody waits for them any more) and waiting ones
 join. A job is one prompt with its copies; its events are sent as they happen.
 
-    submit -> waiting -> join (the prompt is read) -> step, step, ... -> leave
+    submit -> waiting -> join (prompts are read) -> step, step, ... -> leave
                   more than max_waiting texts: QueueFull
 """
 
@@ -22,6 +22,8 @@ from causal_qwen.serving.metrics import Metrics
 from causal_qwen.serving.requests import RequestError
 from causal_qwen.serving.rows import Backend, Batch, Choice, Row
 from causal_qwen.text.segmentation import stable_prefix
+
+READ_TOGETHER = 256  # tokens of waiting prompts that are read at once, padding included
 
 
 class QueueFull(Exception):
@@ -151,7 +153,7 @@ class Batcher:
                     break
             try:
                 self._leave_cancelled(batch)
-                self._join_next(batch)
+                self._join(batch, self._next_jobs())
                 if self._running:
                     for row, choice in batch.step():
                         self._take(batch, row, choice)
@@ -165,25 +167,43 @@ class Batcher:
             self._remove(batch, row)
             self.metrics.add("cancelled_texts_total")
 
-    def _join_next(self, batch: Batch) -> None:
-        """The first waiting job, if it has room; one per step, so that running texts go on."""
+    def _next_jobs(self) -> list[Job]:
+        """The first waiting jobs that have room, as many as are read at once; running texts wait
+        meanwhile."""
+        jobs: list[Job] = []
+        longest = 0
         with self._changed:
-            room = self.limits.max_rows - len(self._running)
-            if not self._waiting or (len(self._waiting[0].rows) > room and self._running):
-                return
-            job = self._waiting.popleft()
-            for row in job.rows:
-                self._running[row] = job, GrowingText(row, self.backend, job.stops)
-        try:
-            choices = batch.join(job.rows)
-        except (ValueError, TypeError, ArithmeticError) as error:  # of this job alone
-            for copy, row in enumerate(job.rows):
-                self._running.pop(row)
-                job.notify(Event(copy, "", error=RequestError(str(error))))
+            while self._waiting:
+                job = self._waiting[0]
+                room = self.limits.max_rows - len(self._running)
+                longest = max(longest, len(job.rows[0].prompt.ids))
+                is_long = bool(jobs) and longest * (len(jobs) + 1) > READ_TOGETHER
+                if is_long or (len(job.rows) > room and self._running):
+                    break
+                jobs.append(self._waiting.popleft())
+                for row in job.rows:
+                    self._running[row] = job, GrowingText(row, self.backend, job.stops)
+        return jobs
+
+    def _join(self, batch: Batch, jobs: list[Job]) -> None:
+        if not jobs:
             return
-        self.metrics.add("prompt_tokens_total", len(job.rows[0].prompt.ids))
-        self.metrics.observe("first_token_seconds", time.monotonic() - job.begun)
-        for row, choice in zip(job.rows, choices, strict=True):
+        rows = [row for job in jobs for row in job.rows]
+        try:
+            choices = batch.join(rows)
+        except (ValueError, TypeError, ArithmeticError) as error:  # of one job
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._join(batch, [job])
+                return
+            for copy, row in enumerate(rows):
+                self._running.pop(row)
+                jobs[0].notify(Event(copy, "", error=RequestError(str(error))))
+            return
+        for job in jobs:
+            self.metrics.add("prompt_tokens_total", len(job.rows[0].prompt.ids))
+            self.metrics.observe("first_token_seconds", time.monotonic() - job.begun)
+        for row, choice in zip(rows, choices, strict=True):
             self._take(batch, row, choice)
 
     def _take(self, batch: Batch, row: Row, choice: Choice | Exception) -> None:
@@ -191,7 +211,7 @@ class Batcher:
         copy = job.rows.index(row)
         if isinstance(choice, Exception):
             self._remove(batch, row)
-            job.notify(Event(copy, "", error=choice))
+            job.notify(Event(copy, "", error=RequestError(str(choice))))
             return
         addition = text.take(choice)
         self.metrics.add("generated_tokens_total")

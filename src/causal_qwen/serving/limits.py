@@ -33,5 +33,6 @@ MAX_STOPS = 4  # stop strings of a request, as in OpenAI's API
 MAX_STOP_LENGTH = 200  # characters
 MAX_ALTERNATIVES = 20  # of logprobs
 MAX_MESSAGES = 1000
+MAX_MESSAGE = 400  # characters of an error
 MAX_NAME = 64  # characters of a user, or of an individual's name
 MAX_USER = 512

@@ -65,9 +65,9 @@ class NumpyBatch:
         self.streams: dict[Row, Iterator[Step]] = {}
 
     def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
-        for row in rows:
-            has_heads = self.engine.heads is not None
-            self.streams[row] = self.engine.stream(
+        has_heads = self.engine.heads is not None
+        self.streams |= {
+            row: self.engine.stream(
                 row.prompt.ids,
                 numeric_values=row.prompt.values if has_heads else None,
                 runners_up=row.alternatives or 0,
@@ -75,6 +75,8 @@ class NumpyBatch:
                 seed=row.seed,
                 **_engine_options(row.options),
             )
+            for row in rows
+        }
         return [self._next(row) for row in rows]
 
     def step(self) -> list[tuple[Row, Choice | Exception]]:

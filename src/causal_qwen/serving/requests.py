@@ -155,7 +155,10 @@ def _is_a(value: Any, types: tuple[type, ...]) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "a deeply nested value"
     return text if len(text) <= 60 else text[:60] + "..."
 
 
@@ -239,9 +242,9 @@ class TextRequest:
             include_usage=bool(given.get("stream_options", {}).get("include_usage")),
             alternatives=_alternatives(given, is_chat),
             model=given.get("model"),
-            user=_user(given.get("user")),
-            seed=_seed("seed", given.get("seed")),
-            individual=_individual(given.get("individual")),
+            user=read_user(given.get("user")),
+            seed=read_seed("seed", given.get("seed")),
+            individual=read_individual(given.get("individual")),
             settings=settings,
         )
 
@@ -339,9 +342,9 @@ def _message(message: Any, place: int) -> dict[str, str]:
         )
     content = given.get("content", "")
     if isinstance(content, list):  # parts
-        texts: list[Any] = [part.get("text") for part in content if isinstance(part, dict)]
-        kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
-        content = "".join(texts) if kinds <= {"text"} and all(map(_is_text, texts)) else None
+        is_text = all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+        texts: list[Any] = [part.get("text") for part in content] if is_text else [None]
+        content = "".join(texts) if all(map(_is_text, texts)) else None
     if not _is_text(content):
         raise RequestError(f"{where} has content that is not a text.", "messages")
     role = "system" if given["role"] == "developer" else given["role"]
@@ -399,20 +402,20 @@ def _alternatives(given: Mapping[str, Any], is_chat: bool) -> int | None:
     return _within("top_logprobs", given.get("top_logprobs", 0), 0, MAX_ALTERNATIVES)
 
 
-def _user(user: str | None) -> str | None:
+def read_user(user: str | None) -> str | None:
     if user is not None and (len(user) > MAX_USER or not _is_text(user)):
         raise RequestError(f"user must be a text of up to {MAX_USER} characters.", "user")
     return user or None
 
 
-def _individual(value: int | str | None) -> int | str | None:
+def read_individual(value: int | str | None) -> int | str | None:
     """Digits are a seed, also as a text."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
         value = int(value)
-    return value if isinstance(value, str) else _seed("individual", value)
+    return value if isinstance(value, str) else read_seed("individual", value)
 
 
-def _seed(name: str, value: int | None) -> int | None:
+def read_seed(name: str, value: int | None) -> int | None:
     if value is not None and not 0 <= value <= MAX_SEED - 1000:  # successors have room
         raise RequestError(f"{name}={value} is no seed; use 0 to {MAX_SEED - 1000}.", name)
     return value

@@ -53,7 +53,8 @@ class Batch(Protocol):
     """Rows that are decoded together; a row may join and leave between any two steps."""
 
     def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
-        """Read the one prompt that new rows share. -> the first token of each"""
+        """Read the prompts of new rows together; copies of a text, which share their prompt, are
+        neighbours. -> the first token of each. An error leaves the batch as it was."""
 
     def step(self) -> list[tuple[Row, Choice | Exception]]:
         """The next token of every row."""

@@ -4,12 +4,13 @@ A page of another site runs in the same browser as ours and can send requests to
 DNS rebinding (the name of its own host now resolves to 127.0.0.1) it can even read the answers.
 Such a request carries the foreign name in `Host` or in `Origin`; `Guard` answers 403 to it.
 
-    request -> Host -> Origin -> password or token -> length of the body -> the app
-                403     403            401                   413
+    request -> Host -> Origin -> password or token -> length and time of the body -> the app
+                403     403            401                   413, 408
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ipaddress
 import re
@@ -30,6 +31,7 @@ ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
 DEFAULT_PORTS = {"http": 80, "https": 443}
 TOKEN = "token"  # in the query of the first request
 TOKEN_BYTES = 24
+BODY_SECONDS = 60.0
 COOKIE = "causal-qwen-login"
 HEADERS = {  # of every answer
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -152,7 +154,8 @@ def plain_answer(refusal: Refusal) -> Response:
 
 
 class Guard:
-    """The middleware: refuses what another site or a stranger has sent, and what is too long.
+    """The middleware: refuses what another site or a stranger has sent, what is too long, and
+    what does not arrive.
 
     Pages of `origins` may send requests; `open_paths` need no login; `answer` words a refusal.
     """
@@ -167,9 +170,11 @@ class Guard:
         origins: Collection[str] = (),
         open_paths: Collection[str] = (),
         answer: Callable[[Refusal], Response] = plain_answer,
+        body_seconds: float = BODY_SECONDS,
     ) -> None:
         self.app, self.names, self.max_bytes, self.login = app, names, max_bytes, login
         self.origins, self.open_paths, self.answer = origins, open_paths, answer
+        self.body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -188,13 +193,22 @@ class Guard:
             await self._refuse(refusal, scope, receive, send)
             return
         if scope["type"] == "http":
-            body = await _read_body(headers, receive, self.max_bytes)
-            if body is None:
-                long = Refusal(413, f"The request is longer than {self.max_bytes:,} bytes.\n")
-                await self._refuse(long, scope, receive, send)
+            body = await self._body(headers, receive)
+            if isinstance(body, Refusal):
+                await self._refuse(body, scope, receive, send)
                 return
             receive, send = replay(body, receive), _with_headers(send)
         await self.app(scope, receive, send)
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | Refusal:
+        try:
+            async with asyncio.timeout(self.body_seconds):
+                body = await _read_body(headers, receive, self.max_bytes)
+        except TimeoutError:
+            return Refusal(408, f"The request is not whole after {self.body_seconds:g} seconds.\n")
+        if body is None:
+            return Refusal(413, f"The request is longer than {self.max_bytes:,} bytes.\n")
+        return body
 
     def check_host(self, headers: Headers) -> Refusal | None:
         """One `Host`, with a name under which this server was started."""
@@ -211,7 +225,7 @@ class Guard:
         response = self.answer(refusal)
         if refusal.status == 401:
             response.headers["WWW-Authenticate"] = 'Basic realm="CausalQwen", charset="UTF-8"'
-        if refusal.status == 413:
+        if refusal.status in (408, 413):
             response.headers["Connection"] = "close"  # the rest is not read
         await response(scope, receive, _with_headers(send))
 

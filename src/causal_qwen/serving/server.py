@@ -5,7 +5,6 @@ SIGTERM drains: no new connection is accepted, and running requests have time to
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.sockets import address_of, bind
 
 ENGINES = ("torch", "numpy")
+MAX_CONNECTIONS = 1000
 WARNING = (
     "Warning: the server listens on {host}, so other machines can reach it. It asks for the API "
     "key, but the connection is not encrypted: use it in a network that you trust."
@@ -27,6 +27,8 @@ def launch(
     name: str,
     individuals: Path,
     engine: str = "torch",
+    device: str = "auto",
+    dtype: str = "auto",
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
@@ -39,6 +41,7 @@ def launch(
     _check_web()
     with bind(host, port) as bound:  # before a model is loaded
         from causal_qwen.serving.app import make_app
+        from causal_qwen.serving.connections import serve_app
         from causal_qwen.serving.security import BoundNames, Login
         from causal_qwen.serving.service import Service
 
@@ -46,7 +49,9 @@ def launch(
         login = None if api_key is None else Login(api_key)
         if login is None and not names.is_loopback:
             login = Login.draw_token()
-        service = Service(open_backend(path, engine), name, individuals, limits, regressors)
+        service = Service(
+            open_backend(path, engine, device, dtype), name, individuals, limits, regressors
+        )
         try:
             app = make_app(service, names, login, origins)
             if not names.is_loopback:
@@ -56,20 +61,24 @@ def launch(
             bound.listen()
             address = address_of(names, host, bound.getsockname()[1])
             print(f"{name} is served at {address}/v1 (Ctrl-C closes it).", flush=True)
-            _serve(app, bound, limits)
+            serve_app(
+                app, bound, max_connections=MAX_CONNECTIONS, close_seconds=limits.drain_seconds
+            )
         finally:
             service.close()
 
 
-def open_backend(path: str, engine: str) -> Any:
-    """Load a model for one of the two engines."""
+def open_backend(path: str, engine: str, device: str = "auto", dtype: str = "auto") -> Any:
+    """Load a model for one of the two engines; NumPy's is on the CPU, in the file's dtype."""
     if engine == "numpy":
+        if (device, dtype) != ("auto", "auto"):
+            raise ValueError("--device and --dtype are for --engine torch; leave them out.")
         from causal_qwen.serving.numpy_backend import NumpyBackend
 
         return NumpyBackend.open(path)
     from causal_qwen.serving.torch_backend import TorchBackend
 
-    return TorchBackend.open(path)
+    return TorchBackend.open(path, device, dtype)
 
 
 def _check_web() -> None:
@@ -82,22 +91,3 @@ def _check_web() -> None:
             raise ImportError(
                 f"The server needs {module}, which is not installed: {install_hint('serve')}"
             ) from None
-
-
-def _serve(app: Any, bound: socket.socket, limits: Limits) -> None:
-    import uvicorn
-
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=limits.drain_seconds,
-        )
-    )
-    try:
-        server.run(sockets=[bound])  # raises the signal that has ended it
-    except KeyboardInterrupt:
-        print("\nClosed.", flush=True)

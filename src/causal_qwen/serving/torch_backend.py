@@ -1,6 +1,6 @@
 """Torch backend: rows of different lengths, individuals and modes in one batch.
 
-    join    the prompt alone, (1, P) -> its keys and values, and the first token
+    join    new prompts, (N, P) -> their keys and values, and the first tokens
     step    the last token of every row, (B, 1) -> the next tokens
     leave   the last row takes the place of the one that leaves
 
@@ -13,6 +13,7 @@ one row, in the last bits; a choice between scores that differ by as little may 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.decoding.noise import UNoise
+from causal_qwen.decoding.noise import UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.generation.logits import to_tensors
 from causal_qwen.generation.streaming import chat_inputs, context_of, end_ids
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.serving.rows import Choice, Row, Tokens
@@ -54,8 +56,8 @@ class TorchBackend:
         self.has_chat = processor.chat_template is not None
 
     @classmethod
-    def open(cls, path: str | Path) -> TorchBackend:
-        processor, model = open_model(str(path))
+    def open(cls, path: str | Path, device: str = "cpu", dtype: str = "auto") -> TorchBackend:
+        processor, model = open_model(str(path), device, dtype)
         return cls(model, processor)
 
     def encode(self, text: str) -> Tokens:
@@ -117,19 +119,24 @@ class RowCache(Cache):
     def end(self) -> int:
         return self.layers[0].end if self.layers else 0
 
-    def join(self, prompt: Cache, copies: int) -> None:
-        """Add `copies` rows with the keys and values of one prompt."""
-        length, rows = prompt.get_seq_length(), len(self.starts) + copies
+    def join(self, prompts: Cache, lengths: Sequence[int], copies: Sequence[int]) -> None:
+        """Add rows with the keys and values of prompts, which end in the same column: `copies` of
+        each. What is left of a prompt's length is padding, and not copied."""
+        rows = len(self.starts) + sum(copies)
         before = self.end if self.starts else 0
-        end = max(before, length)
+        end = max(before, *lengths)
         if not self.layers:
-            self.layers = [_Layer(layer.keys[:0], layer.values[:0]) for layer in prompt.layers]
+            self.layers = [_Layer(layer.keys[:0], layer.values[:0]) for layer in prompts.layers]
         self._reserve(rows, end + COLUMNS, end - before)
-        for layer, new in zip(self.layers, prompt.layers, strict=True):
-            layer.keys[rows - copies : rows, :, end - length : end] = new.keys
-            layer.values[rows - copies : rows, :, end - length : end] = new.values
+        self.starts = [start + end - before for start in self.starts]
+        for prompt, (length, count) in enumerate(zip(lengths, copies, strict=True)):
+            here = slice(len(self.starts), len(self.starts) + count)
+            for layer, new in zip(self.layers, prompts.layers, strict=True):
+                layer.keys[here, :, end - length : end] = new.keys[prompt, :, -length:]
+                layer.values[here, :, end - length : end] = new.values[prompt, :, -length:]
+            self.starts += [end - length] * count
+        for layer in self.layers:
             layer.rows, layer.end = rows, end
-        self.starts = [start + end - before for start in self.starts] + [end - length] * copies
 
     def leave(self, row: int) -> None:
         """The last row takes the place of `row`."""
@@ -228,11 +235,19 @@ class TorchBatch:
     @torch.no_grad()
     def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
         states = [_RowState(row, self.model) for row in rows]
-        prompt, cache = rows[0].prompt, DynamicCache(config=self.model.config)
-        z = self._read(torch.tensor([prompt.ids]), [prompt.values], cache)
-        self.cache.join(cache, len(rows))
+        groups = [list(same) for _, same in groupby(rows, key=lambda row: id(row.prompt))]
+        prompts, copies = [group[0].prompt for group in groups], [len(group) for group in groups]
+        lengths = [len(prompt.ids) for prompt in prompts]
+        cache = DynamicCache(config=self.model.config)
+        z = self._read_prompts(prompts, lengths, cache)  # (N, 1, H)
+        self.cache.join(cache, lengths, copies)
         self.states += states
-        return self._choose(states, z.expand(len(rows), -1, -1))
+        try:
+            return self._choose(states, z.repeat_interleave(torch.tensor(copies).to(z.device), 0))
+        except Exception:  # of these rows alone: the others go on
+            for row in rows:
+                self.leave(row)
+            raise
 
     @torch.no_grad()
     def step(self) -> list[tuple[Row, Choice | Exception]]:
@@ -258,6 +273,23 @@ class TorchBatch:
         if place < len(self.states):
             self.states[place] = last
 
+    def _read_prompts(self, prompts: list[Tokens], lengths: list[int], cache: Cache) -> Tensor:
+        """The states after prompts, which are padded on the left to one length. -> (N, 1, H)"""
+        if len(prompts) == 1:  # bit for bit what `generate` computes
+            return self._read(torch.tensor([prompts[0].ids]), [prompts[0].values], cache)
+        longest = max(lengths)
+        padding = 1 if self.num_token_id == 0 else 0  # masked; <NUM> would need a value
+        missing = [longest - length for length in lengths]
+        pairs = list(zip(prompts, missing, strict=True))
+        mask = torch.arange(longest) >= torch.tensor(missing)[:, None]  # (N, P)
+        return self._read(
+            torch.tensor([[padding] * empty + prompt.ids for prompt, empty in pairs]),
+            [[0.0] * empty + prompt.values for prompt, empty in pairs],
+            cache,
+            attention_mask=mask.long().to(self.model.device),
+            position_ids=(mask.cumsum(-1) - 1).clamp_min(0).to(self.model.device),
+        )
+
     def _read(self, ids: Tensor, values: list[list[float]], cache: Cache, **more: Any) -> Tensor:
         """The backbone's state after the last tokens. (B, T) -> (B, 1, H)"""
         device, numbers = self.model.device, None
@@ -278,23 +310,26 @@ class TorchBatch:
         (B, 1, H) -> B choices; a row that cannot choose gets its error"""
         model = self.model
         u = model.abduct(z)
-        noise = _stack([state.noise() for state in states], model.device)
+        noises = [state.noise() for state in states]
+        moved = [place for place, noise in enumerate(noises) if noise is not None]
         shift = value_shift = None
-        if noise is None:
+        if not moved:
             loc = model.lm_head(u.loc)  # (B, 1, V)
         else:
-            loc, shift, value_shift = model.score_moved(u, noise)
+            stacked = stack_noise([noise for noise in noises if noise is not None])
+            loc, shift, value_shift = model.score_moved(u, to_tensors(stacked, u.scale), moved)
         y = model.action.number(model.action.widen(u)).loc  # (B, 1)
         choices: list[Choice | Exception] = []
         for place, state in enumerate(states):
             row = slice(place, place + 1)
+            at = moved.index(place) if place in moved else None
             outputs = SimpleNamespace(
                 logits=loc[row],
                 loc_U=u.loc[row],
                 scale_U=u.scale[row],
                 loc_Y=y[row],
-                shift_S=None if shift is None else shift[row],
-                shift_Y=None if value_shift is None else value_shift[row],
+                shift_S=None if shift is None or at is None else shift[at : at + 1],
+                shift_Y=None if value_shift is None or at is None else value_shift[at : at + 1],
             )
             try:
                 choice = state.choose(outputs, self.num_token_id)
@@ -312,23 +347,3 @@ class TorchBatch:
         shown = [self.backend.show(token, choice.value) for token in best.indices.tolist()]
         top = tuple(zip(shown, best.values.tolist(), strict=True))
         return choice._replace(log_prob=float(log_probs[choice.id]), top=top)
-
-
-def _stack(noises: list[UNoise | None], device: torch.device) -> UNoise | None:
-    """The noise of rows of different modes: what is scaled by scale_U, and what by b. (B, C)"""
-    given = [one for one in noises if one is not None]
-    if not given:
-        return None
-    zero = np.zeros_like(given[0].values)
-    own, exogenous = [], []
-    for one in noises:
-        moves = zero if one is None else one.values
-        is_own = one is not None and one.regime == "individual"
-        own.append(moves if is_own else zero)
-        extra = one.exogenous if one is not None and is_own else moves
-        exogenous.append(zero if extra is None else extra)
-    tensors = (
-        torch.from_numpy(np.concatenate(some)).to(device, torch.float32)
-        for some in (own, exogenous)
-    )
-    return UNoise(next(tensors), "individual", next(tensors))

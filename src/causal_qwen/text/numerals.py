@@ -85,6 +85,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from causal_qwen.options import PLACEHOLDER
 from causal_qwen.text.names import (
     CJK,
     DASH,
@@ -99,7 +100,6 @@ from causal_qwen.text.names import (
 
 __all__ = ["PLACEHOLDER", "Encoded", "canonical", "decode", "encode", "render"]
 
-PLACEHOLDER = "<NUM>"
 
 Found = tuple[int, int, float]  # start, end, value
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tokenizers import Tokenizer
 
-from causal_qwen.text.numerals import PLACEHOLDER, encode
+from causal_qwen.options import PLACEHOLDER
 
 NUMBER_END = re.compile(r"[0-9][.,]?$")  # a number after this would extend it
 CONTINUATION = re.compile(r"[0-9]|[.,][0-9]|[eE][+-]?[0-9]")  # after a number, this extends it
@@ -24,6 +24,8 @@ def split_at_numbers(text: str, encode_numbers: str) -> Iterator[tuple[str, int,
     if encode_numbers == "text":
         yield text, 0, None
         return
+    from causal_qwen.text.numerals import encode  # compiles the grammar: slow to import
+
     found, end = encode(text), 0
     for (start, stop), value in zip(found.spans, found.values, strict=True):
         yield text[end:start], end, None

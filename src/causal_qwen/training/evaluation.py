@@ -17,6 +17,7 @@ import torch
 
 from causal_qwen.conversion.checkpoint_io import quiet, tokenizer_checked
 from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.processor import CausalQwenProcessor
@@ -38,6 +39,8 @@ def evaluate(
     max_length: int = 512,
     batch_size: int = 8,
     numbers: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Progress = lambda done, total: None,
 ) -> dict[str, float]:
     """Metrics of a model on held-out rows; before training, `perplexity` is its base model's."""
@@ -45,6 +48,8 @@ def evaluate(
         "template": template,
         "max_length": max_length,
         "batch_size": batch_size,
+        "device": device,
+        "dtype": dtype,
     }
     found = measure(path, [data], numbers=numbers, progress=progress, replicates=0, **options)
     return found[data].compute()
@@ -59,6 +64,8 @@ def measure(
     max_length: int = 512,
     batch_size: int = 8,
     numbers: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Progress = lambda done, total: None,
     replicates: int = REPLICATES,
 ) -> dict[str, MetricAccumulator]:
@@ -66,7 +73,7 @@ def measure(
     if len(set(files)) < len(files):
         raise ValueError(f"{', '.join(files)}: a file is named twice; name every file once.")
     rows = {file: read_rows(file, template) for file in files}
-    processor, model = open_checkpoint(path)
+    processor, model = open_checkpoint(path, device, dtype)
     processor.encode_numbers = numbers or processor.encode_numbers
     collate, fields = Collator(processor.tokenizer.pad_token_id), model.config.value_fields or ()
     done, total, found = 0, sum(map(len, rows.values())), {}
@@ -75,7 +82,7 @@ def measure(
         found[file] = MetricAccumulator(model, replicates)
         for start in range(0, len(examples), batch_size):
             part = examples[start : start + batch_size]
-            batch = collate(part)
+            batch = {name: one.to(model.device) for name, one in collate(part).items()}
             names = ("input_ids", "attention_mask", "numeric_values")
             output = model(**{name: batch[name] for name in names}, skip_logits=True)
             found[file].add(output.u_dist, batch)
@@ -84,20 +91,23 @@ def measure(
     return found
 
 
-def open_checkpoint(path: str) -> tuple[CausalQwenProcessor, Any]:
+def open_checkpoint(
+    path: str, device: str = "cpu", dtype: str = "auto"
+) -> tuple[CausalQwenProcessor, Any]:
     """`open_model`, also for checkpoints of a run: with adapters alone, and from before version
     0.4 without a processor, which is then the run's or its model's."""
     directory = Path(path)
     if (directory / ADAPTER).is_file():
-        return _open_adapter(directory)
+        return _open_adapter(directory, device, dtype)
     if not directory.name.startswith(PREFIX) or (directory / TOKENIZER).exists():
-        return open_model(path)
+        return open_model(path, device, dtype)
+    place, kind = resolve_device(device), resolve_dtype(dtype)
     with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(path).eval()
+        model = CausalQwenForCausalLM.from_pretrained(path, dtype=kind).eval().to(place)
     return _processor(directory, model.config), model
 
 
-def _open_adapter(directory: Path) -> tuple[CausalQwenProcessor, Any]:
+def _open_adapter(directory: Path, device: str, dtype: str) -> tuple[CausalQwenProcessor, Any]:
     try:
         from peft import PeftModel
     except ModuleNotFoundError:
@@ -106,7 +116,7 @@ def _open_adapter(directory: Path) -> tuple[CausalQwenProcessor, Any]:
         ) from None
     base = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
     with quiet():
-        _, model = open_model(base)
+        _, model = open_model(base, device, dtype)
         model = PeftModel.from_pretrained(model, str(directory)).merge_and_unload().eval()
         if (directory / "config.json").is_file():
             trained = CausalQwen2Config.from_pretrained(directory)

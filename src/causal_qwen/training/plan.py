@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.modeling.loss import AUTO_CHUNK_ELEMENTS, IGNORE
+from causal_qwen.modeling.loss import IGNORE, chunk_size
 from causal_qwen.outputs import LOCK, MANIFEST
 from causal_qwen.training.authors import saved_files
 from causal_qwen.training.checkpoints import PREFIX
@@ -172,9 +172,7 @@ def _memory(
         kept = config.hidden_size * config.num_hidden_layers + per_layer
     if args.train == "heads":
         kept = per_layer  # nothing is kept below the heads
-    chunk = min(tokens, max(AUTO_CHUNK_ELEMENTS // config.vocab_size, 1))
-    if isinstance(config.loss_chunk_size, int):
-        chunk = min(tokens, config.loss_chunk_size)
+    chunk = min(tokens, chunk_size(config, tokens))
     return {
         "weights": sum(p.numel() * p.element_size() for p in parameters),
         "gradients": sum(p.numel() * p.element_size() for p in trained),

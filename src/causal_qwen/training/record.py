@@ -20,7 +20,7 @@ CHANGEABLE = {  # options that a resumed run may change: its length, its logs, i
     *("max_steps", "num_train_epochs", "patience", "save_steps", "save_strategy", "recalibrate"),
     *("eval_steps", "eval_strategy", "per_device_eval_batch_size", "save_total_limit", "use_cpu"),
     *("logging_steps", "report_to", "disable_tqdm", "gradient_checkpointing"),
-    "dataloader_num_workers",
+    *("dataloader_num_workers", "device"),
 }
 Record = dict[str, Any]
 

@@ -21,6 +21,7 @@ from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import COMPAT_WEIGHT as COMPAT_WEIGHT
 from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.placement import place_model, resolve_device
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
@@ -84,6 +85,8 @@ class Run:
     individual_column: str | None = None  # rows with the same value share a learned individual
     patience: int = 0  # evaluations without a lower loss before stopping; 0 never stops early
     resume: bool = False
+    device: str = "auto"  # cpu, or what the trainer finds: all accelerators
+    dtype: str = "auto"  # of the weights in memory
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -118,6 +121,7 @@ def prepare(run: Run) -> Prepared:
     """Read the rows and the model, and encode the rows."""
     if run.lora and run.arguments.get("train") == "heads":
         logger.warning("train='heads' freezes the backbone, so its LoRA learns nothing.")
+    check_training_device(run.device)
     rows, held_out_rows = _rows(run)
     processor, model = _model(run, rows)
     has_targets = any("target" in row for row in rows)
@@ -319,11 +323,6 @@ def _speak(model: Any, processor: CausalQwenProcessor, example: Example) -> list
     return lines
 
 
-def has_fast_bf16() -> bool:
-    """Whether bfloat16 pays: on an accelerator that computes in it. A CPU mostly emulates it."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
 def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
@@ -348,9 +347,20 @@ def _record(ready: Prepared) -> Record:
 def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
     """The model to continue from, or a new one, reproducible for the same rows and seed."""
     if run.model is not None:
-        return open_model(run.model)
+        return open_model(run.model, dtype=run.dtype)  # the trainer moves it
     torch.manual_seed(run.arguments.get("seed", 0))
-    return new_model(texts_of(rows), run.scratch, max_length=run.max_length)
+    processor, model = new_model(texts_of(rows), run.scratch, max_length=run.max_length)
+    return processor, place_model(model, "cpu", run.dtype)
+
+
+def check_training_device(name: str) -> None:
+    """Refuse one of several accelerators: the trainer takes every one that it sees."""
+    device = resolve_device(name)
+    if device.index is not None:
+        raise ValueError(
+            f"device={name!r}: training uses all accelerators that torch sees; choose one by "
+            f"{device.type.upper()}_VISIBLE_DEVICES={device.index}, with device={device.type!r}."
+        )
 
 
 def training_arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
@@ -361,6 +371,7 @@ def training_arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
         "include_num_input_tokens_seen": "all",
         # not trainer.evaluate() beforehand: accelerate would then train without DDP
         "eval_on_start": is_new,
+        "use_cpu": run.device == "cpu",
         **run.arguments,
     }
     if run.patience:

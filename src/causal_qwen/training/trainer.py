@@ -8,6 +8,7 @@ with `metrics`.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +42,11 @@ TERMS = {  # name in the log -> (field of the output, its weight in the config)
 
 @dataclass
 class CausalTrainingArguments(TrainingArguments):
-    """Hugging Face's arguments and four more."""
+    """Hugging Face's arguments and four more. Its filter of NaN is off: the trainer stops there."""
+
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "leave NaN out of logged losses, reading every loss"}
+    )
 
     head_learning_rate: float | None = field(
         default=None,
@@ -77,7 +82,9 @@ class CausalTrainer(Trainer):
             freeze_backbone(self.causal_model)
         self._check_shards()
         self._num_numbers: Tensor | None = None
-        self._terms: dict[str, list[float]] = {name: [] for name in TERMS}
+        # Kept on the device: to read a number is to wait for it.
+        self._losses: list[tuple[int, Tensor]] = []  # (step, loss), not checked yet
+        self._terms: dict[str, list[Tensor]] = {name: [] for name in TERMS}
         self._metrics: MetricAccumulator | None = None
 
     def _check_shards(self) -> None:
@@ -130,13 +137,21 @@ class CausalTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _record(self, loss: Tensor, outputs: Any) -> None:
-        if not loss.isfinite():
-            self._diverge(f"loss={loss.item()} at step {self.state.global_step + 1}")
+        self._losses.append((self.state.global_step + 1, loss.detach()))
         for name, (key, _) in TERMS.items():
-            self._terms[name].append(float(outputs[key].detach()))
+            self._terms[name].append(outputs[key].detach())
+
+    def _check_losses(self) -> None:
+        """Stop at a loss that is not finite: at the next log or checkpoint, by its own step."""
+        losses, self._losses = self._losses, []
+        values = torch.stack([loss for _, loss in losses]).tolist() if losses else []
+        for (step, _), value in zip(losses, values, strict=True):
+            if not math.isfinite(value):
+                self._diverge(f"loss={value} at step {step}")
 
     def _check_weights(self) -> None:
         """Refuse to save NaN: a finite loss can have a gradient that is not."""
+        self._check_losses()
         for name, parameter in self.causal_model.named_parameters():
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # FSDP
             if not local.isfinite().all():
@@ -152,10 +167,11 @@ class CausalTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the loss terms: summed over processes and accumulated batches, mean over steps."""
+        self._check_losses()
         if "loss" in logs and (parts := len(self._terms["cls_loss_mean"])):
             steps = parts / self.args.gradient_accumulation_steps
-            sums = torch.tensor([sum(values) / steps for values in self._terms.values()])
-            means = self.accelerator.reduce(sums.to(self.args.device), reduction="sum").tolist()
+            sums = torch.stack([torch.stack(terms).sum() for terms in self._terms.values()])
+            means = self.accelerator.reduce(sums / steps, reduction="sum").tolist()
             weights = [getattr(self.causal_model.config, weight) for _, weight in TERMS.values()]
             logs |= dict(zip(TERMS, means, strict=True))
             logs["total_loss"] = sum(w * x for w, x in zip(weights, means, strict=True))

@@ -1,0 +1,24 @@
+"""vLLM: a converted model in vLLM, every request with its own individual and mode.
+
+    python -m vllm.entrypoints.openai.api_server --model DIRECTORY \\
+           --middleware causal_qwen.vllm.middleware.CausalFields
+
+In:   requests to vLLM, in the fields of `causal_qwen.serving.requests`.
+Out:  the choice of every row, decided by the code that decides in `generate`.
+
+    plugin      what vLLM loads: the names of the models, and what they refuse to start with
+    model       Qwen2 of vLLM with an individual U before the scores
+    admission   the fields of a request -> its settings and its individual, before it is queued
+    rows        one request as it is decoded: its noise, its candidates, its choice
+    processor   the logits processor that vLLM calls: which requests are in which rows
+    middleware  lets HTTP requests name our fields beside OpenAI's
+
+    HTTP -> middleware -> vLLM -> admission -> vLLM's scheduler -> model -> processor -> rows
+
+vLLM calls `compute_logits` with the states of the rows that it gives to the logits processors. The
+model keeps U of these rows; the processor, which knows the requests, turns loc_S into the choice
+and leaves only that token finite, so that whatever vLLM draws from is the choice.
+
+Runs with the transformers that vLLM asks for, older than our own: uses no Hugging Face model.
+Open `rows` first, then `processor`.
+"""

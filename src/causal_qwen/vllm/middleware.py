@@ -1,0 +1,74 @@
+"""Middleware: HTTP requests to vLLM in the fields of `causal-qwen serve`.
+
+    vllm ... --middleware causal_qwen.vllm.middleware.CausalFields
+
+vLLM reads fields of plugins from `vllm_xargs` only. This moves ours there: `{"individual": 7}` at
+the top of a request becomes `{"vllm_xargs": {"individual": 7}}`, and so does `user`. It also says
+which of OpenAI's fields the request names: vLLM fills in the others, and a temperature of 1 that
+nobody asked for would mean sampling. Without it, requests write `vllm_xargs` themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from causal_qwen.serving.requests import settings_fields
+from causal_qwen.vllm.admission import FILLED, NAMED, OWN
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+
+def own_fields() -> set[str]:
+    """Fields that vLLM does not know itself."""
+    return {*settings_fields(), *OWN} - set(FILLED)
+
+
+def moved(body: bytes) -> bytes:
+    """The body of a request with our fields in `vllm_xargs`; what is no request is left alone."""
+    try:
+        request = json.loads(body)
+    except ValueError:
+        return body
+    if not isinstance(request, dict):
+        return body
+    given = {name: value for name, value in request.items() if value is not None}
+    own = own_fields()
+    extra = {name: value for name, value in given.items() if name in own}
+    extra[NAMED] = [name for name in FILLED if name in given]
+    rest = {name: value for name, value in given.items() if name not in own or name == "user"}
+    written = rest.get("vllm_xargs", {})
+    if isinstance(written, dict):  # else vLLM says what is wrong with it
+        rest["vllm_xargs"] = {**extra, **written}
+    return json.dumps(rest).encode()
+
+
+class CausalFields:
+    """ASGI middleware."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Any) -> None:
+        is_text = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS
+        if not is_text:
+            return await self.app(scope, receive, send)
+        body, is_more = b"", True
+        while is_more:
+            message = await receive()
+            if message["type"] != "http.request":  # the client has gone
+                return None
+            body += message.get("body", b"")
+            is_more = message.get("more_body", False)
+        body = moved(body)
+        headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+        first = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return first.pop() if first else await receive()
+
+        return await self.app({**scope, "headers": headers}, replay, send)

@@ -1,0 +1,87 @@
+"""Model: vLLM's Qwen2 with an individual U before the scores.
+
+    z -> U (abduction) -> loc_S = W loc_U, which is what vLLM calls logits
+
+The layers up to z are vLLM's. The heads are those of `causal_qwen.modeling`, with the parameters of
+the checkpoint; the choice is made in `rows`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+from causal_qwen.modeling.abduction import AbductionNetwork
+from causal_qwen.modeling.action import ActionHead, ActionNetwork
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.thresholds import Decision
+
+UNREAD = "model.value_direction"  # where values enter, which vLLM's requests do not carry
+BIAS = "lm_head.bias"  # a tied head of vLLM has none
+
+_loaded: weakref.WeakValueDictionary[str, CausalQwenForCausalLM] = weakref.WeakValueDictionary()
+
+
+class CausalQwenForCausalLM(Qwen2ForCausalLM):
+    """Qwen2 of vLLM; `compute_logits` keeps U, and the level of the scores, of its last rows."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config = self.config
+        if config.latent_size != config.hidden_size:  # then it is not tied
+            self.lm_head = ParallelLMHead(config.vocab_size, config.latent_size, prefix="lm_head")
+        self.score_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
+        self.abduction = AbductionNetwork(config)
+        self.action = ActionNetwork(config)
+        self.decision = Decision(config)
+        self.u: Cauchy | None = None  # of the rows of the last call, (B, C)
+        self.bar: Tensor | None = None  # h there, (B, 1)
+        self.needs_bar = True  # set by the processor, which knows the modes
+        self.has_constant_scale = False  # scale_U is the same in every context
+        self._law: Any = None
+        _loaded[vllm_config.instance_id] = self
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """loc_S of every row. z (B, H) -> (B, V)"""
+        u = self.abduction(hidden_states)
+        scores: Tensor | None = self.logits_processor(self.lm_head, u.loc)
+        if scores is not None and self.score_bias is not None:
+            scores = scores + self.score_bias
+        self.u, self.bar = u, None
+        if scores is not None and self.needs_bar:  # before anything is added to the scores
+            self.bar = self.decision.bar(scores)
+        return scores
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        renamed = {BIAS: "score_bias"}
+        known = ((renamed.get(name, name), tensor) for name, tensor in weights if name != UNREAD)
+        loaded: set[str] = super().load_weights(known)
+        self.has_constant_scale, self._law = self.abduction.scale.is_constant, None
+        return loaded
+
+    @property
+    def law(self) -> Any:
+        """The parts that decide, as `DecisionProcessor` needs them: W without vLLM's padding."""
+        if self._law is None:
+            config = self.config
+            head = ActionHead(config.latent_size, config.vocab_size, bias=False, device="meta")
+            weight = self.lm_head.weight.detach()[: config.vocab_size]
+            head.weight = nn.Parameter(weight, requires_grad=False)
+            if weight.dtype != torch.float32:  # W was rounded
+                self.action.restore_equality(head.weight)
+            self._law = SimpleNamespace(
+                config=config, lm_head=head, action=self.action, decision=self.decision
+            )
+        return self._law
+
+
+def loaded_model(vllm_config: Any) -> CausalQwenForCausalLM:
+    """The model of this process that was made with a configuration of vLLM."""
+    return _loaded[vllm_config.instance_id]

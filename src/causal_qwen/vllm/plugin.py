@@ -1,0 +1,87 @@
+"""Plugin: what vLLM loads by the entry point `vllm.general_plugins`.
+
+Names our architectures, and hangs a check into vLLM's table of checks by architecture. The check
+refuses what is not served, and gives the model its logits processor. So the processor belongs to
+our models only: an installed plugin changes nothing for any other model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from causal_qwen.families import FAMILIES, QWEN2
+
+MODEL = "causal_qwen.vllm.model:CausalQwenForCausalLM"
+PROCESSOR = "causal_qwen.vllm.processor:CausalLogitsProcessor"
+
+
+def register() -> None:
+    """Enter our names; vLLM calls it in every process, at times twice."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    for family in FAMILIES:  # importing this package has entered their configurations
+        name = family.names[2]
+        ModelRegistry.register_model(name, MODEL)
+        MODELS_CONFIG_MAP[name] = ModelCheck
+
+
+class ModelCheck:
+    """vLLM calls it once per model, with its whole configuration, before anything is loaded."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: Any) -> None:
+        """Nothing: what is refused depends on the other configurations, too."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: Any) -> None:
+        from vllm.logger import init_logger
+
+        from causal_qwen.vllm import processor
+        from causal_qwen.vllm.admission import Served
+
+        if reason := refusal(vllm_config):
+            raise ValueError(reason)
+        model = vllm_config.model_config
+        model.logits_processors = [*(model.logits_processors or []), PROCESSOR]
+        processor.serve(Served.of(vllm_config))
+        if model.hf_config.num_token_id is not None:
+            init_logger("vllm.causal_qwen").info(
+                "<NUM> is not generated: vLLM cannot feed its value back. Numbers are digits."
+            )
+
+
+def refusal(vllm_config: Any) -> str:
+    """One sentence for a configuration that is not served; empty if it is."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    name, config = model.architecture, model.hf_config
+    if name != QWEN2.names[2]:
+        return (
+            f"{name} is not served by this plugin, which knows {QWEN2.names[2]}; use `causal-qwen "
+            "serve`, or `causal-qwen export` for the plain model."
+        )
+    if config.encode_numbers == "value":
+        return (
+            "The model reads numbers as values, which requests to vLLM do not carry; use "
+            "`causal-qwen serve`."
+        )
+    if vllm_config.speculative_config is not None:
+        return (
+            "Speculative decoding guesses tokens by softmax, which does not decide here; start "
+            "without --speculative-config."
+        )
+    if model.quantization is not None:
+        return f"quantization={model.quantization!r} hides W, which decides; start without it."
+    if model.enable_prompt_embeds:
+        return (
+            "Prompts must be tokens, which avoid_repeats reads; leave out --enable-prompt-embeds."
+        )
+    if vllm_config.use_v2_model_runner:
+        return "vLLM's second model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0."
+    for kind in ("tensor", "pipeline"):
+        if (count := getattr(parallel, f"{kind}_parallel_size")) > 1:
+            return (
+                f"--{kind}-parallel-size {count} is not supported; serve the model on one device, "
+                "several times with --data-parallel-size if need be."
+            )
+    return ""

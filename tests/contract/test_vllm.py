@@ -1,0 +1,353 @@
+"""vLLM with the plugin says what `generate` says, token for token in float32.
+
+`make test-vllm` runs it: texts of `generate` are computed here, those of vLLM in an environment of
+its own, whose Python CAUSAL_QWEN_VLLM names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from causal_qwen.modeling.configuration import NOT_INHERITED
+
+PYTHON = os.environ.get("CAUSAL_QWEN_VLLM", "")
+DRIVER = Path(__file__).parents[1] / "_vllm_driver.py"
+LIMIT = 3600  # seconds: an engine that hangs, also on a busy machine
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="needs vLLM's environment: make test-vllm"),
+]
+
+SHAPE: dict[str, Any] = {  # distinct sizes, and heads that vLLM's kernels can do
+    "vocab_size": 1003,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "converted": {},  # constant scales: the noise of an individual is multiplied with W once
+    "trained": {"threshold_context": "competition", "num_token_id": 1000},
+    "wider": {"causal_size": 128, "head_bias": True},
+}
+CALLS: list[dict[str, Any]] = [
+    {"causal_mode": "standard"},
+    {"causal_mode": "compatible", "do_sample": False},
+    {"individual": 7},
+    {"individual": 8},
+    {"individual": 7, "persistence": 0.5},
+    {"individual": 9, "temperature": 1.5},
+    {"individual": 3, "fresh_noise": True},
+    {"causal_mode": "sampling", "individual": 5},
+    {"causal_mode": "sampling", "individual": 6, "avoid_repeats": 3},
+    {"individual": 11, "min_p": 0.3, "avoid_repeats": 0},
+    {"individual": 12, "top_k": 5},
+    {"individual": 13, "top_p": 0.7},
+    {"individual": 14, "repetition_penalty": 1.3},
+    {"causal_mode": "standard", "repetition_penalty": 1.2},
+    {"individual": 15, "min_density": 0.05, "noise_law": "sum", "persistence": 0.7},
+    {"individual": 16, "exogenous": 4},
+    {"causal_mode": "compatible", "normalization": "ovr", "do_sample": False},
+]
+TOKENS = 20
+DTYPES = ("float32", "bfloat16")
+ENGINE: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 64}
+
+
+def environment() -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**own, "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+Make = Callable[..., Any]  # of a model
+Job = dict[str, Any]
+
+
+def make_tiny(kind: str, fresh_model: Make, make_model: Make, directory: Path) -> Any:
+    """A tiny model, saved in a directory."""
+    make = fresh_model if kind == "converted" else make_model
+    model = make(**{**SHAPE, **KINDS[kind]})
+    saved = model.generation_config
+    saved.noise_gain = 30.0 if kind == "converted" else 1.0
+    saved.causal_min_p, saved.avoid_repeats, saved.noise_law = 0.05, 2, "mixture"
+    model.save_pretrained(directory)
+    return model
+
+
+def request_of(model: Any, ids: torch.Tensor, call: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A request, with the tokens that `generate` chooses alone."""
+    number = model.config.num_token_id
+    found = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=TOKENS,
+        suppress_tokens=None if number is None else [number],
+        pad_token_id=0,
+        **call,
+    )
+    wanted = found[0, ids.shape[1] :].tolist()
+    return {"prompt": ids[0].tolist(), "options": call, "tokens": TOKENS, "wanted": wanted, **more}
+
+
+def requests_of(model: Any, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Requests of all kinds."""
+    generator = torch.Generator().manual_seed(5)
+    return [
+        request_of(model, torch.randint(0, 1000, (1, length), generator=generator), call)
+        for call in CALLS
+        for length in lengths
+    ]
+
+
+def job(directory: Path, requests: list[dict[str, Any]], **engine: Any) -> Job:
+    return {"model": str(directory), "engine": {**ENGINE, **engine}, "requests": requests}
+
+
+def jobs_of_the_tiny_models(models: dict[str, Any], root: Path) -> dict[str, Job]:
+    jobs = {
+        f"modes-{kind}": job(root / kind, requests_of(models[kind], (3, 40, 90))) for kind in KINDS
+    }
+    crowd = requests_of(models["trained"], (17, 90))
+    for place, one in enumerate(crowd):
+        one["after"] = 2 * (place % 9)
+    jobs["crowd"] = job(
+        root / "trained",
+        crowd,
+        max_num_batched_tokens=48,  # prompts in chunks
+        max_num_seqs=16,
+        block_size=32,
+        num_gpu_blocks_override=24,  # of 32 tokens: too few for 16 rows
+    )
+    prompt = torch.randint(0, 1000, (1, 90), generator=torch.Generator().manual_seed(8))
+    arrivals = ((0, 1), (4, 2), (8, 3), (12, 1))
+    shared = [
+        request_of(models["converted"], prompt, {"individual": who}, after=after)
+        for after, who in arrivals
+    ]
+    jobs["prefix"] = job(root / "converted", shared, enable_prefix_caching=True, block_size=32)
+    options = [{"individual": 7, "n": 2}, {"individual": 7}, {"individual": 8}, {}, {}, {"n": 2}]
+    several = [{"prompt": list(range(20)), "options": one, "tokens": TOKENS} for one in options]
+    jobs["several"] = job(root / "converted", several)
+    return jobs
+
+
+def jobs_of_the_base_model(model: Any, root: Path) -> dict[str, Job]:
+    """Greedy texts: of plain Qwen2 with the same weights, and of ours."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    known = set(Qwen2Config().to_dict()) - set(NOT_INHERITED)
+    fields = {name: value for name, value in model.config.to_dict().items() if name in known}
+    base = Qwen2ForCausalLM(Qwen2Config(**fields))
+    assert not base.load_state_dict(model.state_dict(), strict=False).missing_keys
+    base.save_pretrained(root / "base")
+    prompts = torch.randint(0, 1000, (12, 30), generator=torch.Generator().manual_seed(9)).tolist()
+
+    def greedy(name: str, dtype: str, *calls: dict[str, Any]) -> Job:
+        requests = [
+            {"prompt": prompt, "options": call, "tokens": TOKENS}
+            for call in calls
+            for prompt in prompts
+        ]
+        return job(root / name, requests, dtype=dtype)
+
+    jobs = {}
+    for dtype in DTYPES:
+        jobs[f"base-{dtype}"] = greedy("base", dtype, {"temperature": 0})
+        jobs[f"standard-{dtype}"] = greedy("converted", dtype, {"causal_mode": "standard"})
+        jobs[f"zero-{dtype}"] = greedy("converted", dtype, {"temperature": 0})
+    return jobs
+
+
+def job_of_the_embedded_model() -> Job:
+    from causal_qwen.conversion.convert import default_model, open_model
+
+    processor, model = open_model(str(default_model()))
+    prompts = ("Once upon a time", "The best way to cook rice is", "Dear diary, today", "In 1969,")
+    calls: list[dict[str, Any]] = [
+        {"individual": 7},
+        {"individual": 8},
+        {"causal_mode": "standard"},
+        {"causal_mode": "sampling", "individual": 3},
+        {"individual": 9, "persistence": 0.5},
+    ]
+    read = [processor(prompt, return_tensors="pt")["input_ids"] for prompt in prompts]
+    return job(default_model(), [request_of(model, ids, call) for ids in read for call in calls])
+
+
+@pytest.fixture(scope="module")
+def asked(
+    fresh_model: Make, make_model: Make, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Job]:
+    """All jobs, with the answers of vLLM."""
+    root = tmp_path_factory.mktemp("vllm")
+    models = {kind: make_tiny(kind, fresh_model, make_model, root / kind) for kind in KINDS}
+    jobs = jobs_of_the_tiny_models(models, root)
+    jobs |= jobs_of_the_base_model(models["converted"], root)
+    jobs["embedded"] = job_of_the_embedded_model()
+    for name, one in jobs.items():
+        (root / f"{name}.job.json").write_text(json.dumps(one), "utf-8")
+    done = subprocess.run(
+        [PYTHON, str(DRIVER), str(root)],
+        env={**environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return {
+        name: {**one, **json.loads((root / f"{name}.json").read_text("utf-8"))}
+        for name, one in jobs.items()
+    }
+
+
+def check(job: Job) -> None:
+    """Every answer begins with what `generate` said until the end of its text."""
+    wrong = []
+    for request, (answer,) in zip(job["requests"], job["answers"], strict=True):
+        if answer[: len(request["wanted"])] != request["wanted"]:
+            wrong.append((request["options"], answer, request["wanted"]))
+    assert not wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_modes_in_one_batch_say_what_generate_says(asked: dict[str, Job], kind: str) -> None:
+    found = asked[f"modes-{kind}"]
+    texts = {tuple(one["wanted"]) for one in found["requests"]}
+    assert len(texts) == len(found["requests"]) == 3 * len(CALLS)
+    check(found)
+
+
+def test_arrivals_chunks_and_preemption_change_nothing(asked: dict[str, Job]) -> None:
+    check(asked["crowd"])
+    assert asked["crowd"]["counts"]["vllm:num_preemptions"] > 0
+
+
+def test_individuals_share_the_cache_of_a_prompt(asked: dict[str, Job]) -> None:
+    found = asked["prefix"]
+    assert len({tuple(one["wanted"]) for one in found["requests"]}) == 3
+    check(found)
+    assert found["counts"]["vllm:prefix_cache_hits"] >= 3 * 64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_standard_is_the_greedy_choice_of_the_base_model_in_vllm(
+    asked: dict[str, Job], dtype: str
+) -> None:
+    greedy = asked[f"base-{dtype}"]["answers"]
+    assert asked[f"standard-{dtype}"]["answers"] == greedy
+    assert asked[f"zero-{dtype}"]["answers"] == greedy
+
+
+def test_further_texts_are_those_of_the_successors(asked: dict[str, Job]) -> None:
+    pair, first, second, *drawn = asked["several"]["answers"]
+    assert pair == [*first, *second]
+    texts = {tuple(text) for answer in drawn for text in answer}
+    assert len(texts) == 4  # nobody was named: four different ones
+
+
+def test_the_embedded_model_says_what_generate_says(asked: dict[str, Job]) -> None:
+    assert len(asked["embedded"]["requests"]) == 20
+    check(asked["embedded"])
+
+
+# ---------------------------------------------------------------- over HTTP
+
+
+@contextlib.contextmanager
+def server(directory: Path, log: Path) -> Iterator[str]:
+    """vLLM's own server with our middleware."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
+    command += ["--port", str(port), "--host", "127.0.0.1", "--served-model-name", "m"]
+    command += ["--middleware", "causal_qwen.vllm.middleware.CausalFields"]
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            command, env=environment(), stdout=out, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        try:
+            url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + LIMIT
+            while not is_up(url):
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < deadline, log.read_text()[-3000:]
+                time.sleep(1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def is_up(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health") as reply:
+            return reply.status == 200
+    except OSError:
+        return False
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"{url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> None:
+    from causal_qwen.conversion.convert import default_model, open_model
+    from causal_qwen.generation.streaming import chat_inputs
+    from causal_qwen.serving.requests import user_seed
+
+    processor, model = open_model(str(default_model()))
+
+    def text(inputs: Any, **call: Any) -> str:
+        ids = torch.as_tensor(inputs["input_ids"])
+        found = model.generate(ids, max_new_tokens=12, **call)[0, ids.shape[1] :]
+        return processor.decode(found, skip_special_tokens=True)
+
+    prompt, messages = "Once upon a time", [{"role": "user", "content": "Name a colour."}]
+    read, chat = processor(prompt, return_tensors="pt"), chat_inputs(processor, messages)
+    body = {"model": "m", "prompt": prompt, "max_tokens": 12}
+    with server(default_model(), tmp_path / "log") as url:
+
+        def complete(**fields: Any) -> Any:
+            status, reply = post(url, "/v1/completions", {**body, **fields})
+            assert status == 200, reply
+            return [choice["text"] for choice in reply["choices"]]
+
+        assert complete() == [text(read, causal_mode="standard")]
+        assert complete(individual=7, n=2) == [text(read, individual=7), text(read, individual=8)]
+        assert complete(vllm_xargs={"individual": 7}) == [text(read, individual=7)]
+        assert complete(temperature=0.5, seed=4) == [
+            text(read, causal_mode="sampling", individual=4, temperature=0.5)
+        ]
+        talk = {"model": "m", "messages": messages, "max_tokens": 12, "user": "ada"}
+        status, reply = post(url, "/v1/chat/completions", talk)
+        assert status == 200, reply
+        assert reply["choices"][0]["message"]["content"] == text(chat, individual=user_seed("ada"))
+        status, reply = post(url, "/v1/completions", {**body, "individual": "Ada"})
+        assert status == 400
+        assert "'Ada' is no seed" in reply["error"]["message"]
