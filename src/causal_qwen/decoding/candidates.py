@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-Array = Any  # a NumPy array or a torch tensor
+from causal_qwen.decoding.arrays import Array, array_namespace
+
 REACH = 64  # tokens that are not said again: loops are near, and what is far may be named again
 
 
