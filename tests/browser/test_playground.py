@@ -470,7 +470,7 @@ def test_playground_of_a_server_shows_what_that_of_the_model_shows(
     there.shoot("remote-counterfactual")
 
     there.open("Numbers")
-    there.page.get_by_text("Numbers by the regressor 'priced' of the server.").wait_for()
+    there.page.get_by_text("Numbers by the regressor 'priced' of the server").wait_for()
     there.fill(NUMBER_TEXT, prices.text)
     there.press("Predict")
     dot = there.page.locator("svg circle:visible")

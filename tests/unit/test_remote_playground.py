@@ -13,6 +13,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from _damage_api import attack
+from _fuzz import seeds
 from _playground import call, endpoints, serve_state
 from _server import KEY, running, serving, wait_for
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, StreamingResponse
@@ -300,6 +302,19 @@ def serve_state_offline(state: RemoteState, files: Path) -> Any:
             individuals.FIRST.items()]  # fmt: skip
     state.draw_first = lambda: them  # type: ignore[method-assign]
     return serve_state(state, files)
+
+
+@GRADIO
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", seeds(1, 5))
+def test_hostile_calls_of_a_remote_page_get_a_message_and_the_server_lives(
+    state: RemoteState, seed: int, record_property: Any, tmp_path: Path
+) -> None:
+    with serve_state(state, tmp_path) as client:
+        outcomes = attack(client, seed, calls=40)
+        assert sum(outcomes.values()) == 40
+    record_property("cases", 40)
+    assert state.client.get("/health") == {"status": "ok"}
 
 
 # ---------------------------------------------------------------- errors

@@ -47,7 +47,10 @@ LEFT_OUT = (
     "numbers, so they are left out here"
 )
 TEXTS_ONLY = "This server runs without torch and answers texts only, so the other tabs are left out"
-NOTE = "Numbers by the regressor {name!r} of the server."
+NOTE = (
+    "Numbers by the regressor {name!r} of the server. If it reads columns, write a line for each, "
+    "such as carat = 0.7."
+)
 OWN_HEAD_NOTE = (
     "This server was started without --regressor: numbers come from its model's own head, which "
     "answers only if it was trained on values."
