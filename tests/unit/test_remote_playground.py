@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,7 +31,9 @@ from causal_qwen.playground.state import AppState
 from causal_qwen.playground.text_edits import drag_range
 from causal_qwen.regression.regressor import OpenModel
 from causal_qwen.serving.client import Client
+from causal_qwen.serving.connections import serve_app
 from causal_qwen.serving.service import Service
+from causal_qwen.serving.sockets import bind
 from causal_qwen.serving.torch_backend import TorchBackend
 
 TEXT = "a king has 7 horses"
@@ -385,6 +390,53 @@ def test_a_stream_that_breaks_is_an_error(
         broken = RemoteState(Client(address), "tiny", state.size, 1.0, 80, True)
         with pytest.raises(kind, match=message):
             list(broken.stream_modes(TEXT, four, TOKENS, 1))
+
+
+def test_a_closed_client_ends_the_requests_of_other_threads() -> None:
+    is_asked, may_end = threading.Event(), threading.Event()
+
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        is_asked.set()
+        await asyncio.to_thread(may_end.wait, 60)
+
+    with serving(hang) as address, ThreadPoolExecutor(1) as pool:
+        client = Client(address)
+        asked = pool.submit(client.post, "/v1/numbers", {})
+        assert is_asked.wait(60)
+        client.close()
+        with pytest.raises(OSError, match="has stopped answering"):
+            asked.result(60)
+        may_end.set()
+    with pytest.raises(OSError, match="is closed"):
+        client.get("/v1/models")
+
+
+def test_a_server_that_ends_says_so_to_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it waits for its threads, which may wait for another server."""
+    order: list[str] = []
+    monkeypatch.setattr("uvicorn.Server.startup", _end_at_once)
+    monkeypatch.setattr("uvicorn.Server.shutdown", _record_shutdown(order))
+    with bind("127.0.0.1", 0) as bound:
+        serve_app(
+            PlainTextResponse("hello"),
+            bound,
+            max_connections=9,
+            close_seconds=1,
+            on_close=lambda: order.append("closed"),
+        )
+    assert order == ["requests have ended", "closed"]
+
+
+async def _end_at_once(self: Any, sockets: Any = None) -> None:
+    self.started = self.should_exit = True
+    self.servers = []
+
+
+def _record_shutdown(order: list[str]) -> Any:
+    async def shutdown(self: Any, sockets: Any = None) -> None:
+        order.append("requests have ended")
+
+    return shutdown
 
 
 def test_a_server_and_a_model_are_not_both_named() -> None:

@@ -106,7 +106,7 @@ class RemoteState:
         return function(*arguments)
 
     def close(self) -> None:
-        pass
+        self.client.close()
 
     def check_prompt(self, text: str | None) -> str:
         return text_edits.check_prompt(text)  # the server counts tokens

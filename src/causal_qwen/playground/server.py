@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,8 @@ def launch(
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         try:
             app = make_app(build(state, files), files, names, login)
-            _serve(app, bound, host, open_browser)
+            # a model here ends its step; a server may take minutes, and is not waited for
+            _serve(app, bound, host, open_browser, None if url is None else state.close)
         finally:
             state.close()
             shutil.rmtree(files)
@@ -140,7 +142,13 @@ def _check_gradio() -> None:
         ) from None
 
 
-def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> None:
+def _serve(
+    app: Guard,
+    bound: socket.socket,
+    host: str,
+    open_browser: bool,
+    on_close: Callable[[], None] | None,
+) -> None:
     from causal_qwen.serving.connections import serve_app
 
     bound.listen()  # a browser that comes before the server waits
@@ -153,4 +161,10 @@ def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> N
     print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
     if open_browser:
         webbrowser.open(address)
-    serve_app(app, bound, max_connections=MAX_CONNECTIONS, close_seconds=CLOSE_SECONDS)
+    serve_app(
+        app,
+        bound,
+        max_connections=MAX_CONNECTIONS,
+        close_seconds=CLOSE_SECONDS,
+        on_close=on_close,
+    )

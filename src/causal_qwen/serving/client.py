@@ -13,12 +13,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
+CONNECT_SECONDS = 20
 TIMEOUT_SECONDS = 600  # between two parts of an answer
 BRIEF_SECONDS = 30  # for what needs no model
 VERSION_HINT = "is it causal-qwen serve, and of this version?"
@@ -29,7 +32,38 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _Connections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Remembers the sockets of requests, so that they can be ended from another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sockets: WeakSet[socket.socket] = WeakSet()
+        sockets = self.sockets
+
+        class Brief(http.client.HTTPConnection):
+            """A server that is not there is noticed before an answer that takes long."""
+
+            def connect(self) -> None:
+                seconds, self.timeout = self.timeout, CONNECT_SECONDS
+                super().connect()
+                self.sock.settimeout(seconds)
+                sockets.add(self.sock)
+
+        class BriefTLS(Brief, http.client.HTTPSConnection):
+            pass
+
+        self._kinds = Brief, BriefTLS
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._kinds[0], request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._kinds[1], request)
+
+
 class Client:
+    """Requests of any number of threads."""
+
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.address = check_address(url)
         self.headers = {"Content-Type": "application/json"}
@@ -37,7 +71,15 @@ class Client:
             if not (api_key.isascii() and api_key.isprintable()):
                 raise ValueError("The API key has characters that no HTTP header can hold.")
             self.headers["Authorization"] = f"Bearer {api_key}"
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._connections, self._is_closed = _Connections(), False
+        self._opener = urllib.request.build_opener(_NoRedirects, self._connections)
+
+    def close(self) -> None:
+        """End all requests of other threads: they raise OSError."""
+        self._is_closed = True
+        for one in list(self._connections.sockets):
+            with contextlib.suppress(OSError):  # it has ended
+                one.shutdown(socket.SHUT_RDWR)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._whole(path, None, BRIEF_SECONDS)
@@ -83,6 +125,8 @@ class Client:
     def _open(self, path: str, body: dict[str, Any] | None, seconds: float) -> Iterator[Any]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data, self.headers)
+        if self._is_closed:
+            raise OSError(f"The connection to {self.address} is closed.")
         try:
             with self._opener.open(request, timeout=seconds) as response:
                 yield response

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -42,11 +43,28 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
 
 
+class ClosingServer(uvicorn.Server):
+    """Calls `on_close` when running requests have had their time, before it waits for threads."""
+
+    on_close: Callable[[], None] | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.on_close is not None:
+            self.on_close()
+
+
 def serve_app(
-    app: Any, bound: socket.socket, *, max_connections: int, close_seconds: int | None
+    app: Any,
+    bound: socket.socket,
+    *,
+    max_connections: int,
+    close_seconds: int | None,
+    on_close: Callable[[], None] | None = None,
 ) -> None:
-    """Answer requests; those that run when it ends have `close_seconds`."""
-    server = uvicorn.Server(
+    """Answer requests; those that run when it ends have `close_seconds`, then `on_close` is called
+    to end what they wait for."""
+    server = ClosingServer(
         uvicorn.Config(
             app,
             http=ImpatientProtocol,
@@ -58,6 +76,7 @@ def serve_app(
             timeout_graceful_shutdown=close_seconds,
         )
     )
+    server.on_close = on_close
     try:
         server.run(sockets=[bound])  # raises the signal that has ended it
     except KeyboardInterrupt:
