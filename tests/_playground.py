@@ -16,6 +16,7 @@ from unittest import mock
 from starlette.testclient import TestClient
 
 from causal_qwen.playground import server
+from causal_qwen.playground.provider import Provider
 from causal_qwen.playground.state import AppState
 from causal_qwen.playground.token_view import measure_typical
 from causal_qwen.serving.security import BoundNames, Login
@@ -36,6 +37,19 @@ def serve(
     """A client of the app that `launch` would serve on `host`."""
     state = AppState("tiny", processor, model)
     state.typical = state.run(measure_typical)
+    with serve_state(state, files, host, address, login) as client:
+        yield client
+
+
+@contextmanager
+def serve_state(
+    state: Provider,
+    files: Path,
+    host: str = "127.0.0.1",
+    address: str | None = None,
+    login: Login | None = None,
+) -> Iterator[TestClient]:
+    """The same with a model that is opened, here or on a server."""
     with mock.patch.dict(os.environ), warnings.catch_warnings():
         server.configure_gradio(files)
         warnings.simplefilter("ignore")  # Gradio leaves event loops open
@@ -47,7 +61,7 @@ def serve(
         with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
             yield client
     finally:
-        state.worker.close()
+        state.close()
 
 
 def endpoints(client: TestClient) -> dict[str, list[dict[str, Any]]]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ START_SECONDS = 1800  # a guard; a fresh machine converts the embedded model fir
 WAIT_MILLISECONDS = 600_000  # a guard, too
 PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitors fill the queue
 PRICED = "priced"
+KEY = "sesame"  # of the server that a playground asks
 REBOUND = "rebound.example"  # a name that resolves to this machine, as after DNS rebinding
 QUESTION = "weight is 5, kind is b. The price is"
 SWEEP_SECONDS = 0.5  # as slow as a larger model, so that a visitor can type meanwhile
@@ -298,11 +300,11 @@ def browser(chromium: str, started: tuple[Any, int, Path]) -> Iterator[Browser]:
         opened.close()
 
 
-@pytest.fixture
-def visit(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Visitor]]:
+@contextmanager
+def visiting(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Visitor]]:
     """`visit(**options)`: a page in a browser context of its own.
 
-    When a test ends, no page may have sent a request to another host, or logged an error.
+    At the end, no page may have sent a request to another host, or logged an error.
     """
     visitors: list[Visitor] = []
 
@@ -320,3 +322,50 @@ def visit(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Vis
         # a heartbeat would hold one of a browser's six connections for every tab
         assert not any("heartbeat" in one for one in visitor.requests)
         assert not visitor.errors, visitor.errors
+
+
+@pytest.fixture
+def visit(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Visitor]]:
+    with visiting(browser, url, shots) as make:
+        yield make
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[str]:
+    """A command that serves until Ctrl-C, which closes it cleanly. -> its address"""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "causal_qwen", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "CAUSAL_QWEN_API_KEY": KEY},
+    )
+    assert process.stdout is not None
+    try:
+        lines: list[str] = []
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", "".join(lines))):
+            lines.append(process.stdout.readline())
+            assert lines[-1], f"{arguments[0]} did not open:\n{''.join(lines)}"
+        yield found[0]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 0, rest
+        assert rest.endswith("Closed.\n"), rest
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def visit_remote(
+    browser: Browser, short_directory: Path, prices: Prices, shots: Path, tmp_path: Path
+) -> Iterator[Callable[..., Visitor]]:
+    """The playground of a server with the same model, each in a process of its own."""
+    model = ("--model", str(short_directory), "--individuals", str(tmp_path))
+    with (
+        program("serve", *model, "--port", "0", "--regressor", str(prices.directory)) as served,
+        program("app", "--url", served, "--port", "0", "--no-browser") as address,
+        visiting(browser, f"{address}/", shots) as make,
+    ):
+        yield make

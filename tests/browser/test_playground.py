@@ -427,3 +427,69 @@ def test_other_sites_cannot_frame_the_page_write_to_it_or_rebind_its_name(
     framed.wait_for_load_state("networkidle")
     assert [one.url.split(":")[0] for one in framed.frames[1:]] == ["chrome-error"]
     context.close()
+
+
+@pytest.mark.slow  # two more processes, one of which imports torch
+def test_playground_of_a_server_shows_what_that_of_the_model_shows(
+    visit: Visit, visit_remote: Visit, prices: Any
+) -> None:
+    there = visit_remote()
+    both = (visit(), there)
+    tabs = there.page.get_by_role("tab")
+    assert [tab.inner_text() for tab in tabs.all()] == TABS[:-1]
+    there.page.get_by_text("so they are left out here").wait_for()
+    for visitor in both:
+        visitor.unfold()
+        visitor.tokens(3)
+        visitor.press("Generate")
+    generated = [visitor.texts() for visitor in both]
+    assert list(generated[1]) == MODES
+    assert generated[0] == generated[1]
+    there.shoot("remote-generate")
+
+    for visitor in both:
+        visitor.open("Individuals")
+        visitor.tokens(3)
+        visitor.draw("Zoe", 7)
+        visitor.press("Generate")
+    generated = [visitor.texts() for visitor in both]
+    assert list(generated[1]) == ["Ada", "Bo", "Chen", "Zoe"]
+    assert generated[0] == generated[1]
+    there.shoot("remote-individuals")
+
+    compared = []
+    for visitor in both:
+        visitor.open("Counterfactual")
+        visitor.tokens(3)
+        visitor.press("Compare")
+        table = visitor.page.locator(".counterfactual table").first
+        table.wait_for()
+        compared.append(table.inner_text())
+    assert "The king's son" in compared[1]
+    assert compared[0] == compared[1]
+    there.shoot("remote-counterfactual")
+
+    there.open("Numbers")
+    there.page.get_by_text("Numbers by the regressor 'priced' of the server").wait_for()
+    there.fill(NUMBER_TEXT, prices.text)
+    there.press("Predict")
+    dot = there.page.locator("svg circle:visible")
+    dot.wait_for()
+    median = float(there.page.locator(".median").inner_text())
+    assert median == pytest.approx(prices.answer, rel=0.01)
+    place = float(dot.get_attribute("cx"))
+    there.page.locator(".drag").press("End")
+    there.wait_for_value(there.page.get_by_label(NUMBER_TEXT), "weight is 10")
+    there.page.get_by_text("number 1, now 10").wait_for()
+    assert float(dot.get_attribute("cx")) > place
+    there.shoot("remote-numbers")
+
+    there.open("Generate")
+    there.tokens(80)
+    there.press("Generate")
+    there.page.wait_for_function("document.querySelector('.cursor')?.checkVisibility()")
+    there.press("Stop")
+    there.page.wait_for_function("!document.querySelector('.cursor')")
+    there.tokens(2)
+    there.press("Generate")
+    assert list(there.texts()) == MODES

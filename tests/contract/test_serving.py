@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -159,6 +160,56 @@ def test_a_server_answers_openais_client_counterfactuals_and_numbers(
             answer["data"][0]["median"]
         )
         assert server.end(signal.SIGTERM) == (143, "")
+
+
+# `causal-qwen` where torch is not installed.
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "transformers", "sklearn"): sys.modules[name] = None
+from causal_qwen.cli import main
+main()
+"""
+
+
+@pytest.mark.slow  # gradio is imported, in three processes
+def test_the_playground_of_a_server_needs_no_torch(tiny_directory: Path, tmp_path: Path) -> None:
+    app = [sys.executable, "-c", WITHOUT_TORCH, "app", "--port", "0", "--no-browser", "--url"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "CAUSAL_QWEN_API_KEY": "sesame"}
+    pipe = subprocess.PIPE
+    with serving(tiny_directory, tmp_path / "people", "--engine", "numpy") as server:
+        process = subprocess.Popen(
+            [*app, server.url], stdout=pipe, stderr=pipe, text=True, env=environment
+        )
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://(127\.0\.0\.1:\d+)", process.stdout.readline())
+            assert found is not None, process.communicate()
+            for host, status in ((found[1], 200), ("evil.example", 403)):
+                connection = http.client.HTTPConnection(found[1], timeout=GUARD)
+                connection.request("GET", "/config", headers={"Host": host})
+                answer = connection.getresponse()
+                assert answer.status == status
+                assert ("answers texts only" in answer.read().decode()) == (status == 200)
+                connection.close()
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=GUARD)
+            assert (process.returncode, rest.strip(), errors) == (0, "Closed.", "")
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        environment["CAUSAL_QWEN_API_KEY"] = "wrong"
+        refused = subprocess.run(
+            [*app, server.url], capture_output=True, text=True, env=environment, check=False
+        )
+    gone = subprocess.run(
+        [*app, server.url], capture_output=True, text=True, env=environment, check=False
+    )
+    for done, sentence in ((refused, "API key is missing or wrong"), (gone, "cannot be reached")):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "people"] == []
 
 
 @pytest.mark.slow

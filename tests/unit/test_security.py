@@ -570,9 +570,8 @@ def test_hostile_calls_get_a_message_and_the_server_lives(
 
 
 class _State:
-    class worker:
-        @staticmethod
-        def close() -> None: ...
+    @staticmethod
+    def close() -> None: ...
 
 
 def _fake_app(_: Any, files: Path, names: BoundNames, login: Login | None) -> Guard:

@@ -20,9 +20,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import uvicorn
 from _damage_requests import Attack
 from _fuzz import IS_ON, seeds
+from _server import CHAT, NAMES, running, wait_for
 from _tiny import OWN, make_causal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,13 +39,10 @@ from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.requests import RequestError, user_seed
 from causal_qwen.serving.rows import Choice, Row, Tokens
-from causal_qwen.serving.security import BoundNames, Guard, Login
+from causal_qwen.serving.security import Guard, Login
 from causal_qwen.serving.service import Service
-from causal_qwen.serving.sockets import bind
 from causal_qwen.serving.torch_backend import TorchBackend, TorchBatch
 
-CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-NAMES = BoundNames("127.0.0.1", "127.0.0.1")
 URL = "http://127.0.0.1:8000"
 MODES: tuple[dict[str, Any], ...] = (
     {"causal_mode": "standard"},
@@ -776,21 +773,6 @@ def test_a_killed_run_is_resumed_where_it_stopped(backend: TorchBackend, tmp_pat
 # ---------------------------------------------------------------- chat with a server
 
 
-@contextlib.contextmanager
-def running(service: Service, protocol: Any = ImpatientProtocol) -> Iterator[str]:
-    """The server on a real socket, in a thread."""
-    with bind("127.0.0.1", 0) as bound:
-        bound.listen()
-        app = make_app(service, NAMES, Login("sesame"))
-        config = uvicorn.Config(app, http=protocol, log_level="warning", access_log=False)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=asyncio.run, args=(server.serve([bound]),))
-        thread.start()
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.fixture
 def address(service: Service) -> Iterator[str]:
     with running(service) as found:
@@ -832,8 +814,7 @@ def test_a_client_that_disconnects_stops_its_text(address: str, service: Service
         wait_for(lambda: service.batcher.counts() == (1, 0))
         connection.close()
         wait_for(lambda: service.batcher.counts() == (0, 0))
-    metrics = service.metrics.render(service.gauges())
-    assert "cancelled_texts_total 2" in metrics
+    wait_for(lambda: "cancelled_texts_total 2" in service.metrics.render(service.gauges()))
 
 
 class Hasty(ImpatientProtocol):
@@ -889,10 +870,3 @@ def test_a_body_that_does_not_arrive_is_408() -> None:
     assert start["status"] == 408
     assert (b"connection", b"close") in start["headers"]
     assert body["body"] == b"The request is not whole after 0.01 seconds.\n"
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)

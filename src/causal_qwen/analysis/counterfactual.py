@@ -149,7 +149,9 @@ class World:
 
     def to_dict(self) -> dict[str, Any]:
         record = {
+            "prompt": self.prompt,
             "text": self.text,
+            "is_ended": self.is_ended,
             "start": self.start,
             "ids": self.sequence.ids.tolist(),
             "values": self.sequence.values.tolist(),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from causal_qwen.cli.turns import common_command, interruption
 from causal_qwen.options import MODES, NOISY_MODES
+from causal_qwen.serving.client import Client
 
-TIMEOUT_SECONDS = 600  # between two parts of an answer
+ROUTE = "/v1/chat/completions"
 HELP = {
     "/individual [SEED|NAME]": "show the individual, or continue with another one",
     "/mode [MODE]": f"show the mode, or change it: {', '.join(MODES)}",
@@ -48,10 +46,7 @@ class RemoteConversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"--url {self.url} is no address; write http://127.0.0.1:8000.")
-        self.url = self.url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+        self.client = Client(self.url, self.api_key)
         if self.individual is None:
             self.individual = str(secrets.randbelow(10_000))
 
@@ -68,13 +63,13 @@ class RemoteConversation:
         if self.mode in NOISY_MODES:
             body["individual"] = self.individual
         text, replay, is_stopped = "", dict[str, Any](), False
-        with interruption() as is_interrupted, self._open(body) as response:
-            for record in _events(response):
-                if "error" in record:
-                    raise ValueError(record["error"]["message"])
-                (choice,) = record["choices"]
-                replay |= choice.get("replay", {})
-                added = choice["delta"].get("content") or ""
+        events = self.client.stream(ROUTE, body)
+        with interruption() as is_interrupted, closing(events):
+            for record in events:
+                with self.client.reading(ROUTE):
+                    (choice,) = record["choices"]
+                    replay |= choice.get("replay", {})
+                    added = choice["delta"].get("content") or ""
                 text += added
                 if on_text is not None:
                     on_text(added)
@@ -94,33 +89,3 @@ class RemoteConversation:
             self.individual = argument or self.individual
             return f"answers by {self.name}"
         raise ValueError(f"{name} is unknown; /help lists the commands.")
-
-    def _open(self, body: dict[str, Any]) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
-        try:
-            return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
-        except urllib.error.HTTPError as error:
-            raise ValueError(_message(error)) from None
-        except urllib.error.URLError as error:
-            raise OSError(f"{self.url} cannot be reached ({error.reason}).") from None
-
-
-def _events(response: Any) -> Iterator[dict[str, Any]]:
-    """The records of server-sent events."""
-    for line in response:
-        data = line.decode("utf-8").strip().removeprefix("data: ")
-        if data == "[DONE]":
-            return
-        if data:
-            yield json.loads(data)
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    """The sentence of a refused request."""
-    try:
-        return str(json.loads(error.read())["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{error.url} answers {error.code} {error.reason}."

@@ -163,11 +163,24 @@ def playground(
     browser: Annotated[
         bool, Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
+    url: Annotated[
+        str | None,
+        Option(help="Use the model of a server instead, such as http://127.0.0.1:8000."),
+    ] = None,
+    api_key: Annotated[
+        str | None, Option(help="The server's API key.", envvar="CAUSAL_QWEN_API_KEY")
+    ] = None,
 ) -> None:
     """Open the playground in the browser; all data stays on this machine. Ctrl-C closes it.
 
+    With --url, the page works through a server (causal-qwen serve), which gets what is typed.
+
     Example: causal-qwen app --port 7861
     """
+    if url is not None and (model or (device, dtype) != ("auto", "auto")):
+        raise ValueError(
+            "--url names the server, which has a model: leave out --model, --device and --dtype."
+        )
     from causal_qwen.playground import launch
 
     launch(
@@ -178,6 +191,8 @@ def playground(
         auth=auth,
         device=device,
         dtype=dtype,
+        url=url,
+        api_key=api_key,
     )
 
 

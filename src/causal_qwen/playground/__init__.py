@@ -1,14 +1,17 @@
 """Playground: one page in the browser, offline, to try every feature.
 
-    launch()                # what `causal-qwen app` does
+    launch()                                # what `causal-qwen app` does
+    launch(url="http://127.0.0.1:8000")     # with the model of a server, without torch
 
-In:   a model directory, and what a visitor types, clicks and drags.
+In:   a model directory or a server, and what a visitor types, clicks and drags.
 Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, Numbers, Tokens.
 
     page             the tabs, their components and handlers
     server           a model -> the page on 127.0.0.1
     uploads          uploaded files -> within a total size, then deleted
-    state            what all visitors share: the model, its worker, the predictors
+    provider         what the page asks of a model, here or on a server
+    state            a model here, which all visitors share: its worker, the predictors
+    remote           a model on a server, through its routes
     worker           the thread that runs the model, and the queue in front of it
     modes            the four decoding modes, side by side
     individuals      the individuals of one visitor
@@ -18,8 +21,9 @@ Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, N
     text_edits       prompts, numbers and drags are checked
     rendering        all of these -> HTML and SVG
 
-Open `page` first. Only `page` and `server` import Gradio. Which requests are answered (Host,
-Origin, password, length) is decided in `serving.security`.
+Open `page` first, then `provider`. Only `page` and `server` import Gradio; `state` and what only it
+imports (`counterfactuals`, `predictors`, `token_view`) need torch. Which requests are answered
+(Host, Origin, password, length) is decided in `serving.security`.
 """
 
 from causal_qwen.playground.server import launch

@@ -12,9 +12,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from causal_qwen.individuals.individual import Individual
-from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.individuals.individual import Individual, latent_size
+
+if TYPE_CHECKING:
+    from causal_qwen.modeling.protocols import CausalModel
 
 TEMPERATURE = 1.0
 FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds
@@ -42,11 +45,19 @@ def draw(
 ) -> list[Individual]:
     """The list with one more; an empty seed is drawn at random."""
     number = parse_seed(seed)
-    name = (name or "").strip() or f"No. {number}"
     drawn = Individual.draw(
-        model, seed=number, temperature=temperature, persistence=persistence, name=name
+        model,
+        seed=number,
+        temperature=temperature,
+        persistence=persistence,
+        name=parse_name(name, number),
     )
     return add(individuals, drawn)
+
+
+def parse_name(text: str | None, seed: int) -> str:
+    """The name in a field; one of the seed if the field is empty."""
+    return (text or "").strip() or f"No. {seed}"
 
 
 def parse_seed(text: str | None) -> int:
@@ -62,15 +73,18 @@ def parse_seed(text: str | None) -> int:
 
 
 def load(
-    individuals: Sequence[Individual], path: str | Path, model: CausalModel
+    individuals: Sequence[Individual], path: str | Path, model: CausalModel | int
 ) -> list[Individual]:
-    """The list with one more, from a file of `save` or `Individual.save`."""
+    """The list with one more, from a file of `save` or `Individual.save`.
+
+    `model` is that of the individuals, or its latent size C.
+    """
     file = Path(path).name
     try:
         loaded = Individual.load(path)
     except ValueError as error:
         raise ValueError(f"{file} is not a saved individual.") from error
-    if loaded.size != (size := model.config.causal_size):
+    if loaded.size != (size := latent_size(model)):
         raise ValueError(
             f"{file} has {loaded.size} coordinates and this model's individuals have {size}: it "
             "belongs to another model."

@@ -1,4 +1,7 @@
-"""Page: five tabs, their components and event handlers. Nothing is computed here."""
+"""Page: the tabs, their components and event handlers. Nothing is computed here.
+
+Does not import torch: the model is its provider's.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,10 @@ from typing import Any
 
 import gradio as gr
 
-from causal_qwen.generation.streaming import stream_text
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground import (
-    counterfactuals,
-    individuals,
-    modes,
-    predictors,
-    rendering,
-    text_edits,
-    token_view,
-    uploads,
-)
-from causal_qwen.playground.predictors import Predictor, Sweep
-from causal_qwen.playground.state import IRISES, OWN_HEAD, AppState
-from causal_qwen.playground.text_edits import DragRange, check_prompt, check_prompts
+from causal_qwen.playground import individuals, modes, rendering, text_edits, uploads
+from causal_qwen.playground.provider import OWN_HEAD, NumberSource, Provider, Sweep
+from causal_qwen.playground.text_edits import DragRange
 from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
@@ -36,7 +28,6 @@ Curve = tuple[tuple[str, int], Sweep]  # the text without one number, its index,
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
 TITLE = "CausalQwen playground"
-MAX_NEW_TOKENS = 80
 MAX_TEXTS = 12  # generated at once
 MAX_PATH = 4096  # characters
 KEEP_SECONDS = (600, 3600)  # files are looked at every 10 minutes, deleted after an hour
@@ -124,7 +115,7 @@ CSS = (
 )
 
 
-def build(state: AppState, files: Path) -> gr.Blocks:
+def build(state: Provider, files: Path) -> gr.Blocks:
     """The whole page for one model; every visitor has a list of individuals of their own.
 
     Saved individuals are written to `files`, to be downloaded.
@@ -132,20 +123,23 @@ def build(state: AppState, files: Path) -> gr.Blocks:
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
         gr.Markdown(
             "# CausalQwen\nA language model that infers an individual, U, from the context and "
-            f"then decides what this individual writes. Model: `{state.name}`."
+            f"then decides what this individual writes. Model: `{state.name}`{state.place}."
         )
-        mine = gr.State(individuals.draw_first(state.model))
+        mine = gr.State(state.draw_first())
+        choices: list[Any] = []  # components in which an individual is selected
         with gr.Tabs(overflow_behavior="wrap"):  # a menu hides the last on some phones
-            with gr.Tab("Generate"):
-                _generate_tab(state)
-            with gr.Tab("Individuals"):
-                choices = _individuals_tab(state, mine, files)
-            with gr.Tab("Counterfactual"):
-                choices.append(_counterfactual_tab(state, mine))
-            with gr.Tab("Numbers") as numbers:
-                _numbers_tab(state, numbers)
-            with gr.Tab("Tokens"):
-                _tokens_tab(state)
+            for name in state.tabs:
+                with gr.Tab(name) as tab:
+                    if name == "Generate":
+                        _generate_tab(state)
+                    elif name == "Individuals":
+                        choices += _individuals_tab(state, mine, files)
+                    elif name == "Counterfactual":
+                        choices.append(_counterfactual_tab(state, mine))
+                    elif name == "Numbers":
+                        _numbers_tab(state, tab)
+                    else:
+                        _tokens_tab(state)
         mine.change(_choices, [mine, *choices], choices)
     page.queue(default_concurrency_limit=None)  # the state has an admission queue of its own
     return page
@@ -171,7 +165,7 @@ def report_errors(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterat
     return stream
 
 
-def queued(state: AppState, status: gr.HTML | None = None) -> Callable[..., Callable[..., Any]]:
+def queued(state: Provider, status: gr.HTML | None = None) -> Callable[..., Callable[..., Any]]:
     """A handler that waits for its turn with the model; `status` shows the place in the queue."""
 
     def decorate(handler: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
@@ -189,11 +183,11 @@ def queued(state: AppState, status: gr.HTML | None = None) -> Callable[..., Call
     return decorate
 
 
-# ---------------------------------------------------------------- the five tabs
+# ---------------------------------------------------------------- the tabs
 # A tab is one function, of more than 60 lines where needed: its handlers share its components.
 
 
-def _generate_tab(state: AppState) -> None:
+def _generate_tab(state: Provider) -> None:
     prompt = _text_box("Prompt", PROMPT)
     with gr.Row():
         start = gr.Button("Generate", variant="primary")
@@ -206,17 +200,16 @@ def _generate_tab(state: AppState) -> None:
         with gr.Row():
             persistence = _persistence(state)
             seed = gr.Textbox("1", label="Individual (seed)", min_width=120)
-            tokens = _new_tokens(30)
+            tokens = _new_tokens(state, 30)
     output = gr.HTML(rendering.note("The texts of the four modes appear here."), label="Texts")
 
     @queued(state, output)
     def run(text: str, hot: float, t: float, soft: float, own: float, who: str, n: int) -> Any:
-        text = state.worker.run(check_prompt, text, state.processor)
+        text = state.check_prompt(text)
         number = individuals.parse_seed(who)
         four = modes.four_modes(hot, t, soft, own, number)
-        streams = [state.run(stream_text, [text], n, number, **mode.options) for mode in four]
         titles = [(mode.name, mode.note, text) for mode in four]
-        yield from _growing_cards(titles, state.worker.iterate(modes.interleave(streams)))
+        yield from _growing_cards(titles, state.stream_modes(text, four, n, number))
 
     inputs = [prompt, sampling, causal, compatible, persistence, seed, tokens]
     running = [trigger(run, inputs, output) for trigger in (start.click, prompt.submit)]
@@ -224,7 +217,7 @@ def _generate_tab(state: AppState) -> None:
 
 
 # Long, as the tab: its components, and the handlers that refer to them.
-def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
+def _individuals_tab(state: Provider, mine: gr.State, files: Path) -> list[Any]:
     """-> the components in which an individual is selected"""
     first = mine.value
     saved_files = files / "saved"
@@ -252,7 +245,7 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
     names = individuals.names(first)
     speakers = gr.CheckboxGroup(names, value=names, label="Individuals")
     prompts = _text_box(f"Prompts, one per line, up to {text_edits.MAX_PROMPTS}", PROMPTS)
-    tokens = _new_tokens(24)
+    tokens = _new_tokens(state, 24)
     with gr.Row():
         start = gr.Button("Generate", variant="primary")
         stop = gr.Button("Stop")
@@ -260,14 +253,14 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
 
     @report_errors
     def on_draw(them: list[Individual], *fields: Any) -> Iterator[tuple[Any, ...]]:
-        yield individuals.draw(them, state.model, *fields), "", ""
+        yield state.draw(them, *fields), "", ""
 
     @report_errors
     def on_load(them: list[Individual], path: str | None) -> Iterator[list[Individual]]:
         if not path:
             raise ValueError("No file is uploaded; choose one.")
         try:
-            yield individuals.load(them, path, state.model)
+            yield state.load(them, path)
         finally:
             if not Path(path).is_relative_to(saved_files):  # which the page itself offers
                 uploads.remove(Path(path))
@@ -278,7 +271,7 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
     @queued(state, output)
     def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
         speaking = individuals.select(them, selected)
-        texts = state.worker.run(check_prompts, lines, state.processor)
+        texts = state.check_prompts(lines)
         rows = [(one, text) for text in texts for one in speaking]
         if not 0 < len(rows) <= MAX_TEXTS:
             raise ValueError(
@@ -286,12 +279,12 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
                 f"select 1 to {MAX_TEXTS}."
             )
         who, after = map(list, zip(*rows, strict=True))
-        stream = state.run(stream_text, after, n, causal_mode="causal", individual=who)
+        stream = state.stream_individuals(after, who, n)
         titles = [
             (str(x.name), "from a file" if x.seed is None else f"seed {x.seed}", text)
             for x, text in rows
         ]
-        yield from _growing_cards(titles, state.worker.iterate(stream))
+        yield from _growing_cards(titles, stream)
 
     for trigger in (draw.click, name.submit, seed.submit):
         trigger(on_draw, [mine, name, seed, temperature, persistence], [mine, name, seed])
@@ -303,12 +296,12 @@ def _individuals_tab(state: AppState, mine: gr.State, files: Path) -> list[Any]:
     return [saved, speakers]
 
 
-def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:
+def _counterfactual_tab(state: Provider, mine: gr.State) -> Any:
     """-> the component in which an individual is selected"""
     prompt = _text_box("Prompt", EDITED_PROMPT)
     with gr.Row():
         speaker = _individual_box(mine.value, "Speaker")
-        kinds = counterfactuals.KINDS
+        kinds = text_edits.KINDS
         kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
     with gr.Row() as words:
         word = gr.Textbox("daughter", label="Word to replace, in the prompt or the generated text")
@@ -318,7 +311,7 @@ def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:
         number = gr.Textbox("12", label="Replacement")
     with gr.Row(visible=False) as prompts:
         other_prompt = _text_box("Replacement", "The queen's dog had 7 puppies and")
-    tokens = _new_tokens(16)
+    tokens = _new_tokens(state, 16)
     compare = gr.Button("Compare", variant="primary")
     hint = "The text of the speaker appears here, before and after the change."
     output = gr.HTML(rendering.note(hint), label="Comparison")
@@ -337,7 +330,7 @@ def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:
     ) -> Iterator[str]:
         named = dict(zip(edit, fields, strict=True))
         who = individuals.find(them, name)
-        yield rendering.comparison(state.run(counterfactuals.compare, who, text, change, **named))
+        yield rendering.comparison(state.compare(who, text, change, **named))
 
     kind.change(
         lambda change: [gr.update(visible=change == one) for one in kinds],
@@ -352,14 +345,15 @@ def _counterfactual_tab(state: AppState, mine: gr.State) -> Any:
 
 
 # Long, as the tab: its components, and the handlers that refer to them.
-def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
+def _numbers_tab(state: Provider, tab: gr.Tab) -> None:
     versions = itertools.count()
 
     def draw_text(words: str) -> str:
         return rendering.draggable_text((words or "")[: text_edits.MAX_CHARACTERS], next(versions))
 
-    example = predictors.read_irises()[0][0]
-    note = gr.HTML(rendering.note("The iris regressor is fitted when this tab is first opened."))
+    first = state.start
+    example = first.text
+    note = gr.HTML(rendering.note(first.note))
     text = _text_box("Text that ends before a number", example, lines=3, name=TEXT_ID)
     predict = gr.Button("Predict", variant="primary")
     sentence = gr.HTML(draw_text(example), js_on_load=TEXT_JS + DRAG_JS)
@@ -368,29 +362,24 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
             picture = gr.HTML(label="Prediction", elem_classes=PREDICTION_CLASS)
         with gr.Column(min_width=300):
             sweep = gr.HTML(label="Prediction for other numbers", elem_classes=PREDICTION_CLASS)
-    with gr.Accordion("Had the text been different", open=False):
-        with gr.Row():
-            observed = gr.Textbox(label="Observed value", placeholder="the number seen", scale=1)
-            other = gr.Textbox(example, label="The same text, edited", scale=4)
-        ask = gr.Button("Ask")
-        answered = gr.HTML()
-    with gr.Accordion("Use another regressor", open=False):
-        path = gr.Textbox(
-            label="Directory of a saved regressor",
-            placeholder="written by causal-qwen fit on this machine",
-        )
-        with gr.Row():
-            load = gr.Button("Load this regressor")
-            own_head = gr.Button("Use the model's own number head")
-            irises = gr.Button("Use the iris regressor")
-    key = gr.State(IRISES)  # of the visitor's predictor
+    if state.has_what_if:
+        with gr.Accordion("Had the text been different", open=False):
+            with gr.Row():
+                observed = gr.Textbox(
+                    label="Observed value", placeholder="the number seen", scale=1
+                )
+                other = gr.Textbox(example, label="The same text, edited", scale=4)
+            ask = gr.Button("Ask")
+            answered = gr.HTML()
+    uses = _predictor_choice(state)
+    key = gr.State(first.key)  # of the visitor's predictor
     curve: gr.State = gr.State(None)  # the last sweep
     dragged = gr.JSON(visible=False)  # index, value and range, set by the browser
 
-    def show(predictor: Predictor, words: str | None) -> Iterator[Update]:
+    def show(predictor: NumberSource, words: str | None) -> Iterator[Update]:
         """Everything below the text; then the sweep of its last number."""
-        words = state.worker.run(check_prompt, words, state.processor)
-        found = state.worker.run(predictor.forecast, words)
+        words = state.check_prompt(words)
+        found = state.call(predictor.forecast, words)
         drawn = rendering.forecast_picture(predictor.name, found)
         update: Update = {sentence: draw_text(words), picture: drawn, curve: None}
         numbers = find_numbers(words)
@@ -402,7 +391,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
         yield show_sweep(predictor, words, last, numbers[-1][1], drag, found.median)
 
     def show_sweep(
-        predictor: Predictor,
+        predictor: NumberSource,
         words: str,
         index: int,
         value: float,
@@ -411,7 +400,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
         known: Curve | None = None,
     ) -> Update:
         if known is None:
-            swept = state.worker.run(predictor.sweep, words, index, drag)
+            swept = state.call(predictor.sweep, words, index, drag)
             known = (fixed_part(words, index), swept)
         return {sweep: rendering.sweep_picture(known[1], index, value, median), curve: known}
 
@@ -421,14 +410,8 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
 
     @queued(state, note)
     def on_open(asked: str) -> Iterator[Update]:
-        if asked != IRISES:
-            return
-        for step in state.fit_irises():
-            if isinstance(step, Predictor):
-                yield {note: rendering.note(step.note)}
-            else:
-                progress = f"Fitting the iris regressor: {step[0]} of {step[1]} rows read ..."
-                yield {note: rendering.note(progress)}
+        for progress in state.prepare(asked):
+            yield {note: rendering.note(progress)}
 
     @queued(state)
     def on_predict(asked: str, words: str) -> Iterator[Update]:
@@ -442,10 +425,10 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
     @queued(state)
     def on_drag(asked: str, words: str, known: Curve | None, now: list[float]) -> Iterator[Update]:
         index, value, drag = text_edits.check_drag(now)
-        state.worker.run(check_prompt, words, state.processor)
+        state.check_prompt(words)
         predictor = state.predictor(asked)
         words = replace_number(words, index, value)
-        found = state.worker.run(predictor.forecast, words)
+        found = state.call(predictor.forecast, words)
         yield {text: words, picture: rendering.forecast_picture(predictor.name, found)}
         if known is not None and known[0] != fixed_part(words, index):
             known = None
@@ -455,8 +438,7 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
     def on_use(asked: str) -> Iterator[Update]:
         """Another predictor, with its example; a directory is read anew."""
         asked = text_edits.check_length("directory", (asked or "").strip(), MAX_PATH)
-        is_listed = asked in (IRISES, OWN_HEAD)
-        predictor = state.predictor(asked) if is_listed else state.load_regressor(asked)
+        predictor = state.predictor(asked, is_new=True)
         yield {key: asked, note: rendering.note(predictor.note), text: predictor.example}
         if predictor.example:
             yield from show(predictor, predictor.example)
@@ -464,18 +446,17 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
             hint = rendering.note(TEXT_HINT)
             yield {sentence: draw_text(""), picture: hint, sweep: "", curve: None}
 
-    @queued(state, answered)
     def on_ask(asked: str, words: str, seen: str, edited: str) -> Iterator[str]:
-        before, after = (
-            state.worker.run(check_prompt, one, state.processor) for one in (words, edited)
-        )
+        before, after = (state.check_prompt(one) for one in (words, edited))
         seen = text_edits.check_length("observed value", seen or "", MAX_PATH)
         predictor = state.predictor(asked)
-        yield rendering.note(state.worker.run(predictor.what_if, before, seen, after))
+        yield rendering.note(state.call(predictor.what_if, before, seen, after))
 
     answer = [sentence, picture, sweep, curve]
-    for trigger in (ask.click, observed.submit, other.submit):
-        trigger(on_ask, [key, text, observed, other], answered)
+    if state.has_what_if:
+        run_ask = queued(state, answered)(on_ask)
+        for trigger in (ask.click, observed.submit, other.submit):
+            trigger(run_ask, [key, text, observed, other], answered)
     opened = tab.select(on_open, key, note, show_progress="hidden")
     opened.then(on_first, [key, text, curve], answer, show_progress="hidden")
     sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
@@ -489,18 +470,36 @@ def _numbers_tab(state: AppState, tab: gr.Tab) -> None:
         show_progress="hidden",
         trigger_mode="always_last",
     )
-    for trigger, chosen in (
-        (load.click, path),
-        (path.submit, path),
-        (own_head.click, gr.State(OWN_HEAD)),
-        (irises.click, gr.State(IRISES)),
-    ):
+    for trigger, chosen in uses:
         trigger(on_use, chosen, [key, note, text, *answer])
 
 
-def _tokens_tab(state: AppState) -> None:
+def _predictor_choice(state: Provider) -> list[tuple[Any, Any]]:
+    """-> events by which another predictor is chosen, and the component that holds its key"""
+    if state.offered is not None:
+        titles = [(title, key) for key, title in state.offered.items()]
+        chosen = gr.Radio(titles, value=state.start.key, label="Numbers by")
+        return [(chosen.input, chosen)]
+    with gr.Accordion("Use another regressor", open=False):
+        path = gr.Textbox(
+            label="Directory of a saved regressor",
+            placeholder="written by causal-qwen fit on this machine",
+        )
+        with gr.Row():
+            load = gr.Button("Load this regressor")
+            own_head = gr.Button("Use the model's own number head")
+            irises = gr.Button("Use the iris regressor")
+    return [
+        (load.click, path),
+        (path.submit, path),
+        (own_head.click, gr.State(OWN_HEAD)),
+        (irises.click, gr.State(state.start.key)),
+    ]
+
+
+def _tokens_tab(state: Provider) -> None:
     def buttons(words: str, pressed: int | None = None) -> str:
-        return rendering.token_buttons(state.run(token_view.split_tokens, words), pressed)
+        return rendering.token_buttons(state.split_tokens(words), pressed)
 
     text = _text_box("Text", PROMPT)
     show = gr.Button("Show tokens", variant="primary")
@@ -511,14 +510,14 @@ def _tokens_tab(state: AppState) -> None:
 
     @report_errors
     def on_show(words: str) -> Iterator[tuple[str, str, str]]:
-        words = state.worker.run(check_prompt, words, state.processor)
+        words = state.check_prompt(words)
         yield buttons(words), words, rendering.note(CLICK_HINT)
 
     @queued(state)
     def on_click(words: str, index: Any) -> Iterator[tuple[str, str]]:
         if not isinstance(index, int):
             raise ValueError(CLICK_HINT)
-        view = state.run(token_view.explain_token, words, index, state.typical)
+        view = state.explain_token(words, index)
         yield buttons(words, index), rendering.token_view(view)
 
     for trigger in (show.click, text.submit):
@@ -546,13 +545,13 @@ def _temperature(
     return gr.Slider(0, maximum, value, step=0.05, label=label)
 
 
-def _persistence(state: AppState) -> gr.Slider:
-    saved = state.model.resolve_settings(causal_mode="causal").persistence
-    return gr.Slider(0, 1, saved, step=0.05, label="Persistence")
+def _persistence(state: Provider) -> gr.Slider:
+    return gr.Slider(0, 1, state.persistence, step=0.05, label="Persistence")
 
 
-def _new_tokens(value: int) -> gr.Slider:
-    return gr.Slider(1, MAX_NEW_TOKENS, value, step=1, precision=0, label="New tokens")
+def _new_tokens(state: Provider, value: int) -> gr.Slider:
+    most = state.max_new_tokens
+    return gr.Slider(1, most, min(value, most), step=1, precision=0, label="New tokens")
 
 
 def _individual_box(them: Sequence[Individual], label: str) -> gr.Dropdown:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from pandas import DataFrame
 
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.paths import cache_directory
+from causal_qwen.playground.provider import LEVELS, Forecast, Sweep, sweep_texts
 from causal_qwen.playground.text_edits import DragRange
 from causal_qwen.regression.cells import is_missing, read_cell
 from causal_qwen.regression.feature_cache import CACHE_FILE
@@ -29,7 +30,6 @@ from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenMo
 from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.regression.whatif import NumberCounterfactual
-from causal_qwen.text.edits import replace_number
 
 Array = NDArray[np.float64]
 
@@ -40,25 +40,6 @@ IRIS_TEMPLATE = (
 )
 FIT_ROWS, CALIBRATION_ROWS = 60, 30
 ROWS_PER_STEP = 6  # read before other requests have their turn
-LEVELS = (0.5, 0.9)
-SWEEP_POINTS = 9
-
-
-class Forecast(NamedTuple):
-    """The number that a text asks for: its distribution, median and intervals by level."""
-
-    distribution: NumberPrediction
-    median: float
-    intervals: dict[float, tuple[float, float]]
-
-
-class Sweep(NamedTuple):
-    """Median and interval for several values of one number of the text, (N,) each."""
-
-    values: Array
-    median: Array
-    low: Array
-    high: Array
 
 
 @dataclass(frozen=True)
@@ -97,8 +78,7 @@ class Predictor:
 
     def sweep(self, text: str, index: int, drag: DragRange) -> Sweep:
         """`text` with its `index`-th number moved from one end of its range to the other."""
-        values = np.unique([drag.at(share) for share in np.linspace(0, 1, SWEEP_POINTS)])
-        texts = [replace_number(text, index, float(value)) for value in values]
+        values, texts = sweep_texts(text, index, drag)
         return Sweep(values, self.distribution(texts).median, *self.interval(texts, LEVELS[-1]))
 
 

@@ -1,7 +1,7 @@
 """Rendering: texts, counterfactuals, forecasts and token views -> HTML and SVG.
 
 Plain strings in the theme's colours, readable in light and dark mode, as wide as the screen. Every
-text of a visitor or a model is escaped here.
+text of a visitor or a model is escaped here. Does not import torch.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causal_qwen.analysis.counterfactual import Counterfactual
+from causal_qwen.analysis.rendering import ComparedWorlds, to_html
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground.predictors import LEVELS, Forecast, Sweep
+from causal_qwen.playground.provider import LEVELS, Density, Forecast, Sweep
 from causal_qwen.playground.text_edits import MAX_MAGNITUDE, drag_range
-from causal_qwen.playground.token_view import LEVEL, TokenView
 from causal_qwen.text.numerals import encode, render
+
+if TYPE_CHECKING:
+    from causal_qwen.playground.token_view import TokenView
 
 CSS = """
 .cq { --accent: #0f766e; --warm: #b3541e; color: var(--body-text-color); line-height: 1.5;
@@ -122,12 +124,12 @@ def individuals_table(individuals: Sequence[Individual]) -> str:
     return _page(_table(("name", "seed", "temperature", "persistence"), rows))
 
 
-def comparison(result: Counterfactual) -> str:
+def comparison(result: ComparedWorlds) -> str:
     """Both texts and their steps, and ΔU of every step as bars."""
-    return _page(f"<div class='scroll'>{readable(result.to_html())}</div>" + _shift_picture(result))
+    return _page(f"<div class='scroll'>{readable(to_html(result))}</div>" + _shift_picture(result))
 
 
-def _shift_picture(result: Counterfactual) -> str:
+def _shift_picture(result: ComparedWorlds) -> str:
     if not len(result.shift_U):
         return ""
     base, most = 82, float(result.shift_U.max()) or 1.0
@@ -186,20 +188,19 @@ def draggable_text(text: str, version: int) -> str:
 
 
 def forecast_picture(name: str, forecast: Forecast) -> str:
-    """Density, median and intervals."""
+    """Density, if it is known, median and intervals."""
     y, median, wide = forecast.distribution, forecast.median, forecast.intervals[LEVELS[-1]]
-    ends = [float(y.quantile(p)) for p in DENSITY_TAILS] + [x for x in wide if math.isfinite(x)]
-    reach = min(MAX_REACH * (float(y.quantile(0.75)) - float(y.quantile(0.25))), MAX_MAGNITUDE)
-    low, high = max(min(ends), median - reach), min(max(ends), median + reach)
-    values = np.linspace(low, high, POINTS)
-    log_density = y.log_prob(values)
     base, top = 112, 12
+    if y is None:
+        low, high = _reach(forecast)
+        base = 30
+    else:
+        ends = [float(y.quantile(p)) for p in DENSITY_TAILS] + [x for x in wide if math.isfinite(x)]
+        reach = min(MAX_REACH * (float(y.quantile(0.75)) - float(y.quantile(0.25))), MAX_MAGNITUDE)
+        low, high = max(min(ends), median - reach), min(max(ends), median + reach)
     x = _scale(low, high, LEFT, RIGHT)
-    height = _scale(0, 1, base, top)  # the highest point of the density is 1
-    curve = _points(map(x, values), map(height, np.exp(log_density - log_density.max())))
-    parts = [
-        _tag("polygon", class_="area", points=f"{x(low):.1f},{base} {curve} {x(high):.1f},{base}"),
-        _tag("polyline", class_="line", points=curve),
+    parts = [] if y is None else _density(y, np.linspace(low, high, POINTS), x, base, top)
+    parts += [
         _line("axis", LEFT, base, RIGHT, base),
         _line("mark", x(median), top, x(median), base),
     ]
@@ -215,8 +216,31 @@ def forecast_picture(name: str, forecast: Forecast) -> str:
         f"<p class='note'>{_escape(name)}</p>"
         f"<p><span class='median'>{_number(median)}</span> <span class='note'>median · "
         f"{LEVELS[-1]:.0%} interval {_range(*wide)}</span></p>"
-        + _svg(190, "Density, median and intervals", *parts)
+        + _svg(base + 78, f"{'' if y is None else 'Density, '}median and intervals", *parts)
     )
+
+
+def _density(
+    y: Density, values: Any, x: Callable[[float], float], base: float, top: float
+) -> list[str]:
+    """The density as an area; its highest point is at `top`."""
+    log_density = y.log_prob(values)
+    height = _scale(0, 1, base, top)
+    curve = _points(map(x, values), map(height, np.exp(log_density - log_density.max())))
+    first, last = x(values[0]), x(values[-1])
+    return [
+        _tag("polygon", class_="area", points=f"{first:.1f},{base} {curve} {last:.1f},{base}"),
+        _tag("polyline", class_="line", points=curve),
+    ]
+
+
+def _reach(forecast: Forecast) -> tuple[float, float]:
+    """The ends of a picture without a density: those of the finite intervals, and some space."""
+    found = [end for ends in forecast.intervals.values() for end in ends if math.isfinite(end)]
+    low, high = min(found, default=forecast.median), max(found, default=forecast.median)
+    low, high = min(low, forecast.median), max(high, forecast.median)
+    space = min(max((high - low) / 10, abs(high) / 1000, 1e-9), MAX_MAGNITUDE)
+    return low - space, high + space
 
 
 def sweep_picture(sweep: Sweep, index: int, value: float, median: float) -> str:
@@ -305,7 +329,7 @@ def _scores_picture(view: TokenView) -> str:
     high = max(max(one.high, one.threshold) for one in rows)
     x = _scale(low, high, left + 8, RIGHT - 8)
     height = line * len(rows) + 26
-    legend = f"● loc S, with its {LEVEL:.0%} · | threshold"
+    legend = f"● loc S, with its {view.level:.0%} · | threshold"
     parts = [_label(RIGHT, height - 6, legend, "end")]
     for row, one in enumerate(rows):
         y = line * row + 12

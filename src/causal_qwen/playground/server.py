@@ -1,4 +1,5 @@
-"""Server: a model -> the page, served on this machine only unless `--host` says otherwise.
+"""Server: a model, here or at a URL -> the page, served on this machine only unless `--host` says
+otherwise.
 
 The page loads nothing from other hosts and reports nothing: fonts are the system's, scripts come
 with Gradio, and its analytics are off.
@@ -13,6 +14,7 @@ import socket
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from causal_qwen.paths import install_hint
 from causal_qwen.serving.sockets import address_of, bind
 
 if TYPE_CHECKING:
+    from causal_qwen.playground.provider import Provider
     from causal_qwen.serving.security import BoundNames, Guard, Login
 
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
@@ -43,31 +46,42 @@ def launch(
     auth: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    url: str | None = None,
+    api_key: str | None = None,
 ) -> None:
     """Serve the page for a model (the embedded one by default) until Ctrl-C.
 
     `auth` is "user:password". Without it, an address of other machines is protected by a token.
+    With `url`, the model is that of `causal-qwen serve` there, and torch is not needed.
     """
     with bind(host, port) as bound:  # before a model is loaded
         files = Path(tempfile.gettempdir(), f"causal-qwen-{secrets.token_hex(8)}")
         configure_gradio(files)
         _check_gradio()
         from causal_qwen.playground.page import build
-        from causal_qwen.playground.state import AppState
         from causal_qwen.serving.security import BoundNames, Login
 
         names = BoundNames(host, bound.getsockname()[0])
         login = None if auth is None else Login.parse(auth)
         if login is None and not names.is_loopback:
             login = Login.draw_token()
-        print("Opening the model ...", flush=True)
-        state = AppState.open(model, device, dtype)
+        state: Provider
+        if url is None:
+            from causal_qwen.playground.state import AppState
+
+            print("Opening the model ...", flush=True)
+            state = AppState.open(model, device, dtype)
+        else:
+            from causal_qwen.playground.remote import RemoteState
+
+            state = RemoteState.open(url, api_key)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         try:
             app = make_app(build(state, files), files, names, login)
-            _serve(app, bound, host, open_browser)
+            # a model here ends its step; a server may take minutes, and is not waited for
+            _serve(app, bound, host, open_browser, None if url is None else state.close)
         finally:
-            state.worker.close()
+            state.close()
             shutil.rmtree(files)
 
 
@@ -128,7 +142,13 @@ def _check_gradio() -> None:
         ) from None
 
 
-def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> None:
+def _serve(
+    app: Guard,
+    bound: socket.socket,
+    host: str,
+    open_browser: bool,
+    on_close: Callable[[], None] | None,
+) -> None:
     from causal_qwen.serving.connections import serve_app
 
     bound.listen()  # a browser that comes before the server waits
@@ -138,7 +158,17 @@ def _serve(app: Guard, bound: socket.socket, host: str, open_browser: bool) -> N
     if not app.names.is_loopback:
         secret = "the token in its address" if app.login and app.login.is_token else "a password"
         print(WARNING.format(host=host, secret=secret), file=sys.stderr, flush=True)
-    print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
-    if open_browser:
-        webbrowser.open(address)
-    serve_app(app, bound, max_connections=MAX_CONNECTIONS, close_seconds=CLOSE_SECONDS)
+
+    def announce() -> None:
+        print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
+        if open_browser:
+            webbrowser.open(address)
+
+    serve_app(
+        app,
+        bound,
+        max_connections=MAX_CONNECTIONS,
+        close_seconds=CLOSE_SECONDS,
+        announce=announce,
+        on_close=on_close,
+    )

@@ -1,29 +1,50 @@
-"""State: what all visitors share: the model, its worker, and fitted or loaded predictors."""
+"""State: what all visitors share: the model, its worker, and fitted or loaded predictors.
+
+A `Provider` with a model in this process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from causal_qwen.analysis.counterfactual import Counterfactual
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.generation.streaming import stream_text
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.playground import predictors
+from causal_qwen.playground import (
+    counterfactuals,
+    individuals,
+    modes,
+    predictors,
+    provider,
+    text_edits,
+    token_view,
+)
 from causal_qwen.playground.predictors import Predictor
+from causal_qwen.playground.provider import OWN_HEAD, PARALLEL, WAITING, NumberStart
 from causal_qwen.playground.token_view import TypicalU, measure_typical
 from causal_qwen.playground.worker import AdmissionQueue, Worker
 from causal_qwen.regression.regressor import OpenModel
 
-PARALLEL, WAITING = 4, 24  # requests; together less than the server's 40 threads
+T = TypeVar("T")
+
 MAX_REGRESSORS = 4  # loaded from directories at the same time
-IRISES, OWN_HEAD = "<irises>", "<model>"  # predictors that are not in a directory
+IRISES = "<irises>"  # the key of the predictor that is fitted here
+FIRST_NOTE = "The iris regressor is fitted when this tab is first opened."
 
 
 @dataclass
 class AppState:
-    """Individuals are not in it: every visitor has a list of their own."""
+    place = ""
+    tabs = provider.TABS
+    max_new_tokens = provider.MAX_NEW_TOKENS
+    offered = None  # any directory on this machine
+    has_what_if = True
 
     name: str
     processor: Processor = field(repr=False)
@@ -50,6 +71,74 @@ class AppState:
         """`function(model, processor, ...)` in the worker's thread."""
         return self.worker.run(function, self.model, self.processor, *arguments, **options)
 
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        return self.worker.run(function, *arguments)
+
+    def close(self) -> None:
+        self.worker.close()
+
+    @property
+    def persistence(self) -> float:
+        return self.model.resolve_settings(causal_mode="causal").persistence
+
+    def check_prompt(self, text: str | None) -> str:
+        return self.call(text_edits.check_prompt, text, self.processor)
+
+    def check_prompts(self, lines: str | None) -> list[str]:
+        return self.call(text_edits.check_prompts, lines, self.processor)
+
+    # ------------------------------------------------------------ individuals and their texts
+
+    def draw_first(self) -> list[Individual]:
+        return individuals.draw_first(self.model)
+
+    def draw(self, them: Sequence[Individual], *fields: Any) -> list[Individual]:
+        return individuals.draw(them, self.model, *fields)
+
+    def load(self, them: Sequence[Individual], path: str) -> list[Individual]:
+        return individuals.load(them, path, self.model)
+
+    def stream_modes(
+        self, prompt: str, asked: Sequence[modes.Mode], max_new_tokens: int, seed: int
+    ) -> Iterator[list[str]]:
+        streams = [
+            self.run(stream_text, [prompt], max_new_tokens, seed, **mode.options) for mode in asked
+        ]
+        return self.worker.iterate(modes.interleave(streams))
+
+    def stream_individuals(
+        self, prompts: Sequence[str], them: Sequence[Individual], max_new_tokens: int
+    ) -> Iterator[list[str]]:
+        who = {"causal_mode": "causal", "individual": list(them)}
+        return self.worker.iterate(self.run(stream_text, list(prompts), max_new_tokens, **who))
+
+    def compare(
+        self, individual: Individual, prompt: str, kind: str, max_new_tokens: int, **fields: Any
+    ) -> Counterfactual:
+        fields["max_new_tokens"] = max_new_tokens
+        return self.run(counterfactuals.compare, individual, prompt, kind, **fields)
+
+    # ------------------------------------------------------------ tokens
+
+    def split_tokens(self, text: str) -> list[str]:
+        return self.run(token_view.split_tokens, text)
+
+    def explain_token(self, text: str, index: int) -> token_view.TokenView:
+        return self.run(token_view.explain_token, text, index, self.typical)
+
+    # ------------------------------------------------------------ numbers
+
+    @cached_property
+    def start(self) -> NumberStart:
+        return NumberStart(IRISES, FIRST_NOTE, predictors.read_irises()[0][0])
+
+    def prepare(self, key: str) -> Iterator[str]:
+        for step in self.fit_irises() if key == IRISES else ():
+            if isinstance(step, Predictor):
+                yield step.note
+            else:
+                yield f"Fitting the iris regressor: {step[0]} of {step[1]} rows read ..."
+
     def fit_irises(self) -> Iterator[tuple[int, int] | Predictor]:
         """Progress, then the iris predictor; fitted once for all visitors."""
         if self.irises is not None:
@@ -70,12 +159,13 @@ class AppState:
             self.regressors.pop(oldest, None)
         return predictor
 
-    def predictor(self, key: str) -> Predictor:
-        """By key: `IRISES`, `OWN_HEAD`, or the directory of a regressor."""
+    def predictor(self, key: str, is_new: bool = False) -> Predictor:
+        """By key: `IRISES`, `OWN_HEAD`, or the directory of a regressor, read anew if `is_new`."""
         if key == OWN_HEAD:
             return predictors.from_model(self.model, self.processor)
         if key == IRISES:
             if self.irises is None:
                 raise ValueError("The iris regressor is still being fitted; wait a moment.")
             return self.irises
-        return self.regressors.get(key) or self.load_regressor(key)
+        loaded = None if is_new else self.regressors.get(key)
+        return loaded or self.load_regressor(key)

@@ -1,20 +1,28 @@
-"""Text edits: check a visitor's prompts and numbers, and the range of a dragged number."""
+"""Text edits: check a visitor's prompts, numbers and edits, and the range of a dragged number.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from causal_qwen.modeling.protocols import Processor
-from causal_qwen.text.edits import DIGITS, find_numbers, number_span
+from causal_qwen.options import check_choice
+from causal_qwen.text.edits import DIGITS, find_numbers, number_span, replace_number, replace_word
 from causal_qwen.text.numerals import encode, render
+
+if TYPE_CHECKING:
+    from causal_qwen.modeling.protocols import Processor
 
 MAX_CHARACTERS = 1000  # of a prompt
 MAX_TOKENS = 200
 MAX_PROMPTS = 5  # at once
 MAX_WORD = 100  # characters of a word or a number to insert
 MAX_MAGNITUDE = 1e300  # of a dragged number
+KINDS = ("a word", "a number", "the prompt")  # that an edit replaces
 
 
 class DragRange(NamedTuple):
@@ -30,13 +38,16 @@ class DragRange(NamedTuple):
         return float(render(self.low + steps * self.step, DIGITS - 3))
 
 
-def check_prompt(text: str | None, processor: Processor) -> str:
-    """The prompt without surrounding spaces; an empty or too long one is refused."""
+def check_prompt(text: str | None, processor: Processor | None = None) -> str:
+    """The prompt without surrounding spaces; an empty or too long one is refused.
+
+    Without a processor, tokens are not counted.
+    """
     text = (text or "").strip()
     if not text:
         raise ValueError("The text is empty; write a few words.")
     check_length("text", text, MAX_CHARACTERS)
-    if (tokens := len(processor(text)["input_ids"])) > MAX_TOKENS:
+    if processor is not None and (tokens := len(processor(text)["input_ids"])) > MAX_TOKENS:
         raise ValueError(f"The text has {tokens} tokens; the playground takes {MAX_TOKENS}.")
     return text
 
@@ -48,7 +59,7 @@ def check_length(name: str, text: str, most: int) -> str:
     return text
 
 
-def check_prompts(lines: str | None, processor: Processor) -> list[str]:
+def check_prompts(lines: str | None, processor: Processor | None = None) -> list[str]:
     """One prompt per line."""
     check_length("text", lines or "", MAX_PROMPTS * MAX_CHARACTERS)
     prompts = [line for line in (lines or "").splitlines() if line.strip()]
@@ -64,6 +75,50 @@ def parse_number(text: str | None) -> float:
     if len(found) != 1 or found[0][0] != text:
         raise ValueError(f"{text!r} is not a number; write one such as 12 or -0.5.")
     return found[0][1]
+
+
+class GeneratedTokens(NamedTuple):
+    """The tokens that an individual generates after a prompt of `start` tokens."""
+
+    start: int
+    tokens: Sequence[str]
+
+
+def choose_edit(
+    prompt: str,
+    kind: str,
+    *,
+    check: Callable[[str | None], str],
+    generate: Callable[[], GeneratedTokens],
+    word: str | None = "",
+    other_word: str | None = "",
+    index: int | None = None,
+    number: str | None = "",
+    other_prompt: str | None = "",
+) -> dict[str, Any]:
+    """The fields of the tab -> one edit, as `/v1/counterfactuals` takes it.
+
+    `check` refuses long prompts; `generate` is asked only for a word that is not in the prompt.
+    """
+    if check_choice("kind", kind, KINDS) == "the prompt":
+        return {"prompt": check(other_prompt)}
+    if kind == "a number":
+        value = parse_number(number)
+        index = index if isinstance(index, int) else 0
+        replace_number(prompt, index, value)  # refuses a number that is not there
+        return {"number": index, "by": value}
+    word = check_length("word", (word or "").strip(), MAX_WORD)
+    other = check_length("replacement", (other_word or "").strip(), MAX_WORD)
+    if not word or not other:
+        raise ValueError("A word or its replacement is missing; fill in both.")
+    text = replace_word(prompt, word, other)
+    if text is not None:
+        return {"prompt": check(text)}
+    start, tokens = generate()
+    step = next((i for i, token in enumerate(tokens) if token.strip() == word), None)
+    if step is None:
+        raise ValueError(f"{word!r} is not a word of the prompt, nor one generated token.")
+    return {"token": start + step, "by": tokens[step].replace(word, other)}
 
 
 def check_drag(fields: Any) -> tuple[int, float, DragRange]:

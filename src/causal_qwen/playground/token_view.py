@@ -63,6 +63,7 @@ class TokenView(NamedTuple):
     total: float  # sum of P_k over the whole vocabulary
     vocabulary: int
     coordinates: list[Coordinate]  # the most unusual first
+    level: float = LEVEL  # of the candidates' intervals
 
 
 @torch.no_grad()

@@ -68,8 +68,8 @@ class Conformal:
         passed = np.cumsum(self.weights[order])
         total = self.weights.sum()
         rank = math.ceil((total + 1) * level - ROUNDING)
-        if rank > total + ROUNDING:
-            _warn(f"level {level:g}", len(self), rows_needed(level))
+        if not self.reaches_level(level):
+            _warn(f"level {level}", len(self), rows_needed(level))
             return math.inf
         return float(sizes[order][np.searchsorted(passed, rank - ROUNDING)])
 
@@ -80,11 +80,20 @@ class Conformal:
         passed = np.cumsum(self.weights)
         total = self.weights.sum()
         rank = (total + 1) * p  # among the scores, counted from 1
-        if not 1 - ROUNDING <= rank <= total + ROUNDING:
-            _warn(f"quantile {p:g}", len(self), rows_needed(max(p, 1 - p)))
+        if not self.reaches_quantile(p):
+            _warn(f"quantile {p}", len(self), rows_needed(max(p, 1 - p)))
             return math.copysign(math.inf, p - 0.5)
         counts = self.weights > 0  # a row without weight is no point of the curve
         return float(np.interp(rank, passed[counts], self.scores[counts]))
+
+    def reaches_level(self, level: float) -> bool:
+        """Whether there are rows enough for a finite interval."""
+        total = float(self.weights.sum())
+        return math.ceil((total + 1) * level - ROUNDING) <= total + ROUNDING
+
+    def reaches_quantile(self, p: float) -> bool:
+        total = float(self.weights.sum())
+        return 1 - ROUNDING <= (total + 1) * p <= total + ROUNDING
 
 
 def rows_needed(level: float) -> int:

@@ -23,6 +23,7 @@ Out:  texts (whole or as events), individuals, counterfactuals, numbers, metrics
     metrics        counters, in Prometheus' text format
     sockets        the address to listen on
     server         loads a model and serves it until a signal
+    client         the other side: requests of `chat --url` and `app --url`; no torch, no web
 
     HTTP -> security -> app -> requests -> service -> batching -> torch_backend
                          ^---- replies <---------------'

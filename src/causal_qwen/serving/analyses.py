@@ -48,6 +48,7 @@ NUMBER_FIELDS = {
 MAX_INPUTS = 256
 MISTAKES = (ValueError, KeyError, TypeError, ArithmeticError)  # of what a request asks for
 MAX_LEVELS = 20
+LEVEL = 0.9  # of an interval where none is named
 
 
 def _torch_backend(service: Service) -> Any:
@@ -177,7 +178,7 @@ def numbers(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
     is_row = all(isinstance(one, dict) and one for one in inputs)
     if not 0 < len(inputs) <= MAX_INPUTS or not (is_text or is_row):
         raise RequestError(f"input must be 1 to {MAX_INPUTS} texts, or so many rows.", "input")
-    levels = _shares("levels", given.get("levels", [0.9]))
+    levels = _shares("levels", given["levels"]) if "levels" in given else None
     quantiles = _shares("quantiles", given.get("quantiles", []))
     name = given.get("regressor")
     if name is None and len(service.regressors) == 1:
@@ -195,7 +196,7 @@ def numbers(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
     def work() -> dict[str, Any]:
         try:
             if name is None:
-                found = _of_model(backend, inputs, levels, quantiles)
+                found = _of_model(backend, inputs, levels or [LEVEL], quantiles)
             else:
                 regressor = _open_regressor(service, name)
                 found = _of_regressor(regressor, inputs, given.get("target"), levels, quantiles)
@@ -244,14 +245,19 @@ def _of_regressor(
     regressor: Any,
     inputs: list[Any],
     target: str | None,
-    levels: list[float],
+    levels: list[float] | None,
     quantiles: list[float],
 ) -> list[dict[str, Any]]:
+    """Without `levels`, that of 90%, unless the regressor has too few calibration rows for it."""
     import numpy as np
     from pandas import DataFrame
 
     name = regressor.target_name(target)
     place = list(regressor.targets_).index(name)
+    conformal = regressor.targets_[name].conformal
+    if levels is None:
+        levels = [LEVEL] if conformal is None or conformal.reaches_level(LEVEL) else []
+    _check_reach(conformal, levels, quantiles)
     is_text = isinstance(inputs[0], str)
     if is_text and regressor.columns_ is not None:
         regressor = regressor.of_sentences()
@@ -279,6 +285,19 @@ def _of_regressor(
         )
         for row in range(len(inputs))
     ]
+
+
+def _check_reach(conformal: Any, levels: list[float], quantiles: list[float]) -> None:
+    """Refuse intervals that are infinite for want of calibration rows: JSON has no such number."""
+    if conformal is None:
+        return
+    far = [f"level {one}" for one in levels if not conformal.reaches_level(one)]
+    far += [f"quantile {one}" for one in quantiles if not conformal.reaches_quantile(one)]
+    if far:
+        raise RequestError(
+            f"{far[0]} is infinite: the regressor has {len(conformal)} calibration rows; ask for "
+            "one nearer to the median."
+        )
 
 
 def _open_regressor(service: Service, name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -42,11 +43,30 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
 
 
+class ClosingServer(uvicorn.Server):
+    """Calls `on_close` when running requests have had their time, before it waits for threads."""
+
+    on_close: Callable[[], None] | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.on_close is not None:
+            self.on_close()
+
+
 def serve_app(
-    app: Any, bound: socket.socket, *, max_connections: int, close_seconds: int | None
+    app: Any,
+    bound: socket.socket,
+    *,
+    max_connections: int,
+    close_seconds: int | None,
+    announce: Callable[[], None] = lambda: None,
+    on_close: Callable[[], None] | None = None,
 ) -> None:
-    """Answer requests; those that run when it ends have `close_seconds`."""
-    server = uvicorn.Server(
+    """Answer requests; those that run when it ends have `close_seconds`, then `on_close` is called
+    to end what they wait for. `announce` is called when nothing is left to import: a signal during
+    an import ends the process at once."""
+    server = ClosingServer(
         uvicorn.Config(
             app,
             http=ImpatientProtocol,
@@ -58,6 +78,10 @@ def serve_app(
             timeout_graceful_shutdown=close_seconds,
         )
     )
+    server.on_close = on_close
+    server.config.load()
+    server.config.get_loop_factory()  # imports uvloop
+    announce()
     try:
         server.run(sockets=[bound])  # raises the signal that has ended it
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ SIGTERM drains: no new connection is accepted, and running requests have time to
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,13 @@ def launch(
                     print(f"API key: {login.password}", flush=True)
             bound.listen()
             address = address_of(names, host, bound.getsockname()[1])
-            print(f"{name} is served at {address}/v1 (Ctrl-C closes it).", flush=True)
+            opened = f"{name} is served at {address}/v1 (Ctrl-C closes it)."
             serve_app(
-                app, bound, max_connections=MAX_CONNECTIONS, close_seconds=limits.drain_seconds
+                app,
+                bound,
+                max_connections=MAX_CONNECTIONS,
+                close_seconds=limits.drain_seconds,
+                announce=partial(print, opened, flush=True),
             )
         finally:
             service.close()

@@ -1,0 +1,54 @@
+"""The server of `causal-qwen serve` on a real socket of this process, with a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from causal_qwen.serving.app import make_app
+from causal_qwen.serving.connections import ImpatientProtocol
+from causal_qwen.serving.security import BoundNames, Login
+from causal_qwen.serving.service import Service
+from causal_qwen.serving.sockets import bind
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+NAMES = BoundNames("127.0.0.1", "127.0.0.1")
+KEY = "sesame"
+
+
+@contextlib.contextmanager
+def running(service: Service, protocol: Any = ImpatientProtocol) -> Iterator[str]:
+    """The address of the server, in a thread."""
+    with serving(make_app(service, NAMES, Login(KEY)), protocol) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(app: Any, protocol: Any = ImpatientProtocol) -> Iterator[str]:
+    """The address of any ASGI application."""
+    with bind("127.0.0.1", 0) as bound:
+        bound.listen()
+        config = uvicorn.Config(
+            app, http=protocol, log_level="warning", access_log=False, lifespan="off"
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=asyncio.run, args=(server.serve([bound]),))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
