@@ -287,10 +287,14 @@ def test_an_observed_text_has_the_candidates_of_its_own_words(model: Any) -> Non
     assert found.success_rate == 1.0
 
 
-def test_each_world_of_a_counterfactual_has_its_own_words(model: Any) -> None:
+@pytest.mark.parametrize("named", [{}, {"whole_words": True}], ids=["saved", "named"])
+def test_each_world_of_a_counterfactual_has_its_own_words(
+    model: Any, named: dict[str, bool]
+) -> None:
     """Where scales are equal, a choice changes against the odds only if a candidate is lost."""
     model.abduction.scale.weight.data.zero_()
-    options = {"max_new_tokens": NEW, "noise_gain": 30.0}
+    model.generation_config.whole_words = not named
+    options = {"max_new_tokens": NEW, "noise_gain": 30.0, **named}
     violations, changed = 0, 0
     for seed in range(4):
         who = Individual.draw(model, seed=seed)
@@ -300,7 +304,7 @@ def test_each_world_of_a_counterfactual_has_its_own_words(model: Any) -> None:
         found = counterfactual(model, PROMPT, who, edited, **options)
         assert found.stability().violations == found.stability().by_candidates
         violations += found.stability().violations
-        free = counterfactual(model, PROMPT, who, edited, whole_words=False, **options)
+        free = counterfactual(model, PROMPT, who, edited, **options | {"whole_words": False})
         changed += free.factual.new_ids != found.factual.new_ids
     assert violations > 0
     assert changed > 0
