@@ -46,8 +46,9 @@ def keep_whole_words(
     last = [int(text[-1]) if asked and len(text) else -1 for text, asked in rows]  # -1: all stay
     ids = xp.asarray(last, dtype=xp.int64, device=scores.device)
     is_open = (ids >= 0) & ((edges[ids] & OPEN) != 0)  # (B,)
-    is_other = ((edges & CONTINUES) != 0) & (scores < xp.max(scores, axis=-1, keepdims=True))
-    return xp.where(is_open[:, None] & is_other, -math.inf, scores)
+    is_other = (scores > -math.inf) & (scores < xp.max(scores, axis=-1, keepdims=True))
+    is_cut = is_open[:, None] & is_other & ((edges & CONTINUES) != 0)  # few: fast to choose by
+    return xp.where(is_cut, -math.inf, scores)
 
 
 def avoid_repeats(
