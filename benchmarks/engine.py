@@ -510,6 +510,7 @@ def ratios(row: Row) -> dict[str, list[float]]:
 
 def remember(results: list[Row], output: Path) -> None:
     """Append the ratios of a run, and the bandwidth of its day, to the history beside the page."""
+    output.parent.mkdir(parents=True, exist_ok=True)
     with output.with_suffix(".history.jsonl").open("a", encoding="utf-8") as file:
         for row in results:
             day = {"date": time.strftime("%Y-%m-%d"), "bandwidth_gb_s": row.get("bandwidth_gb_s")}

@@ -27,6 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.outputs import file_sha256
 from causal_qwen.training.run import COMPAT_WEIGHT
 
 VOCABULARY, LENGTH, BATCH, WARMUP = 1024, 128, 16, 40
@@ -204,7 +205,8 @@ def main() -> None:
         for rate in options.rates
         for name in OBJECTIVES
     ]
-    unfinished = options.output.with_suffix(".unfinished.jsonl")
+    digest = file_sha256(options.data)[:8]  # runs on other data are not taken for these
+    unfinished = options.output.with_suffix(f".{digest}.unfinished.jsonl")
     results = run_all(jobs, data, options.jobs, unfinished)
     lines = page(results, options.steps, "/".join(options.data.parts[-2:]))
     save(lines, results, options.output)

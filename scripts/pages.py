@@ -79,11 +79,20 @@ def find(name: str) -> tuple[Path, int]:
 def _line(file: Path, inside: list[str], name: str) -> int:
     scope: Any = _parsed(file)
     for part in inside:
-        found = [node for node in scope.body if part in _defined(node)]
+        found = _members(file, scope, part)
         if not found:
             raise LookupError(f"{name} is not in {file.relative_to(ROOT)}: {part!r} is missing.")
         scope = found[-1]
     return getattr(scope, "lineno", 1)
+
+
+def _members(file: Path, scope: Any, part: str) -> list[ast.stmt]:
+    """The statements that define `part` in a module or a class, or in its bases of this file."""
+    if found := [node for node in scope.body if part in _defined(node)]:
+        return found
+    bases = {base.id for base in getattr(scope, "bases", []) if isinstance(base, ast.Name)}
+    classes = (node for node in _parsed(file).body if isinstance(node, ast.ClassDef))
+    return [node for one in classes if one.name in bases for node in _members(file, one, part)]
 
 
 @cache

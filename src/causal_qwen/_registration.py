@@ -15,8 +15,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-
-import wrapt
+from typing import Any
 
 from causal_qwen.families import FAMILIES, Family
 
@@ -34,12 +33,30 @@ TABLES: dict[str, dict[str, Callable[[Family], str]]] = {
 PEFT = "peft.utils.constants"  # its default target_modules, by model_type
 
 
-def install() -> None:
-    """Enter the names when transformers imports its tables.
+class _Waiting:
+    """Finds nothing, and installs the hooks when transformers or PEFT is first looked for: wrapt
+    imports asyncio, which commands without torch need not pay for."""
 
-    If it already has, the tables were read, too: then Qwen2's classes are registered at once, and
-    those of another family when its configuration is first needed.
-    """
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> None:
+        if name in ("transformers", "peft") and cls in sys.meta_path:
+            sys.meta_path.remove(cls)
+            _install_hooks()
+
+
+def install() -> None:
+    """Enter the names when transformers imports its tables."""
+    if "transformers" in sys.modules or "peft" in sys.modules:
+        _install_hooks()
+    else:
+        sys.meta_path.insert(0, _Waiting)
+
+
+def _install_hooks() -> None:
+    """If the tables are imported, they were read, too: then Qwen2's classes are registered at once,
+    and those of another family when its configuration is first needed."""
+    import wrapt
+
     is_late = hasattr(sys.modules.get(f"{AUTO}.modeling_auto"), "AutoModelForCausalLM")
     for module, tables in TABLES.items():
         wrapt.register_post_import_hook(partial(_enter, tables), f"{AUTO}.{module}")

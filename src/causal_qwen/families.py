@@ -78,7 +78,11 @@ QWEN2 = BY_BASE["qwen2"]
 
 
 def mark_trained(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json, refused by loaders that know nothing of W_loc."""
+    """The fields of config.json, refused by loaders that know nothing of W_loc.
+
+    Marked once: two processes that save to one directory may each find the other's mark.
+    """
+    fields = without_mark(fields)
     name = next(name for name in ACTIVATIONS if fields.get(name) is not None)
     return {**fields, name: f"{fields[name]}{TRAINED}"}
 

@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
+
 ROOT = Path(__file__).parents[2]
 
 # Hide modules as if they were not installed: no finder finds them.
@@ -34,7 +36,7 @@ sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 
 HEAVY = {"torch", "transformers", "accelerate", "gguf"}
-SLOW = HEAVY | {"numpy", "pandas", "sklearn", "matplotlib", "gradio"}
+SLOW = HEAVY | {"numpy", "pandas", "sklearn", "matplotlib", "gradio", "wrapt", "asyncio"}
 REPORT_HEAVY = f"print('heavy:', *sorted({SLOW!r} & set(sys.modules)))"
 
 
@@ -52,6 +54,14 @@ def hide(*modules: str) -> str:
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
     assert run(f"import sys, causal_qwen; {REPORT_HEAVY}") == "heavy:\n"
+
+
+def test_the_numpy_engine_imports_numpy_alone(tmp_path: Path) -> None:
+    model = random_checkpoint(tmp_path, TINY, is_causal=True)
+    code = f"from causal_qwen.engine import Engine; e = Engine.from_pretrained({str(model)!r})"
+    more = "e.generate([5, 6], max_new_tokens=2, individual=1, mode='causal')"
+    report = REPORT_HEAVY.replace("'asyncio'", "'asyncio', 'array_api_compat.numpy'")
+    assert run(f"import sys\n{code}\n{more}\n{report}") == "heavy: numpy\n"
 
 
 def test_help_imports_nothing_heavy() -> None:

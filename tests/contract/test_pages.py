@@ -345,8 +345,13 @@ def test_the_pages_agree_with_the_pictures_that_the_code_draws(tmp_path: Path) -
 
 
 def rounded(svg: Path) -> str:
-    """A picture with its coordinates in tenths: processors differ in the last digits."""
-    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", read(svg))
+    """A picture with its coordinates in tenths, and its ids, hashes of exact coordinates, in order
+    of appearance: processors differ in the last digits."""
+    drawn = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", read(svg))
+    ids = dict.fromkeys(re.findall(r'id="(\w*[0-9a-f]{10})"', drawn))
+    for place, name in enumerate(ids):
+        drawn = drawn.replace(name, f"id-{place}")
+    return drawn
 
 
 # ---------------------------------------------------------------- links and the site
@@ -454,5 +459,5 @@ def test_results_can_be_repeated_on_another_model(reproduce: Callable[..., str])
 @pytest.mark.slow
 def test_all_parts_can_be_repeated_on_another_model(reproduce: Callable[..., str]) -> None:
     page = reproduce()
-    assert page.count("\n## ") == 6
+    assert page.count("\n## ") == 5  # one for each part
     assert "nan" not in page

@@ -582,14 +582,14 @@ def test_the_embedded_model_predicts_prices_from_words_and_digits(
     rng = np.random.default_rng(0)
     rings = pd.DataFrame(
         {
-            "carat": rng.uniform(0.3, 3, 240).round(2),
-            "note": rng.choice(["a flawless stone", "a stone with visible flaws"], 240),
+            "carat": rng.uniform(0.3, 3, 640).round(2),
+            "note": rng.choice(["a flawless stone", "a stone with visible flaws"], 640),
         }
     )
     price = 4000 * rings.carat * np.where(rings.note == "a flawless stone", 1.5, 1.0)
-    rings["price"] = (price * np.exp(rng.normal(0, 0.05, 240))).round()
+    rings["price"] = (price * np.exp(rng.normal(0, 0.05, 640))).round()
     regressor = CausalTextRegressor(text="note").fit(rings[:140], "price")
     regressor.calibrate(rings[140:190], "price")
     assert regressor.score(rings[190:], "price") > 0.8
     low, high = regressor.predict_interval(rings[190:], 0.8)
-    assert 0.6 < ((low <= rings.price[190:]) & (rings.price[190:] <= high)).mean() < 0.95
+    assert 0.65 < ((low <= rings.price[190:]) & (rings.price[190:] <= high)).mean() < 0.92

@@ -153,6 +153,7 @@ def test_tied_vocabulary_that_does_not_divide_is_refused(make_model: Make) -> No
         causal_model=make_model(vocab_size=271, tie_word_embeddings=True),
         args=SimpleNamespace(world_size=2),
         is_fsdp_enabled=True,
+        authors=None,
     )
     with pytest.raises(ValueError, match=r"271.*resize_token_embeddings\(272\)"):
         CausalTrainer._check_shards(trainer)

@@ -207,3 +207,18 @@ def test_loss_and_gradients_are_zero_without_labels() -> None:
     total, cls, ce = one_vs_rest(Cauchy(x["loc"], x["scale"]), head, no_labels, SETTINGS)
     assert total == cls == ce == 0
     assert not torch.autograd.grad(total, x["weight"])[0].any()
+
+
+def test_a_likely_label_keeps_its_gradient_in_bfloat16(is_bfloat16: bool) -> None:
+    """bfloat16 rounds a probability of 0.999 to 1, at which cross-entropy has no gradient."""
+    settings = SETTINGS._replace(has_bar=True, cls_weight=0.0, ce_weight=1.0)
+    x = {name: value.detach() for name, value in make_inputs(torch.float32).items()}
+    x["loc"] = 0.75 * x["weight"][labels()]
+    x |= {name: x[name].bfloat16() for name in ("loc", "weight")}
+    half = {name: value.requires_grad_() for name, value in x.items()}
+    exact = {name: value.detach().double().requires_grad_() for name, value in x.items()}
+    truth = torch.autograd.grad(formula(exact, settings), exact["loc"])[0]
+    p = (-F.cross_entropy(exact["loc"] @ exact["weight"].T + exact["bias"], labels())).exp()
+    assert 0.99 < p < 0.9999
+    found = torch.autograd.grad(fused(half, settings), half["loc"])[0]
+    assert error(found, truth) < 0.1

@@ -141,6 +141,17 @@ def drop_scales(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     del tensors["lm_head.weight_scale"]
 
 
+def round_norm(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    tensors["model.norm.weight"] = np.ones_like(tensors["model.norm.weight"], np.int8)
+
+
+def round_number_head(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    weight = tensors["action.value.weight"]
+    scale = np.abs(weight).max(1, keepdims=True) / 127
+    tensors["action.value.weight"] = (weight / scale).round().astype(np.int8)
+    tensors["action.value.weight_scale"] = scale.astype(np.float32)
+
+
 def shorten_scales(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     tensors["lm_head.weight_scale"] = tensors["lm_head.weight_scale"][1:]
 
@@ -156,7 +167,9 @@ def name_other_method(tensors: dict[str, Any], config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (drop_scales, "int8 weights has no scales"),
+        (drop_scales, "int8 without scales"),
+        (round_norm, "model.norm.weight as int8"),
+        (round_number_head, "action.value.weight_scale.*does not describe"),
         (shorten_scales, "lm_head.weight_scale of shape"),
         (forget_int8, "_scale.*does not describe"),
         (name_other_method, "quant_method='gptq'"),

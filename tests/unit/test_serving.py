@@ -23,6 +23,7 @@ import torch
 import uvicorn
 from _damage_requests import Attack
 from _fuzz import IS_ON, seeds
+from _tiny import OWN, make_causal
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -502,6 +503,53 @@ def test_many_clients_at_once_are_not_mixed_up(client: TestClient) -> None:
     with ThreadPoolExecutor(12) as pool:
         together = list(pool.map(ask, range(24)))
     assert together == [ask(seed) for seed in range(24)]
+
+
+BATCHED = set(OWN) - {"gemma2", "gemma3_text", "mistral", "qwen3_5_text"}  # those have windows
+
+
+@pytest.mark.parametrize("base", OWN)
+def test_a_family_is_decoded_in_batches_or_refused_at_the_start(
+    base: str, byte_tokenizer: Callable[..., Any]
+) -> None:
+    processor = CausalQwenProcessor(byte_tokenizer())
+    size = len(processor.tokenizer)
+    model = make_causal(base, vocab_size=size, num_token_id=processor.num_token_id)
+    if base not in BATCHED:
+        with pytest.raises(ValueError, match="sliding window or linear attention"):
+            TorchBackend(model, processor)
+        return
+    served = TorchBackend(model, processor)
+    call = {"causal_mode": "causal", "individual": 3}
+    rows = [Row(served.encode(text), call, None, 5) for text in ("a", "the king has a long name")]
+    run_staggered(served.new_batch(), rows, 2, random.Random(0))
+    for row in rows:
+        assert row.new.ids == generated(served, row)[0]
+
+
+def test_a_counterfactual_needs_an_individual(client: TestClient) -> None:
+    body = {"prompt": "a king", "edit": {"word": "king", "by": "queen"}}
+    answer = client.post("/v1/counterfactuals", json={**body, "causal_mode": "standard"})
+    assert answer.status_code == 400
+    assert "'standard' has none" in answer.json()["error"]["message"]
+
+
+def test_a_counterfactual_stays_within_the_context(
+    client: TestClient, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "context", 12)
+    body = {"prompt": "a king", "edit": {"prompt": "the queen"}, "individual": 1, "max_tokens": 20}
+    found = client.post("/v1/counterfactuals", json=body).json()
+    assert len(backend.encode(found["counterfactual"]["text"]).ids) <= 12
+    assert found["factual"]["continuation"]
+
+
+def test_do_sample_false_is_obeyed_beside_top_p(client: TestClient) -> None:
+    body = {"causal_mode": "compatible", "do_sample": False, "max_tokens": 5}
+    calm = complete(client, **body)["choices"][0]
+    (found,) = complete(client, **body, top_p=0.9)["choices"]
+    assert found["text"] == calm["text"]
+    assert found["replay"]["do_sample"] is False
 
 
 def test_counterfactuals_compare_two_worlds_of_one_individual(client: TestClient) -> None:

@@ -252,6 +252,8 @@ def test_rows_without_weight_are_not_learned_from(houses: Any) -> None:
         warnings.simplefilter("error")
         regressor = columns_only().fit(wrong, "medv", sample_weight=weights)
     assert median_error(regressor, houses[200:], "medv") < 3.5
+    low, high = regressor.predict_interval(houses[200:], 0.9)
+    assert np.median(high - low) < 30  # nor do they widen intervals
 
 
 @FEW_TREES
@@ -746,7 +748,7 @@ def test_a_column_of_infinite_numbers_is_one_without_values(houses: Any) -> None
 
 @pytest.mark.parametrize("is_in_text", [True, False])
 def test_of_many_texts_a_sample_shows_how_the_language_model_reads_the_others(
-    is_in_text: bool, opened: OpenModel, monkeypatch: pytest.MonkeyPatch
+    is_in_text: bool, opened: OpenModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
     share, size = rng.uniform(size=90), rng.normal(size=90)
@@ -776,3 +778,84 @@ def test_of_many_texts_a_sample_shows_how_the_language_model_reads_the_others(
     predicted = regressor.predict(table)
     assert reads == ([(90, 1)] if is_in_text else [])
     assert np.median(np.abs(predicted - table["y"])) < 0.3 * table["y"].std()
+    regressor.save(tmp_path / "saved")
+    loaded = CausalTextRegressor.load(tmp_path / "saved", model=opened)
+    np.testing.assert_allclose(loaded.predict(table), predicted)
+
+
+# --- targets, supports, labels of one value
+
+
+def test_counts_that_are_mostly_zero_are_no_wrong_labels() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, 400)
+    table = pd.DataFrame({"x": x, "claims": rng.poisson(np.exp(1.5 * x - 1))})
+    assert (table.claims == 0).mean() > 0.6
+    regressor = columns_only().fit(table[:300], "claims")
+    low, high = regressor.predict_interval(table[300:], 0.9)
+    is_covered = (low <= table.claims[300:]) & (table.claims[300:] <= high)
+    assert is_covered.mean() > 0.85
+
+
+def test_targets_are_known_by_their_names(houses: Any) -> None:
+    regressor = columns_only().fit(houses[:100], ["medv", "tax"])
+    there, back = (
+        regressor.score(houses[200:], names) for names in (["medv", "tax"], ["tax", "medv"])
+    )
+    assert there == back
+    by_place = houses[["medv", "tax"]].to_numpy()[200:]
+    assert regressor.score(houses[200:].drop(columns=["medv", "tax"]), by_place) == there
+    with pytest.raises(ValueError, match=r"medv, rm; give the targets of fit: medv, tax"):
+        regressor.score(houses[200:], ["medv", "rm"])
+
+
+def test_a_missing_label_does_not_end_the_audit_of_others(houses: Any) -> None:
+    regressor = columns_only().fit(houses[:100], "medv")
+    seen = houses[200:260].reset_index(drop=True)
+    seen.loc[[3, 17], "medv"] = 5000.0
+    seen.loc[5, "medv"] = np.nan
+    found = regressor.suspicious(seen, "medv")
+    assert set(found["row"][:2]) == {3, 17}
+    assert (found["credibility"][:2] < 0.1).all()
+    assert 5 not in set(found["row"])
+
+
+def test_a_support_without_any_label_is_refused(houses: Any) -> None:
+    with pytest.raises(ValueError, match=r"support=\(1000, 2000\) has none of the labels"):
+        columns_only(support=(1000, 2000)).fit(houses[:60], "medv")
+
+
+def test_the_language_model_alone_obeys_the_support_and_has_a_summary(
+    houses: Any, opened: OpenModel
+) -> None:
+    regressor = CausalTextRegressor(sources=["model"], model=opened, support=(10, 20), **QUICK)
+    with pytest.warns(UserWarning, match="groups and cv are not used"):
+        regressor.fit(houses[:60], "medv", groups=np.arange(60))
+    low, high = regressor.predict_interval(houses[60:80], 0.9)
+    assert (low.min(), high.max()) >= (10, 0)
+    assert high.max() <= 20
+    assert regressor.shares() == {"medv": {"model": 1.0}}
+    assert "model 1.00" in regressor.summary()
+
+
+def test_a_text_column_is_read_beside_chosen_columns(opened: OpenModel) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"a": rng.normal(size=60), "b": 0.0, "t": ["red", "green"] * 30})
+    table["y"] = 5 * (table.t == "red") + 0.1 * table.a
+    regressor = CausalTextRegressor(
+        sources=["columns", "words"], columns=["a"], text="t", model=opened, **QUICK
+    )
+    regressor.fit(table, "y")
+    assert regressor.columns_ == ["a", "t"]
+    assert np.abs(regressor.predict(table) - table.y).max() < 1
+
+
+def test_an_interrupted_fit_leaves_nothing_fitted(houses: Any, monkeypatch: Any) -> None:
+    from sklearn.exceptions import NotFittedError
+
+    regressor = columns_only()
+    monkeypatch.setattr(SourceModel, "fit", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        regressor.fit(houses[:60], "medv")
+    with pytest.raises(NotFittedError):
+        regressor.predict(houses)

@@ -61,6 +61,7 @@ def settings_of(request: Any) -> Any:
         ({"causal_mode": "standard"}, {}, "standard", None),
         ({"causal_mode": "compatible"}, {"seed": 5}, "compatible", 5),
         ({"named": []}, {}, "standard", None),
+        ({"causal_mode": "compatible", "named": []}, {}, "compatible", None),
         ({"named": ["temperature"]}, {"seed": 6}, "sampling", 6),
         ({"do_sample": 1, "individual": 2}, {}, "sampling", 2),
     ],
@@ -73,7 +74,8 @@ def test_a_request_gets_its_mode_and_its_individual(
     assert (settings.mode, request.seed) == (mode, seed)
     assert settings.individual == (seed if settings.is_noisy else None)
     assert settings.noise_gain == 3.0
-    assert request.temperature == (1.0 if mode == "compatible" else 0.0)  # vLLM need not draw
+    assert request.temperature == (1.0 if settings.do_sample else 0.0) or settings.is_noisy
+    assert mode == "compatible" or request.temperature == 0.0  # vLLM need not draw
 
 
 def test_settings_come_from_the_request_then_from_the_model() -> None:
@@ -340,3 +342,9 @@ def test_the_middleware_changes_requests_for_texts_only() -> None:
     assert json.loads(body) == {"vllm_xargs": {"individual": 7, "named": []}}
     assert int(length) == len(body)
     assert other == ("/tokenize", b'{"indiv', b"17")
+
+
+@pytest.mark.parametrize("extra", [{"named": 5}, {"resolved": 3}])
+def test_fields_of_the_plugin_itself_are_refused_in_a_sentence(extra: Any) -> None:
+    with pytest.raises(RequestError, match=next(iter(extra))):
+        settings_of(params(extra))

@@ -72,7 +72,7 @@ def compare_precision(
         z = [state["norm"][:-1] for state in states]
         for first in range(0, len(passage) - 1, POSITIONS):
             near = slice(first, first + POSITIONS)
-            one, other = _scores(exact, z[0][near]), _scores(rounded, z[1][near])
+            one, other = scores(exact, z[0][near]), scores(rounded, z[1][near])
             squares.setdefault("logits", []).append(_sums_of_squares(one, other))
             parts.append(_compare(one, other, np.array(passage[1:][near])))
     kl, agreed, first_log, second_log = np.concatenate(parts, axis=1)
@@ -109,7 +109,8 @@ def _states(engine: Engine, ids: list[int]) -> dict[str, NDArray[Any]]:
     return parts
 
 
-def _scores(engine: Engine, z: NDArray[Any]) -> NDArray[Any]:
+def scores(engine: Engine, z: NDArray[Any]) -> NDArray[Any]:
+    """The logits of a plain model, loc_S of a causal one. (..., H) -> (..., V)"""
     heads = engine.heads
     return engine.model.logits(z) if heads is None else heads.score(heads.abduct(z).loc)
 

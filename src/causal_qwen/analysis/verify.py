@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from causal_qwen.analysis.precision import RATIO as LOSS
-from causal_qwen.analysis.precision import Precision, compare_precision
+from causal_qwen.analysis.precision import Precision, compare_precision, scores
 from causal_qwen.backbones import base_class
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.engine import Engine, KeyValueCache, read_tensors
@@ -186,16 +186,10 @@ def _generate(
     cache = KeyValueCache(engine.model.config, 1, len(ids) + count)
     for _ in range(count):
         z = engine.model.forward(engine.model.embed(np.array([new])), cache)[0, -1]
-        steps.append(_scores(engine, z))
+        steps.append(scores(engine, z))
         new = [int(steps[-1].argmax())]
         ids = ids + new
     return ids, steps
-
-
-def _scores(engine: Engine, z: NDArray[Any]) -> NDArray[Any]:
-    if engine.heads is None:
-        return engine.model.logits(z)
-    return engine.heads.score(engine.heads.abduct(z).loc)
 
 
 def _numpy_stages(engine: Engine, ids: list[int]) -> Stages:
@@ -242,7 +236,7 @@ def _own_checks(
     at_once = _read(engine, row)[0, -1]
     cut = max(len(ids) // 5, 1)
     cache = KeyValueCache(model.config, 1, len(ids))
-    in_blocks = _scores(engine, model.forward(model.embed(row), cache, block=cut)[0, -1])
+    in_blocks = scores(engine, model.forward(model.embed(row), cache, block=cut)[0, -1])
     yield Check("in blocks = at once", float(np.abs(in_blocks - at_once).max()), bar)
     hidden = min(len(ids) - 1, 3)
     padding = np.zeros((2, len(ids)), bool)
@@ -258,7 +252,7 @@ def _read(
 ) -> NDArray[Any]:
     cache = KeyValueCache(engine.model.config, len(ids), ids.shape[1])
     cache.padding = padding
-    return _scores(engine, engine.model.forward(engine.model.embed(ids), cache)[:, -1:])
+    return scores(engine, engine.model.forward(engine.model.embed(ids), cache)[:, -1:])
 
 
 def _compare(

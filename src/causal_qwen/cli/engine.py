@@ -1,4 +1,4 @@
-"""Engine: np-generate and verify, Qwen2 in NumPy."""
+"""Engine: np-generate, quantize and verify, Qwen2 in NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ DType = Annotated[
 ]
 Kernel = Annotated[
     Literal["numpy", "numba"],
-    Option(help="Products with 8- and 16-bit weights: NumPy's, or compiled by numba (extra fast)."),
+    Option(
+        help="Products with int8 and bfloat16 weights: NumPy's, or compiled by numba (extra fast)."
+    ),
 ]
 MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name; or use --model."
 
@@ -49,7 +51,10 @@ def np_generate(
     dtype: DType = None,
     kernel: Kernel = "numpy",
     prompt_lookup: Annotated[
-        int, Option(help="Guess this many tokens from the text so far: the same text.", min=0)
+        int,
+        Option(
+            help="Guess up to n tokens from the text so far: the same text in fewer passes.", min=0
+        ),
     ] = 0,
     attention: Annotated[bool, Option("--attention", help="Show attention.")] = False,
     summary: Annotated[bool, Option("--summary", help="Show figures of U, S, P and Y.")] = False,
@@ -120,7 +125,9 @@ def verify(
     kernel: Kernel = "numpy",
     original: Annotated[
         str | None,
-        Option(help="The model of a quantised directory before, to measure what int8 changes."),
+        Option(
+            help="The model that a quantised directory was made from: measures what int8 changes."
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -94,7 +94,7 @@ WholeWords = Annotated[
 ]
 AvoidRepeats = Annotated[
     int | None,
-    Option(help="Say no n tokens again; 0 allows it. Default: the model's.", min=0),
+    Option(help="Do not repeat n tokens in a row; 0 switches it off. Default: the model's.", min=0),
 ]
 TopK = Annotated[int | None, Option(help="Keep the k most likely tokens.", min=1)]
 TopP = Annotated[

@@ -46,7 +46,7 @@ Time = Annotated[
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")]
 Fitted = Annotated[
     str,
-    Argument(metavar="FITTED", show_default=False, help="The output of `fit`, unless --model is."),
+    Argument(metavar="FITTED", show_default=False, help="The output of `fit`; or use --model."),
 ]
 NewData = Annotated[
     str, Argument(metavar="DATA", show_default=False, help="A file with the same columns.")

@@ -88,7 +88,7 @@ def train(
     report_to: Annotated[str, Option(help="tensorboard, wandb, trackio or none.")] = "none",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        Option(help="Of mixed precision; auto: bf16 where the device has it, fp32 on a CPU."),
+        Option(help="Precision of training; auto: bf16 where the device has it, fp32 on a CPU."),
     ] = "auto",
     seed: opt.Seed = 0,
     resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,

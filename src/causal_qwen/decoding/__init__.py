@@ -9,6 +9,7 @@ Out:  the resolved settings, the noise of every row, and the chosen tokens.
     decision    the four decision rules, and the pruned argmax
     draws       `complete_call`: the individual or seed that a call leaves to chance
     context     the context length of a model
+    arrays      the functions of NumPy or of torch, by the kind of an array
 
-Open `decision` first. Arrays are NumPy's or torch's, through `array_api_compat`.
+Open `decision` first.
 """

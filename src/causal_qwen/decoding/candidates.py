@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from causal_qwen.decoding.arrays import Array, array_namespace
 from causal_qwen.options import CONTINUES, OPEN
 
-Array = Any  # a NumPy array or a torch tensor
 REACH = 64  # tokens that are not said again: loops are near, and what is far may be named again
 
 

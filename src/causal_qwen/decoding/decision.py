@@ -16,11 +16,9 @@ the base model's argmax tells apart, or ties that it breaks by the lowest id.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
-from array_api_compat import array_namespace
-
-Array = Any  # a NumPy array or a torch tensor
+from causal_qwen.decoding.arrays import Array, array_namespace
 
 TIE = 1e-5  # relative difference below which two scales count as equal
 SLACK = 1e-4  # rounding allowance of every float32 bound: positive sums of <= 1000s of terms

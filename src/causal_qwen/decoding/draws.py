@@ -32,7 +32,9 @@ def complete_call(
         return options, seed
     if options.get("temperature") == 0:
         options |= {"temperature": None, "do_sample": False}
-    elif seed is not None or any(options.get(name) is not None for name in SOFTMAX_CALL):
+    elif options.get("do_sample") is None and (
+        seed is not None or any(options.get(name) is not None for name in SOFTMAX_CALL)
+    ):
         options["do_sample"] = True
     if seed is None and resolve(**options).do_sample:
         seed = draw_seed()

@@ -58,7 +58,13 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
     expected = expected_tensors(fields)
     if fields.get("quantization_config") is not None:
         check_quantization(fields["quantization_config"])
-        matrices = {name: shape for name, shape in expected.items() if name + SCALE in shapes}
+        matrices = {
+            name: shape
+            for name, shape in expected.items()
+            if len(shape) == 2
+            and name + SCALE in shapes
+            and (name == "lm_head.weight" or LAYER.search(name))
+        }
         expected |= {name + SCALE: (shape[0], 1) for name, shape in matrices.items()}
     expected |= found_optional(fields, shapes)
     check_shapes(shapes, expected, where)

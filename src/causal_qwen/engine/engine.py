@@ -121,7 +121,7 @@ class Engine:
 
         Weights are memory-mapped in their stored type. `dtype` keeps a copy in memory instead:
         "float32" is exact, "int8" has half the bytes of bfloat16 and rounds (`quantization`).
-        `kernel="numba"` multiplies 8- and 16-bit weights by compiled loops, if numba is installed.
+        `kernel="numba"` multiplies int8 and bfloat16 weights by compiled loops (extra `fast`).
         """
         if dtype not in DTYPES:
             raise ValueError(

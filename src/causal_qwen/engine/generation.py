@@ -2,9 +2,9 @@
 
 The settings, the noise and the decision rules are those of `causal_qwen.decoding`.
 
-Prompt lookup: a text often says again what it has said. With `lookup` n, the n tokens that followed
-the last two where they stood before are read together with the newest one, in one pass over the
-weights, and kept as far as they are the tokens that are chosen. The text is the same without it.
+Prompt lookup: texts repeat themselves. With `lookup` n, the n tokens that followed an earlier
+occurrence of the last two are read together with the newest one, in one pass over the weights, and
+kept as far as they are the tokens that are chosen. The text is the same without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from causal_qwen._aliases import forward
 from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p, keep_whole_words
 from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
-from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
+from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
 from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
@@ -149,7 +149,7 @@ class Generator:
             self.cache.length = self.ids.shape[1] - 1  # what was guessed wrong is forgotten
 
     def _guess(self, room: int) -> Ints:
-        """What followed the text's last two tokens where they stood before, at most `room`. (n,)"""
+        """What followed the last two tokens where they last occurred, at most `room`. (n,)"""
         text, most = self.ids[0], min(self.lookup, room)
         if most < 1 or len(text) < LOOKUP + 1:
             return np.zeros(0, np.int64)
@@ -196,12 +196,8 @@ class Generator:
         if not guessed:
             return self.noise.at(positions.tolist())
         parts = [self.noise.at([int(positions[0]) + i]) for i in range(guessed + 1)]
-        found = [part for part in parts if part is not None]
-        if not found:
-            return None
-        eps = [part.exogenous for part in found if part.exogenous is not None]
-        values = np.concatenate([part.values for part in found])
-        return UNoise(values, found[0].regime, np.concatenate(eps) if eps else None)
+        found = [part for part in parts if part is not None]  # all of them, or none
+        return stack_noise(found) if found else None
 
     def _choose(self, scored: Scored, index: int) -> DecodeStep:
         heads, settings = self.heads, self.settings

@@ -1,9 +1,9 @@
-"""Kernels: products of 8- and 16-bit weights with a few vectors, compiled by numba (optional).
+"""Kernels: products of int8 and bfloat16 weights with a few vectors, compiled by numba (optional).
 
 NumPy widens a tile into a buffer and reads it again; a compiled loop widens in registers, so that
 only the stored bytes are read. The engine's own threads call it, a share of the rows each.
 
-    pip install 'causal-qwen[fast]'       Engine.from_pretrained(path, dtype="int8", kernel="numba")
+    pip install numba           Engine.from_pretrained(path, dtype="int8", kernel="numba")
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def numba_kernel() -> Kernel:
         from numba import njit
     except ImportError:
         raise ImportError(
-            "kernel='numba' needs numba: pip install 'causal-qwen[fast]', or leave it out."
+            "kernel='numba' needs numba: pip install numba, or leave the option out."
         ) from None
     compile_loop = njit(nogil=True, fastmath=True, cache=True)
     return by_loops(*(compile_loop(loop) for loop in (dot_one, dot_four, dot_one_bfloat16)))

@@ -579,7 +579,7 @@ class Qwen2:
         ]
 
     def use(self, kernel: Kernel | None) -> None:
-        """Multiply 8- and 16-bit weights by a compiled kernel, or (None) by NumPy."""
+        """Multiply int8 and bfloat16 weights by a compiled kernel, or (None) by NumPy."""
         parts = (value for layer in self.layers for value in vars(layer).values())
         for matrix in (self.head, *(part for part in parts if isinstance(part, Matrix))):
             matrix.kernel = kernel if can_compile(matrix.stored) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,12 @@ class TextReader:
         self.special = special or {}  # bos_token, eos_token, ...: used by chat templates
         self.num_token_id = num_token_id
         self.encode_numbers = encode_numbers
-        self._plain = without_placeholder(tokenizer)
-        self._affixes = special_affixes(self._plain)
+        self._affixes = special_affixes(tokenizer)
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """Reads a typed <NUM> as text. Made when one is typed: it costs as much as the first."""
+        return without_placeholder(self.tokenizer)
 
     @classmethod
     def from_directory(cls, directory: Path, fields: dict[str, Any]) -> TextReader | None:
@@ -50,6 +55,8 @@ class TextReader:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing narrower
             raise ValueError(f"{path} is damaged ({error}); download it again.") from None
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         num_token_id, size = fields.get("num_token_id"), tokenizer.get_vocab_size()
         own = tokenizer.token_to_id(PLACEHOLDER)
         if size > fields["vocab_size"] or (num_token_id is not None and own != num_token_id):
@@ -109,7 +116,8 @@ class TextReader:
                 ids.append(self.num_token_id or 0)
                 values.append(value)
             elif piece:
-                new = self._plain.encode(piece, add_special_tokens=False).ids
+                reader = self._plain if PLACEHOLDER in piece else self.tokenizer
+                new = reader.encode(piece, add_special_tokens=False).ids
                 ids += new
                 values += [0.0] * len(new)
         return ids + after, values + [0.0] * len(after)

@@ -178,6 +178,12 @@ def read_tensors(directory: Path) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for path, header in read_headers(directory).items():
         tensors |= _map_tensors(path, header)
+    bare = [n for n, one in tensors.items() if one.dtype == np.int8 and n + SCALE not in tensors]
+    if bare:
+        raise ValueError(
+            f"{directory} stores {listed(bare)} as int8 without scales; save the model in float32, "
+            "float16 or bfloat16."
+        )
     return tensors
 
 

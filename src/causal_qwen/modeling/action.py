@@ -86,6 +86,8 @@ class ActionHead(nn.Linear):
 
 def is_quantized(weight: Tensor) -> bool:
     """By torchao, whose weights can be multiplied, and have no |W|."""
+    if type(weight) in (Tensor, nn.Parameter):  # torch.compile cannot trace the names of classes
+        return False
     return type(weight).__module__.startswith("torchao")
 
 

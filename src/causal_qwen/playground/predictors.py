@@ -213,7 +213,8 @@ def _predictor(
 def write_lines(row: DataFrame, columns: Sequence[str]) -> str:
     """A table of one row as lines, "carat = 0.9"; nothing after the sign where a cell is empty."""
     cells = {name: "" if is_missing(str(row[name].iloc[0])) else row[name].iloc[0] for name in row}
-    return "\n".join(f"{name} = {cells[name]}".rstrip() for name in columns)
+    shown = {name: " ".join(str(cell).split()) for name, cell in cells.items()}  # a line each
+    return "\n".join(f"{name} = {shown[name]}".rstrip() for name in columns)
 
 
 def read_lines(text: str, columns: Sequence[str]) -> dict[str, Any]:

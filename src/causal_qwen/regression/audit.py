@@ -61,9 +61,12 @@ def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
     encoded = target.space.encode(torch.tensor(labels)).numpy()  # a copy: columns may be read-only
     scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
     known = np.empty(0) if target.conformal is None else target.conformal.scores
-    both = np.concatenate([known, scores])
+    is_known = np.isfinite(scores)  # rows without a label are not judged, and not listed
+    both = np.concatenate([known, scores[is_known]])
     least = NEGLIGIBLE / float(y_dist.scale.median()) if len(scores) else 0.0
-    credibility = find_credibility(both, np.ones(len(both)), least).probability[len(known) :]
+    credibility = np.full(len(scores), np.nan)
+    found = find_credibility(both, np.ones(len(both)), least)
+    credibility[is_known] = found.probability[len(known) :]
     return _judged(target, labels, y_dist, credibility, scores)
 
 

@@ -115,8 +115,8 @@ def located(source: Source, record: Record | None) -> Source:
 
 
 def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str = "auto") -> Pair:
-    """The backbone, to be read only: opened once for all regressors; an `OpenModel` is where and
-    what it is."""
+    """The backbone, to be read only: opened once for all regressors. An `OpenModel` keeps its
+    device and dtype."""
     if isinstance(source, OpenModel):
         return source.processor, source.model
     path = _path(source, verbose)

@@ -7,8 +7,9 @@ times as wide. The mixture is fitted by EM, and used only where it explains the 
 better than a t alone (`EVIDENCE` in log-likelihood); otherwise every label is credible. So on
 clean tables weighting by credibility changes nothing.
 
-Nor is it used where the share of wrong labels is at its upper bound: labels of which half look
-wrong are of two kinds (four cylinders are easier to tell than six), and none of them is a mistake.
+Nor is it used where the share of wrong labels is at its upper bound: if half of the labels look
+wrong, there are two kinds of rows (4 and 6 cylinders), not mistakes. Nor where half of the labels
+have one value, as the zeros of a count: residuals are then no scale for the others.
 
 A wrong label near the right one (two rows swapped that are alike) cannot be found, and need not be.
 Where a number follows from its columns almost exactly, residuals are rounding or interpolation, of

@@ -407,7 +407,9 @@ def _used_columns(
 ) -> list[str]:
     """The columns to learn from, and the targets."""
     if columns:
-        return [*columns, *targets]
+        text = settings.get("text") or ()
+        texts = [text] if isinstance(text, str) else text
+        return [*dict.fromkeys([*columns, *texts]), *targets]
     return [*_all_but_ids(frame, [*targets, *roles], settings), *targets]
 
 

@@ -56,6 +56,7 @@ STEPS = (30, 60, 100, 150, 220, 300)  # numbers of trees, of which cross-validat
 LEAF_ROWS = 4, 20  # at least, in a leaf: a sixtieth of the rows, within these bounds
 LEAVES = 6, 15  # of a tree: a thirtieth of the rows, within these bounds
 SQUARED_ROWS = 300  # of fewer, trees by absolute errors alone are as good
+HALF = 0.5  # of the labels with one value: residuals are then no scale for the others
 FEW_ROWS = 80  # of fewer, the robust linear experts stay in the second pass
 
 
@@ -263,6 +264,8 @@ def fit_stack(
     robust = stack_weights(first[is_tested], y[is_tested], weights[is_tested])
     residuals = y[is_tested] - robust(first[is_tested])
     found = find_credibility(residuals, weights[is_tested], NEGLIGIBLE)
+    if _most_frequent(y[is_tested]) >= HALF:  # zeros of a count: the others are no mistakes
+        found = Credibility(np.ones(len(residuals)), 0.0)
     trust[is_tested] = found.probability
     peers = dict(zip((one.name for one in experts), first.T, strict=True))
 
@@ -278,6 +281,11 @@ def fit_stack(
     chain = stacked_chain(torch.from_numpy(mix.weights), mix.intercept, scale)
     evidence = Evidence(unseen[:, kept], found._replace(probability=trust), scale.loss, peers)
     return Stack(fitted, chain), evidence
+
+
+def _most_frequent(y: Array) -> float:
+    """The share of the most frequent value."""
+    return float(np.unique(y, return_counts=True)[1].max() / len(y))
 
 
 def _second_pass(

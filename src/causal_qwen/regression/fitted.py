@@ -108,20 +108,26 @@ class TargetEvidence(NamedTuple):
 
 
 def fit_target(
-    model: TargetModel, values: Array, evidence: Evidence, support: Support
+    model: TargetModel, values: Array, weights: Array, evidence: Evidence, support: Support
 ) -> tuple[Target, TargetEvidence]:
-    """Limits, calibration by cross-validation, and what is reported of a target."""
+    """Limits, calibration by cross-validation, and what is reported of a target.
+
+    A row calibrates by its weight (1 on average) times the credibility of its label.
+    """
     space, trust = model.space, evidence.credibility.probability
+    counts = weights > 0
+    share = trust * weights / weights[counts].mean()
     tested = np.isfinite(evidence.unseen).all(1)
     _, y_dist = model.stack.chain(torch.from_numpy(with_spread(evidence.unseen[tested])))
-    limits = find_limits(support, values, trust)._replace(
-        least_scale=float(y_dist.scale.min()) / STRETCH,
-        most_scale=float(y_dist.scale.max()) * STRETCH,
+    scale = y_dist.scale[torch.from_numpy(counts[tested])]
+    limits = find_limits(support, values[counts], trust[counts])._replace(
+        least_scale=float(scale.min()) / STRETCH,
+        most_scale=float(scale.max()) * STRETCH,
     )
     target = Target(space, model.stack.chain, limits=limits)
     encoded = space.encode(torch.from_numpy(values)).numpy()
-    if trust[tested].sum() >= rows_needed(LEVEL):
-        target.conformal = Conformal.fit(y_dist, encoded[tested], trust[tested])
+    if share[tested].sum() >= rows_needed(LEVEL):
+        target.conformal = Conformal.fit(y_dist, encoded[tested], share[tested])
     unseen, scores, scales = np.full((3, len(values)), np.nan)
     unseen[tested] = limits.clip(space.clamped(y_dist.loc).numpy())
     scores[tested] = (encoded[tested] - y_dist.loc.numpy()) / y_dist.scale.numpy()
@@ -137,6 +143,13 @@ def find_limits(support: Support, values: Array, trust: Array) -> Limits:
     """The support, and the range of credible labels stretched by its width on either side: a
     symlog scale would otherwise reach astronomic values."""
     credible = values[trust >= 0.5]
+    floor, ceiling = (-math.inf, math.inf) if isinstance(support, str) else support
+    floor = 0.0 if support in ("positive", "count") else floor
+    if not ((credible >= floor) & (credible <= ceiling)).any():
+        raise ValueError(
+            f"support={support!r} has none of the labels, which are {credible.min():g} to "
+            f"{credible.max():g}; give another support."
+        )
     low, high = float(credible.min()), float(credible.max())
     width = high - low
     is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()

@@ -95,6 +95,7 @@ try:
         Target,
         TargetEvidence,
         conformal_of,
+        find_limits,
         fit_target,
         say_credibility,
         value_at,
@@ -247,7 +248,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self._check_settings()
         for name in FITTED:  # of an earlier fit
             self.__dict__.pop(name, None)
-        X = _as_table(X)
+        try:
+            return self._fit(_as_table(X), y, sample_weight, groups)
+        except BaseException:  # half a fit is none
+            self.__dict__.pop("targets_", None)
+            raise
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Self:
         values, self.is_single_ = read_targets(X, y)
         self.columns_ = self._columns(X, list(values))
         self.seed_ = _seed(self.random_state)
@@ -259,8 +266,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows, index)
         weights, index = weights[is_usable], None if index is None else index[is_usable]
         for name, column in values.items():
-            _check_variety(name, column)
+            _check_variety(name, column[weights > 0])
         self.targets_ = {name: Target(ValueSpace()) for name in values}
+        if is_read and (groups is not None or self.cv is not None):
+            warnings.warn(
+                "the language model alone splits rows at random: groups and cv are not used.",
+                stacklevel=3,
+            )
         if not is_read:
             groups = None if groups is None else np.asarray(groups)[is_usable]
             self._fit_sources(self._frame(X)[is_usable], values, weights, groups)
@@ -272,6 +284,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             self._fit_chains(texts, values, weights)
         else:
             self._fit_model(texts, values, weights)
+        if self.support not in ("auto", "real"):
+            for name, column in values.items():
+                limits = find_limits(self.support, column, np.ones(len(column)))
+                self.targets_[name].limits = limits
         return self
 
     def calibrate(self, X: Any, y: Any, trusted: Any = None) -> Self:
@@ -282,11 +298,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """
         check_is_fitted(self, "targets_")
         X = self._as_table(X)
-        values, _ = read_targets(X, y)
-        if len(values) != len(self.targets_):
-            names = ", ".join(self.targets_)
-            raise ValueError(f"y has {counted(len(values), 'target')}; give those of fit: {names}.")
-        index = row_index(X)
+        values, index = self._known_targets(X, y), row_index(X)
         described = (
             self._texts(X, list(self.targets_)) if self._reads_sentences() else self._described(X)
         )
@@ -372,7 +384,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             self.__dict__.pop("backbone_", None)
         self.evidence_ = {}
         for name, found in evidence.items():
-            fitted = fit_target(source.targets[name], values[name], found, self.support)
+            fitted = fit_target(source.targets[name], values[name], weights, found, self.support)
             self.targets_[name], self.evidence_[name] = fitted
             say_credibility(name, found.credibility.share)
         self.rows_, self.baseline_ = frame.index, baseline_row(frame, source.table.schema)
@@ -598,7 +610,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2, by scikit-learn's convention: averaged over targets."""
         X = self._as_table(X)
-        truth = np.stack(list(read_targets(X, y)[0].values()), -1)
+        truth = np.stack(list(self._known_targets(X, y).values()), -1)
         predicted = self.predict(X).reshape(truth.shape)
         return float(r2_score(truth, predicted, sample_weight=sample_weight))
 
@@ -677,8 +689,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Target -> source -> its share of the variance of the medians of training rows."""
-        check_is_fitted(self, "source_")
-        assert self.source_ is not None
+        check_is_fitted(self, "targets_")
+        if self.source_ is None:  # the language model alone
+            return {name: {"model": 1.0} for name in self.targets_}
         return {name: dict(found) for name, found in self.source_.shares.items()}
 
     def summary(self) -> str:
@@ -687,7 +700,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         for name, of_target in self.shares().items():
             shares = ", ".join(f"{s} {share:.2f}" for s, share in of_target.items())
             lines.append(f"{name}: {shares}")
-            if name not in self.evidence_:  # of a loaded regressor
+            if name not in getattr(self, "evidence_", {}):  # loaded, or not cross-validated
                 continue
             errors = self.evidence_[name].errors()
             ours = errors.pop("together")
@@ -730,6 +743,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 f"{self.n_features_in_} features as input."
             )
         return table
+
+    def _known_targets(self, X: Any, y: Any) -> dict[str, Array]:
+        """The values of the targets of `fit`, in its order: by their names, or by their places if
+        no name is that of a target."""
+        values, _ = read_targets(X, y)
+        names = ", ".join(self.targets_)
+        if len(values) != len(self.targets_):
+            raise ValueError(f"y has {counted(len(values), 'target')}; give those of fit: {names}.")
+        if values.keys() == self.targets_.keys():
+            return {name: values[name] for name in self.targets_}
+        if len(values) > 1 and values.keys() & self.targets_.keys():
+            raise ValueError(f"y has {', '.join(values)}; give the targets of fit: {names}.")
+        return dict(zip(self.targets_, values.values(), strict=True))
 
     def sentences(self, X: Any) -> list[str]:
         """The text that the model reads for every row; it ends where the number would follow."""
@@ -788,7 +814,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         columns = sentences.used_columns(X, template=self.template, without=targets)
         if self.columns is not None:
             sentences.require_columns(X, self.columns)
-            columns = [column for column in columns if column in self.columns]
+            wanted = {*self.columns, *self._text_columns()}
+            columns = [column for column in columns if column in wanted]
         sentences.require_columns(X, self._text_columns())
         if not len(X):
             return columns
@@ -873,7 +900,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         need = workload.estimate(texts, model, processor, self._max_tokens(), **how)
         workload.check_memory(need)
         disk = workload.cache_size(len(texts), model.config.hidden_size)
-        more = f"; the feature cache grows by up to {disk}, without --no-cache (cache=False)"
+        more = f"; the feature cache grows by up to {disk} (cache=False, --no-cache: not at all)"
         if self.verbose:
             print(f"{need}{more if self.cache and not how else ''}.", file=sys.stderr, flush=True)
 
@@ -939,7 +966,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             }
             return suspicion_table(judged, self.rows_)
         X = _as_table(X)
-        values, _ = read_targets(X, y)
+        values = self._known_targets(X, y)
         found = self.predict_distribution(X)
         by_name = found if isinstance(found, dict) else {next(iter(self.targets_)): found}
         judged = {

@@ -3,8 +3,8 @@
     minimise  sum_i w_i (y_i - x_i.a - c)^2 + penalty |a|^2 + (penalty / m) c^2,   m = mean |x_i|^2
 
 Residuals without row i come from the leverages, so that every penalty costs one product once the
-Gram matrix of the smaller side (rows or features) is diagonalised. Products of pairs of rows are
-those of all rows to every part of them: a `Design` computes them once, and its parts share them.
+Gram matrix of the smaller side (rows or features) is diagonalised. The
+products of a subset of rows are a submatrix of those of all rows, so a `Design` computes them once.
 
 The *robust* fit iterates the weights w_i / (1 + (r_i / 2s)^2), r_i the leave-one-out residuals and
 s their median size: the stationary points of these weights are those of a Cauchy likelihood with

@@ -220,7 +220,6 @@ def read_source_settings(
         raise wrong(file, "sources.ranges", repr(ranges), "an object of the schema's numbers")
     for name, bounds in ranges.items():
         check_field(file, f"sources.ranges.{name}", bounds, RANGE)
-    _check_names(file, found["names"], asked, schema)
     _check_baseline(file, found["baseline"], schema, columns)
     check_field(file, "sources.sha256", found["sha256"], TEXT)
     check_keys(file, "sources.targets", found["targets"], targets)
@@ -235,6 +234,7 @@ def read_source_settings(
         found["shares"],
         found["sha256"],
     )
+    _check_names(file, record, asked)
     read = (schema.texts or columns) if record.uses_model else None
     if record.text_columns != read:
         raise wrong(file, "sources.text_columns", repr(record.text_columns), repr(read))
@@ -246,14 +246,17 @@ def read_source_settings(
     return record
 
 
-def _check_names(file: Path, names: Any, asked: Sources, schema: Schema) -> None:
-    """The sources are those that a table of these columns has."""
+def _check_names(file: Path, record: SourceRecord, asked: Sources) -> None:
+    """The sources are those that a table of these columns has; the language model may be missing
+    if no expert uses it (`CausalTextRegressor._useful_poolings`)."""
     try:
-        wanted = choose_sources(asked, schema)
+        wanted = choose_sources(asked, record.schema)
     except (KeyError, ValueError):  # unknown ones, or none
         raise wrong(file, "parameters.sources", repr(asked), "sources of the columns") from None
-    if names != wanted:
-        raise wrong(file, "sources.names", repr(names), repr(wanted))
+    if not record.uses_model and "model" not in record.names:
+        wanted = [name for name in wanted if name != "model"]
+    if record.names != wanted:
+        raise wrong(file, "sources.names", repr(record.names), repr(wanted))
 
 
 def _check_baseline(file: Path, found: Any, schema: Schema, columns: list[str]) -> None:

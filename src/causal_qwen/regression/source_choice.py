@@ -35,7 +35,8 @@ def without_ids(kinds: dict[str, Kind], is_asked_for: bool) -> dict[str, Kind]:
 
 
 def choose_sources(sources: Sources, schema: Schema) -> list[str]:
-    """Those that the table has, in the order of SOURCES; the language model is always there."""
+    """Those that the table has, in the order of SOURCES. The language model can always be asked
+    for; `auto` takes it only for texts."""
     has = {
         "columns": bool(schema.numbers or schema.categories),
         "words": bool(schema.texts),

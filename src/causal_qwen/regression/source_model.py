@@ -134,7 +134,8 @@ class SourceModel:
         done: Callable[[], None],
     ) -> tuple[TargetModel, Evidence]:
         v = torch.from_numpy(labels)
-        candidates = [ValueSpace(kind, *fit_field(v, kind)) for kind in spaces]
+        counted = torch.from_numpy(labels[weights > 0])
+        candidates = [ValueSpace(kind, *fit_field(counted, kind)) for kind in spaces]
         linear = _Linear(features)
         first = linear.design(1.0)
         if first is None and z is not None:
@@ -224,8 +225,8 @@ def _linear(features: dict[str, Any], factor: float) -> Any:
 
 
 class _Linear:
-    """Columns and words side by side at any factor: words have their products of pairs of rows
-    computed once, and times the factor squared they are those of words times the factor."""
+    """Columns and words side by side. Products of pairs of rows are computed once per source;
+    scaling words by f scales theirs by f^2."""
 
     def __init__(self, features: dict[str, Any]) -> None:
         self.features = {n: sparse.csr_array(features[n]) for n in LINEAR if n in features}

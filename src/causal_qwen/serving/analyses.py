@@ -86,29 +86,39 @@ def counterfactual(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
     request, edit, semantics = parse_counterfactual(body, service.limits)
     service.check_model(request.model)
     call = request.resolve(backend.resolve, backend.default_mode, service.individuals.find)
+    if not call.settings.is_noisy:
+        raise RequestError(
+            f"A counterfactual follows an individual, and mode {call.settings.mode!r} has none; "
+            "use 'causal' or 'sampling'.",
+            "causal_mode",
+        )
     service.encode(request.prompts[0], request.is_chat)  # within the limits
 
     def work() -> dict[str, Any]:
         from causal_qwen.analysis import counterfactual as analysis
         from causal_qwen.generation.streaming import chat_inputs
 
+        room = [request.max_tokens]  # for new tokens, in both worlds
+
         def read(prompt: Any) -> Any:
-            service.encode(prompt, request.is_chat)
+            length = len(service.encode(prompt, request.is_chat).ids)
+            room.append(backend.context - length)
             return chat_inputs(backend.processor, prompt) if request.is_chat else prompt
 
         prompt = request.prompts[0]
         options = {name: value for name, value in call.options.items() if value is not None}
         try:
+            text, change = read(prompt), _edit(analysis, edit, prompt, read, backend.processor)
             found = analysis.counterfactual(
                 backend.model,
-                read(prompt),
+                text,
                 options.pop("individual"),
-                _edit(analysis, edit, prompt, read, backend.processor),
+                change,
                 semantics=semantics,
                 exogenous=options.pop("exogenous", None),
                 mode=options.pop("causal_mode"),
                 processor=backend.processor,
-                max_new_tokens=request.max_tokens,
+                max_new_tokens=min(room),
                 **options,
             )
         except MISTAKES as error:

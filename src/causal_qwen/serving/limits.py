@@ -19,8 +19,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < (0 if name in ("max_waiting", "drain_seconds") else 1):
-                raise ValueError(f"{name}={value} is too small; use at least 1.")
+            least = 0 if name in ("max_waiting", "drain_seconds") else 1
+            if value < least:
+                raise ValueError(f"{name}={value} is too small; use at least {least}.")
         if self.max_n > self.max_rows + self.max_waiting:
             raise ValueError(
                 f"max_n={self.max_n} texts never find a place among max_rows={self.max_rows} and "

@@ -13,7 +13,6 @@ from causal_qwen.paths import install_hint
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.sockets import address_of, bind
 
-ENGINES = ("torch", "numpy")
 MAX_CONNECTIONS = 1000
 WARNING = (
     "Warning: the server listens on {host}, so other machines can reach it. It asks for the API "

@@ -42,10 +42,12 @@ class TorchBackend:
     kind = "torch"
 
     def __init__(self, model: CausalModel, processor: Processor) -> None:
-        if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+        kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
+        if kinds - {DynamicLayer}:  # Gemma, Mistral and Phi-3 with a window, Qwen3.5
             raise ValueError(
-                "This model attends in sliding windows, which the server does not batch; set "
-                "use_sliding_window to false in its config.json."
+                f"{type(model).__name__} has layers with a sliding window or linear attention, "
+                "which are not decoded in batches; use `causal-qwen generate` with one prompt, or "
+                "a model without them (in Qwen2: use_sliding_window false in config.json)."
             )
         self.model, self.processor = model, processor
         self.size: int = model.config.causal_size  # type: ignore[assignment]

@@ -85,7 +85,7 @@ class Run:
     individual_column: str | None = None  # rows with the same value share a learned individual
     patience: int = 0  # evaluations without a lower loss before stopping; 0 never stops early
     resume: bool = False
-    device: str = "auto"  # cpu, or what the trainer finds: all accelerators
+    device: str = "auto"  # "cpu", or "auto": all accelerators that torch sees
     dtype: str = "auto"  # of the weights in memory
     arguments: dict[str, Any] = field(default_factory=dict)
 

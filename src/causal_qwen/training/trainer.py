@@ -45,7 +45,8 @@ class CausalTrainingArguments(TrainingArguments):
     """Hugging Face's arguments and four more. Its filter of NaN is off: the trainer stops there."""
 
     logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "leave NaN out of logged losses, reading every loss"}
+        default=False,
+        metadata={"help": "replace NaN in logged losses; reads every loss from the device"},
     )
 
     head_learning_rate: float | None = field(

@@ -75,6 +75,8 @@ def admit(params: Any, served: Served) -> None:
     """Check the parameters of a request, and write into them what they leave open."""
     extra = dict(params.extra_args or {})
     earlier = extra.pop(RESOLVED, {})
+    if not isinstance(earlier, dict):
+        raise RequestError(f"{RESOLVED!r} is a field of the plugin itself; leave it out.")
     for name in CHANGED:
         setattr(params, name, earlier.get(name, getattr(params, name)))
     given = {name: getattr(params, name) for name in CHANGED}
@@ -88,6 +90,8 @@ def admit(params: Any, served: Served) -> None:
         params.seed = who
     if call.settings.mode != "compatible":  # vLLM refuses several copies at temperature 0
         params.temperature = 0.0 if params.n == 1 else 1.0
+    elif not call.settings.do_sample:  # vLLM fills in 1, which nobody has asked for
+        params.temperature = 0.0
     vars(params).pop("sampling_type", None)  # what vLLM has concluded from them
 
 
@@ -101,6 +105,8 @@ def admitted_settings(params: Any, served: Served) -> DecodingSettings:
 
 def _request(params: Any, extra: dict[str, Any]) -> TextRequest:
     named = extra.pop(NAMED, None)
+    if not isinstance(named, list | None):
+        raise RequestError(f"{NAMED!r} must be a list of names, not {named!r:.60}.")
     for name in OF_VLLM:
         extra.pop(name, None)
     for name in FLAGS:
