@@ -15,7 +15,7 @@ from causal_qwen import _aliases, _registration
 from causal_qwen.families import FAMILIES, QWEN2
 from causal_qwen.paths import install_hint
 
-__version__ = "0.4.0.dev3"
+__version__ = "0.4.0.dev4"
 
 _MODULES = {  # public name -> the module that defines it, below this package
     "Cauchy": "modeling.cauchy",

@@ -129,6 +129,7 @@ class CausalInitMixin:
             init.zeros_(module.decision_noise)
         elif isinstance(module, Decision):
             init.constant_(module.threshold, config.initial_threshold)
+            init.zeros_(module.word_edges)
         else:
             super()._init_weights(module)  # type: ignore[misc]
             if isinstance(module, CausalBackbone):
@@ -260,6 +261,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         "decision.threshold",
         "value_direction",
     )
+    _keys_to_ignore_on_load_missing = (r"^decision\.word_edges$",)  # before 0.4.0; zeros
 
     def __init__(self, config: CausalConfig) -> None:
         # the base's own backbone and head are not ours
@@ -562,7 +564,8 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         return head
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """New tokens get the usual threshold, and the noise that gives them the usual scale."""
+        """New tokens get the usual threshold, and the noise that gives them the usual scale; to
+        `whole_words` they are no words."""
         old = len(self.decision.threshold)
         embeddings: nn.Embedding = super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
         if (size := embeddings.weight.shape[0]) != old:
@@ -575,6 +578,8 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
             self.decision.threshold = _resized(
                 threshold, threshold.detach().median().expand(size).clone()
             )
+            edges = self.decision.word_edges
+            self.decision.word_edges = nn.functional.pad(edges[:size], (0, max(size - old, 0)))
         return embeddings
 
 

@@ -374,6 +374,8 @@ def test_a_json_record_replays_its_text(
         (["--mode", "causal"], "--mode causal --individual N"),
         (["--mode", "causal", "-t", "0.7"], "--mode causal --individual N --temperature 0.7"),
         (["--mode", "causal", "-t", "0"], "--mode causal --individual N --temperature 0.0"),
+        (["--mode", "causal", "--no-whole-words"], "--mode causal --individual N --no-whole-words"),
+        (["--mode", "causal", "--whole-words"], "--mode causal --individual N --whole-words"),
         (["--mode", "sampling", "--chat"], "--mode sampling --individual N --chat"),
         (["--mode", "compatible", "-t", "2"], "--mode compatible --temperature 2.0 --seed N"),
     ],

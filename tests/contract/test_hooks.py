@@ -283,6 +283,23 @@ def test_modules_named_in_keep_in_fp32_stay_float32(
     assert model.model.norm.weight.dtype == torch.float32, hook.broken("has no effect")
 
 
+def test_a_missing_tensor_whose_name_is_ignored_is_neither_reported_nor_left_on_meta(
+    plain: Qwen2ForCausalLM, tmp_path: Path
+) -> None:
+    class Added(Qwen2ForCausalLM):
+        _keys_to_ignore_on_load_missing = ("^extra$",)
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.register_buffer("extra", torch.zeros(3))
+
+    plain.save_pretrained(tmp_path)
+    model, info = Added.from_pretrained(tmp_path, output_loading_info=True)
+    hook = Hook(PreTrainedModel, "_keys_to_ignore_on_load_missing", (), MODEL)
+    assert not info["missing_keys"], hook.broken("has no effect")
+    assert not model.extra.is_meta
+
+
 def test_tied_weights_keys_name_head_and_embedding() -> None:
     hook = Hook(Qwen2ForCausalLM, "_tied_weights_keys", (), MODEL)
     expected = {"lm_head.weight": "model.embed_tokens.weight"}

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from causal_qwen.modeling.configuration import NOT_INHERITED
+from causal_qwen.options import CONTINUES, OPEN
 
 PYTHON = os.environ.get("CAUSAL_QWEN_VLLM", "")
 DRIVER = Path(__file__).parents[1] / "_vllm_driver.py"
@@ -55,7 +56,7 @@ CALLS: list[dict[str, Any]] = [
     {"individual": 3, "fresh_noise": True},
     {"causal_mode": "sampling", "individual": 5},
     {"causal_mode": "sampling", "individual": 6, "avoid_repeats": 3},
-    {"individual": 11, "min_p": 0.3, "avoid_repeats": 0},
+    {"individual": 11, "min_p": 0.3, "whole_words": False, "avoid_repeats": 0},
     {"individual": 12, "top_k": 5},
     {"individual": 13, "top_p": 0.7},
     {"individual": 14, "repetition_penalty": 1.3},
@@ -85,6 +86,8 @@ def make_tiny(kind: str, fresh_model: Make, make_model: Make, directory: Path) -
     saved = model.generation_config
     saved.noise_gain = 30.0 if kind == "converted" else 1.0
     saved.causal_min_p, saved.avoid_repeats, saved.noise_law = 0.05, 2, "mixture"
+    saved.whole_words = True
+    model.decision.word_edges[::3] = CONTINUES | OPEN
     model.save_pretrained(directory)
     return model
 

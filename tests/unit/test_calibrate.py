@@ -24,6 +24,7 @@ SAVED = (
     "causal_min_p",
     "persistence",
     "noise_law",
+    "whole_words",
 )
 
 
@@ -105,7 +106,7 @@ def test_noise_of_gain_kappa_changes_as_many_choices_as_softmax_with_min_p(
     for stop in range(1, 33, 2):
         prompts = torch.stack(texts)[:, :stop]
         call = {"causal_mode": mode, "individual": 1000 + stop, "num_return_sequences": 16}
-        call["avoid_repeats"] = 0
+        call |= {"whole_words": False, "avoid_repeats": 0}
         said = model.generate(prompts, **call, max_new_tokens=1)[:, -1]
         changed.append(said.reshape(8, 16) != model(prompts).logits[:, -1].argmax(-1)[:, None])
     rate = float(torch.cat(changed).float().mean())
@@ -152,6 +153,7 @@ def test_saved_noise_settings_survive_saving_and_make_the_default_individual(
     call = {"individual": 7, "max_new_tokens": 8}
     named = {"min_p": calibration.MIN_P, "persistence": calibration.PERSISTENCE}
     named["avoid_repeats"] = calibration.AVOID_REPEATS
+    named["whole_words"] = calibration.WHOLE_WORDS
     explicit = loaded.generate(ids, **call, **named, min_density=0.0, temperature=1.0)
     assert torch.equal(loaded.generate(ids, **call), explicit)
 
@@ -163,6 +165,7 @@ def test_plain_checkpoint_is_loaded_with_candidates_and_persistence(
     saved = CausalQwenForCausalLM.from_pretrained(tmp_path).generation_config
     assert (saved.causal_min_p, saved.persistence) == (calibration.MIN_P, calibration.PERSISTENCE)
     assert (saved.noise_law, saved.avoid_repeats) == ("mixture", calibration.AVOID_REPEATS)
+    assert saved.whole_words is calibration.WHOLE_WORDS
 
 
 def test_documents_initialisation_saves_no_noise_settings(base: Qwen2ForCausalLM) -> None:

@@ -122,6 +122,7 @@ SETTINGS = st.fixed_dictionaries(
         "top_p": st.sampled_from([0.5, 1]),
         "top_k": st.integers(1, 9),
         "min_p": st.sampled_from([0, 0.2]),
+        "whole_words": st.booleans(),
         "persistence": st.sampled_from([0, 1]),
         "seed": st.integers(0, 2**53),
         "user": st.text(max_size=5),

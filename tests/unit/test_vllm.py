@@ -17,13 +17,20 @@ import torch
 
 from causal_qwen.decoding.candidates import REACH
 from causal_qwen.modeling.action import ActionHead
+from causal_qwen.options import CONTINUES, OPEN
 from causal_qwen.serving.requests import RequestError, user_seed
 from causal_qwen.vllm.admission import Served, admit, admitted_settings
 from causal_qwen.vllm.middleware import CausalFields, moved
 from causal_qwen.vllm.plugin import refusal
 from causal_qwen.vllm.rows import Row, Step, decide_rows, make_row, text_end
 
-SAVED = {"noise_gain": 3.0, "causal_min_p": 0.05, "avoid_repeats": 2, "noise_law": "mixture"}
+SAVED = {
+    "noise_gain": 3.0,
+    "causal_min_p": 0.05,
+    "whole_words": True,
+    "avoid_repeats": 2,
+    "noise_law": "mixture",
+}
 SERVED = Served(SAVED, "standard")
 
 
@@ -75,6 +82,8 @@ def test_settings_come_from_the_request_then_from_the_model() -> None:
     settings = settings_of(params({"individual": 1, "persistence": 0.5}, min_p=0.2, top_k=9))
     found = (settings.persistence, settings.min_p, settings.top_k, settings.avoid_repeats)
     assert found == (0.5, 0.2, 9, 2)
+    assert settings.whole_words
+    assert not settings_of(params({"individual": 1, "whole_words": False})).whole_words
     assert settings_of(params({"individual": 1})).min_p == 0.05
     assert settings_of(params({"individual": 1, "causal_min_p": 0.0})).min_p == 0.0
     hot = settings_of(params({"individual": 1, "noise_temperature": 2.5}))
@@ -173,7 +182,7 @@ CALLS: list[dict[str, Any]] = [
     {"individual": 9, "fresh_noise": True, "temperature": 0.5},
     {"causal_mode": "sampling", "individual": 5},
     {"individual": 12, "top_k": 5, "avoid_repeats": 0},
-    {"individual": 13, "top_p": 0.7},
+    {"individual": 13, "top_p": 0.7, "whole_words": False},
     {"individual": 14, "repetition_penalty": 1.5},
     {"individual": 15, "exogenous": 4, "min_density": 0.05},
     {"causal_mode": "compatible", "normalization": "ovr", "do_sample": False},
@@ -190,6 +199,7 @@ def test_rows_of_all_modes_choose_together_what_generate_chooses_alone(
         setattr(model.generation_config, name, value)
     if kind == "fresh_model":
         model.generation_config.noise_gain = 300.0  # scales of a fresh model are small
+    model.decision.word_edges[::3] = CONTINUES | OPEN
     generator, tokens = torch.Generator().manual_seed(3), 10
     prompts = [
         torch.randint(0, 96, (4 + 11 * i,), generator=generator).tolist() for i in range(len(CALLS))

@@ -33,6 +33,7 @@ from causal_qwen.analysis import gumbel, rendering
 from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.analysis.token_sequence import (
     TokenSequence,
+    cuts_of,
     decode_sequence,
     decode_tokens,
     is_number,
@@ -41,7 +42,7 @@ from causal_qwen.analysis.token_sequence import (
     read_tokens,
     show_tokens,
 )
-from causal_qwen.decoding.candidates import candidates_along
+from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.settings import INDIVIDUAL_FIELDS
 from causal_qwen.generation.streaming import end_ids
 from causal_qwen.individuals.individual import Individual
@@ -317,18 +318,14 @@ def counterfactual(
     )
 
 
-def _cuts(
-    model: Any, individual: Any, mode: str, options: dict[str, Any]
-) -> tuple[float, int, int | None]:
-    """What makes the candidates of a world: min_p and n of `avoid_repeats`, 0 for all tokens, and
-    the id of <NUM>."""
-    number = model.config.num_token_id
+def _cuts(model: Any, individual: Any, mode: str, options: dict[str, Any]) -> Cuts:
+    """What makes the candidates of a world."""
     if isinstance(individual, GumbelIndividual):
-        return options.get("min_p") or 0.0, 0, number
-    decisive = ("min_p", "avoid_repeats", "noise_gain", "fresh_noise_gain")
+        return Cuts(options.get("min_p") or 0.0)
+    decisive = ("min_p", "whole_words", "avoid_repeats", "noise_gain", "fresh_noise_gain")
     asked = {name: options[name] for name in decisive if name in options}
     settings = model.resolve_settings(causal_mode=mode, individual=individual, **asked)
-    return settings.min_p or 0.0, model.decoding_noise(settings).avoided_repeats()[0], number
+    return cuts_of(model, settings)
 
 
 def stability_violations(*results: Counterfactual, tolerance: float = TOLERANCE) -> Stability:
@@ -470,7 +467,7 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 def _compare(
     one: tuple[World, Tensor],
     other: tuple[World, Tensor],
-    cuts: list[tuple[float, int, int | None]],
+    cuts: list[Cuts],
     **fields: Any,
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""
@@ -492,7 +489,7 @@ def _compare(
     ]
     worlds = zip((one, other), pair.flip(0), cuts, strict=True)
     is_outside = [
-        candidates_along(loc, world.sequence.ids, *cut)[rows, choice] == -math.inf
+        candidates_along(loc, world.sequence.ids, cut)[rows, choice] == -math.inf
         for (world, loc), choice, cut in worlds
     ]
     return Counterfactual(

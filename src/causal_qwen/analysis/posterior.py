@@ -34,13 +34,14 @@ from causal_qwen.analysis import gumbel
 from causal_qwen.analysis.gumbel import GumbelIndividual, infer_gumbel
 from causal_qwen.analysis.token_sequence import (
     TokenSequence,
+    cuts_of,
     is_number,
     load_processor,
     observe,
     read_tokens,
     show_tokens,
 )
-from causal_qwen.decoding.candidates import candidates_along
+from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.decision import margin
 from causal_qwen.decoding.settings import first_given
 from causal_qwen.individuals.individual import Individual
@@ -55,7 +56,7 @@ Array = NDArray[np.float64]
 
 MODES = ("shared", "fresh", "gumbel")
 # options of `generate` that inference needs
-DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p", "avoid_repeats")
+DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p", "whole_words", "avoid_repeats")
 MARGIN = 1e-3  # lead that the observed token must have; rounding of a float32 replay is far smaller
 VIOLATIONS_PER_POSITION = 8  # inequalities added at once
 MAX_ROUNDS = 400  # of adding inequalities, before the search for a start gives up
@@ -166,16 +167,13 @@ def infer_individual(
     )
     decisive = {name: value for name, value in options.items() if name in DECISIVE}
     settings = model.resolve_settings(causal_mode="causal", individual=template, **decisive)
-    noise = model.decoding_noise(settings)
-    amplitude, n_gram = noise.gains.amplitude(template), noise.avoided_repeats()[0]
-    observations = _observations(model, sequence, start, amplitude, settings.min_p, n_gram)
+    amplitude = model.decoding_noise(settings).gains.amplitude(template)
+    cuts = cuts_of(model, settings)
+    observations = _observations(model, sequence, start, amplitude, cuts)
     outside = [i for i, one in enumerate(observations) if one.loc[one.token] == -math.inf]
     if outside:
         shown = _show_positions(model, sequence, start, outside, processor)
-        limits = {"min_p": settings.min_p or 0, "avoid_repeats": n_gram}
-        at = " and ".join(f"{name}={value:g}" for name, value in limits.items() if value)
-        cure = ", ".join(f"{name}=0" for name, value in limits.items() if value)
-        return _nobody(n, f"{shown}: not among the candidates at {at}; pass {cure}")
+        return _nobody(n, f"{shown}: not among the candidates at {_limits(cuts)}")
     bound = noise_bound(template.min_density)
     groups = [[one] for one in observations] if template.is_fresh else [observations]
     polytopes = [Polytope(model, group, bound) for group in groups]
@@ -259,13 +257,11 @@ def _observations(
     sequence: TokenSequence,
     start: int,
     amplitude: float,
-    min_p: float | None,
-    n_gram: int,
+    cuts: Cuts,
 ) -> list[Observation]:
     output = observe(model, sequence, start)
     scores = output.logits[0].detach().float().cpu()  # (N, V)
-    number = model.config.num_token_id
-    scores = candidates_along(scores, sequence.ids, min_p, n_gram, number)  # the others: -inf
+    scores = candidates_along(scores, sequence.ids, cuts)  # the others: -inf
     loc = margin(scores, model.decision.threshold.detach().cpu()).numpy()
     law = amplitude * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
     values = field_space(model.config).encode(sequence.values[start:])
@@ -275,6 +271,16 @@ def _observations(
         Observation(token, loc[i], law[i], targets[i] if is_value[i] else None)
         for i, token in enumerate(sequence.ids[start:].tolist())
     ]
+
+
+def _limits(cuts: Cuts) -> str:
+    """The limits of the candidates, and how a call goes without them."""
+    numbers = {"min_p": cuts.min_p, "avoid_repeats": cuts.n}
+    at = [f"{name}={value:g}" for name, value in numbers.items() if value]
+    cure = [f"{name}=0" for name, value in numbers.items() if value]
+    if cuts.edges is not None:
+        at, cure = [*at, "whole_words=True"], [*cure, "whole_words=False"]
+    return f"{' and '.join(at)}; pass {', '.join(cure)}"
 
 
 def _success(

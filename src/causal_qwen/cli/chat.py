@@ -49,6 +49,7 @@ class Conversation:
         min_density: float | None = None,
         persistence: float | None = None,
         min_p: float | None = None,
+        whole_words: bool | None = None,
         avoid_repeats: int | None = None,
         max_new_tokens: int = 200,
     ) -> None:
@@ -58,7 +59,8 @@ class Conversation:
             "min_density": min_density,
             "persistence": persistence,
         }
-        self.min_p, self.avoid_repeats = min_p, avoid_repeats
+        self.min_p = min_p
+        self.cuts = {"whole_words": whole_words, "avoid_repeats": avoid_repeats}  # of individuals
         self.max_new_tokens = max_new_tokens
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []  # user and assistant in turn
@@ -100,7 +102,7 @@ class Conversation:
         options = self.noise_options if individual is None else {}  # an Individual has its own
         options = {**options, "min_p": self.min_p}
         if individual is not None:
-            options["avoid_repeats"] = self.avoid_repeats
+            options |= self.cuts
         if self.mode == "compatible" and (options["temperature"] or self.min_p is not None):
             options["do_sample"] = True  # as in `generate`
         with interruption() as is_interrupted:

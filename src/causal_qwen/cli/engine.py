@@ -40,6 +40,7 @@ def np_generate(
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
     min_p: opt.MinP = None,
+    whole_words: opt.WholeWords = None,
     avoid_repeats: opt.AvoidRepeats = None,
     top_k: opt.TopK = None,
     top_p: opt.TopP = None,

@@ -42,6 +42,7 @@ def generate(
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
     min_p: opt.MinP = None,
+    whole_words: opt.WholeWords = None,
     avoid_repeats: opt.AvoidRepeats = None,
     top_k: opt.TopK = None,
     top_p: opt.TopP = None,
@@ -125,10 +126,9 @@ def _generate_lines(context: typer.Context, source: Path, output: Path) -> None:
     from causal_qwen.serving.limits import Limits
     from causal_qwen.serving.torch_backend import TorchBackend
 
-    names = ("individual", "temperature", "min_density", "persistence", "min_p", "avoid_repeats")
-    defaults = {
-        name: given[name] for name in (*names, "top_k", "top_p", "seed") if given[name] is not None
-    }
+    noise = ("individual", "temperature", "min_density", "persistence")
+    names = (*noise, "min_p", "whole_words", "avoid_repeats", "top_k", "top_p", "seed")
+    defaults = {name: given[name] for name in names if given[name] is not None}
     defaults |= {"max_tokens": given["max_new_tokens"]}
     if given["mode"] is not None:
         defaults["causal_mode"] = given["mode"]
@@ -150,6 +150,7 @@ def chat(
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
     min_p: opt.MinP = None,
+    whole_words: opt.WholeWords = None,
     avoid_repeats: opt.AvoidRepeats = None,
     max_new_tokens: opt.NewTokens = 200,
     numbers: opt.Numbers = None,
@@ -176,6 +177,7 @@ def chat(
         "min_density": min_density,
         "persistence": persistence,
         "min_p": min_p,
+        "whole_words": whole_words,
         "avoid_repeats": avoid_repeats,
     }
     conversation: Speaker
@@ -227,6 +229,7 @@ def counterfactual(
     min_density: opt.MinDensity = None,
     persistence: opt.Persistence = None,
     min_p: opt.MinP = None,
+    whole_words: opt.WholeWords = None,
     avoid_repeats: opt.AvoidRepeats = None,
     max_new_tokens: opt.NewTokens = 40,
     html: Annotated[
@@ -250,7 +253,7 @@ def counterfactual(
     encoding = "value" if number is not None else None
     inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
     own = {"temperature": temperature, "min_density": min_density, "persistence": persistence}
-    named = own | {"min_p": min_p, "avoid_repeats": avoid_repeats}
+    named = own | {"min_p": min_p, "whole_words": whole_words, "avoid_repeats": avoid_repeats}
     options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     with status() as progress:
         progress("generating both texts")

@@ -85,6 +85,13 @@ MinP = Annotated[
         max=1.0,
     ),
 ]
+WholeWords = Annotated[
+    bool | None,
+    Option(
+        "--whole-words/--no-whole-words",
+        help="End words as the likeliest token ends them. Default: the model's.",
+    ),
+]
 AvoidRepeats = Annotated[
     int | None,
     Option(help="Do not repeat n tokens in a row; 0 switches it off. Default: the model's.", min=0),
@@ -159,7 +166,7 @@ def decoding_options(
     """-> options of `generate`, softmax seed. Draws the individual or the seed if none is given."""
     from causal_qwen.decoding.draws import SOFTMAX_CALL, complete_call
 
-    names = (*SOFTMAX_CALL, "min_density", "persistence", "avoid_repeats")
+    names = (*SOFTMAX_CALL, "min_density", "persistence", "whole_words", "avoid_repeats")
     options |= {name: context.params[name] for name in names}
     check_seed(context.params["seed"], resolve(**options).mode)
     return complete_call(resolve, options, context.params["seed"])
@@ -174,7 +181,9 @@ def print_replay(context: typer.Context, mode: str, individual: Any, seed: int |
     words: list[str] = []
     for option in context.command.params:
         value = values.get(option.name)
-        is_given = value is not None and value is not False and value != option.default
-        if option.param_type_name == "option" and is_given:
-            words += [max(option.opts, key=len)] + ([] if value is True else [str(value)])
+        names = option.secondary_opts if value is False else option.opts  # --no-...
+        if option.param_type_name != "option" or value is None or value == option.default:
+            continue
+        if names:
+            words += [max(names, key=len)] + ([] if isinstance(value, bool) else [str(value)])
     typer.echo(f"replay: {shlex.join(words)}", err=True)

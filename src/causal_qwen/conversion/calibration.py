@@ -45,6 +45,7 @@ NEW_TOKENS = 40
 MIN_P = 0.1
 PERSISTENCE = 1.0
 NOISE_LAW = "mixture"
+WHOLE_WORDS = True
 AVOID_REPEATS = 2
 
 TEXTS = (
@@ -256,7 +257,7 @@ def calibrate_gains(model: CausalModel, hidden: Tensor) -> tuple[float, float]:
     saved.noise_gain, saved.fresh_noise_gain = shared, fresh
     saved.causal_min_p, saved.min_density = MIN_P, 0.0
     saved.persistence, saved.noise_law = PERSISTENCE, NOISE_LAW
-    saved.avoid_repeats = AVOID_REPEATS
+    saved.whole_words, saved.avoid_repeats = WHOLE_WORDS, AVOID_REPEATS
     return shared, fresh
 
 

@@ -31,13 +31,16 @@ from causal_qwen.engine.checkpoint import (
     check_numbers,
     check_token_ids,
     expected_tensors,
+    found_optional,
     has_expected_tensors,
 )
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.weights import (
+    BITS,
     INDEX,
     INFINITY,
     TIED_DIFFERS,
+    WORD_EDGES,
     check_shapes,
     file_named,
     is_finite,
@@ -165,10 +168,12 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
         expected = expected_tensors(fields) if has_known_shapes else _described_tensors(fields)
     if fields.get("quantization_config") is None:
         if has_known_shapes:
+            expected = {**expected, **found_optional(fields, shapes)}
             check_shapes(shapes, expected, str(directory))
         else:  # this family's files may name and split their tensors differently
             _check_size(expected, sum(file.stat().st_size for file in headers), directory)
-        if strange := [n for n, entry in entries.items() if entry.dtype not in FLOATS]:
+        kinds = {name: {*FLOATS, *BITS} if name == WORD_EDGES else FLOATS for name in entries}
+        if strange := [n for n, entry in entries.items() if entry.dtype not in kinds[n]]:
             raise ValueError(
                 f"{directory} stores {listed(strange)} as {entries[strange[0]].dtype}, which is no "
                 "floating-point type; download it again."

@@ -45,6 +45,7 @@ from causal_qwen.conversion.checkpoint_io import (
 )
 from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
+from causal_qwen.engine.heads import optional_tensors
 from causal_qwen.engine.weights import file_named, read_json
 from causal_qwen.families import Family, family_of
 from causal_qwen.generation.mixin import adopt_generation_config
@@ -60,6 +61,7 @@ from causal_qwen.paths import (
     embedded_directory,
     is_converted,
 )
+from causal_qwen.text.words import word_edges
 
 HEADS = {"lm_head.weight", "lm_head.bias"}  # unread by the backbone, with the causal parameters
 DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
@@ -268,10 +270,18 @@ def initialize(
 ) -> Any:
     """Set the causal parameters of a grafted model, and its `calibration`."""
     model.calibration = None
+    set_word_edges(model, tokenizer)
     if init == "calibrated":
         encoded = encode_texts(tokenizer, TEXTS if texts is None else texts)
         model.calibration = calibrate(model, encoded, progress)
     return model
+
+
+def set_word_edges(model: CausalModel, tokenizer: Any) -> None:
+    """Which tokens continue a word, and which leave one open; without a tokenizer, none."""
+    if tokenizer is not None:
+        edges = word_edges(tokenizer.backend_tokenizer, model.config.vocab_size)
+        model.decision.word_edges.copy_(torch.from_numpy(edges))
 
 
 @torch.no_grad()
@@ -387,6 +397,7 @@ def load(
                 model.config.num_token_id = number
         for name, value in CALIBRATED.items():
             setattr(model.config, name, kwargs.get(name, value))
+        set_word_edges(model, tokenizer)
         model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS))
     elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
         model.action.restore_equality(model.lm_head.weight)
@@ -427,9 +438,10 @@ def load_checked(
     where = str(path or "The state_dict")
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
-    own = set(causal_tensors(model.config.to_dict()))
+    fields_of_model = model.config.to_dict()
+    own, optional = {*causal_tensors(fields_of_model)}, {*optional_tensors(fields_of_model)}
     if not reads_heads:
-        own = {name.removeprefix("model.") for name in own}
+        own = {name.removeprefix("model.") for name in own | optional}
     is_plain = is_plain or (path is None and own <= {*info["missing_keys"]})
     check_loading_info(info, where, own if is_plain else (), () if reads_heads else HEADS | own)
     check_finite(model, where)

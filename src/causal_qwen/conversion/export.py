@@ -23,6 +23,7 @@ from causal_qwen.conversion.checkpoint_io import assemble, encode_texts, quiet
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.settings import DEFAULTS
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
+from causal_qwen.engine.heads import optional_tensors
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.configuration import NOT_INHERITED, CausalConfig
 from causal_qwen.options import EXPORT_FORMATS, GGUF_TYPES, PLAIN_TYPES, check_choice
@@ -104,11 +105,8 @@ def plain_model(causal: Any, texts: list[Tensor] | None = None) -> Any:
     config, kind = causal.config, base_class(causal.config.family)
     own = {field.name for field in fields(CausalConfig)} | {*NOT_INHERITED}
     plain_fields = {name: value for name, value in config.to_dict().items() if name not in own}
-    state = {
-        name: tensor
-        for name, tensor in causal.state_dict().items()
-        if name not in causal_tensors(config.to_dict()) and name != "lm_head.bias"
-    }
+    heads = {*causal_tensors(config.to_dict()), *optional_tensors(config.to_dict()), "lm_head.bias"}
+    state = {name: tensor for name, tensor in causal.state_dict().items() if name not in heads}
     if is_folded(causal):
         plain_fields["tie_word_embeddings"] = False
         state["lm_head.weight"] = folded_head(causal, texts)

@@ -5,7 +5,7 @@ Out:  the resolved settings, the noise of every row, and the chosen tokens.
 
     settings    `resolve_settings`: call > generation_config > config -> `DecodingSettings`
     noise       `DecodingNoise`: the noise of each row of a call, at each position
-    candidates  who may be chosen: min-p, and no phrase said twice
+    candidates  who may be chosen: min-p, whole words, and no phrase said twice
     decision    the four decision rules, and the pruned argmax
     draws       `complete_call`: the individual or seed that a call leaves to chance
     context     the context length of a model

@@ -1,9 +1,10 @@
 """Candidates: the tokens among which an individual chooses, for NumPy and torch arrays alike.
 
-    keep_min_p      tokens with at least min_p of the largest probability
-    avoid_repeats   of these, tokens that do not say n of the last tokens again, nor the last one
+    keep_min_p         tokens with at least min_p of the largest probability
+    keep_whole_words   of these, inside of a word, no other way to continue it than the likeliest
+    avoid_repeats      of these, tokens that do not say n of the last tokens again, nor the last one
 
-A token that is no candidate has the score -inf. Both depend on the scores and the text so far, not
+A token that is no candidate has the score -inf. All depend on the scores and the text so far, not
 on the noise: every world of a counterfactual has its own candidates, and those of an observed text
 are known.
 """
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.decoding.arrays import Array, array_namespace
+from causal_qwen.options import CONTINUES, OPEN
 
 REACH = 64  # tokens that are not said again: loops are near, and what is far may be named again
 
@@ -27,6 +29,25 @@ def keep_min_p(scores: Array, p: float) -> Array:
     xp = array_namespace(scores)
     bar = xp.max(scores, axis=-1, keepdims=True) + xp.asarray(math.log(p), dtype=scores.dtype)
     return xp.where(scores < bar, -math.inf, scores)
+
+
+def keep_whole_words(
+    scores: Array, texts: Sequence[Any], is_asked: Sequence[bool], edges: Array
+) -> Array:
+    """Without the tokens that would continue the last word of the text, except for the likeliest
+    token. (B, V), B texts of ids, B flags, (V,) bits of `text.words` -> (B, V)
+
+    Tokens that begin a word, end it or are none stay. The likeliest token stays in every row: none
+    loses all candidates. Bits that are all 0 change nothing.
+    """
+    xp = array_namespace(scores)
+    rows = zip(texts, is_asked, strict=True)
+    last = [int(text[-1]) if asked and len(text) else -1 for text, asked in rows]  # -1: all stay
+    ids = xp.asarray(last, dtype=xp.int64, device=scores.device)
+    is_open = (ids >= 0) & ((edges[ids] & OPEN) != 0)  # (B,)
+    is_other = (scores > -math.inf) & (scores < xp.max(scores, axis=-1, keepdims=True))
+    is_cut = is_open[:, None] & is_other & ((edges & CONTINUES) != 0)  # few: fast to choose by
+    return xp.where(is_cut, -math.inf, scores)
 
 
 def avoid_repeats(
@@ -56,14 +77,24 @@ def avoid_repeats(
     return kept
 
 
-def candidates_along(
-    scores: Array, text: Any, min_p: float | None, n: int, number: int | None = None
-) -> Array:
+class Cuts(NamedTuple):
+    """What makes the candidates of one text, all resolved."""
+
+    min_p: float = 0.0
+    edges: Array | None = None  # (V,) where words are kept whole
+    n: int = 0  # of `avoid_repeats`
+    number: int | None = None  # <NUM>
+
+
+def candidates_along(scores: Array, text: Any, cuts: Cuts) -> Array:
     """Candidates where the last N tokens of a text were chosen. (N, V), (T,) ids -> (N, V)"""
-    if min_p:
-        scores = keep_min_p(scores, min_p)
+    if cuts.min_p:
+        scores = keep_min_p(scores, cuts.min_p)
     first, count = len(text) - len(scores), len(scores)
-    return avoid_repeats(scores, [text[: first + i] for i in range(count)], [n] * count, number)
+    texts = [text[: first + i] for i in range(count)]
+    if cuts.edges is not None:
+        scores = keep_whole_words(scores, texts, [True] * count, cuts.edges)
+    return avoid_repeats(scores, texts, [cuts.n] * count, cuts.number)
 
 
 def repeating_tokens(

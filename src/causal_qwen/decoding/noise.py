@@ -154,8 +154,16 @@ class DecodingNoise:
 
     def avoided_repeats(self) -> list[int]:
         """n of `avoid_repeats` for every row; 0 without noise, where the base model decides."""
-        n, rows = self.settings.avoid_repeats, enumerate(self.individuals)
-        return [n if self.gains.amplitude(one, row) > 0 else 0 for row, one in rows]
+        n = self.settings.avoid_repeats
+        return [n if is_moved else 0 for is_moved in self._are_moved()]
+
+    def kept_words(self) -> list[bool]:
+        """Whether `whole_words` acts, for every row; not without noise."""
+        return [self.settings.whole_words and is_moved for is_moved in self._are_moved()]
+
+    def _are_moved(self) -> list[bool]:
+        rows = enumerate(self.individuals)
+        return [self.gains.amplitude(one, row) > 0 for row, one in rows]
 
     @property
     def is_shared(self) -> bool:

@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "persistence": 1.0,
     "noise_law": "sum",
     "causal_min_p": 0.0,
+    "whole_words": False,
     "avoid_repeats": 0,
     "individual": None,
     "fresh_noise": None,
@@ -55,6 +56,7 @@ class DecodingSettings:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    whole_words: bool = False  # a word once begun ends as the likeliest token ends it
     avoid_repeats: int = 0  # n: no n tokens of the text are said again; 0 is off
     noise_gain: Any = 1.0  # kappa of shared noise: a number, or one per row
     fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
@@ -131,6 +133,7 @@ def resolve_settings(
         found["min_p"] = first_given(named, found["min_p"], default)
     if mode != "causal":  # elsewhere a call must ask for it: `sampling` is softmax with min-p
         found["avoid_repeats"] = first_given(call.get("avoid_repeats"), 0)
+        found["whole_words"] = first_given(call.get("whole_words"), False)
     do_sample = mode == "compatible" and bool(found["do_sample"])
     if do_sample and found["top_k"] is None:
         found["top_k"] = HF_TOP_K
@@ -144,6 +147,7 @@ def resolve_settings(
         repetition_penalty=_number(
             "repetition_penalty", first_given(found["repetition_penalty"], 1.0), 0
         ),
+        whole_words=_flag("whole_words", found["whole_words"]),
         avoid_repeats=_whole_number("avoid_repeats", found["avoid_repeats"]),
         noise_gain=_gain("noise_gain", found["noise_gain"]),
         fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
@@ -158,10 +162,9 @@ def resolve_settings(
         named={name: call[name] for name in INDIVIDUAL_FIELDS if call.get(name) is not None},
     )
     _check_part(mode, explicit)
-    if settings.avoid_repeats and mode not in NOISY_MODES:
-        raise ValueError(
-            f"avoid_repeats= has no effect in mode {mode!r}; use 'causal' or 'sampling'."
-        )
+    for name in ("whole_words", "avoid_repeats"):
+        if getattr(settings, name) and mode not in NOISY_MODES:
+            raise ValueError(f"{name}= has no effect in mode {mode!r}; use 'causal' or 'sampling'.")
     return settings
 
 

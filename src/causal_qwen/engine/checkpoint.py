@@ -66,6 +66,7 @@ def check_checkpoint(fields: Mapping[str, Any], shapes: Shapes, where: str) -> N
             and (name == "lm_head.weight" or LAYER.search(name))
         }
         expected |= {name + SCALE: (shape[0], 1) for name, shape in matrices.items()}
+    expected |= found_optional(fields, shapes)
     check_shapes(shapes, expected, where)
     # A tied head may be stored; old checkpoints hold the rotary frequencies, which are computed.
     known = {*expected, "lm_head.weight"}
@@ -142,3 +143,11 @@ def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if is_causal(fields.get("model_type")):
         shapes |= heads.expected_tensors(fields)
     return shapes
+
+
+def found_optional(fields: Mapping[str, Any], shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Name -> expected shape of tensors that a causal checkpoint may lack, and this one has."""
+    if not is_causal(fields.get("model_type")):
+        return {}
+    optional = heads.optional_tensors(fields)
+    return {name: shape for name, shape in optional.items() if name in shapes}

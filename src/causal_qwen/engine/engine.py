@@ -175,8 +175,8 @@ class Engine:
         prompt_lookup (tokens guessed from the text so far: the same text, faster), and
         those of `DecodingSettings`: individual, exogenous, temperature, min_density, persistence,
         noise_law, noise_gain, fresh_noise_gain, fresh_noise, top_k, top_p, min_p,
-        avoid_repeats, do_sample, repetition_penalty, normalization, value_field. Defaults are in
-        generation_config.json.
+        whole_words, avoid_repeats, do_sample, repetition_penalty, normalization, value_field.
+        Defaults are in generation_config.json.
         """
         call = self._call(prompts, numeric_values, encode_numbers, chat, options, None)
         start = call.ids.shape[1]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.engine.matrix import Matrix
-from causal_qwen.engine.weights import Float32, Stored, widen
+from causal_qwen.engine.weights import WORD_EDGES, Float32, Stored, widen
 from causal_qwen.options import (
     NUMERIC_ENCODINGS,
     SCALE_ACTIVATIONS,
@@ -119,6 +119,11 @@ def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def optional_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The same of tensors that directories of earlier versions do not have."""
+    return {WORD_EDGES: (fields["vocab_size"],)}
+
+
 def _chosen(fields: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
     """A checked option of config.json; the first choice is the default."""
     return check_choice(name, fields.get(name, choices[0]), choices)
@@ -144,6 +149,8 @@ class CausalHeads:
         self.value_weight = widen(parameters["action.value.weight"])[0]  # (C,)
         self.value_bias = widen(parameters["action.value.bias"])[0]
         self.threshold = widen(parameters["decision.threshold"])  # (V,)
+        no_edges = np.zeros(len(self.threshold), np.uint8)
+        self.word_edges = parameters.get(WORD_EDGES, no_edges).astype(np.uint8)  # (V,) of bits
         self.direction = widen(parameters["model.value_direction"])  # (H,)
         self._norms: Float32 | None = None  # ||W_k||_1, computed on first use
 

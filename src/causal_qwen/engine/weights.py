@@ -22,13 +22,15 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-Stored = NDArray[Any]  # float32, float16, bfloat16, or int8 with a tensor of scales
+Stored = NDArray[Any]  # float32, float16, bfloat16, or int8 with a tensor of scales; uint8 of bits
 Float32 = NDArray[np.float32]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16, "I8": np.int8}
+BITS = {"U8": np.uint8}
 INFINITY = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits
 TILE = 2**16  # numbers checked at once: they stay in cache
+WORD_EDGES = "decision.word_edges"  # the one tensor of bits; a file may widen them with the others
 SCALE = "_scale"  # after the name of an int8 matrix: the tensor of its scales, one per row
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -160,13 +162,14 @@ def _map_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Stored]:
     data = np.memmap(path, np.uint8, "r")
     tensors: dict[str, Stored] = {}
     for name, (dtype, shape, begin, end) in header.items():
-        if dtype not in DTYPES:
+        known = DTYPES | BITS if name == WORD_EDGES else DTYPES
+        if dtype not in known:
             raise ValueError(
                 f"{name} in {path} is stored as {dtype}; only float32, float16, bfloat16 and int8 "
                 "can be read; save the model in one of them."
             )
         # plain arrays over the map: slicing a np.memmap costs microseconds
-        tensors[name] = np.asarray(data[begin:end]).view(DTYPES[dtype]).reshape(shape)
+        tensors[name] = np.asarray(data[begin:end]).view(known[dtype]).reshape(shape)
     return tensors
 
 
@@ -213,7 +216,7 @@ def check_finite(tensors: Mapping[str, Stored], where: str) -> None:
     """Refuse NaN and infinity. Reads all data."""
     broken = []
     for name, stored in tensors.items():
-        if stored.dtype == np.int8:
+        if stored.dtype in (np.int8, np.uint8):
             continue
         words = _as_words(stored)
         if not (np.isfinite(stored).all() if words is None else is_finite(*words)):

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from causal_qwen.decoding.candidates import avoid_repeats
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor
@@ -39,7 +38,7 @@ NOISE = (
     "fresh_noise",
     "normalization",
 )
-OPTIONS = (*WHOLE, *NOISE, "min_p", "avoid_repeats")
+OPTIONS = (*WHOLE, *NOISE, "min_p", "whole_words", "avoid_repeats")
 
 
 class AbductionView(nn.Module):
@@ -199,11 +198,8 @@ class DocumentedCalls:
         if (moving := noise_everywhere(noise, positions)) is not None:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
             last.shift = self.score_moved(alone, moving)[1].squeeze(1)
-        if settings.avoid_repeats:
-            texts = texts_so_far(input_ids, positions)
-            each = len(texts) // len(input_ids)
-            lengths = [n for n in noise.avoided_repeats() for _ in range(each)]
-            scores = avoid_repeats(scores, texts, lengths, self.config.num_token_id)
+        if settings.whole_words or settings.avoid_repeats:
+            scores = last.cut(scores, texts_so_far(input_ids, positions), input_ids.shape[1])
         return last.decide(scores).argmax(-1).unflatten(0, input_ids.shape)
 
     def generate_step_by_step(

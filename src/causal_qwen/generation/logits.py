@@ -8,6 +8,7 @@ streamers, stopping criteria, caches and compiled forwards work unchanged.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers.generation import LogitsProcessor
 from transformers.utils import ModelOutput
 
-from causal_qwen.decoding.candidates import avoid_repeats
+from causal_qwen.decoding.candidates import avoid_repeats, keep_whole_words
 from causal_qwen.decoding.decision import (
     NO_CHOICE,
     choose,
@@ -119,12 +120,24 @@ class DecisionProcessor(LogitsProcessor):
         self.bar = self.model.decision.bar(outputs.logits[:, -1]) if needs_bar else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self.settings.avoid_repeats:
+        settings = self.settings
+        if settings.whole_words or settings.avoid_repeats:
             rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
             texts = [row[max(len(row) - 1 - position, 0) :] for row, position in rows]
-            lengths, number = self.noise.avoided_repeats(), self.model.config.num_token_id
-            scores = avoid_repeats(scores, texts, lengths, number)
+            scores = self.cut(scores, texts)
         return self.decide(scores)
+
+    def cut(self, scores: Tensor, texts: Sequence[Any], each: int = 1) -> Tensor:
+        """The candidates of texts; `each` of them in turn belong to one row of the noise. (B, V)"""
+        settings, noise = self.settings, self.noise
+        if settings.whole_words:
+            is_asked = [asked for asked in noise.kept_words() for _ in range(each)]
+            edges = self.model.decision.word_edges.to(scores.device)
+            scores = keep_whole_words(scores, texts, is_asked, edges)
+        if settings.avoid_repeats:
+            lengths = [n for n in noise.avoided_repeats() for _ in range(each)]
+            scores = avoid_repeats(scores, texts, lengths, self.model.config.num_token_id)
+        return scores
 
     def decide(self, loc: Tensor) -> Tensor:
         """loc_S of the candidates -> scores whose argmax is the mode's choice. (B, V)"""

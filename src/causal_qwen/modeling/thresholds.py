@@ -14,6 +14,8 @@ The rules that choose a token by them are in `causal_qwen.decoding.decision`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,8 @@ from causal_qwen.modeling.configuration import CausalConfig
 class Decision(Float32Module):
     """The thresholds C_k + h, and the probabilities and choices that they imply."""
 
+    word_edges: Tensor  # (V,)
+
     def __init__(self, config: CausalConfig) -> None:
         super().__init__()
         self.config = config
@@ -33,6 +37,13 @@ class Decision(Float32Module):
             torch.empty(config.vocab_size, dtype=torch.float32),
             requires_grad=config.threshold_trainable,
         )
+        # bits of `text.words`, from the tokenizer: candidates are cut by them. No parameter.
+        self.register_buffer("word_edges", torch.zeros(config.vocab_size, dtype=torch.uint8))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """A state dict of an earlier version has no word edges: then they stay as they are."""
+        state_dict.setdefault(f"{prefix}word_edges", self.word_edges)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def has_bar(self) -> bool:

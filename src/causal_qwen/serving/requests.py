@@ -108,6 +108,7 @@ SETTING_HELP = {
     "top_k": "Choose among the k likeliest tokens.",
     "top_p": "Choose among the likeliest tokens of this probability.",
     "min_p": "Choose among tokens with this share of the largest probability.",
+    "whole_words": "End a word that is begun as the likeliest token ends it.",
     "avoid_repeats": "Do not say so many of the last tokens again, if there is a choice; 0 is off.",
     "min_density": "Likelihood truncation of the noise.",
     "persistence": "Share of the noise that is the same for every token; the rest is chance.",

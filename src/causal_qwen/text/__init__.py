@@ -1,4 +1,4 @@
-"""Text: find the numbers in a text and split it at them. Runs without torch.
+"""Text: find the numbers in a text and split it at them; where words end. Runs without torch.
 
 In:   a string, for example "It costs 99.9 euro".
 Out:  pieces of text, the values of the numbers between them, and the string again.
@@ -7,6 +7,7 @@ Out:  pieces of text, the values of the numbers between them, and the string aga
     names         the laws: which digits are dates, phones and identifiers
     edits         a word or a number is replaced
     segmentation  pieces for a tokenizer, and the stable part of a growing text
+    words         which tokens continue a word, and which leave one open
 
 Open `numerals` first.
 """

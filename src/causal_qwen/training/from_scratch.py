@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from causal_qwen.conversion.convert import set_word_edges
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.processor import CausalQwenProcessor
@@ -58,7 +59,9 @@ def new_model(
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    return processor, CausalQwenForCausalLM(CausalQwen2Config(**{**shape, **fields}))
+    model = CausalQwenForCausalLM(CausalQwen2Config(**{**shape, **fields}))
+    set_word_edges(model, tokenizer)
+    return processor, model
 
 
 def learn_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:

@@ -9,7 +9,7 @@ the checkpoint; the choice is made in `rows`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
 UNREAD = "model.value_direction"  # where values enter, which vLLM's requests do not carry
+WORD_EDGES = "decision.word_edges"  # which earlier versions do not save
 BIAS = "lm_head.bias"  # a tied head of vLLM has none
 
 _loaded: weakref.WeakValueDictionary[str, CausalQwenForCausalLM] = weakref.WeakValueDictionary()
@@ -61,10 +62,19 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         renamed = {BIAS: "score_bias"}
-        known = ((renamed.get(name, name), tensor) for name, tensor in weights if name != UNREAD)
-        loaded: set[str] = super().load_weights(known)
+        loaded: set[str] = super().load_weights(
+            (renamed.get(name, name), tensor) for name, tensor in self._parameters_of(weights)
+        )
         self.has_constant_scale, self._law = self.abduction.scale.is_constant, None
         return loaded
+
+    def _parameters_of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The weights that vLLM loads; it knows parameters, and the word edges are a buffer."""
+        for name, tensor in weights:
+            if name == WORD_EDGES:
+                self.decision.word_edges.copy_(tensor)
+            elif name != UNREAD:
+                yield name, tensor
 
     @property
     def law(self) -> Any:
