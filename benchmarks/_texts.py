@@ -18,7 +18,7 @@ from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.conversion.calibration import TEXTS, equal_gain, pad_left, read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p
+from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p, keep_whole_words
 from causal_qwen.individuals.individual import Individual
 
 PROMPTS = (  # none of these took part in the choice of a default
@@ -166,20 +166,23 @@ class LogProbRecorder(LogitsProcessor):
 
 
 class CandidateProcessor(LogitsProcessor):
-    """min-p, then no n tokens said again: the candidates of individuals for other speakers.
+    """min-p, whole words, no n tokens said again: the candidates of individuals for others.
 
-    `padding` is the number of padding tokens on the left of every row.
+    `edges` are the model's `word_edges`, `padding` the padding tokens on the left of every row.
     """
 
-    def __init__(self, min_p: float, n: int, padding: Sequence[int]) -> None:
-        self.min_p, self.n, self.padding = min_p, n, padding
+    def __init__(
+        self, min_p: float, n: int, edges: torch.Tensor | None, padding: Sequence[int]
+    ) -> None:
+        self.min_p, self.n, self.edges, self.padding = min_p, n, edges, padding
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         rows = zip(input_ids.numpy(), self.padding, strict=True)
         texts = [row[pad:] for row, pad in rows]
-        kept: torch.Tensor = avoid_repeats(
-            keep_min_p(scores, self.min_p), texts, [self.n] * len(texts)
-        )
+        scores = keep_min_p(scores, self.min_p)
+        if self.edges is not None:
+            scores = keep_whole_words(scores, texts, [True] * len(texts), self.edges)
+        kept: torch.Tensor = avoid_repeats(scores, texts, [self.n] * len(texts))
         return kept
 
 
@@ -205,7 +208,8 @@ def generate_texts(
     if "avoid_repeats" in options and (is_gumbel or options.get("causal_mode") == "compatible"):
         padding = (batch["attention_mask"] == 0).sum(-1).tolist()
         cut = options.pop("min_p"), options.pop("avoid_repeats")
-        processors.append(CandidateProcessor(*cut, padding))
+        edges = model.decision.word_edges if options.pop("whole_words", False) else None
+        processors.append(CandidateProcessor(*cut, edges, padding))
     options["logits_processor"] = LogitsProcessorList(processors)
     torch.manual_seed(seed)
     if is_gumbel:

@@ -136,11 +136,12 @@ def logit_bias(model: Any, seed: int, length: int) -> BiasIndividual:
 
 
 CANDIDATES = {"min_p": MIN_P}
-NEW_WORDS = {"min_p": MIN_P, "avoid_repeats": AVOID_REPEATS}  # the candidates of individuals
+# the candidates of individuals
+THEIRS = {"min_p": MIN_P, "whole_words": True, "avoid_repeats": AVOID_REPEATS}
 REPEATING = {"avoid_repeats": 0}
 KINDS: dict[str, Kind] = {
     BASELINE: Kind({**SOFTMAX, **CANDIDATES}),
-    "softmax min-p 0.1, no repeats": Kind({**SOFTMAX, **NEW_WORDS}),
+    "softmax, candidates of individuals": Kind({**SOFTMAX, **THEIRS}),
     "softmax top-p 0.9": Kind({**SOFTMAX, "top_p": 0.9}),
     "softmax T=0.7": Kind({**SOFTMAX, "temperature": 0.7}),
     "`sampling`": Kind({"causal_mode": "sampling"}, individual(fresh=True)),
@@ -151,7 +152,7 @@ KINDS: dict[str, Kind] = {
         REPEATING, individual(temperature=8.0, persistence=0.5)
     ),
     "shared Gumbel, min-p 0.1": Kind(CANDIDATES, gumbel()),
-    "shared Gumbel, min-p 0.1, no repeats": Kind(NEW_WORDS, gumbel()),
+    "shared Gumbel, candidates of individuals": Kind(THEIRS, gumbel()),
     "shared Gumbel, min-p 0.1, T = 8": Kind(CANDIDATES, gumbel(8.0)),
     "shared Gumbel": Kind({}, gumbel()),
     "shared logit bias, min-p 0.1": Kind(CANDIDATES, logit_bias),
