@@ -12,7 +12,7 @@ APP   := $(VENV)/.app-installed
 TESTS := $(VENV)/.tests-installed
 BENCH := $(VENV)/.bench-installed
 TYPES := $(VENV)/.mypy-said
-SERVED := $(VLLM)/.installed
+SERVED := $(VLLM)/.vllm-installed
 LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
 
 # Every install is bound to all locks: whatever a package asks for, torch stays the one we chose.
