@@ -95,20 +95,11 @@ def fit_csv(
         table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
         frame = _typed_rows(table, targets, columns, weight, roles)
         used = _used_columns(frame, targets, columns, roles, settings)
-        order = np.random.default_rng(seed).permutation(len(frame))
-        if time is not None:
-            order = _by_time(frame[time], time)[::-1]  # the latest rows are held out
-        elif group is not None:
-            order = _by_group(frame[group], order)
         if calibration is None:
             calibration = HELD_OUT if regressor.reads_sentences() else 0.0
         count = round(calibration * len(frame))
-        held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
-        if group is not None:  # a group is held out as a whole
-            is_split = training[group].isin(held_out[group]).to_numpy()
-            held_out, training = frame.iloc[order[: count + is_split.sum()]], training[~is_split]
-        if time is not None:
-            training = training.iloc[::-1]
+        order = np.random.default_rng(seed).permutation(len(frame))
+        training, held_out = _split(frame, order, group, time, count)
         names = targets[0] if len(targets) == 1 else list(targets)
         regressor.fit(
             training[used],
@@ -164,10 +155,7 @@ def audit_csv(
         table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
         frame = _typed_rows(table, targets, columns, None, roles)
         used = _used_columns(frame, targets, columns, roles, settings)
-        if time is not None:
-            frame = frame.iloc[_by_time(frame[time], time)]
-        elif group is not None:
-            frame = frame.iloc[_by_group(frame[group], np.arange(len(frame)))]
+        frame, _ = _split(frame, np.arange(len(frame)), group, time)
         regressor.fit(
             frame[used],
             targets[0] if len(targets) == 1 else list(targets),
@@ -411,6 +399,22 @@ def _used_columns(
         texts = [text] if isinstance(text, str) else text
         return [*dict.fromkeys([*columns, *texts]), *targets]
     return [*_all_but_ids(frame, [*targets, *roles], settings), *targets]
+
+
+def _split(
+    frame: Any, order: NDArray[np.int64], group: str | None, time: str | None, count: int = 0
+) -> tuple[Any, Any]:
+    """(training, held-out) rows, of which the latter are at least `count`: the first of `order`,
+    whole groups in that order, or the latest. Training rows are then in the order of time."""
+    if time is not None:
+        order = _by_time(frame[time], time)[::-1]
+    elif group is not None:
+        order = _by_group(frame[group], order)
+    held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
+    if group is not None:  # a group is held out as a whole
+        is_split = training[group].isin(held_out[group]).to_numpy()
+        held_out, training = frame.iloc[order[: count + is_split.sum()]], training[~is_split]
+    return training if time is None else training.iloc[::-1], held_out
 
 
 def _by_time(column: Any, name: str) -> NDArray[np.int64]:
