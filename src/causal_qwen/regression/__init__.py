@@ -43,6 +43,6 @@ Out:  medians, intervals, quantiles and whole distributions.
     csv_io      files -> a saved regressor -> predictions
     iris        the example table
 
-Open `regressor` first: `_fit` calls `inputs`, then `fit_sources` or `fit_sentences`; `predict` calls
-`predict_rows`. Functions that take a `CausalTextRegressor` are the stages of its methods.
+Open `regressor` first: `fit` calls `inputs`, then `fit_sources` or `fit_sentences`; `predict` calls
+`predict_rows`. These and `reading` are functions of a regressor: the stages of its methods.
 """

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.features import batches_by_length, encode_texts, hidden_at_end
@@ -38,10 +37,8 @@ Predictions = dict[str, NumberPrediction]  # by target
 def predict_rows(
     regressor: CausalTextRegressor, X: Any, block: int | None = None
 ) -> Iterator[Predictions]:
-    """The predictions of `block` rows at a time: U of a row is large. None is `BLOCK`."""
-    check_is_fitted(regressor, "targets_")
-    block = block or BLOCK
-    index = row_index(X)
+    """The predictions of `block` rows (None: BLOCK) of a `known_table` at a time: U is large."""
+    block, index = block or BLOCK, row_index(X)
     if regressor.source_ is not None:
         yield from _predict_sources(regressor, known_frame(regressor, X), block, index)
         return
