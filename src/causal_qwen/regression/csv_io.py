@@ -26,7 +26,7 @@ from causal_qwen.regression.frames import id_like, to_numbers
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.report import write_regressor_report
 from causal_qwen.regression.rows import name_rows, require_columns
-from causal_qwen.regression.sentences import template_columns
+from causal_qwen.regression.sentences import template_columns, text_names
 from causal_qwen.regression.table_files import (
     Table,
     csv_lines,
@@ -395,8 +395,7 @@ def _used_columns(
 ) -> list[str]:
     """The columns to learn from, and the targets."""
     if columns:
-        text = settings.get("text") or ()
-        texts = [text] if isinstance(text, str) else text
+        texts = text_names(settings.get("text"))
         return [*dict.fromkeys([*columns, *texts]), *targets]
     return [*_all_but_ids(frame, [*targets, *roles], settings), *targets]
 
@@ -450,8 +449,7 @@ def _truth(frame: Any, name: str) -> NDArray[np.bool_]:
 def _all_but_ids(frame: Any, without: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
     """The columns to learn from; a warning names the identifiers that are left out."""
     names = [name for name in frame.columns if name not in without]
-    text, template = settings.get("text") or (), settings.get("template")
-    wanted = {text} if isinstance(text, str) else set(text)
+    wanted, template = set(text_names(settings.get("text"))), settings.get("template")
     if template is not None:
         wanted |= set(template_columns(template, ()))
     ids = [name for name in id_like(frame[names]) if name not in wanted]

@@ -19,9 +19,10 @@ from causal_qwen.regression.explanation import baseline_row
 from causal_qwen.regression.features import MIDDLE
 from causal_qwen.regression.fitted import fit_target, say_credibility
 from causal_qwen.regression.frames import column_kinds
-from causal_qwen.regression.inputs import source_texts, text_names
+from causal_qwen.regression.inputs import source_texts
 from causal_qwen.regression.reading import announce, backbone_record, read_frame, warn_long_texts
 from causal_qwen.regression.rows import TEXT
+from causal_qwen.regression.sentences import text_names
 from causal_qwen.regression.settings import value_spaces
 from causal_qwen.regression.source_choice import choose_sources, split_rows, without_ids
 from causal_qwen.regression.source_model import Hidden, SourceModel

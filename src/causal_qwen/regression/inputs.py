@@ -1,10 +1,12 @@
 """Inputs: X and y as users give them -> the rows of a regressor, as `fit` has seen them.
 
-known_table     X      -> a DataFrame if it has columns, else texts
-known_frame     table  -> the columns of `fit`; texts are one column
-known_targets   y      -> the targets of `fit`, in its order
-to_sentences    table  -> a sentence per row, for the language model alone
-source_texts    frame  -> the text columns, for the language model beside other sources
+    known_table     X      -> a DataFrame if it has columns, else texts
+    known_frame     table  -> the columns of `fit`; texts are one column
+    known_targets   y      -> the targets of `fit`, in its order
+    to_sentences    table  -> a sentence per row, for the language model alone
+    source_texts    frame  -> the text columns, for the language model beside other sources
+
+A regressor of texts has no columns: its `columns_` is None.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from sklearn.utils.validation import check_is_fitted
 from causal_qwen.regression import sentences
 from causal_qwen.regression.frames import is_tabular, require_pandas, to_frame
 from causal_qwen.regression.rows import TEXT, is_table, require_columns
-from causal_qwen.regression.sentences import UNKNOWN, ask_for, join_sentences, read_texts
+from causal_qwen.regression.sentences import (
+    UNKNOWN,
+    ask_for,
+    join_sentences,
+    read_texts,
+    text_names,
+)
 from causal_qwen.regression.targets import read_targets
 from causal_qwen.terminal import counted
 
@@ -127,10 +135,6 @@ def name_features(regressor: CausalTextRegressor) -> None:
     regressor.n_features_in_ = 1 if columns is None else len(columns)
     if columns is not None:
         regressor.feature_names_in_ = np.array(columns, dtype=object)
-
-
-def text_names(text: str | Sequence[str] | None) -> list[str]:
-    return [text] if isinstance(text, str) else list(text or ())
 
 
 # ---------------------------------------------------------------- texts
