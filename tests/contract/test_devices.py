@@ -25,6 +25,7 @@ from causal_qwen.decoding.noise import UNoise
 from causal_qwen.generation.streaming import generate_text
 from causal_qwen.regression.features import Pooling, features
 from causal_qwen.regression.head import ValueLoss, train_model
+from causal_qwen.regression.reading import open_reader
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.training.metrics import MetricAccumulator
 from causal_qwen.training.run import Run, check_training_device, training_arguments
@@ -272,7 +273,7 @@ def test_a_saved_regressor_has_the_dtype_of_fit_and_no_device(
     saved = json.loads((tmp_path / "saved" / "regressor.json").read_text("utf-8"))["parameters"]
     assert (saved["device"], saved["dtype"]) == ("auto", "bfloat16")
     again = CausalTextRegressor.load(tmp_path / "saved")
-    assert (again.device, again._open()[1].dtype) == ("auto", torch.bfloat16)
+    assert (again.device, open_reader(again)[1].dtype) == ("auto", torch.bfloat16)
     assert again.predict(texts) == pytest.approx(fitted.predict(texts))
     with pytest.raises(ValueError, match=r"^device='cuda:7' is not available here"):
         CausalTextRegressor.load(tmp_path / "saved", device="cuda:7")

@@ -120,6 +120,23 @@ def test_a_missing_package_is_advised_from_a_clone(monkeypatch: pytest.MonkeyPat
             call()
 
 
+def test_scikit_learn_is_missed_before_any_file_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from causal_qwen.regression import regressor
+
+    for name in [*sys.modules]:
+        if name.startswith("causal_qwen.regression."):
+            monkeypatch.delitem(sys.modules, name)
+        elif name.split(".")[0] == "sklearn":
+            monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    again = importlib.util.spec_from_file_location("again", regressor.__file__)
+    assert again is not None
+    assert again.loader is not None
+    with pytest.raises(ImportError, match=r"needs scikit-learn, .* '\.\[tables\]'"):
+        again.loader.exec_module(importlib.util.module_from_spec(again))
+
+
 def test_the_program_is_installed_as_a_console_script() -> None:
     (command,) = metadata.entry_points(group="console_scripts", name="causal-qwen")
     assert command.value == "causal_qwen.cli:main"

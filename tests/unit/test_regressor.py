@@ -759,7 +759,7 @@ def test_blocks_of_rows_are_predicted_as_all_at_once(
     fitted.calibrate(table[60:], "price")
     scores = fitted.targets_["price"].conformal.scores
     expected = fitted.predict(table), *fitted.predict_interval(table, 0.8)
-    monkeypatch.setattr("causal_qwen.regression.regressor.BLOCK", 7)
+    monkeypatch.setattr("causal_qwen.regression.predict_rows.BLOCK", 7)
     found = fitted.predict(table), *fitted.predict_interval(table, 0.8)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     fitted.calibrate(table[60:], "price")

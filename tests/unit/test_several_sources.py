@@ -25,7 +25,7 @@ from sklearn.ensemble import BaggingRegressor  # noqa: E402
 from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
 
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
-from causal_qwen.regression import experts, saved_regressor  # noqa: E402
+from causal_qwen.regression import experts, reading, saved_regressor  # noqa: E402
 from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 from causal_qwen.regression.source_model import SourceModel  # noqa: E402
@@ -464,7 +464,7 @@ def test_loading_opens_no_language_model_where_none_is_used(
     def refuse(*_: Any) -> Any:
         raise AssertionError("a model is opened")
 
-    monkeypatch.setattr("causal_qwen.regression.regressor.open_shared", refuse)
+    monkeypatch.setattr("causal_qwen.regression.reading.open_shared", refuse)
     again = CausalTextRegressor.load(tmp_path / "saved")
     assert np.array_equal(again.predict(houses), fitted.predict(houses))
     assert "the language model is not used" in again.summary()
@@ -757,15 +757,15 @@ def test_of_many_texts_a_sample_shows_how_the_language_model_reads_the_others(
     y = np.array([row.count("b") for row in texts]) if is_in_text else 10 * size
     table = pd.DataFrame({"text": texts, "size": size, "y": y + 2 * rng.normal(size=90)})
     reads: list[tuple[int, int]] = []  # rows and poolings
-    read = CausalTextRegressor._features
+    read = reading.read_features
 
-    def counted(self: Any, texts: list[str], poolings: Any = ()) -> Any:
+    def counted(regressor: Any, texts: list[str], poolings: Any = ()) -> Any:
         reads.append((len(texts), len(poolings)))
-        return read(self, texts, poolings)
+        return read(regressor, texts, poolings)
 
-    monkeypatch.setattr(CausalTextRegressor, "_features", counted)
-    monkeypatch.setattr("causal_qwen.regression.regressor.MANY_TEXTS", 50)
-    monkeypatch.setattr("causal_qwen.regression.regressor.SAMPLE", 60)
+    monkeypatch.setattr(reading, "read_features", counted)
+    monkeypatch.setattr("causal_qwen.regression.fit_sources.MANY_TEXTS", 50)
+    monkeypatch.setattr("causal_qwen.regression.fit_sources.SAMPLE", 60)
     if not is_in_text:  # 60 rows may favour noise
         monkeypatch.setattr(experts, "MODEL_EVIDENCE", 100.0)
     regressor = CausalTextRegressor(

@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 from typer.testing import CliRunner, Result  # noqa: E402
 
 from causal_qwen.cli.program import app  # noqa: E402
-from causal_qwen.regression import csv_io, regressor  # noqa: E402
+from causal_qwen.regression import csv_io, fit_sources  # noqa: E402
 from causal_qwen.regression.csv_table import read_csv_blocks, read_csv_table  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 from causal_qwen.regression.table_files import read_blocks  # noqa: E402
@@ -103,7 +103,7 @@ def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -
     path = tmp_path / "grouped.csv"
     rings.assign(shop=[f"shop {row % 11}" for row in range(110)]).to_csv(path, index=False)
     seen: list[Any] = []
-    original = regressor.split_rows
+    original = fit_sources.split_rows
 
     def splits(rows: int, groups: Any, *how: Any) -> Any:
         found = original(rows, groups, *how)
@@ -111,7 +111,7 @@ def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(regressor, "split_rows", splits)
+        patch.setattr(fit_sources, "split_rows", splits)
         report = json.loads(run("fit", path, *FIT, "--group", "shop", "--calibration", 0.1).stdout)
     assert report["calibration_rows"] % 10 == 0
     assert report["calibration_rows"] >= 10

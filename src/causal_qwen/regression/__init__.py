@@ -22,6 +22,12 @@ Out:  medians, intervals, quantiles and whole distributions.
     conformal   intervals with a coverage guarantee
     fitted      one number after `fit`: its chain, limits and calibration
     prediction  the distribution of one number
+    settings    the arguments of a regressor, checked, and their defaults
+    inputs      X and y as users give them -> the columns, targets and texts of `fit`
+    reading     texts of a regressor -> features of its language model, opened when it is needed
+    fit_sources    a frame and labels -> several sources and their chains
+    fit_sentences  sentences and labels -> a chain per target, or a trained model
+    predict_rows   X -> the distributions of all targets, some rows at a time
     regressor   `CausalTextRegressor`: all of the above, by scikit-learn's conventions
     audit       labels -> how credible each is, the worst first
     whatif      an observed number -> the same individual's number in an edited row
@@ -37,5 +43,6 @@ Out:  medians, intervals, quantiles and whole distributions.
     csv_io      files -> a saved regressor -> predictions
     iris        the example table
 
-Open `regressor` first.
+Open `regressor` first: `fit` calls `inputs`, then `fit_sources` or `fit_sentences`; `predict` calls
+`predict_rows`. These and `reading` are functions of a regressor: the stages of its methods.
 """

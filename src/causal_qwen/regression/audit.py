@@ -26,11 +26,13 @@ from numpy.typing import NDArray
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.frames import require_pandas
-from causal_qwen.regression.rows import LINE
+from causal_qwen.regression.inputs import as_table, known_targets
+from causal_qwen.regression.rows import LINE, row_index
 from causal_qwen.regression.table_files import table_kind
 
 if TYPE_CHECKING:
     from causal_qwen.regression.fitted import Target, TargetEvidence
+    from causal_qwen.regression.regressor import CausalTextRegressor
 
 Array = NDArray[np.float64]
 
@@ -42,6 +44,33 @@ table{{border-collapse:collapse}}
 td,th{{padding:0.2em 1em 0.2em 0;text-align:right;border-bottom:1px solid #ddd}}</style>
 <h1>{title}</h1><p>{summary}</p>{table}
 """
+
+
+def find_suspicious(regressor: CausalTextRegressor, X: Any = None, y: Any = None) -> Any:
+    """The suspicion table of the training rows, or of rows that `fit` has not seen."""
+    if (X is None) != (y is None):
+        raise ValueError("suspicious needs both X and y, or neither for the training rows.")
+    if X is None:
+        if not getattr(regressor, "evidence_", None):
+            raise ValueError(
+                "the training rows were not cross-validated, or this regressor was loaded; "
+                "give suspicious(X, y), or fit again with several sources."
+            )
+        judged = {
+            name: judge_training(regressor.targets_[name], evidence)
+            for name, evidence in regressor.evidence_.items()
+        }
+        return suspicion_table(judged, regressor.rows_)
+    X = as_table(X)
+    values = known_targets(regressor, X, y)
+    found = regressor.predict_distribution(X)
+    by_name = found if isinstance(found, dict) else {next(iter(regressor.targets_)): found}
+    judged = {
+        name: judge_rows(target, values[name], by_name[name].y)
+        for name, target in regressor.targets_.items()
+    }
+    index = row_index(X)
+    return suspicion_table(judged, np.arange(len(X)) if index is None else index)
 
 
 class Judged(NamedTuple):

@@ -26,7 +26,7 @@ from causal_qwen.regression.frames import id_like, to_numbers
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.report import write_regressor_report
 from causal_qwen.regression.rows import name_rows, require_columns
-from causal_qwen.regression.sentences import template_columns
+from causal_qwen.regression.sentences import template_columns, text_names
 from causal_qwen.regression.table_files import (
     Table,
     csv_lines,
@@ -95,20 +95,11 @@ def fit_csv(
         table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
         frame = _typed_rows(table, targets, columns, weight, roles)
         used = _used_columns(frame, targets, columns, roles, settings)
-        order = np.random.default_rng(seed).permutation(len(frame))
-        if time is not None:
-            order = _by_time(frame[time], time)[::-1]  # the latest rows are held out
-        elif group is not None:
-            order = _by_group(frame[group], order)
         if calibration is None:
             calibration = HELD_OUT if regressor.reads_sentences() else 0.0
         count = round(calibration * len(frame))
-        held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
-        if group is not None:  # a group is held out as a whole
-            is_split = training[group].isin(held_out[group]).to_numpy()
-            held_out, training = frame.iloc[order[: count + is_split.sum()]], training[~is_split]
-        if time is not None:
-            training = training.iloc[::-1]
+        order = np.random.default_rng(seed).permutation(len(frame))
+        training, held_out = _split(frame, order, group, time, count)
         names = targets[0] if len(targets) == 1 else list(targets)
         regressor.fit(
             training[used],
@@ -164,10 +155,7 @@ def audit_csv(
         table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
         frame = _typed_rows(table, targets, columns, None, roles)
         used = _used_columns(frame, targets, columns, roles, settings)
-        if time is not None:
-            frame = frame.iloc[_by_time(frame[time], time)]
-        elif group is not None:
-            frame = frame.iloc[_by_group(frame[group], np.arange(len(frame)))]
+        frame, _ = _split(frame, np.arange(len(frame)), group, time)
         regressor.fit(
             frame[used],
             targets[0] if len(targets) == 1 else list(targets),
@@ -407,10 +395,25 @@ def _used_columns(
 ) -> list[str]:
     """The columns to learn from, and the targets."""
     if columns:
-        text = settings.get("text") or ()
-        texts = [text] if isinstance(text, str) else text
+        texts = text_names(settings.get("text"))
         return [*dict.fromkeys([*columns, *texts]), *targets]
     return [*_all_but_ids(frame, [*targets, *roles], settings), *targets]
+
+
+def _split(
+    frame: Any, order: NDArray[np.int64], group: str | None, time: str | None, count: int = 0
+) -> tuple[Any, Any]:
+    """(training, held-out) rows, of which the latter are at least `count`: the first of `order`,
+    whole groups in that order, or the latest. Training rows are then in the order of time."""
+    if time is not None:
+        order = _by_time(frame[time], time)[::-1]
+    elif group is not None:
+        order = _by_group(frame[group], order)
+    held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
+    if group is not None:  # a group is held out as a whole
+        is_split = training[group].isin(held_out[group]).to_numpy()
+        held_out, training = frame.iloc[order[: count + is_split.sum()]], training[~is_split]
+    return training if time is None else training.iloc[::-1], held_out
 
 
 def _by_time(column: Any, name: str) -> NDArray[np.int64]:
@@ -446,8 +449,7 @@ def _truth(frame: Any, name: str) -> NDArray[np.bool_]:
 def _all_but_ids(frame: Any, without: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
     """The columns to learn from; a warning names the identifiers that are left out."""
     names = [name for name in frame.columns if name not in without]
-    text, template = settings.get("text") or (), settings.get("template")
-    wanted = {text} if isinstance(text, str) else set(text)
+    wanted, template = set(text_names(settings.get("text"))), settings.get("template")
     if template is not None:
         wanted |= set(template_columns(template, ()))
     ids = [name for name in id_like(frame[names]) if name not in wanted]

@@ -27,15 +27,7 @@ from scipy import optimize
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from causal_qwen.regression.credibility import NEGLIGIBLE, Credibility, find_credibility
-from causal_qwen.regression.head import (
-    SCALE_PENALTIES,
-    Chain,
-    LinearHead,
-    Output,
-    fit_head,
-    scale_loss,
-    stacked_chain,
-)
+from causal_qwen.regression.head import Chain, fit_scale, stacked_chain
 from causal_qwen.regression.ridge import Design, Ridge, fit_ridge
 
 Array = NDArray[np.float64]
@@ -277,7 +269,13 @@ def fit_stack(
         part = problem.part(expert, trust, np.arange(len(y)))
         fitted.append(fit_expert(expert, *part, blocks.categories))
     done()
-    scale = _fit_scale(tested[0][:, kept], *tested[1:], mix, seed)
+    predictions = tested[0][:, kept]
+    scale = fit_scale(
+        torch.from_numpy(with_spread(predictions)),
+        torch.from_numpy(tested[1] - mix(predictions)),
+        weights=torch.from_numpy(tested[2]),
+        seed=seed,
+    )
     chain = stacked_chain(torch.from_numpy(mix.weights), mix.intercept, scale)
     evidence = Evidence(unseen[:, kept], found._replace(probability=trust), scale.loss, peers)
     return Stack(fitted, chain), evidence
@@ -378,21 +376,3 @@ def stack_weights(predictions: Array, y: Array, weights: Array) -> Mix:
             best = found
     assert best is not None
     return Mix(best.x[:count], float(best.x[count]), float(best.fun))
-
-
-def _fit_scale(predictions: Array, y: Array, weights: Array, mix: Mix, seed: int) -> LinearHead:
-    residuals = torch.from_numpy(y - mix(predictions))
-    median = max(float(residuals.abs().median()), 1e-6)
-    outputs = [
-        Output(math.log(0.8 * median)),
-        Output(math.log(0.2 * median), penalty_factor=math.inf),
-    ]
-    return fit_head(
-        torch.from_numpy(with_spread(predictions)),
-        residuals,
-        scale_loss,
-        outputs,
-        weights=torch.from_numpy(weights),
-        penalties=SCALE_PENALTIES,
-        seed=seed,
-    )

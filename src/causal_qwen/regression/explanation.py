@@ -20,14 +20,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from itertools import permutations as all_orders
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
 from causal_qwen.regression.frames import to_numbers
+from causal_qwen.regression.inputs import as_table, frame_to_input, known_frame
+from causal_qwen.regression.rows import TEXT
+from causal_qwen.regression.sentences import UNKNOWN
 from causal_qwen.regression.sources import Schema
+
+if TYPE_CHECKING:
+    from causal_qwen.regression.regressor import CausalTextRegressor
 
 Array = NDArray[np.float64]
 Predict = Callable[[Any], tuple[Array, Array]]  # rows of a DataFrame -> medians, widths
@@ -105,6 +111,31 @@ class Explanation:
                 f"(baseline), {', '.join(listed)}"
             )
         return "\n".join(lines)
+
+
+def explain_predictions(
+    regressor: CausalTextRegressor, X: Any, target: str | None, permutations: int
+) -> Explanation:
+    """Of one target's medians and widths, by a regressor of several sources."""
+    if regressor.source_ is None or regressor.baseline_ is None:
+        raise ValueError(
+            "explain needs a regressor of several sources, whose baseline is a typical "
+            'training row; fit one without sources=["model"].'
+        )
+    name, frame = regressor.target_name(target), known_frame(regressor, as_table(X))
+    place = list(regressor.targets_).index(name)
+
+    def predict(rows: Any) -> tuple[Array, Array]:
+        given = frame_to_input(regressor, rows)
+        low, high = (part.reshape(len(rows), -1) for part in regressor.predict_interval(given))
+        medians = regressor.predict(given).reshape(len(rows), -1)
+        return medians[:, place], (high - low)[:, place]
+
+    texts = regressor.source_.table.schema.texts
+    baseline = regressor.baseline_
+    if regressor.columns_ is None:  # a language model reads at least a word
+        baseline = baseline.assign(**{TEXT: UNKNOWN})
+    return explain_rows(frame, baseline, texts, predict, name, permutations, regressor.seed_)
 
 
 def baseline_row(frame: Any, schema: Schema) -> Any:

@@ -228,14 +228,20 @@ def fit_chain(
         found.append((_residual_loss(residuals, weights), location, residuals))
         progress(done, len(NOISES) + 1)
     _, location, residuals = min(found, key=lambda candidate: candidate[0])
-    median = float(residuals.abs().median().clamp_min(1e-6))
-    starts = [
+    scale = fit_scale(z, residuals, **options)
+    progress(len(NOISES) + 1, len(NOISES) + 1)
+    return to_chain(location, scale), scale.loss
+
+
+def fit_scale(z: Tensor, residuals: Tensor, **options: Any) -> LinearHead:
+    """The scale of residuals: a part that depends on z, and a constant. Both start from the median
+    size of a residual, which is a Cauchy's scale. `options` are those of `fit_head`."""
+    median = max(float(residuals.abs().median()), 1e-6)
+    outputs = [
         Output(math.log(0.8 * median)),
         Output(math.log(0.2 * median), penalty_factor=math.inf),
     ]
-    scale = fit_head(z, residuals, scale_loss, starts, penalties=SCALE_PENALTIES, **options)
-    progress(len(NOISES) + 1, len(NOISES) + 1)
-    return to_chain(location, scale), scale.loss
+    return fit_head(z, residuals, scale_loss, outputs, penalties=SCALE_PENALTIES, **options)
 
 
 def annealed(loss: Callable[[float, Tensor, Tensor], Tensor], noise: float, step: int) -> Loss:

@@ -16,103 +16,57 @@ follow, and U is abduced there. The value is predicted without the gate P_<NUM>.
 from __future__ import annotations
 
 import copy
-import math
-import numbers
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from causal_qwen.conversion.placement import place_model, resolve_device, resolve_dtype
-from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
-from causal_qwen.options import VALUE_SPACES, check_choice
-from causal_qwen.paths import cache_directory, install_hint
-from causal_qwen.regression import sentences, whatif, workload
-from causal_qwen.regression.audit import judge_rows, judge_training, suspicion_table
-from causal_qwen.regression.backbone import (
-    OpenModel,
-    Pair,
-    Source,
-    located,
-    open_copy,
-    open_shared,
-    record_of,
-)
-from causal_qwen.regression.conformal import Conformal, rows_needed
-from causal_qwen.regression.explanation import (
-    Explanation,
-    baseline_row,
-    explain_rows,
-)
-from causal_qwen.regression.feature_cache import CACHE_FILE
-from causal_qwen.regression.features import (
-    MIDDLE,
-    Pooling,
-    Progress,
-    batches_by_length,
-    encode_texts,
-    features,
-    fingerprint,
-    hidden_at_end,
-    too_long,
-)
-from causal_qwen.regression.frames import column_kinds, is_tabular, to_frame
-from causal_qwen.regression.head import (
-    FOLDS,
-    TrainingReport,
-    ValueLoss,
-    fit_chain,
-    init_from_chain,
-    init_number_head,
-    train_model,
-)
-from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.rows import TEXT, is_table, name_rows, row_index
-from causal_qwen.regression.sentences import join_sentences
-from causal_qwen.regression.targets import read_targets
-from causal_qwen.terminal import counted, progress_bar
-from causal_qwen.training.from_scratch import new_model
+from causal_qwen.paths import install_hint
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.metrics import r2_score
-    from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
-
-    from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
-    from causal_qwen.regression.experts import Evidence
-    from causal_qwen.regression.fitted import (
-        LEVEL,
-        SUPPORTS,
-        Target,
-        TargetEvidence,
-        conformal_of,
-        find_limits,
-        fit_target,
-        say_credibility,
-        value_at,
-    )
-    from causal_qwen.regression.saved_regressor import load_regressor, save_regressor
-    from causal_qwen.regression.source_choice import (
-        choose_sources,
-        source_names,
-        split_rows,
-        without_ids,
-    )
-    from causal_qwen.regression.source_model import Hidden, SourceModel
-    from causal_qwen.regression.sources import SOURCES, Schema, with_inner_numbers
 except ModuleNotFoundError:
     raise ImportError(
         "CausalTextRegressor needs scikit-learn, which is not installed: " + install_hint("tables")
     ) from None
+
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.value_space import ValueSpace
+from causal_qwen.regression import audit, inputs, whatif
+from causal_qwen.regression.backbone import OpenModel
+from causal_qwen.regression.conformal import Conformal, rows_needed
+from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
+from causal_qwen.regression.explanation import Explanation, explain_predictions
+from causal_qwen.regression.fit_sentences import fit_chains, fit_model
+from causal_qwen.regression.fit_sources import fit_sources
+from causal_qwen.regression.fitted import (
+    LEVEL,
+    Target,
+    TargetEvidence,
+    conformal_of,
+    find_limits,
+    say_credibility,
+    value_at,
+)
+from causal_qwen.regression.head import FOLDS, TrainingReport
+from causal_qwen.regression.predict_rows import predict_rows
+from causal_qwen.regression.prediction import NumberPrediction
+from causal_qwen.regression.reading import announce, warn_long_texts
+from causal_qwen.regression.rows import row_index
+from causal_qwen.regression.saved_regressor import load_regressor, save_regressor
+from causal_qwen.regression.sentences import read_weights, usable_rows
+from causal_qwen.regression.settings import check_settings, to_seed
+from causal_qwen.regression.source_choice import source_names
+from causal_qwen.regression.source_model import SourceModel
+from causal_qwen.regression.targets import check_variety, read_targets
+from causal_qwen.terminal import counted
 
 __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 
@@ -122,16 +76,7 @@ FITTED = (
     *("model_", "processor_", "backbone_", "source_", "evidence_", "rows_", "baseline_"),
     *("text_columns_", "finetune_report_"),
 )
-BACKBONES = ("frozen", "finetune", "scratch")
-DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
-    "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
-    "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
-}
-FORWARDS_OF_A_STEP = 3  # the time of a training step: forward and backward
-BLOCK = 16384  # rows that are predicted at a time
 LENGTH = 512  # tokens of a text, by default
-MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
-SAMPLE = 1000  # rows
 
 
 class CausalTextRegressor(RegressorMixin, BaseEstimator):
@@ -245,45 +190,44 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         `y` is one number per row, or several: a 2-D array, a DataFrame, a dict of names, or the
         names of columns of the table `X`. Rows of one group are never on both sides of a split.
         """
-        self._check_settings()
+        check_settings(self)
         for name in FITTED:  # of an earlier fit
             self.__dict__.pop(name, None)
         try:
-            return self._fit(_as_table(X), y, sample_weight, groups)
+            return self._fit(inputs.as_table(X), y, sample_weight, groups)
         except BaseException:  # half a fit is none
             self.__dict__.pop("targets_", None)
             raise
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Self:
         values, self.is_single_ = read_targets(X, y)
-        self.columns_ = self._columns(X, list(values))
-        self.seed_ = _seed(self.random_state)
-        self._name_features()
-        is_read = self._reads_sentences()
-        texts = self._texts(X, list(values)) if is_read else self._described(X)
-        weights = sentences.read_weights(sample_weight, len(texts))
+        self.columns_ = inputs.choose_columns(self, X, list(values))
+        self.seed_ = to_seed(self.random_state)
+        inputs.name_features(self)
+        texts = inputs.describe_rows(self, X, list(values))
+        weights = read_weights(sample_weight, len(texts))
         index = row_index(X)
-        texts, values, is_usable = sentences.usable_rows(texts, values, self.bad_rows, index)
+        texts, values, is_usable = usable_rows(texts, values, self.bad_rows, index)
         weights, index = weights[is_usable], None if index is None else index[is_usable]
         for name, column in values.items():
-            _check_variety(name, column[weights > 0])
+            check_variety(name, column[weights > 0])
         self.targets_ = {name: Target(ValueSpace()) for name in values}
-        if is_read and (groups is not None or self.cv is not None):
+        if not self.reads_sentences():
+            groups = None if groups is None else np.asarray(groups)[is_usable]
+            fit_sources(self, inputs.known_frame(self, X)[is_usable], values, weights, groups)
+            return self
+        if groups is not None or self.cv is not None:
             warnings.warn(
                 "the language model alone splits rows at random: groups and cv are not used.",
                 stacklevel=3,
             )
-        if not is_read:
-            groups = None if groups is None else np.asarray(groups)[is_usable]
-            self._fit_sources(self._frame(X)[is_usable], values, weights, groups)
-            return self
         if self.backbone != "scratch":  # whose tokenizer does not exist yet
-            self._warn_long_texts(texts, index=index)
-            self._announce(texts)
+            warn_long_texts(self, texts, index=index)
+            announce(self, texts)
         if self.backbone == "frozen":
-            self._fit_chains(texts, values, weights)
+            fit_chains(self, texts, values, weights)
         else:
-            self._fit_model(texts, values, weights)
+            fit_model(self, texts, values, weights)
         if self.support not in ("auto", "real"):
             for name, column in values.items():
                 limits = find_limits(self.support, column, np.ones(len(column)))
@@ -296,13 +240,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         `trusted` marks the rows whose labels are right (True) and the only ones to use. Without it
         labels that look wrong are weighted by their credibility, and a warning gives their share.
         """
-        check_is_fitted(self, "targets_")
-        X = self._as_table(X)
-        values, index = self._known_targets(X, y), row_index(X)
-        described = (
-            self._texts(X, list(self.targets_)) if self._reads_sentences() else self._described(X)
+        X = inputs.known_table(self, X)
+        values, described = (
+            inputs.known_targets(self, X, y),
+            inputs.describe_rows(self, X, list(self.targets_)),
         )
-        _, values, is_usable = sentences.usable_rows(described, values, self.bad_rows, index)
+        _, values, is_usable = usable_rows(described, values, self.bad_rows, row_index(X))
         if trusted is not None:
             trusted = np.asarray(trusted, dtype=bool)
             if trusted.shape != is_usable.shape or not (trusted & is_usable).any():
@@ -313,7 +256,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             is_usable = is_usable & trusted
         blocks = [
             {name: number.y for name, number in found.items()}
-            for found in self._predictions(_take(X, is_usable), BLOCK)
+            for found in predict_rows(self, inputs.take_rows(X, is_usable))
         ]
         for (name, target), column in zip(self.targets_.items(), values.values(), strict=True):
             encoded = target.space.encode(torch.from_numpy(column)).numpy()
@@ -329,221 +272,21 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             target.shifts_median = True
         return self
 
-    # ------------------------------------------------------------ several sources
-
-    def _reads_sentences(self) -> bool:
-        """Whether every row is read as one sentence, by the language model alone."""
-        return self.backbone != "frozen" or source_names(self.sources) == ["model"]
-
-    def _described(self, X: Any) -> list[str]:
-        """Something of every row, "" where it has no value at all."""
-        if self.columns_ is None:
-            return sentences.read_texts(X)
-        has_value = self._frame(X).notna().any(axis=1)
-        return ["row" if has else "" for has in has_value]
-
-    def _frame(self, X: Any) -> Any:
-        """The columns that were seen in fit; texts are one column."""
-        if self.columns_ is None:
-            import pandas
-
-            return pandas.DataFrame({TEXT: sentences.read_texts(X)})
-        if not is_table(X):
-            raise ValueError("X is not a table; give one with the columns seen in fit.")
-        sentences.require_columns(X, self.columns_)
-        return X[self.columns_]
-
-    def _fit_sources(
-        self, frame: Any, values: dict[str, Array], weights: Array, groups: Any
-    ) -> None:
-        kinds = column_kinds(frame)
-        if self.columns_ is None:
-            kinds = {TEXT: "text"}
-        kinds |= dict.fromkeys(self._text_columns(), "text")
-        kinds = without_ids(kinds, self.columns is not None)
-        schema = with_inner_numbers(Schema.of_kinds(kinds), frame)
-        chosen, labels = choose_sources(self.sources, schema), (values, weights, groups)
-        z = None
-        if "model" in chosen:
-            self.text_columns_ = schema.texts or list(kinds)
-            texts = self._source_texts(frame)
-            self._warn_long_texts(texts, index=frame.index)
-            self._announce(texts)
-            places: Sequence[int] = range(len(MIDDLE))
-            if self.cv is None and len(set(texts)) >= MANY_TEXTS:
-                places = self._useful_poolings(SourceModel(schema, chosen), frame, *labels)
-            if places:
-                z = self._hidden(frame, places)
-                self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
-            else:
-                chosen = [name for name in chosen if name != "model"]
-        source = SourceModel(schema, chosen)
-        evidence = self._fit_source(source, frame, z, *labels)
-        self.source_ = source
-        if not source.uses_model:
-            self.__dict__.pop("backbone_", None)
-        self.evidence_ = {}
-        for name, found in evidence.items():
-            fitted = fit_target(source.targets[name], values[name], weights, found, self.support)
-            self.targets_[name], self.evidence_[name] = fitted
-            say_credibility(name, found.credibility.share)
-        self.rows_, self.baseline_ = frame.index, baseline_row(frame, source.table.schema)
-
-    def _fit_source(
-        self,
-        source: SourceModel,
-        frame: Any,
-        z: Hidden | None,
-        values: dict[str, Array],
-        weights: Array,
-        groups: Any,
-    ) -> dict[str, Evidence]:
-        stages, total = 0, len(values) * (3 if len(source.table.sources) == 1 else 8)
-        with progress_bar("fitting", self.verbose) as progress:
-
-            def done() -> None:
-                nonlocal stages
-                progress(stages := min(stages + 1, total), total)
-
-            evidence = source.fit(
-                frame,
-                z,
-                values,
-                weights,
-                split_rows(len(frame), groups, self.cv, self.folds, self.seed_),
-                spaces=("symlog", "linear") if self.value_space == "auto" else (self.value_space,),
-                seed=self.seed_,
-                done=done,
-            )
-            progress(total, total)
-        return evidence
-
-    def _useful_poolings(
-        self, trial: SourceModel, frame: Any, values: dict[str, Array], weights: Array, groups: Any
-    ) -> list[int]:
-        """Those that a trial fit to some rows uses, so that the language model reads the other rows
-        no further; none if unseen labels are not likelier with it."""
-        rows = np.random.default_rng(self.seed_).permutation(len(frame))[:SAMPLE]
-        some = {name: column[rows] for name, column in values.items()}
-        of_group = None if groups is None else groups[rows]
-        every = list(range(len(MIDDLE)))
-        if of_group is not None and len(set(of_group)) < 2:  # which cannot be split
-            return every
-        z = self._hidden(frame.iloc[rows], every)
-        self._fit_source(trial, frame.iloc[rows], z, some, weights[rows], of_group)
-        if self.verbose and not trial.uses_model:
-            what = f"{SAMPLE:,} rows are not predicted better with the language model"
-            print(f"{what}, which does not read the others.", file=sys.stderr, flush=True)
-        return trial.poolings
-
-    def _hidden(self, frame: Any, places: Sequence[int]) -> Hidden:
-        """What the language model makes of every row, by these poolings of `MIDDLE`."""
-        z = self._features(self._source_texts(frame), [MIDDLE[place] for place in places])
-        return dict(zip(places, z.swapaxes(0, 1), strict=True))
-
-    def _source_texts(self, frame: Any) -> list[str]:
-        """What the language model reads of every row: its text columns."""
-        columns = self.text_columns_
-        if self.columns_ is None:
-            return frame[TEXT].tolist()
-        is_text = columns if columns != self.columns_ else ()
-        made = sentences.to_sentences(frame, columns, text=is_text, units=self.units)
-        return [text or sentences.UNKNOWN for text in made]
-
-    def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
-        z = torch.from_numpy(self._features(texts))
-        self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
-        with progress_bar("fitting", self.verbose) as progress:
-            for name, column in values.items():
-                self.targets_[name] = self._fit_chain(z, column, weights, progress)
-
-    def _fit_chain(self, z: Tensor, values: Array, weights: Array, progress: Progress) -> Target:
-        """The chain in the space in which unseen values are likelier."""
-        v, w = torch.from_numpy(values), torch.from_numpy(weights)
-        found = []
-        for kind in ("symlog", "linear") if self.value_space == "auto" else (self.value_space,):
-            space = ValueSpace(kind, *fit_field(v, kind))
-            chain, loss = fit_chain(
-                z, space.encode(v), w, folds=self.folds, seed=self.seed_, progress=progress
-            )
-            slope = float((space.log_slope(v) * w).sum() / w.sum())
-            found.append((loss - slope, Target(space, chain)))
-        return min(found, key=lambda candidate: candidate[0])[1]
-
-    def _fit_model(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
-        """One model for all targets: every text is repeated with the question for each target."""
-        asked = [text for name in values for text in self._asked(texts, name)]
-        self.processor_, self.model_ = self._new_or_copied_model(asked, values)
-        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
-        given = {name: value for name, value in given.items() if value is not None}
-        options = DEFAULTS[self.backbone] | given
-        self._announce(asked, passes=FORWARDS_OF_A_STEP * options["epochs"], is_kept=True)
-        y = []
-        for name, column in values.items():
-            self.model_.fit_value_field(name, column)
-            self.targets_[name] = Target(space := field_space(self.model_.config, name))
-            y.append(space.encode(torch.from_numpy(column)).float())
-        loss = ValueLoss(
-            self.model_,
-            encode_texts(asked, self.processor_, self._max_tokens()),
-            torch.cat(y),
-            torch.from_numpy(np.tile(weights, len(values))).float(),
-        )
-        if self.backbone == "scratch":
-            init_number_head(self.model_)
-        else:
-            z = torch.from_numpy(self._features(asked))
-            seed, folds = self.seed_, self.folds
-            chain, _ = fit_chain(z, loss.y, loss.weights, folds=folds, seed=seed)
-            init_from_chain(self.model_, chain)
-            self.model_.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
-        with progress_bar("training", self.verbose) as progress:
-            report = train_model(
-                self.model_,
-                loss,
-                len(asked),
-                batch_size=self.batch_size,
-                held_out=self.held_out,
-                seed=self.seed_,
-                progress=progress,
-                **options,
-            )
-        self._say_training(report)
-
-    def _say_training(self, report: TrainingReport) -> None:
-        """Which weights were kept, and why."""
-        if self.verbose:
-            print(f"{self.backbone}: {report}.", file=sys.stderr, flush=True)
-        if self.backbone != "finetune":
-            return
-        self.finetune_report_ = report
-        if report.kept == 0:
-            warnings.warn(
-                f"finetuning is undone, and the head on the frozen model is kept: {report}; try "
-                "another learning_rate, or more rows.",
-                stacklevel=4,
-            )
-
-    def _new_or_copied_model(self, texts: list[str], values: dict[str, Array]) -> Pair:
-        """The model to train: untrained, with a tokenizer learned from `texts`, or the backbone."""
-        space = self.value_space
-        if space == "auto":
-            is_mixed = any(column.min() < 0 < column.max() for column in values.values())
-            space = "linear" if is_mixed else "symlog"
-        fields: dict[str, Any] = {"gate_alpha": 1.0, "value_space": space}
-        if self.backbone == "finetune":
-            processor, model = open_copy(self.model, self.verbose, self.device, self.dtype)
-            for name, value in fields.items():
-                setattr(model.config, name, value)
-            return processor, model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed_)
-            processor, model = new_model(
-                texts, self.size, max_length=self.max_length, encode_numbers="value", **fields
-            )
-        processor.encode_numbers = "value"
-        self._warn_long_texts(texts, processor)
-        return processor, place_model(model, self.device, self.dtype)
+    def calibrate_trusted(self, trusted: Any) -> Self:
+        """Calibrate on the cross-validated training rows that are marked: those whose labels are
+        known to be right."""
+        if not getattr(self, "evidence_", None):
+            raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
+        marked = np.asarray(trusted, dtype=bool)
+        for name, evidence in self.evidence_.items():
+            if marked.shape != evidence.scores.shape:
+                raise ValueError(f"trusted must be {len(evidence.scores)} truth values.")
+            scores = np.sort(evidence.scores[marked & np.isfinite(evidence.scores)])
+            if len(scores) < (least := rows_needed(LEVEL)):
+                rows_are = counted(len(scores), "trusted row is", "trusted rows are")
+                raise ValueError(f"{rows_are} too few for {LEVEL:.0%} intervals; mark {least}.")
+            self.targets_[name].conformal = Conformal(scores, np.ones(len(scores)))
+        return self
 
     # ------------------------------------------------------------ predicting
 
@@ -594,96 +337,32 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        X = self._as_table(X)
-        (found,) = self._predictions(X, max(len(X), 1))
+        X = inputs.known_table(self, X)
+        (found,) = predict_rows(self, X, max(len(X), 1))
         return next(iter(found.values())) if self.is_single_ else found
 
     def beyond_training(self, X: Any) -> list[str]:
         """Per row: which numbers are outside of the range of the training rows, in words ("" for
         none). Intervals of such rows are wider."""
-        check_is_fitted(self, "targets_")
-        X = self._as_table(X)
+        X = inputs.known_table(self, X)
         if self.source_ is None:
             return [""] * len(X)
-        return self.source_.table.beyond(self._frame(X))[0]
+        return self.source_.table.beyond(inputs.known_frame(self, X))[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R^2, by scikit-learn's convention: averaged over targets."""
-        X = self._as_table(X)
-        truth = np.stack(list(self._known_targets(X, y).values()), -1)
+        X = inputs.known_table(self, X)
+        truth = np.stack(list(inputs.known_targets(self, X, y).values()), -1)
         predicted = self.predict(X).reshape(truth.shape)
         return float(r2_score(truth, predicted, sample_weight=sample_weight))
 
     def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
         """`compute` of every target's prediction, stacked on axis 1 if there are several."""
         parts = []
-        for found in self._predictions(self._as_table(X), BLOCK):
+        for found in predict_rows(self, inputs.known_table(self, X)):
             columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
             parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
         return np.concatenate(parts)
-
-    @torch.no_grad()
-    def _predictions(self, X: Any, block: int) -> Iterator[dict[str, NumberPrediction]]:
-        """The predictions by target, for `block` rows at a time: U of a row is large."""
-        check_is_fitted(self, "targets_")
-        index = row_index(X)
-        if self.source_ is not None:
-            yield from self._source_predictions(self._frame(X), block, index)
-            return
-        texts = self.sentences(X)
-        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            raise ValueError(f"{name_rows(empty, index)} without a text; give at least one word.")
-        self._warn_long_texts(texts, index=index)
-        if self.backbone == "frozen":
-            self._check_backbone()
-            z = torch.from_numpy(self._features(texts))
-        for start in range(0, max(len(texts), 1), block):
-            rows = slice(start, start + block)
-            certain = np.ones(len(texts[rows]))  # the next token is taken to be a number
-            found = {}
-            for name, target in self.targets_.items():
-                if target.chain is not None:
-                    u, head = target.chain(z[rows])[0], target.chain.action.value
-                else:
-                    u, head = self._abduce(self._asked(texts[rows], name)), self.model_.action.value
-                found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
-                _check_finite(name, found[name].y, start, index)
-            yield found
-
-    def _source_predictions(
-        self, frame: Any, block: int, index: Any
-    ) -> Iterator[dict[str, NumberPrediction]]:
-        assert self.source_ is not None
-        if self.source_.uses_model:
-            self._check_backbone()
-        for start in range(0, max(len(frame), 1), block):
-            rows = frame.iloc[start : start + block]
-            z = None
-            if self.source_.uses_model:
-                z = self._hidden(rows, self.source_.poolings)
-            _, distance = self.source_.table.beyond(rows)
-            found = {}
-            for name, (u, y) in self.source_.predict(rows, z).items():
-                target = self.targets_[name]
-                limits, head = target.limits, self.source_.targets[name].stack.chain.action.value
-                wanted = y.scale.clamp(limits.least_scale, limits.most_scale)
-                wider = wanted / y.scale * (1 + torch.from_numpy(distance))
-                u = Cauchy(u.loc, u.scale * wider.unsqueeze(-1))
-                certain = np.ones(len(rows))
-                found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
-                _check_finite(name, found[name].y, start, index)
-            yield found
-
-    def _abduce(self, texts: list[str]) -> Cauchy:
-        """U' of the trained model, in float64. -> (N, C)"""
-        encoded = encode_texts(texts, self.processor_, self._max_tokens())
-        size = self.model_.config.latent_size
-        loc, scale = torch.empty(2, len(texts), size, dtype=torch.float64)
-        for rows in batches_by_length(encoded):
-            z = hidden_at_end(self.model_, [encoded[row] for row in rows])
-            u = self.model_.action.widen(self.model_.abduct(z))
-            loc[rows], scale[rows] = u.loc.double().cpu(), u.scale.double().cpu()
-        return Cauchy(loc, scale)
 
     # ------------------------------------------------------------ what was found
 
@@ -714,13 +393,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             lines.append(f"  the language model is not used{why}")
         return "\n".join(lines)
 
-    def _name_features(self) -> None:
-        """scikit-learn's own attributes; texts are one feature without a name."""
-        self.__dict__.pop("feature_names_in_", None)
-        self.n_features_in_ = 1 if self.columns_ is None else len(self.columns_)
-        if self.columns_ is not None:
-            self.feature_names_in_ = np.array(self.columns_, dtype=object)
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.string = True
@@ -730,37 +402,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ texts and rows
 
-    def _as_table(self, X: Any) -> Any:
-        """A DataFrame, if X has columns; those of an array have no names, so they are counted."""
-        check_is_fitted(self, "targets_")
-        table = _as_table(X)
-        if self.columns_ is None or not (isinstance(X, np.ndarray) and is_table(table)):
-            return table
-        has_target = any(name in table.columns for name in self.targets_)
-        if len(table.columns) != self.n_features_in_ and not has_target:
-            raise ValueError(
-                f"X has {len(table.columns)} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input."
-            )
-        return table
-
-    def _known_targets(self, X: Any, y: Any) -> dict[str, Array]:
-        """The values of the targets of `fit`, in its order: by their names, or by their places if
-        no name is that of a target."""
-        values, _ = read_targets(X, y)
-        names = ", ".join(self.targets_)
-        if len(values) != len(self.targets_):
-            raise ValueError(f"y has {counted(len(values), 'target')}; give those of fit: {names}.")
-        if values.keys() == self.targets_.keys():
-            return {name: values[name] for name in self.targets_}
-        if len(values) > 1 and values.keys() & self.targets_.keys():
-            raise ValueError(f"y has {', '.join(values)}; give the targets of fit: {names}.")
-        return dict(zip(self.targets_, values.values(), strict=True))
-
     def sentences(self, X: Any) -> list[str]:
         """The text that the model reads for every row; it ends where the number would follow."""
-        check_is_fitted(self, "targets_")
-        return self._texts(self._as_table(X), list(self.targets_))
+        return inputs.to_sentences(self, inputs.known_table(self, X), list(self.targets_))
+
+    def reads_sentences(self) -> bool:
+        """Whether the language model alone reads every row, as a sentence; `fit` then does not
+        calibrate."""
+        return self.backbone != "frozen" or source_names(self.sources) == ["model"]
 
     def of_sentences(self) -> Self:
         """The same regressor for whole sentences instead of rows; the fitted state is shared.
@@ -776,153 +425,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         reader = copy.copy(self).set_params(template=None, columns=None, text=None, question="")
         reader.columns_ = None
         return reader
-
-    def _check_settings(self) -> None:
-        check_choice("backbone", self.backbone, BACKBONES)
-        if self.sources != "auto":
-            for source in source_names(self.sources) or [""]:
-                check_choice("sources", source, ("auto", *SOURCES))
-        if isinstance(self.support, str):
-            check_choice("support", self.support, SUPPORTS)
-        elif not self.support[0] < self.support[1]:
-            raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
-        check_choice("value_space", self.value_space, ("auto", *VALUE_SPACES))
-        check_choice("bad_rows", self.bad_rows, ("raise", "skip"))
-        resolve_device(self.device)
-        resolve_dtype(self.dtype)
-        if not isinstance(self.model, str | os.PathLike | None):
-            raise TypeError(
-                f"model is a {type(self.model).__name__}; give a directory, or a loaded model as "
-                "OpenModel(processor, model)."
-            )
-        least = {"folds": 2, "max_length": 2, "batch_size": 1, "epochs": 1, "patience": 0}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= lowest:
-                raise ValueError(f"{name}={value} must be at least {lowest}.")
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate} must be greater than 0.")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out={self.held_out} must be a share of rows, 0 to below 1.")
-
-    def _columns(self, X: Any, targets: list[str]) -> list[Any] | None:
-        """The columns that sentences are made of; those without any value are dropped."""
-        if not is_table(X):
-            if self.template is not None or self.text is not None:
-                raise ValueError("template and text are for tables, and X holds texts; drop them.")
-            return None
-        columns = sentences.used_columns(X, template=self.template, without=targets)
-        if self.columns is not None:
-            sentences.require_columns(X, self.columns)
-            wanted = {*self.columns, *self._text_columns()}
-            columns = [column for column in columns if column in wanted]
-        sentences.require_columns(X, self._text_columns())
-        if not len(X):
-            return columns
-        empty = sentences.empty_columns(X, columns)
-        if texts := [column for column in empty if column in self._text_columns()]:
-            raise ValueError(f"the text column {texts[0]!r} is empty; name a column with values.")
-        if empty:
-            names = ", ".join(map(repr, empty))
-            what = "without values"
-            columns_are = counted(len(empty), f"column {what} is", f"columns {what} are")
-            warnings.warn(f"{columns_are} dropped: {names}.", stacklevel=3)
-        kept = [column for column in columns if column not in empty or self.template is not None]
-        if not kept:
-            raise ValueError("the table has no column with values beside its targets.")
-        return kept
-
-    def _text_columns(self) -> list[str]:
-        return [self.text] if isinstance(self.text, str) else list(self.text or ())
-
-    def _texts(self, X: Any, targets: list[str]) -> list[str]:
-        """A text for every row, as in `fit`."""
-        question = self.question
-        if question is None:
-            question = "" if self.template or self._asks_each() else sentences.ask_for(targets)
-        if self.columns_ is None:
-            texts = sentences.read_texts(X)
-            return [join_sentences(text, question) if text.strip() else "" for text in texts]
-        if not is_table(X):
-            raise ValueError("X is not a DataFrame; give one with the columns seen in fit.")
-        return sentences.to_sentences(
-            X,
-            self.columns_,
-            template=self.template,
-            text=self._text_columns(),
-            units=self.units,
-            question=question,
-        )
-
-    def _asks_each(self) -> bool:
-        """Whether one model predicts several targets, distinguished by the question."""
-        return self.backbone != "frozen" and not self.is_single_
-
-    def _asked(self, texts: list[str], name: str) -> list[str]:
-        if not self._asks_each():
-            return texts
-        return [join_sentences(text, sentences.ask_for([name])) for text in texts]
-
-    # ------------------------------------------------------------ the backbone
-
-    def _open(self) -> Pair:
-        """The trained processor and model, else the backbone."""
-        if hasattr(self, "model_"):
-            return self.processor_, self.model_
-        return self._open_backbone()
-
-    def _open_backbone(self) -> Pair:
-        return open_shared(self._source(), self.verbose, self.device, self.dtype)
-
-    def _source(self) -> Source:
-        """The backbone's recorded place; `model` may be relative to another directory."""
-        return located(self.model, getattr(self, "backbone_", None))
-
-    def _max_tokens(self) -> int:
-        """`max_length`, or fewer if the model has fewer positions."""
-        positions: int = self._open()[1].config.max_position_embeddings
-        return min(self.max_length, positions)
-
-    def _warn_long_texts(self, texts: list[str], processor: Any = None, index: Any = None) -> None:
-        most = self.max_length if processor else self._max_tokens()
-        if rows := too_long(texts, processor or self._open()[0], most):
-            warnings.warn(
-                f"texts longer than {most} tokens (max_length, or the model's context) lose their "
-                f"beginning, {len(rows)} of {len(texts)}: {name_rows(rows, index)}.",
-                stacklevel=4,
-            )
-
-    def _announce(self, texts: list[str], **how: Any) -> None:
-        """Say what a large table needs before the work, and refuse what cannot be done."""
-        if len(texts) < workload.LARGE:
-            return
-        processor, model = self._open()
-        need = workload.estimate(texts, model, processor, self._max_tokens(), **how)
-        workload.check_memory(need)
-        disk = workload.cache_size(len(texts), model.config.hidden_size)
-        more = f"; the feature cache grows by up to {disk} (cache=False, --no-cache: not at all)"
-        if self.verbose:
-            print(f"{need}{more if self.cache and not how else ''}.", file=sys.stderr, flush=True)
-
-    def _features(self, texts: list[str], poolings: Sequence[Pooling] = ()) -> NDArray[np.float32]:
-        processor, model = self._open_backbone()
-        cache = cache_directory() / CACHE_FILE if self.cache else None
-        options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
-        with progress_bar("reading", self.verbose) as progress:
-            return features(
-                texts, model, processor, poolings=poolings, progress=progress, **options
-            )
-
-    def _fingerprint(self) -> str:
-        processor, model = self._open()
-        return fingerprint(model, processor, self._max_tokens())
-
-    def _check_backbone(self) -> None:
-        if self._fingerprint() != self.backbone_["fingerprint"]:
-            raise ValueError(
-                f"the backbone {self.backbone_['name']} or max_length has changed since this "
-                "regressor was fitted; fit it again."
-            )
 
     # ------------------------------------------------------------ saving
 
@@ -952,49 +454,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         `fit` has not seen.
         """
         check_is_fitted(self, "targets_")
-        if (X is None) != (y is None):
-            raise ValueError("suspicious needs both X and y, or neither for the training rows.")
-        if X is None:
-            if not getattr(self, "evidence_", None):
-                raise ValueError(
-                    "the training rows were not cross-validated, or this regressor was loaded; "
-                    "give suspicious(X, y), or fit again with several sources."
-                )
-            judged = {
-                name: judge_training(self.targets_[name], evidence)
-                for name, evidence in self.evidence_.items()
-            }
-            return suspicion_table(judged, self.rows_)
-        X = _as_table(X)
-        values = self._known_targets(X, y)
-        found = self.predict_distribution(X)
-        by_name = found if isinstance(found, dict) else {next(iter(self.targets_)): found}
-        judged = {
-            name: judge_rows(target, labels, by_name[name].y)
-            for (name, target), labels in zip(self.targets_.items(), values.values(), strict=True)
-        }
-        index = row_index(X)
-        return suspicion_table(judged, np.arange(len(X)) if index is None else index)
-
-    def calibrate_trusted(self, trusted: Any) -> Self:
-        """Calibrate on the cross-validated training rows that are marked: those whose labels are
-        known to be right."""
-        if not getattr(self, "evidence_", None):
-            raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
-        marked = np.asarray(trusted, dtype=bool)
-        for name, evidence in self.evidence_.items():
-            if marked.shape != evidence.scores.shape:
-                raise ValueError(f"trusted must be {len(evidence.scores)} truth values.")
-            scores = np.sort(evidence.scores[marked & np.isfinite(evidence.scores)])
-            if len(scores) < (least := rows_needed(LEVEL)):
-                rows_are = counted(len(scores), "trusted row is", "trusted rows are")
-                raise ValueError(f"{rows_are} too few for {LEVEL:.0%} intervals; mark {least}.")
-            self.targets_[name].conformal = Conformal(scores, np.ones(len(scores)))
-        return self
-
-    def reads_sentences(self) -> bool:
-        """Whether the language model alone reads every row, and `fit` does not calibrate."""
-        return self._reads_sentences()
+        return audit.find_suspicious(self, X, y)
 
     def counterfactual(
         self,
@@ -1017,49 +477,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         keeps both. See `whatif`.
         """
         check_is_fitted(self, "targets_")
-        check_choice("semantics", semantics, whatif.SEMANTICS)
-        if not 0 < level < 1:
-            raise ValueError(f"level={level} is outside (0, 1).")
-        if not isinstance(observed, numbers.Real) or not math.isfinite(observed):
-            raise ValueError(f"observed={observed!r} is no finite number; give the number seen.")
-        name = self.target_name(target)
-        frame = whatif.one_row(row, self.columns_, TEXT)
-        other = whatif.edited(frame, {**(changes or {}), **columns}, self.source_)
-        names = [*(changes or {}), *columns]
-        here, there = self._world(frame, name), self._world(other, name)
-        fitted = self.targets_[name]
-        found = whatif.answer(
-            float(observed), here, there, fitted.space, fitted.limits.clip, level, semantics
+        edits = {**(changes or {}), **columns}
+        return whatif.number_counterfactual(
+            self, row, observed, edits, target=target, level=level, semantics=semantics
         )
-        return whatif.NumberCounterfactual(
-            target=name,
-            observed=float(observed),
-            factual=here.median,
-            level=level,
-            semantics=semantics,
-            changes=whatif.changed(frame, other, names),
-            beyond=self.beyond_training(self._rows_of(other))[0],
-            **found,
-        )
-
-    def _world(self, frame: Any, name: str) -> whatif.World:
-        """The law of one row, its scale divided into the individual's share and chance."""
-        X = self._rows_of(frame)
-        found = self.predict_distribution(X)
-        number = found[name] if isinstance(found, dict) else found
-        target = self.targets_[name]
-        action = self.model_.action if target.chain is None else target.chain.action
-        noise = float((action.value.weight.abs() @ action.b_noise.abs().unsqueeze(-1)).item())
-        scale = float(number.y.scale[0])
-        of_chain = scale  # before it is clamped or widened
-        if self.source_ is not None:
-            places = self.source_.poolings
-            z = self._hidden(frame, places) if places else None
-            of_chain = float(self.source_.predict(frame, z)[name][1].scale[0])
-        exogenous = scale * min(noise / of_chain, 1 - 1e-9)
-        place = list(self.targets_).index(name)
-        median = float(self.predict(X).reshape(1, -1)[0, place])
-        return whatif.World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
 
     def explain(self, X: Any, *, target: str | None = None, permutations: int = 8) -> Explanation:
         """What every column and group of words adds to the medians and widths; see `explanation`.
@@ -1067,25 +488,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         With more parts than orders can be tried, `permutations` of them are drawn.
         """
         check_is_fitted(self, "targets_")
-        if self.source_ is None or self.baseline_ is None:
-            raise ValueError(
-                "explain needs a regressor of several sources, whose baseline is a typical "
-                'training row; fit one without sources=["model"].'
-            )
-        name, frame = self.target_name(target), self._frame(_as_table(X))
-        place = list(self.targets_).index(name)
-
-        def predict(rows: Any) -> tuple[Array, Array]:
-            given = self._rows_of(rows)
-            low, high = (part.reshape(len(rows), -1) for part in self.predict_interval(given))
-            medians = self.predict(given).reshape(len(rows), -1)
-            return medians[:, place], (high - low)[:, place]
-
-        texts = self.source_.table.schema.texts
-        baseline = self.baseline_
-        if self.columns_ is None:  # a language model reads at least a word
-            baseline = baseline.assign(**{TEXT: sentences.UNKNOWN})
-        return explain_rows(frame, baseline, texts, predict, name, permutations, self.seed_)
+        return explain_predictions(self, X, target, permutations)
 
     def target_name(self, target: str | None) -> str:
         """A target that exists; None is the only one."""
@@ -1097,46 +500,3 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 f"target={target!r} is unknown; this regressor has {', '.join(names)}."
             )
         return names[0] if target is None else target
-
-    def _rows_of(self, frame: Any) -> Any:
-        """A frame in the form that `predict` takes: of a regressor of texts, the texts."""
-        return frame[TEXT].tolist() if self.columns_ is None else frame
-
-
-def _check_variety(name: str, values: Array) -> None:
-    if len(values) < 2:
-        rows_are = counted(len(values), "row is", "rows are")
-        raise ValueError(f"{rows_are} too few to learn from; give at least 2.")
-    if values.min() == values.max():
-        raise ValueError(
-            f"target {name!r} is constant ({values[0]:g} in all {len(values)} rows); give rows "
-            "with different values."
-        )
-
-
-def _check_finite(name: str, y: Cauchy, start: int, index: Any) -> None:
-    """Refuse predictions for the rows from `start` on that damaged weights make NaN or infinite."""
-    broken = ~(y.loc.isfinite() & y.scale.isfinite())
-    if broken.any():
-        rows = start + np.flatnonzero(broken.numpy())
-        raise ValueError(
-            f"the prediction of {name!r} is not finite in {name_rows(rows, index)}; the "
-            "regressor's weights are damaged: restore its files, or fit again."
-        )
-
-
-def _as_table(X: Any) -> Any:
-    """A DataFrame, if X has columns; texts as they are."""
-    return to_frame(X) if is_tabular(X) else X
-
-
-def _take(X: Any, is_taken: NDArray[np.bool_]) -> Any:
-    if is_table(X):
-        return X[is_taken]
-    return [text for text, taken in zip(sentences.read_texts(X), is_taken, strict=True) if taken]
-
-
-def _seed(random_state: Any) -> int:
-    if isinstance(random_state, numbers.Integral):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31))

@@ -27,6 +27,8 @@ from causal_qwen.regression.backbone import OpenModel, loaded_record, saved_reco
 from causal_qwen.regression.checks import CURE, wrong
 from causal_qwen.regression.explanation import baseline_cells, baseline_frame
 from causal_qwen.regression.fitted import Limits, Target
+from causal_qwen.regression.inputs import name_features, source_texts
+from causal_qwen.regression.reading import check_backbone, open_reader
 from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.saved import (
     FORMAT,
@@ -47,6 +49,7 @@ from causal_qwen.regression.saved_sources import (
     to_source_model,
     write_objects,
 )
+from causal_qwen.regression.settings import check_settings
 
 if TYPE_CHECKING:
     from causal_qwen.regression.regressor import CausalTextRegressor
@@ -123,14 +126,14 @@ def load_regressor(
     saved = read_settings(directory)
     regressor = kind(**saved.parameters | {"device": device})
     try:
-        regressor._check_settings()
+        check_settings(regressor)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{directory / SETTINGS}: {error}") from None
     if model is not None:
         regressor.set_params(model=model)
     regressor.columns_, regressor.is_single_ = saved.columns, saved.is_single
     regressor.seed_ = saved.seed
-    regressor._name_features()
+    name_features(regressor)
     tensors = read_tensors(directory, saved)
     if saved.is_edited:
         raise ValueError(f"{directory / SETTINGS} was edited after it was saved; {CURE}.")
@@ -150,7 +153,7 @@ def load_regressor(
     }
     if saved.backbone is not None:
         regressor.backbone_ = loaded_record(saved.backbone, directory, model)
-        regressor._check_backbone()
+        check_backbone(regressor)
     if saved.sources is not None:
         _load_sources(regressor, directory, saved, tensors)
     elif saved.backbone is not None:
@@ -196,8 +199,8 @@ def _try_empty_row(regressor: CausalTextRegressor) -> None:
     z = None
     if regressor.source_.uses_model:
         if regressor.columns_ is not None:
-            regressor._source_texts(row)
-        size = regressor._open()[1].config.hidden_size
+            source_texts(regressor, row)
+        size = open_reader(regressor)[1].config.hidden_size
         z = dict.fromkeys(regressor.source_.poolings, np.zeros((1, size), dtype=np.float32))
     table = regressor.source_.table
     for transformer in table.transformers.values():
@@ -209,7 +212,7 @@ def _try_empty_row(regressor: CausalTextRegressor) -> None:
 
 
 def _check_chains(regressor: CausalTextRegressor, file: Path) -> None:
-    size = regressor._open()[1].config.hidden_size
+    size = open_reader(regressor)[1].config.hidden_size
     for name, target in regressor.targets_.items():
         assert target.chain is not None  # `read_tensors` has found one
         if (found := target.chain.abduction.loc.weight.shape[1]) != size:

@@ -248,7 +248,7 @@ def read_source_settings(
 
 def _check_names(file: Path, record: SourceRecord, asked: Sources) -> None:
     """The sources are those that a table of these columns has; the language model may be missing
-    if no expert uses it (`CausalTextRegressor._useful_poolings`)."""
+    if no expert uses it (`fit_sources`)."""
     try:
         wanted = choose_sources(asked, record.schema)
     except (KeyError, ValueError):  # unknown ones, or none

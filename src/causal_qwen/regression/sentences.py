@@ -60,6 +60,11 @@ def to_sentences(
     return [join_sentences(sentence, question) for sentence in made]
 
 
+def text_names(text: str | Sequence[str] | None) -> list[str]:
+    """The columns of free text, of which one may be given by its name alone."""
+    return [text] if isinstance(text, str) else list(text or ())
+
+
 def used_columns(table: Any, *, template: str | None, without: Sequence[Any]) -> list[Any]:
     """The columns that sentences are made of: the template's, or all but `without`."""
     if template is None:

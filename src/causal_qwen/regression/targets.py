@@ -61,6 +61,18 @@ def check_target_names(names: Sequence[str]) -> None:
             raise ValueError(f"the target {name!r} is given twice; name it once.")
 
 
+def check_variety(name: str, values: Array) -> None:
+    """Refuse labels of which nothing can be learned."""
+    if len(values) < 2:
+        rows_are = counted(len(values), "row is", "rows are")
+        raise ValueError(f"{rows_are} too few to learn from; give at least 2.")
+    if values.min() == values.max():
+        raise ValueError(
+            f"target {name!r} is constant ({values[0]:g} in all {len(values)} rows); give rows "
+            "with different values."
+        )
+
+
 def _are_names(X: Any, y: Any) -> bool:
     """Whether y names columns; texts such as "$1,200", one per row, are values."""
     if isinstance(y, str):

@@ -27,20 +27,27 @@ Hazard: for r = 0 and a = b both poles are one, and A and B are infinite. Near i
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy import optimize
 
 from causal_qwen.modeling.value_space import ValueSpace
+from causal_qwen.options import check_choice
 from causal_qwen.regression.cells import is_missing
 from causal_qwen.regression.frames import require_pandas, to_frame, to_numbers
-from causal_qwen.regression.rows import require_columns
+from causal_qwen.regression.inputs import frame_to_input
+from causal_qwen.regression.reading import read_frame
+from causal_qwen.regression.rows import TEXT, require_columns
 from causal_qwen.regression.source_model import SourceModel
 from causal_qwen.text.numerals import render
+
+if TYPE_CHECKING:
+    from causal_qwen.regression.regressor import CausalTextRegressor
 
 SEMANTICS = ("individual", "pearl")
 NEAR = 1e-5  # of the scale: poles that are closer cancel
@@ -136,6 +143,59 @@ class NumberCounterfactual:
             f"observed {_rounded(self.observed)}; had {edits}, it would have been "
             f"{_rounded(self.median)} ({how}){note}"
         )
+
+
+def number_counterfactual(
+    regressor: CausalTextRegressor,
+    row: Any,
+    observed: float,
+    edits: Mapping[str, Any],
+    *,
+    target: str | None,
+    level: float,
+    semantics: str,
+) -> NumberCounterfactual:
+    """The number of `row`, had its columns been as in `edits`."""
+    check_choice("semantics", semantics, SEMANTICS)
+    if not 0 < level < 1:
+        raise ValueError(f"level={level} is outside (0, 1).")
+    if not isinstance(observed, numbers.Real) or not math.isfinite(observed):
+        raise ValueError(f"observed={observed!r} is no finite number; give the number seen.")
+    name = regressor.target_name(target)
+    frame = one_row(row, regressor.columns_, TEXT)
+    other = edited(frame, edits, regressor.source_)
+    here, there = _world(regressor, frame, name), _world(regressor, other, name)
+    fitted = regressor.targets_[name]
+    found = answer(float(observed), here, there, fitted.space, fitted.limits.clip, level, semantics)
+    return NumberCounterfactual(
+        target=name,
+        observed=float(observed),
+        factual=here.median,
+        level=level,
+        semantics=semantics,
+        changes=changed(frame, other, edits),
+        beyond=regressor.beyond_training(frame_to_input(regressor, other))[0],
+        **found,
+    )
+
+
+def _world(regressor: CausalTextRegressor, frame: Any, name: str) -> World:
+    """The law of one row, its scale divided into the individual's share and chance."""
+    X = frame_to_input(regressor, frame)
+    found = regressor.predict_distribution(X)
+    number = found[name] if isinstance(found, dict) else found
+    target, source = regressor.targets_[name], regressor.source_
+    action = regressor.model_.action if target.chain is None else target.chain.action
+    noise = float((action.value.weight.abs() @ action.b_noise.abs().unsqueeze(-1)).item())
+    scale = float(number.y.scale[0])
+    of_chain = scale  # before it is clamped or widened
+    if source is not None:
+        z = read_frame(regressor, frame, source.poolings) if source.poolings else None
+        of_chain = float(source.predict(frame, z)[name][1].scale[0])
+    exogenous = scale * min(noise / of_chain, 1 - 1e-9)
+    place = list(regressor.targets_).index(name)
+    median = float(regressor.predict(X).reshape(1, -1)[0, place])
+    return World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
 
 
 def answer(
