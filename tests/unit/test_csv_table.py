@@ -349,6 +349,8 @@ def test_a_damaged_file_is_read_as_it_is_written_or_refused(seed: int, write: An
     lines = io.StringIO(text, newline="")
     rows = [row for row in csv.reader(lines, delimiter=table.separator, strict=True) if row]
     width = len(table.columns)
+    if width > 1:  # a line of nothing but white space is skipped, with a warning
+        rows = [row for row in rows if len(row) > 1 or row[0].strip()]
     assert all(len(row) == width for row in rows if "".join(row).strip() or width > 1)
     if width > 1:
         whole = [row for row in rows if len(row) == width]
