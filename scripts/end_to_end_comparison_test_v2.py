@@ -194,10 +194,10 @@ def cost(checks: Checks, base: Any) -> None:
     show_table("", "base model", "causal model", rows=rows)
     size, vocabulary = model.config.causal_size, model.config.vocab_size
     hidden = model.config.hidden_size
-    added = 2 * (hidden * size + size) + size + 2 * vocabulary + (size + 1) + hidden
+    added = 2 * (hidden * size + size) + size + 3 * vocabulary + (size + 1) + hidden
     added += vocabulary if model.config.head_bias else 0
     checks.check(
-        "it adds two maps of U, two numbers per token and a few vectors only",
+        "it adds two maps of U, three numbers per token and a few vectors only",
         ours - theirs == added,
         f"{ours - theirs:,} numbers",
     )

@@ -41,6 +41,7 @@ OUR_KEYS = {
     "action.value.weight",
     "action.value.bias",
     "decision.threshold",
+    "decision.word_edges",
     "model.value_direction",
 }
 # Options of deterministic decoding, which must have the same effect as in Qwen2.

@@ -533,6 +533,7 @@ ADDED = {
     "action.value.weight": (1, "C"),
     "action.value.bias": (1,),
     "decision.threshold": ("V",),
+    "decision.word_edges": ("V",),
     "model.value_direction": ("H",),
 }
 
