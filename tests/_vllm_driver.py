@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.reader import get_metrics_snapshot
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n")
@@ -25,11 +26,14 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "see
 def parameters(options: dict[str, Any], tokens: int) -> Any:
     """Options of `generate` -> vLLM's."""
     options = dict(options)
-    if options.get("causal_mode") == "compatible" and options.pop("do_sample", None) is False:
-        options["temperature"] = 0
     own = {name: options.pop(name) for name in SAMPLING if name in options}
     return SamplingParams(
-        max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args=options or None, **own
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,  # all copies of a request at once
+        extra_args=options or None,
+        **own,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from causal_qwen.conversion.calibration import set_decision_noise
 from causal_qwen.modeling.configuration import NOT_INHERITED
 from causal_qwen.options import CONTINUES, OPEN
 
@@ -83,6 +84,8 @@ def make_tiny(kind: str, fresh_model: Make, make_model: Make, directory: Path) -
     """A tiny model, saved in a directory."""
     make = fresh_model if kind == "converted" else make_model
     model = make(**{**SHAPE, **KINDS[kind]})
+    if kind == "converted":
+        set_decision_noise(model)  # so that `standard` is the base model's choice
     saved = model.generation_config
     saved.noise_gain = 30.0 if kind == "converted" else 1.0
     saved.causal_min_p, saved.avoid_repeats, saved.noise_law = 0.05, 2, "mixture"
