@@ -348,7 +348,7 @@ def speakers_page(r: Row) -> list[str]:
     versus |= {"repeated": span("repetition", 3)}
     return [
         f"{r['prompts']} prompts, openings and chat questions in turn, none of which took part in "
-        f"a choice, x 6 or 12 speakers x {r['tokens']} tokens; 95% bootstrap intervals "
+        f"a choice, x {r['speakers']} speakers x {r['tokens']} tokens; 95% bootstrap intervals "
         "over prompts. Log-prob: of a token under the base model. Judge: of a word under a trigram "
         "model of other text. Distance: between the texts of two speakers after one prompt, in "
         "words. Repeated: trigrams that occur more than once in a text. Loops: texts in which a "
@@ -357,8 +357,9 @@ def speakers_page(r: Row) -> list[str]:
         f"speaker, of {GROUP}, on a prompt that it has not seen; by meaning: the same by the "
         f"nearest centroid of mean hidden states. Chance is {1 / GROUP:.2f}. On real text "
         "`sampling`, individuals, Gumbel noise at T = 1 and the bias change as many choices as "
-        "softmax sampling with min-p 0.1. No repeats: the rule of individuals, for others. Likely "
-        "text is not good text when it repeats itself: read the columns together.",
+        "softmax sampling with min-p 0.1. Candidates of individuals: min-p, whole words, no "
+        "repeats, for others. Likely text is not good text when it repeats itself: read the "
+        "columns together.",
         "",
         *table(speaker_columns(kinds), kinds),
         "",

@@ -166,7 +166,7 @@ def reshape_tensor(directory: Path, chance: random.Random) -> str:
 
 def put_not_finite(directory: Path, chance: random.Random) -> str:
     tensors = load_file(directory / WEIGHTS)
-    name = chance.choice(sorted(tensors))
+    name = chance.choice(sorted(name for name in tensors if tensors[name].dtype.kind == "f"))
     value = chance.choice((np.nan, np.inf, -np.inf))
     tensors[name].reshape(-1)[chance.randrange(tensors[name].size)] = value
     save_file(tensors, directory / WEIGHTS, {"format": "pt"})

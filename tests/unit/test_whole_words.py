@@ -340,6 +340,9 @@ def without_edges(source: Path, target: Path) -> Path:
     tensors = load_file(source / "model.safetensors")
     del tensors[EDGES]
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((target / "generation_config.json").read_text())
+    settings.pop("whole_words", None)
+    (target / "generation_config.json").write_text(json.dumps(settings))
     return target
 
 
@@ -368,6 +371,18 @@ def test_an_earlier_directory_is_loaded_in_silence_and_says_the_same(
         assert found.ids[0].tolist() == free
     state = {name: tensor for name, tensor in model.state_dict().items() if name != EDGES}
     loaded.load_state_dict(state)
+
+
+def test_a_directory_that_lost_its_word_edges_is_refused(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "new")
+    damaged = without_edges(tmp_path / "new", tmp_path / "damaged")
+    for load in (CausalQwenForCausalLM.from_pretrained, Engine.from_pretrained):
+        load(damaged)  # as a directory of an earlier version
+    settings = damaged / "generation_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "whole_words": True}))
+    for load in (CausalQwenForCausalLM.from_pretrained, Engine.from_pretrained):
+        with pytest.raises(ValueError, match=r"has no decision\.word_edges"):
+            load(damaged)
 
 
 def test_word_edges_survive_saving_casting_and_sixteen_bits(model: Any, tmp_path: Path) -> None:

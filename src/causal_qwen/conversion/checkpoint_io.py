@@ -30,6 +30,7 @@ from causal_qwen.engine.checkpoint import (
     check_layers,
     check_numbers,
     check_token_ids,
+    check_words,
     expected_tensors,
     found_optional,
     has_expected_tensors,
@@ -185,6 +186,7 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
         )
     else:
         _check_size(expected, sum(file.stat().st_size for file in headers), directory)
+    check_words(read_optional_json(directory / GENERATION), fields, shapes, str(directory))
     is_ours = is_causal(fields.get("model_type", CAUSAL))
     if not is_ours and (ours := sorted(causal_tensors(fields).keys() & shapes.keys())):
         raise ValueError(

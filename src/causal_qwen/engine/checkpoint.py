@@ -15,6 +15,7 @@ from causal_qwen.engine import heads, qwen2
 from causal_qwen.engine.weights import (
     LAYER,
     SCALE,
+    WORD_EDGES,
     Stored,
     check_finite,
     check_shapes,
@@ -143,6 +144,18 @@ def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if is_causal(fields.get("model_type")):
         shapes |= heads.expected_tensors(fields)
     return shapes
+
+
+def check_words(
+    saved: Mapping[str, Any], fields: Mapping[str, Any], names: Any, where: str
+) -> None:
+    """A model that keeps words whole has the tensor that tells them: without it, individuals would
+    speak differently, in silence."""
+    if saved.get("whole_words") and is_causal(fields.get("model_type")) and WORD_EDGES not in names:
+        raise ValueError(
+            f"{where} has no {WORD_EDGES}, which whole_words in generation_config.json needs; "
+            "restore the weights, or convert the model again."
+        )
 
 
 def found_optional(fields: Mapping[str, Any], shapes: Shapes) -> dict[str, tuple[int, ...]]:

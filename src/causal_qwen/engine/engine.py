@@ -22,7 +22,12 @@ from causal_qwen.decoding.settings import (
     DecodingSettings,
     resolve_settings,
 )
-from causal_qwen.engine.checkpoint import check_checkpoint, check_tensors, check_token_ids
+from causal_qwen.engine.checkpoint import (
+    check_checkpoint,
+    check_tensors,
+    check_token_ids,
+    check_words,
+)
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
 from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
 from causal_qwen.engine.kernels import find_kernel
@@ -150,6 +155,7 @@ class Engine:
             engine = cls(fields, parameters, generation=saved, where=str(directory))
             engine.model.use(compiled)
             engine.reader = TextReader.from_directory(directory, fields)
+        check_words(saved, fields, parameters, str(directory))
         with file_named(generation):
             check_token_ids(saved)
             engine._limits({})
