@@ -419,6 +419,15 @@ def test_verify_takes_short_prompts(prompt: list[int], tmp_path: Path) -> None:
     assert result.is_passed, result.checks
 
 
+@pytest.mark.parametrize("space", ["log", 5])
+def test_an_unknown_value_space_is_refused_at_loading(space: Any, tmp_path: Path) -> None:
+    model = random_checkpoint(tmp_path, TINY, is_causal=True)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "value_space": space}))
+    with pytest.raises(ValueError, match=r"config\.json: value_space="):
+        Engine.from_pretrained(model)
+
+
 def test_verify_handles_generated_number_tokens(tmp_path: Path) -> None:
     from causal_qwen.analysis.verify import verify
 

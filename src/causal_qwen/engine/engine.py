@@ -29,7 +29,7 @@ from causal_qwen.engine.checkpoint import (
     check_words,
 )
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
-from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
+from causal_qwen.engine.heads import Cauchy, CausalHeads, ValueSpace, warn_if_clamped
 from causal_qwen.engine.kernels import find_kernel
 from causal_qwen.engine.quantization import dequantized, is_quantized, quantized
 from causal_qwen.engine.qwen2 import (
@@ -155,6 +155,8 @@ class Engine:
             engine = cls(fields, parameters, generation=saved, where=str(directory))
             engine.model.use(compiled)
             engine.reader = TextReader.from_directory(directory, fields)
+            if engine.heads is not None:
+                ValueSpace.of(fields)  # now, not at the first number
         check_words(saved, fields, parameters, str(directory))
         with file_named(generation):
             check_token_ids(saved)
