@@ -29,6 +29,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalConfig
 
 EQUALITY_TOLERANCE = 5e-3  # relative differences of equalised scales that rounding can explain
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class ActionHead(nn.Linear):
@@ -76,7 +77,10 @@ class ActionHead(nn.Linear):
         return capped(scores, self.softcap)
 
     def _product(self, input: Tensor, weight: Tensor) -> Tensor:
-        if not is_quantized(weight) and input.device.type == "cpu" and input.dtype == torch.float32:
+        """Of a few rows. On a CPU without AVX-512 the transposed product is faster than `linear`;
+        with AVX-512 it takes twice the time."""
+        is_float32 = input.device.type == "cpu" and input.dtype == torch.float32
+        if is_float32 and not HAS_AVX512 and not is_quantized(weight):
             return torch.mm(weight, input.T).T
         return F.linear(input, weight)
 
