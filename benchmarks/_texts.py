@@ -18,7 +18,7 @@ from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.conversion.calibration import TEXTS, equal_gain, pad_left, read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p, keep_whole_words
+from causal_qwen.decoding.candidates import cut_by_text, keep_min_p
 from causal_qwen.individuals.individual import Individual
 
 PROMPTS = (  # none of these took part in the choice of a default
@@ -179,10 +179,10 @@ class CandidateProcessor(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         rows = zip(input_ids.numpy(), self.padding, strict=True)
         texts = [row[pad:] for row, pad in rows]
-        scores = keep_min_p(scores, self.min_p)
-        if self.edges is not None:
-            scores = keep_whole_words(scores, texts, [True] * len(texts), self.edges)
-        kept: torch.Tensor = avoid_repeats(scores, texts, [self.n] * len(texts))
+        count, scores = len(texts), keep_min_p(scores, self.min_p)
+        kept: torch.Tensor = cut_by_text(
+            scores, texts, [True] * count, [self.n] * count, self.edges
+        )
         return kept
 
 

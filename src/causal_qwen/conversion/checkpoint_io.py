@@ -41,7 +41,6 @@ from causal_qwen.engine.weights import (
     INDEX,
     INFINITY,
     TIED_DIFFERS,
-    WORD_EDGES,
     check_shapes,
     file_named,
     is_finite,
@@ -53,7 +52,7 @@ from causal_qwen.engine.weights import (
 from causal_qwen.families import family_of, is_causal
 from causal_qwen.modeling.action import dense
 from causal_qwen.modeling.configuration import MOST_LAYERS
-from causal_qwen.options import check_choice
+from causal_qwen.options import WORD_EDGES, check_choice
 from causal_qwen.outputs import check_complete
 from causal_qwen.paths import download
 

@@ -67,7 +67,8 @@ def avoid_repeats(
             continue
         ids = repeating_tokens(np.asarray(text[-REACH:]), n, number)
         last = int(text[-1])
-        if last not in (number, int(xp.argmax(scores[row]))):
+        is_left = last != number and scores[row, last] > -math.inf  # mostly not: no search of V
+        if is_left and last != int(xp.argmax(scores[row])):
             ids = np.append(ids, last)
         if len(ids):
             others = xp.asarray(scores[row], copy=True)
@@ -75,6 +76,20 @@ def avoid_repeats(
             if xp.max(others) > -math.inf:
                 kept[row] = others
     return kept
+
+
+def cut_by_text(
+    scores: Array,
+    texts: Sequence[Any],
+    is_asked: Sequence[bool],
+    lengths: Sequence[int],
+    edges: Array | None,
+    number: int | None = None,
+) -> Array:
+    """`keep_whole_words` in the rows that ask for it, then `avoid_repeats`. (B, V) -> (B, V)"""
+    if edges is not None and any(is_asked):
+        scores = keep_whole_words(scores, texts, is_asked, edges)
+    return avoid_repeats(scores, texts, lengths, number) if any(lengths) else scores
 
 
 class Cuts(NamedTuple):
@@ -92,9 +107,7 @@ def candidates_along(scores: Array, text: Any, cuts: Cuts) -> Array:
         scores = keep_min_p(scores, cuts.min_p)
     first, count = len(text) - len(scores), len(scores)
     texts = [text[: first + i] for i in range(count)]
-    if cuts.edges is not None:
-        scores = keep_whole_words(scores, texts, [True] * count, cuts.edges)
-    return avoid_repeats(scores, texts, [cuts.n] * count, cuts.number)
+    return cut_by_text(scores, texts, [True] * count, [cuts.n] * count, cuts.edges, cuts.number)
 
 
 def repeating_tokens(

@@ -15,7 +15,6 @@ from causal_qwen.engine import heads, qwen2
 from causal_qwen.engine.weights import (
     LAYER,
     SCALE,
-    WORD_EDGES,
     Stored,
     check_finite,
     check_shapes,
@@ -23,6 +22,7 @@ from causal_qwen.engine.weights import (
     listed,
 )
 from causal_qwen.families import is_causal
+from causal_qwen.options import WORD_EDGES
 from causal_qwen.terminal import counted
 
 CAUSAL, LLAMA = "causal_qwen2", "llama"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen._aliases import forward
-from causal_qwen.decoding.candidates import avoid_repeats, keep_min_p, keep_whole_words
+from causal_qwen.decoding.candidates import cut_by_text, keep_min_p
 from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
@@ -213,12 +213,10 @@ class Generator:
         else:
             if not np.isfinite(u.scale).all():
                 raise FloatingPointError("scale_U is not finite.")
-            if settings.whole_words:
-                is_asked = self.noise.kept_words()
-                scores = keep_whole_words(scores, self._texts(), is_asked, heads.word_edges)
-            if settings.avoid_repeats:
-                lengths = self.noise.avoided_repeats()
-                scores = avoid_repeats(scores, self._texts(), lengths, self.num_token_id)
+            if settings.whole_words or settings.avoid_repeats:
+                asked = self.noise.kept_words(), self.noise.avoided_repeats()
+                edges, number = heads.word_edges, self.num_token_id
+                scores = cut_by_text(scores, self._texts(), *asked, edges, number)
             bar = None if settings.mode == "causal" else heads.bar(loc_scores)
             tokens = decide(settings.mode, scores, scored.shift, u.scale, heads, bar)
         return DecodeStep(tokens, scored.values, loc_scores, u=u, y=scored.values)

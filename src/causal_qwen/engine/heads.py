@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.engine.matrix import Matrix
-from causal_qwen.engine.weights import WORD_EDGES, Float32, Stored, widen
+from causal_qwen.engine.weights import Float32, Stored, widen
 from causal_qwen.options import (
     NUMERIC_ENCODINGS,
     SCALE_ACTIVATIONS,
     THRESHOLD_CONTEXTS,
     VALUE_SPACES,
+    WORD_EDGES,
     check_choice,
 )
 

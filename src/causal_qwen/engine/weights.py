@@ -22,6 +22,8 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from causal_qwen.options import WORD_EDGES
+
 Stored = NDArray[Any]  # float32, float16, bfloat16, or int8 with a tensor of scales; uint8 of bits
 Float32 = NDArray[np.float32]
 
@@ -30,7 +32,6 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16, "I8": np.int8}
 BITS = {"U8": np.uint8}
 INFINITY = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits
 TILE = 2**16  # numbers checked at once: they stay in cache
-WORD_EDGES = "decision.word_edges"  # the one tensor of bits; a file may widen them with the others
 SCALE = "_scale"  # after the name of an int8 matrix: the tensor of its scales, one per row
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -162,6 +163,7 @@ def _map_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Stored]:
     data = np.memmap(path, np.uint8, "r")
     tensors: dict[str, Stored] = {}
     for name, (dtype, shape, begin, end) in header.items():
+        # the one tensor of bits; a file may widen them with the others
         known = DTYPES | BITS if name == WORD_EDGES else DTYPES
         if dtype not in known:
             raise ValueError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.generation import LogitsProcessor
 from transformers.utils import ModelOutput
 
-from causal_qwen.decoding.candidates import avoid_repeats, keep_whole_words
+from causal_qwen.decoding.candidates import cut_by_text
 from causal_qwen.decoding.decision import (
     NO_CHOICE,
     choose,
@@ -129,15 +129,10 @@ class DecisionProcessor(LogitsProcessor):
 
     def cut(self, scores: Tensor, texts: Sequence[Any], each: int = 1) -> Tensor:
         """The candidates of texts; `each` of them in turn belong to one row of the noise. (B, V)"""
-        settings, noise = self.settings, self.noise
-        if settings.whole_words:
-            is_asked = [asked for asked in noise.kept_words() for _ in range(each)]
-            edges = self.model.decision.word_edges.to(scores.device)
-            scores = keep_whole_words(scores, texts, is_asked, edges)
-        if settings.avoid_repeats:
-            lengths = [n for n in noise.avoided_repeats() for _ in range(each)]
-            scores = avoid_repeats(scores, texts, lengths, self.model.config.num_token_id)
-        return scores
+        is_asked = [asked for asked in self.noise.kept_words() for _ in range(each)]
+        lengths = [n for n in self.noise.avoided_repeats() for _ in range(each)]
+        edges, number = self.model.decision.word_edges, self.model.config.num_token_id
+        return cut_by_text(scores, texts, is_asked, lengths, edges.to(scores.device), number)
 
     def decide(self, loc: Tensor) -> Tensor:
         """loc_S of the candidates -> scores whose argmax is the mode's choice. (B, V)"""

@@ -154,11 +154,8 @@ def find_limits(support: Support, values: Array, trust: Array) -> Limits:
     width = high - low
     is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
     is_whole = bool((credible == np.round(credible)).all())
-    bounds = low - width, high + width
-    if not isinstance(support, str):
-        bounds = max(bounds[0], support[0]), min(bounds[1], support[1])
-    elif support in ("positive", "count") or (support == "auto" and is_positive):
-        bounds = max(bounds[0], 0.0), bounds[1]
+    floor = 0.0 if support == "auto" and is_positive else floor
+    bounds = max(low - width, floor), min(high + width, ceiling)
     return Limits(*bounds, is_whole=support == "count" and is_whole)
 
 

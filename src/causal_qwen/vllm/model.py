@@ -22,9 +22,9 @@ from causal_qwen.modeling.abduction import AbductionNetwork
 from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
+from causal_qwen.options import WORD_EDGES
 
 UNREAD = "model.value_direction"  # where values enter, which vLLM's requests do not carry
-WORD_EDGES = "decision.word_edges"  # which earlier versions do not save
 BIAS = "lm_head.bias"  # a tied head of vLLM has none
 
 _loaded: weakref.WeakValueDictionary[str, CausalQwenForCausalLM] = weakref.WeakValueDictionary()
