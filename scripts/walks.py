@@ -50,7 +50,7 @@ def walks(path: Path) -> dict[str, Callable[[], Any]]:
     from causal_qwen import CausalTextRegressor
     from causal_qwen.analysis.counterfactual import counterfactual
     from causal_qwen.engine import Engine
-    from causal_qwen.regression.iris import iris_table
+    from causal_qwen.tables.iris import iris_table
 
     processor, model = open_model(path)
     engine = Engine.from_pretrained(path)

@@ -46,7 +46,6 @@ MOVED = {  # below the package: old path -> new path
     "scratch": "training.from_scratch",
     "shown": "terminal",
     "speech": "generation.streaming",
-    "tables": "regression.sentences",
     "tabular": "regression.csv_io",
     "train": "training.run",
     "value": "modeling.value_space",
@@ -99,6 +98,13 @@ RENAMED: dict[str, dict[str, str]] = {  # old path -> old name -> "new.path:new_
         "Passage=TokenSequence own_processor=load_processor read=read_tokens show=decode_sequence "
         "spell=decode_tokens",
     ),
+    "tables": _names(
+        "regression.sentences",
+        "UNKNOWN UNIT SENTENCE_END ask_for empty_columns join_sentences read_texts to_sentences "
+        "used_columns",
+    )
+    | _names("tables.targets", "UNNAMED read_targets")
+    | _names("tables.rows", "ROWS_NAMED=ROWS_LISTED is_table name_rows require_columns"),
     "speech": _names(
         "generation.streaming",
         "Said=GeneratedText read_chat=chat_inputs room_after=remaining_context say=generate_text",

@@ -15,7 +15,8 @@ SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 _GROUND = {"families", "options", "outputs", "paths", "terminal"}
 _TORCH_FREE = {"options", "text", "individuals", "decoding"}
 _MODEL = _TORCH_FREE | {"families", "modeling", "generation", "model", "backbones"}
-_LIBRARY = _GROUND | _MODEL | {"engine", "conversion", "analysis", "training", "regression"}
+_WORK = {"engine", "conversion", "analysis", "tables", "training", "regression"}
+_LIBRARY = _GROUND | _MODEL | _WORK
 ROOMS: dict[str, set[str]] = {
     "families": set(),
     "options": set(),
@@ -32,8 +33,9 @@ ROOMS: dict[str, set[str]] = {
     "backbones": _TORCH_FREE | {"families", "modeling", "model"},
     "conversion": _GROUND | _MODEL | {"engine"},
     "analysis": _GROUND | _MODEL | {"engine", "conversion"},
-    "training": _GROUND | _MODEL | {"conversion"},
-    "regression": _GROUND | _MODEL | {"conversion", "training"},
+    "tables": {"paths", "terminal", "text"},
+    "training": _GROUND | _MODEL | {"conversion", "tables"},
+    "regression": _GROUND | _MODEL | {"conversion", "tables", "training"},
     "serving": _LIBRARY,
     "vllm": _TORCH_FREE | {"families", "modeling", "generation", "serving"},
     "cli": _LIBRARY | {"serving", "playground"},
@@ -46,7 +48,7 @@ ROOMS: dict[str, set[str]] = {
 }
 NO_TORCH = (
     *("families", "options", "outputs", "paths", "terminal"),
-    *("text", "individuals", "decoding", "engine"),
+    *("text", "individuals", "decoding", "engine", "tables"),
 )
 
 # (importing room, imported room) -> functions that may import against the rule, with the reason.

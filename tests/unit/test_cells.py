@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from causal_qwen.regression.cells import (
+from causal_qwen.tables.cells import (
     is_date,
     looks_like_date,
     marks_differ,

@@ -17,9 +17,9 @@ from _fuzz import seeds
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from causal_qwen.regression.csv_dialect import find_separator  # noqa: E402
 from causal_qwen.regression.csv_io import read_csv  # noqa: E402
-from causal_qwen.regression.table_files import read_table  # noqa: E402
+from causal_qwen.tables.csv_dialect import find_separator  # noqa: E402
+from causal_qwen.tables.files import read_table  # noqa: E402
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from causal_qwen.regression.explanation import (  # noqa: E402
     baseline_row,
     explain_rows,
 )
-from causal_qwen.regression.frames import to_numbers  # noqa: E402
 from causal_qwen.regression.sources import Schema  # noqa: E402
+from causal_qwen.tables.frames import to_numbers  # noqa: E402
 
 ROWS = pd.DataFrame({"a": [3.0, 1.0], "b": [5.0, 2.0], "c": [7.0, 0.0], "d": [1.0, 1.0]})
 BASE = pd.DataFrame({"a": [1.0], "b": [1.0], "c": [1.0], "d": [0.0]})

@@ -13,7 +13,7 @@ import pytest
 
 pd = pytest.importorskip("pandas")
 
-from causal_qwen.regression.frames import (  # noqa: E402 - pandas is an extra
+from causal_qwen.tables.frames import (  # noqa: E402 - pandas is an extra
     column_kinds,
     id_like,
     is_tabular,

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result  # noqa: E402
 
 from causal_qwen.cli.program import app  # noqa: E402
 from causal_qwen.regression import csv_io, fit_sources  # noqa: E402
-from causal_qwen.regression.csv_table import read_csv_blocks, read_csv_table  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
-from causal_qwen.regression.table_files import read_blocks  # noqa: E402
+from causal_qwen.tables.csv_table import read_csv_blocks, read_csv_table  # noqa: E402
+from causal_qwen.tables.files import read_blocks  # noqa: E402
 
 
 def run(*words: Any) -> Result:

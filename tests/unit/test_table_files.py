@@ -16,7 +16,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
 from causal_qwen.regression.csv_io import PredictedTable, read_csv  # noqa: E402
-from causal_qwen.regression.table_files import read_table, table_kind  # noqa: E402
+from causal_qwen.tables.files import read_table, table_kind  # noqa: E402
 
 PREDICTED = {"price_predicted": np.array([1.5, 2.5]), "price_high": np.array([np.inf, 3.0])}
 COLUMNS = {"code": ["007", "NA"], "carat": [0.5, 2.0], "price": ["$1,200", "900"]}

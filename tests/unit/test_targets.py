@@ -11,7 +11,7 @@ import pytest
 
 pd = pytest.importorskip("pandas")
 
-from causal_qwen.regression.targets import read_targets  # noqa: E402 - pandas is an extra
+from causal_qwen.tables.targets import read_targets  # noqa: E402 - pandas is an extra
 
 
 def read(X: Any, y: Any) -> dict[str, list[float]]:

@@ -181,9 +181,9 @@ class Demo:
         self.console.print(Text(words, style="bold"))
         import numpy as np
 
-        from causal_qwen.regression.iris import iris_table
         from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
         from causal_qwen.regression.sentences import to_sentences, used_columns
+        from causal_qwen.tables.iris import iris_table
 
         flowers = iris_table()
         train, rest = flowers[:FITTED], flowers[FITTED:]

@@ -198,7 +198,7 @@ def predict(
     if not (fitted and data):
         raise ValueError("`predict` needs the directory that `fit` wrote, and a file.")
     from causal_qwen.regression.csv_io import predict_table
-    from causal_qwen.regression.table_files import table_kind
+    from causal_qwen.tables.files import table_kind
 
     if output is not None:
         table_kind(output)  # refuses a kind that is not written, before the work
@@ -398,7 +398,7 @@ def _predict_blocks(
 ) -> int:
     """Write the predictions of a file block by block; -> the number of rows."""
     from causal_qwen.regression.csv_io import predict_blocks
-    from causal_qwen.regression.table_files import BlockWriter, block_lines
+    from causal_qwen.tables.files import BlockWriter, block_lines
 
     count = 0
     if output is None:
@@ -449,7 +449,7 @@ def _support(text: str) -> str | tuple[float, float]:
 
 def _edits(pairs: Iterable[str]) -> dict[str, Any]:
     """ "carat=1.0", ... -> {"carat": 1.0, ...}"""
-    from causal_qwen.regression.cells import read_cell
+    from causal_qwen.tables.cells import read_cell
 
     found = {}
     for pair in pairs:

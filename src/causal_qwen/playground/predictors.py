@@ -21,15 +21,15 @@ from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.paths import cache_directory
 from causal_qwen.playground.provider import LEVELS, Forecast, Sweep, sweep_texts
 from causal_qwen.playground.text_edits import DragRange
-from causal_qwen.regression.cells import is_missing, read_cell
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import features
-from causal_qwen.regression.iris import iris_table
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenModel
-from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.regression.whatif import NumberCounterfactual
+from causal_qwen.tables.cells import is_missing, read_cell
+from causal_qwen.tables.iris import iris_table
+from causal_qwen.tables.rows import TEXT
 
 Array = NDArray[np.float64]
 

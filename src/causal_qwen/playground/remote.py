@@ -33,8 +33,8 @@ from causal_qwen.playground.provider import (
 )
 from causal_qwen.playground.text_edits import DragRange, GeneratedTokens
 from causal_qwen.playground.worker import AdmissionQueue
-from causal_qwen.regression.cells import is_missing, read_cell
 from causal_qwen.serving.client import Client
+from causal_qwen.tables.cells import is_missing, read_cell
 
 T = TypeVar("T")
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
-from causal_qwen.regression.frames import require_pandas
 from causal_qwen.regression.inputs import as_table, known_targets
-from causal_qwen.regression.rows import LINE, row_index
-from causal_qwen.regression.table_files import table_kind
+from causal_qwen.tables.files import table_kind
+from causal_qwen.tables.frames import require_pandas
+from causal_qwen.tables.rows import LINE, row_index
 
 if TYPE_CHECKING:
     from causal_qwen.regression.fitted import Target, TargetEvidence

@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 
 from causal_qwen.outputs import check_not_inside, check_output_directory
 from causal_qwen.regression.conformal import rows_needed
-from causal_qwen.regression.csv_table import open_output
-from causal_qwen.regression.frames import id_like, to_numbers
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.report import write_regressor_report
-from causal_qwen.regression.rows import name_rows, require_columns
 from causal_qwen.regression.sentences import template_columns, text_names
-from causal_qwen.regression.table_files import (
+from causal_qwen.regression.whatif import NumberCounterfactual
+from causal_qwen.tables.csv_table import open_output
+from causal_qwen.tables.files import (
     Table,
     csv_lines,
     predicted_frame,
@@ -38,8 +37,9 @@ from causal_qwen.regression.table_files import (
     text_encoding,
     write_typed,
 )
-from causal_qwen.regression.targets import check_target_names
-from causal_qwen.regression.whatif import NumberCounterfactual
+from causal_qwen.tables.frames import id_like, to_numbers
+from causal_qwen.tables.rows import name_rows, require_columns
+from causal_qwen.tables.targets import check_target_names
 from causal_qwen.terminal import counted
 
 LEVEL = 0.9

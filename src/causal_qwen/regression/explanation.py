@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.regression.frames import to_numbers
 from causal_qwen.regression.inputs import as_table, frame_to_input, known_frame
-from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.sentences import UNKNOWN
 from causal_qwen.regression.sources import Schema
+from causal_qwen.tables.frames import to_numbers
+from causal_qwen.tables.rows import TEXT
 
 if TYPE_CHECKING:
     from causal_qwen.regression.regressor import CausalTextRegressor

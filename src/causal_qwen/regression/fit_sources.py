@@ -18,15 +18,15 @@ from causal_qwen.regression.experts import Evidence
 from causal_qwen.regression.explanation import baseline_row
 from causal_qwen.regression.features import MIDDLE
 from causal_qwen.regression.fitted import fit_target, say_credibility
-from causal_qwen.regression.frames import column_kinds
 from causal_qwen.regression.inputs import source_texts
 from causal_qwen.regression.reading import announce, backbone_record, read_frame, warn_long_texts
-from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.sentences import text_names
 from causal_qwen.regression.settings import value_spaces
 from causal_qwen.regression.source_choice import choose_sources, split_rows, without_ids
 from causal_qwen.regression.source_model import Hidden, SourceModel
 from causal_qwen.regression.sources import Schema, with_inner_numbers
+from causal_qwen.tables.frames import column_kinds
+from causal_qwen.tables.rows import TEXT
 from causal_qwen.terminal import progress_bar
 
 if TYPE_CHECKING:

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from causal_qwen.regression import sentences
-from causal_qwen.regression.frames import is_tabular, require_pandas, to_frame
-from causal_qwen.regression.rows import TEXT, is_table, require_columns
 from causal_qwen.regression.sentences import (
     UNKNOWN,
     ask_for,
@@ -29,7 +27,9 @@ from causal_qwen.regression.sentences import (
     read_texts,
     text_names,
 )
-from causal_qwen.regression.targets import read_targets
+from causal_qwen.tables.frames import is_tabular, require_pandas, to_frame
+from causal_qwen.tables.rows import TEXT, is_table, require_columns
+from causal_qwen.tables.targets import read_targets
 from causal_qwen.terminal import counted
 
 if TYPE_CHECKING:

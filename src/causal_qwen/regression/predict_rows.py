@@ -23,7 +23,7 @@ from causal_qwen.regression.reading import (
     read_frame,
     warn_long_texts,
 )
-from causal_qwen.regression.rows import name_rows, row_index
+from causal_qwen.tables.rows import name_rows, row_index
 
 if TYPE_CHECKING:
     from causal_qwen.regression.regressor import CausalTextRegressor

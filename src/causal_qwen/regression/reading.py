@@ -19,8 +19,8 @@ from causal_qwen.regression.backbone import Pair, Record, located, open_shared, 
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import MIDDLE, Pooling, features, fingerprint, too_long
 from causal_qwen.regression.inputs import source_texts
-from causal_qwen.regression.rows import name_rows
 from causal_qwen.regression.source_model import Hidden
+from causal_qwen.tables.rows import name_rows
 from causal_qwen.terminal import progress_bar
 
 if TYPE_CHECKING:

@@ -59,13 +59,13 @@ from causal_qwen.regression.head import FOLDS, TrainingReport
 from causal_qwen.regression.predict_rows import predict_rows
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.reading import announce, warn_long_texts
-from causal_qwen.regression.rows import row_index
 from causal_qwen.regression.saved_regressor import load_regressor, save_regressor
 from causal_qwen.regression.sentences import read_weights, usable_rows
 from causal_qwen.regression.settings import check_settings, to_seed
 from causal_qwen.regression.source_choice import source_names
 from causal_qwen.regression.source_model import SourceModel
-from causal_qwen.regression.targets import check_variety, read_targets
+from causal_qwen.tables.rows import row_index
+from causal_qwen.tables.targets import check_variety, read_targets
 from causal_qwen.terminal import counted
 
 __all__ = ["CausalTextRegressor", "OpenModel", "Target"]

@@ -41,9 +41,9 @@ from causal_qwen.regression.checks import (
     wrong,
 )
 from causal_qwen.regression.head import Chain
-from causal_qwen.regression.rows import TEXT as TEXT_COLUMN
 from causal_qwen.regression.saved_sources import Shapes, SourceRecord, read_source_settings
 from causal_qwen.regression.sentences import template_columns
+from causal_qwen.tables.rows import TEXT as TEXT_COLUMN
 from causal_qwen.terminal import counted
 
 SETTINGS, TENSORS, MODEL = "regressor.json", "regressor.safetensors", "model"

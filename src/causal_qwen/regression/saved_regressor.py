@@ -29,7 +29,6 @@ from causal_qwen.regression.explanation import baseline_cells, baseline_frame
 from causal_qwen.regression.fitted import Limits, Target
 from causal_qwen.regression.inputs import name_features, source_texts
 from causal_qwen.regression.reading import check_backbone, open_reader
-from causal_qwen.regression.rows import TEXT
 from causal_qwen.regression.saved import (
     FORMAT,
     MODEL,
@@ -50,6 +49,7 @@ from causal_qwen.regression.saved_sources import (
     write_objects,
 )
 from causal_qwen.regression.settings import check_settings
+from causal_qwen.tables.rows import TEXT
 
 if TYPE_CHECKING:
     from causal_qwen.regression.regressor import CausalTextRegressor

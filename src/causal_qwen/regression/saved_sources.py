@@ -47,12 +47,12 @@ from causal_qwen.regression.checks import (
 from causal_qwen.regression.experts import Expert, Fitted, Stack
 from causal_qwen.regression.explanation import baseline_frame
 from causal_qwen.regression.features import MIDDLE
-from causal_qwen.regression.frames import to_numbers
 from causal_qwen.regression.head import Chain
 from causal_qwen.regression.ridge import Ridge
 from causal_qwen.regression.source_choice import Sources, choose_sources
 from causal_qwen.regression.source_model import WORD_FACTORS, Reading, SourceModel, TargetModel
 from causal_qwen.regression.sources import Schema, TableFeatures
+from causal_qwen.tables.frames import to_numbers
 
 OBJECTS = "sources.skops"
 TRUSTED = (  # beside what skops trusts: scikit-learn's estimators, arrays, plain containers

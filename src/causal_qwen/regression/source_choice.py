@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from sklearn.model_selection import GroupKFold, KFold, check_cv
 
-from causal_qwen.regression.frames import Kind
 from causal_qwen.regression.sources import SOURCES, Schema
+from causal_qwen.tables.frames import Kind
 
 Sources = str | Sequence[str]
 

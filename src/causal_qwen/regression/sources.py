@@ -31,7 +31,7 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from causal_qwen.regression.frames import Kind, to_numbers
+from causal_qwen.tables.frames import Kind, to_numbers
 from causal_qwen.text.numerals import encode
 
 Array = NDArray[np.float64]

@@ -38,12 +38,12 @@ from scipy import optimize
 
 from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.options import check_choice
-from causal_qwen.regression.cells import is_missing
-from causal_qwen.regression.frames import require_pandas, to_frame, to_numbers
 from causal_qwen.regression.inputs import frame_to_input
 from causal_qwen.regression.reading import read_frame
-from causal_qwen.regression.rows import TEXT, require_columns
 from causal_qwen.regression.source_model import SourceModel
+from causal_qwen.tables.cells import is_missing
+from causal_qwen.tables.frames import require_pandas, to_frame, to_numbers
+from causal_qwen.tables.rows import TEXT, require_columns
 from causal_qwen.text.numerals import render
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ import math
 import os
 import re
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +33,7 @@ from jinja2 import TemplateError
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.paths import install_hint
+from causal_qwen.tables.rows import check_width, column_names
 from causal_qwen.terminal import counted
 
 Row = dict[str, Any]
@@ -49,7 +49,6 @@ SPEAKERS = {  # ShareGPT's `from` -> role
 }
 DEFAULT_SPLIT = "train"
 NO_FIELD = NOBODY = -1  # index of a target without a field, of a text without an author
-SHOWN = 60  # characters of a line or cell in a message
 
 logger = logging.getLogger("transformers.causal_qwen")
 
@@ -140,38 +139,6 @@ def _csv_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
                 names = column_names(file.name, cells)
     except csv.Error as error:
         raise ValueError(f"{file.name}:{start}: invalid CSV, {error}.") from error
-
-
-def column_names(path: str, header: list[str]) -> list[str]:
-    """The names of a CSV file's columns; one without a name has that which pandas gives it."""
-    named = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
-    if len(set(named)) < len(named):
-        twice = Counter(named).most_common(1)[0][0]
-        raise ValueError(f"{path} has two columns {shown(twice)}; rename one of them.")
-    return named
-
-
-def check_width(
-    path: str, line: int, text: str, cells: int, names: int, separator: str = "comma"
-) -> None:
-    """Refuse a row of a CSV file with more or fewer cells than the header: its cells would be in
-    the wrong columns."""
-    if cells == names:
-        return
-    example = ', such as "1,870"' if separator == "comma" else ""
-    cure = f"quote a cell that contains a {separator}{example}"
-    if cells < names:
-        cure = f"write a {separator} for every empty cell, and check that the file is complete"
-    raise ValueError(
-        f"{path}, line {line} has {counted(cells, 'cell')} and the header {names}: {shown(text)}; "
-        f"{cure}."
-    )
-
-
-def shown(text: str) -> str:
-    """A line or cell in a message."""
-    text = text.rstrip("\r\n")
-    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
 
 
 def _txt_rows(file: TextIO) -> Iterator[tuple[int, Row]]:

@@ -3,7 +3,7 @@
     read_targets(frame, "price")               # {"price": [1200.0, ...]}, from "$1,200", 1200, ...
     read_targets(texts, {"a": [1], "b": [2]})  # several targets
 
-A cell is read by itself (`causal_qwen.regression.cells`), and a warning shows one that is more than
+A cell is read by itself (`causal_qwen.tables.cells`), and a warning shows one that is more than
 digits. What differs in unit is refused: "5%" beside "0.05", "$5" beside "€5". So are dates.
 """
 
@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.regression.cells import (
+from causal_qwen.tables.cells import (
     DIGITS,
     is_missing,
     looks_like_date,
     marks_differ,
     read_target,
 )
-from causal_qwen.regression.frames import text_name, to_frame, widen
-from causal_qwen.regression.rows import is_table, name_rows, require_columns
+from causal_qwen.tables.frames import text_name, to_frame, widen
+from causal_qwen.tables.rows import is_table, name_rows, require_columns, shown
 from causal_qwen.terminal import counted
-from causal_qwen.training.data import shown
 
 Array = NDArray[np.float64]
 

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.regression.cells import is_date, is_missing, marks_differ, read_amount
+from causal_qwen.tables.cells import is_date, is_missing, marks_differ, read_amount
 from causal_qwen.terminal import counted
 
 Kind = Literal["number", "category", "text", "date", "flag", "id"]

@@ -34,8 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.regression.csv_dialect import decode
-from causal_qwen.regression.csv_table import (
+from causal_qwen.tables.csv_dialect import decode
+from causal_qwen.tables.csv_table import (
     OPENERS,
     CsvTable,
     open_output,
@@ -43,10 +43,9 @@ from causal_qwen.regression.csv_table import (
     read_csv_blocks,
     read_csv_table,
 )
-from causal_qwen.regression.frames import require_pandas, text_name, to_frame
-from causal_qwen.regression.rows import LINE, name_lines, name_rows
-from causal_qwen.regression.targets import read_cells
-from causal_qwen.training.data import column_names, shown
+from causal_qwen.tables.frames import require_pandas, text_name, to_frame
+from causal_qwen.tables.rows import LINE, column_names, name_lines, name_rows, shown
+from causal_qwen.tables.targets import read_cells
 
 Numbers = NDArray[np.float64]
 Predicted = Mapping[str, NDArray[Any]]  # numbers, or notes as texts

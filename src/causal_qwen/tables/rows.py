@@ -1,16 +1,44 @@
-"""Rows: the columns and rows of a DataFrame, as messages name them."""
+"""Rows: the header and rows of a table, as messages name them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from causal_qwen.regression.cells import is_missing
-from causal_qwen.training.data import shown
+from causal_qwen.tables.cells import is_missing
+from causal_qwen.terminal import counted
 
 ROWS_LISTED = 5  # in a message
 LINE = "line"  # the name of an index of lines of a file
+SHOWN = 60  # characters of a line or cell in a message
 TEXT = "text"  # the column of texts that are not in a table
+
+
+def column_names(path: str, header: list[str]) -> list[str]:
+    """The names of a CSV file's columns; one without a name has that which pandas gives it."""
+    named = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
+    if len(set(named)) < len(named):
+        twice = Counter(named).most_common(1)[0][0]
+        raise ValueError(f"{path} has two columns {shown(twice)}; rename one of them.")
+    return named
+
+
+def check_width(
+    path: str, line: int, text: str, cells: int, names: int, separator: str = "comma"
+) -> None:
+    """Refuse a row of a CSV file with more or fewer cells than the header: its cells would be in
+    the wrong columns."""
+    if cells == names:
+        return
+    example = ', such as "1,870"' if separator == "comma" else ""
+    cure = f"quote a cell that contains a {separator}{example}"
+    if cells < names:
+        cure = f"write a {separator} for every empty cell, and check that the file is complete"
+    raise ValueError(
+        f"{path}, line {line} has {counted(cells, 'cell')} and the header {names}: {shown(text)}; "
+        f"{cure}."
+    )
 
 
 def require_columns(table: Any, names: Sequence[Any]) -> None:
@@ -55,3 +83,9 @@ def name_lines(
     where = name_rows(found).replace("row", noun, 1)
     seen = next((at for at, text in enumerate(texts) if not is_missing(text)), 0)
     return f"{where} ({noun} {found[seen]}: {name} {shown(texts[seen])})"
+
+
+def shown(text: str) -> str:
+    """A line or cell in a message."""
+    text = text.rstrip("\r\n")
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 
-from causal_qwen.regression.cells import NUMBER, read_amount, read_cell
-from causal_qwen.training.data import shown
+from causal_qwen.tables.cells import NUMBER, read_amount, read_cell
+from causal_qwen.tables.rows import shown
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 SEPARATOR_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "bar": "|"}

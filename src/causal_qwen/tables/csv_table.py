@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.regression.cells import MISSING, read_cell
-from causal_qwen.regression.csv_dialect import (
+from causal_qwen.tables.cells import MISSING, read_cell
+from causal_qwen.tables.csv_dialect import (
     SEPARATORS,
     decode,
     encoding_of,
@@ -42,10 +42,9 @@ from causal_qwen.regression.csv_dialect import (
     read_comma_cell,
     with_point,
 )
-from causal_qwen.regression.rows import LINE, name_lines, name_rows
-from causal_qwen.regression.targets import read_cells
+from causal_qwen.tables.rows import LINE, check_width, column_names, name_lines, name_rows, shown
+from causal_qwen.tables.targets import read_cells
 from causal_qwen.terminal import counted
-from causal_qwen.training.data import check_width, column_names, shown
 
 BOM = "\ufeff"
 SAMPLE = 2**20  # bytes from which the encoding and the separator of a long file are found

@@ -1,0 +1,21 @@
+"""Tables: files, frames and records as people have them -> one DataFrame, and the numbers to learn.
+
+In:   a CSV, parquet, Excel or JSON file; a frame of pandas, polars or pyarrow, or an array.
+Out:  a DataFrame with the kind of each column; target values as float64; the same table written
+      back with its predictions.
+
+    cells        one cell as it is written -> a number, an amount, a date or a text
+    rows         the header and rows of a table, as messages name them
+    frames       a table in memory -> one DataFrame; the kind of each column
+    targets      the numbers to predict: names of columns, arrays, amounts as written
+    csv_dialect  the encoding, separator and decimal mark of a CSV file
+    csv_table    a CSV file: its cells as they are written, and the values that the model reads
+    files        all files by their extensions: read whole or in blocks, written with predictions
+    iris         the example table
+
+Open `files` for a file and `frames` for a table in memory. Nothing here knows a model.
+"""
+
+from causal_qwen._aliases import forward
+
+__getattr__ = forward("tables")  # names of the module that was here in version 0.3.0
