@@ -3,7 +3,7 @@
 PYTHON  ?= python3
 VENV    ?= .venv
 VLLM    ?= .venv-vllm
-WORKERS ?= 2
+WORKERS ?= 3
 ARGS    ?=
 
 BIN   := $(VENV)/bin
@@ -35,7 +35,8 @@ demo: env  ## convert the embedded model and show what it does
 app: $(APP)  ## open the playground in the browser (ARGS="--port 7861")
 	$(BIN)/causal-qwen app $(ARGS)
 
-# One thread per worker: two workers with two threads each on two cores only wait for each other.
+# One thread per worker: several workers with two threads each on two cores only wait for each other.
+# Three workers on two cores: tests of the browser and of processes wait a good part of their time.
 # Without a browser that can be installed, the browser tests are skipped, with a line that says so.
 # Bytecode is kept, whatever the environment says: every worker and process imports the same files.
 # Types are checked meanwhile: without its cache, mypy takes most of a minute of one core.

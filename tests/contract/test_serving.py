@@ -26,13 +26,16 @@ SAID = [{"role": "user", "content": "Hi"}]
 
 
 class Server:
-    """A running server."""
+    """A running server, and its clients, which `serving` closes."""
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.url = process, url
+        self.closing = contextlib.ExitStack()
 
     def client(self, key: str = "sesame") -> Any:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=GUARD)
+        place = f"{self.url}/v1"
+        client = openai.OpenAI(base_url=place, api_key=key, max_retries=0, timeout=GUARD)
+        return self.closing.enter_context(client)
 
     def post(self, route: str, body: dict[str, Any]) -> Any:
         return self.client().post(route, body=body, cast_to=object)
@@ -55,7 +58,9 @@ def serving(model: Path, place: Path, *options: str) -> Iterator[Server]:
         line = process.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert found is not None, (line, process.communicate())
-        yield Server(process, found[0])
+        server = Server(process, found[0])
+        with server.closing:
+            yield server
     finally:
         if process.poll() is None:
             process.kill()
