@@ -115,9 +115,9 @@ def fit_csv(
             metrics = _cross_validated(regressor)
             if trust is not None:
                 regressor.calibrate_trusted(trust)
-        if 0 < count < (least := rows_needed(LEVEL)):
+        if 0 < (held := len(held_out)) < (least := rows_needed(LEVEL)):
             warnings.warn(
-                f"{counted(count, 'calibration row is', 'calibration rows are')} too few for "
+                f"{counted(held, 'calibration row is', 'calibration rows are')} too few for "
                 f"{LEVEL:.0%} intervals, which will be infinite; at least {least} are needed: give "
                 "more rows or a larger --calibration.",
                 stacklevel=2,
