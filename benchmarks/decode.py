@@ -20,7 +20,7 @@ from _results import Row, log, make_parser, paired_ratio, parse, renew, save, ta
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.conversion.calibration import set_decision_noise
+from causal_qwen.conversion.calibration import calibrate_gains, set_decision_noise
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import default_model, graft
 from causal_qwen.engine.random_checkpoint import QWEN_0_5B
@@ -43,7 +43,8 @@ def real_model(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def random_model(dtype: torch.dtype) -> tuple[Any, Any]:
-    """A random model of Qwen2.5-0.5B's shape whose logits spread like a trained model's."""
+    """A random model of Qwen2.5-0.5B's shape whose logits spread like a trained model's, with the
+    candidates and noise of a converted one."""
     torch.manual_seed(0)
     base = Qwen2ForCausalLM(Qwen2Config(**QWEN_0_5B)).eval()
     base.model.norm.weight.data *= 10  # std of the logits about 6, as in the 135M model
@@ -56,7 +57,7 @@ def random_model(dtype: torch.dtype) -> tuple[Any, Any]:
     model.decision.threshold.data.fill_(threshold)
     model.abduction.scale.bias.data.fill_(inverse_activation(gamma, "exp"))
     model.action.b_noise.data.fill_(gamma)
-    model.generation_config.noise_gain = 0.2 * 6 / (gamma * float(norms.mean()))
+    calibrate_gains(model, model.model(torch.arange(1000, 1064)[None]).last_hidden_state[0])
     return base, model
 
 
