@@ -76,7 +76,8 @@ class CausalQwenOutput(ModelOutput):
     scale_S: Tensor | None = None  # (B, T, V), None with output_scale_S=False
     loc_Y: Tensor | None = None  # (B, T)
     scale_Y: Tensor | None = None  # (B, T)
-    shift_S: Tensor | None = None  # (B, 1, V), only when noise was given
+    shift_U: Tensor | None = None  # (B, 1, C), only when noise was given
+    shift_S: Tensor | None = None  # (B, 1, V), the same, None with output_shift_S=False
     shift_Y: Tensor | None = None  # (B, 1), only when noise was given
     classification_loss: Tensor | None = None  # the loss's terms, for the record
     regression_loss: Tensor | None = None
@@ -301,6 +302,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         num_numbers_in_batch: Tensor | int | None = None,
         u_noise: UNoise | None = None,
         output_scale_S: bool = True,
+        output_shift_S: bool = True,
         skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalQwenOutput:
@@ -311,10 +313,11 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         numeric_fields (`(B,)` or `(B, T)`, optional): the targets' fields, aligned with `labels`:
             indices into the sorted names of `config.value_fields`, -1 for the default field.
         u_noise (optional): noise that moves the individual at the last position, in generation;
-            what it adds to the scores is returned as `shift_S`. With labels it moves U at every
-            position, for the loss and for all that is returned.
+            what it adds to U, S and Y is returned as `shift_U`, `shift_S` and `shift_Y`. With
+            labels it moves U at every position, for the loss and for all that is returned.
         output_scale_S: False skips scale_S, the second half of the head's work.
-        skip_logits: True skips loc_S too; the loss needs neither.
+        output_shift_S: False skips shift_S = W shift_U, for a caller that needs few rows of it.
+        skip_logits: True skips loc_S and both of these; the loss needs none.
         """
         # not a named argument: Trainer would look for `shift_labels` in every batch
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
@@ -336,13 +339,15 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         if u_noise is not None and (labels is not None or shift_labels is not None):
             u = Cauchy(u.loc + self.action.displacement(u, u_noise).to(u.loc), u.scale)
             u_noise = None
-        loc_scores = shift = value_shift = None
+        loc_scores = shift = shift_u = shift_y = None
+        if u_noise is not None:
+            shift_u, shift_y = self.displace(u, u_noise)
         if skip_logits:
             output_scale_S = False
-        elif u_noise is None:
+        elif shift_u is None or not output_shift_S:
             loc_scores = apply_head(self.lm_head, u.loc)  # (B, T, V)
         else:
-            loc_scores, shift, value_shift = self.score_moved(u, u_noise)
+            loc_scores, shift = self.score_moved(u, shift_u)
         widened = self.action.widen(u)
         y = self.action.number(widened)
         output = CausalQwenOutput(
@@ -357,8 +362,9 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
             else None,
             loc_Y=y.loc,
             scale_Y=y.scale,
+            shift_U=shift_u,
             shift_S=shift,
-            shift_Y=value_shift,
+            shift_Y=shift_y,
             aux_loss=self._balance(outputs, attention_mask),
             router_logits=getattr(outputs, "router_logits", None),
         )
@@ -451,23 +457,24 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         s, y = self.action(u, self.lm_head)
         return s, y
 
-    def score_moved(
-        self, u: Cauchy, noise: UNoise, rows: Sequence[int] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """loc_S, and what the noise adds to S and Y at the last position.
+    def displace(self, u: Cauchy, noise: UNoise) -> tuple[Tensor, Tensor]:
+        """What noise adds to U and Y at the last position. U (B, T, C) -> (B, 1, C), (B, 1)"""
+        last = Cauchy(u.loc[:, -1:], u.scale[:, -1:])
+        values, exogenous = (
+            None if part is None else part.unsqueeze(1) for part in (noise.values, noise.exogenous)
+        )
+        shift = self.action.displacement(last, UNoise(values, noise.regime, exogenous))
+        return shift, apply_head(self.action.value, shift, moved=True).squeeze(-1)
 
-        -> (B, T, V), (B, 1, V), (B, 1); with `rows`, the noise is theirs alone, and B there is
-        their number.
-        """
-        last = Cauchy(u.loc[:, -1], u.scale[:, -1])
-        moving = last if rows is None else Cauchy(last.loc[rows], last.scale[rows])
-        displacement, cap = self.action.displacement(moving, noise), self.config.logit_softcap
-        loc_scores, shift = score_pair(last.loc, displacement, self.lm_head, cap)
-        loc_scores = loc_scores.unsqueeze(1)
+    def score_moved(self, u: Cauchy, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """loc_S, and W shift, while W is read once for the last position.
+        U (B, T, C), (N, 1, C) -> (B, T, V), (N, 1, V)"""
+        cap = self.config.logit_softcap
+        last, moved = score_pair(u.loc[:, -1], shift.squeeze(1), self.lm_head, cap)
+        loc_scores = last.unsqueeze(1)
         if u.loc.shape[1] > 1:
             loc_scores = torch.cat([apply_head(self.lm_head, u.loc[:, :-1]), loc_scores], dim=1)
-        value_shift = apply_head(self.action.value, displacement, moved=True)
-        return loc_scores, shift.unsqueeze(1), value_shift
+        return loc_scores, moved.unsqueeze(1)
 
     def predict(self, texts: str | Sequence[str], processor: Any, **options: Any) -> Any:
         """The number that each text asks for next, as a `NumberPrediction`.

@@ -106,7 +106,7 @@ def test_scores_of_a_moved_individual_are_linear_in_the_move(model: Any) -> None
 
     u = model.abduct(torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(2)))
     noise = UNoise(torch.randn(2, 32, generator=torch.Generator().manual_seed(3)), "scale")
-    loc, shift, _ = model.score_moved(u, noise)
+    loc, shift = model.score_moved(u, model.displace(u, noise)[0])
     weight = model.lm_head.weight.double() / model.config.logit_divisor
     moved = model.action.displacement(Cauchy(u.loc[:, -1], u.scale[:, -1]), noise).double()
     assert shift[:, 0].double() == pytest.approx((moved @ weight.T).numpy(), rel=1e-4, abs=1e-6)
@@ -120,6 +120,32 @@ def test_scores_of_a_moved_individual_are_linear_in_the_move(model: Any) -> None
     own = model.action.decision_noise.abs().double() / model.config.logit_divisor
     expected = widened.scale.double() @ weight.abs().T + own * widened.scale.double().mean(-1, True)
     assert scale.double() == pytest.approx(expected.numpy(), rel=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["causal", "sampling"])
+def test_noise_of_few_candidates_is_that_of_the_whole_product(
+    mode: str, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from causal_qwen.generation import logits
+
+    def scores() -> torch.Tensor:
+        said = model.generate(
+            torch.tensor([[4, 9, 5], [6, 7, 8]]),
+            attention_mask=torch.ones(2, 3, dtype=torch.long),
+            causal_mode=mode,
+            individual=[3, 4],
+            min_p=0.3,
+            max_new_tokens=4,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        return torch.stack(said.scores)
+
+    few = scores()
+    assert 0 < few.isfinite().sum() < few.numel() / 2
+    monkeypatch.setattr(logits, "FEW", 0)
+    assert few.numpy() == pytest.approx(scores().numpy(), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.ecosystem("numbers as values in each family", "works")

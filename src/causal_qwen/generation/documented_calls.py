@@ -130,7 +130,7 @@ class DocumentedCalls:
     lm_head: nn.Module
     model: Any
     generate: Any
-    score_moved: Any
+    displace: Any
     resolve_settings: Any
     decoding_noise: Any
     positions_of: Any
@@ -197,7 +197,7 @@ class DocumentedCalls:
         scores = self.warpers(**{"top_k": 0, **_given(settings, cuts)})(None, scores)
         if (moving := noise_everywhere(noise, positions)) is not None:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
-            last.shift = self.score_moved(alone, moving)[1].squeeze(1)
+            last.shift_u = self.displace(alone, moving)[0].squeeze(1)
         if settings.whole_words or settings.avoid_repeats:
             scores = last.cut(scores, texts_so_far(input_ids, positions), input_ids.shape[1])
         return last.decide(scores).argmax(-1).unflatten(0, input_ids.shape)

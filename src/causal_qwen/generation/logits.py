@@ -26,13 +26,14 @@ from causal_qwen.decoding.decision import (
 )
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.modeling.action import head_weight
+from causal_qwen.modeling.action import head_divisor, head_weight, score_shift
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.thresholds import over_bar
 
 BLOCKS = 96  # column blocks of the second bound
 ROWS_AT_ONCE = 4096
+FEW = 1024  # candidates of a row of the batch, on average: their rows of W alone are multiplied
 
 
 class HeadNorms:
@@ -98,7 +99,8 @@ class DecisionProcessor(LogitsProcessor):
         self.noise = noise
         self.want_scores = want_scores
         self.u: Any = None  # U of the last position, (B, C)
-        self.shift: Tensor | None = None  # what noise adds to loc_S there, (B, V)
+        self.shift_u: Tensor | None = None  # what noise adds to loc_U there, (B, C)
+        self.shift: Tensor | None = None  # W shift_u, if it is known, (B, V)
         self.positions: list[int] = []  # of the last token of every row, padding not counted
         self.bar: Tensor | None = None  # h there, (B, 1)
         self._head: TorchHead | None = None
@@ -113,8 +115,9 @@ class DecisionProcessor(LogitsProcessor):
         return head_weight(self.model.lm_head)
 
     def observe(self, outputs: ModelOutput) -> None:
-        """Take U, what noise adds to the scores, and the bar from the model's outputs."""
+        """Take U, what noise adds to it and to the scores, and the bar from the model's outputs."""
         self.u = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])
+        self.shift_u = None if outputs.shift_U is None else outputs.shift_U[:, -1]
         self.shift = None if outputs.shift_S is None else outputs.shift_S[:, -1]
         needs_bar = self.settings.mode != "causal"  # W u - C: the bar moves all tokens alike
         self.bar = self.model.decision.bar(outputs.logits[:, -1]) if needs_bar else None
@@ -139,6 +142,8 @@ class DecisionProcessor(LogitsProcessor):
         mode = self.settings.mode
         if self.shift is not None:
             loc = loc + self.shift.to(loc.device)
+        elif self.shift_u is not None:
+            loc = self._add_noise(loc, self.shift_u)
         decision = self.model.decision
         threshold = decision.threshold.to(loc.device)
         bar = None if self.bar is None else self.bar.to(loc.device)
@@ -160,6 +165,17 @@ class DecisionProcessor(LogitsProcessor):
             return decision.log_normalized(s, bar)
         chosen = choose(loc, scale, threshold, bar)
         return force_argmax(over_bar(s, bar).log_sf(threshold), chosen)
+
+    def _add_noise(self, loc: Tensor, shift: Tensor) -> Tensor:
+        """loc_S + W shift, which is computed for the candidates alone where they are few: a whole
+        product costs the reading of W. (B, V), (B, C) -> (B, V)"""
+        rows, tokens = (loc > -torch.inf).nonzero(as_tuple=True)
+        head: Any = self.model.lm_head
+        if len(tokens) > FEW * len(loc) or not is_plain(self.weight):
+            return loc + score_shift(shift, head, self.u.loc.dtype).to(loc.device)
+        weight = self.weight[tokens.to(self.weight.device)].float()  # (N, C)
+        product = (weight * shift[rows.to(shift.device)]).sum(-1) / head_divisor(head)
+        return loc.index_put((rows, tokens), product.to(loc.device, loc.dtype), accumulate=True)
 
     def _head_on(self, device: torch.device) -> TorchHead:
         """The head with its norms, which stay on the model for as long as W stays as it is.

@@ -293,6 +293,7 @@ class CausalGenerationMixin:
         if decision_processor is not None:
             decision_processor.positions = inputs["position_ids"][:, -1].tolist()
             inputs["u_noise"] = noise_at(decision_processor.noise, inputs["position_ids"])
+            inputs["output_shift_S"] = not decision_processor.settings.min_p
         return inputs
 
     def _update_model_kwargs_for_generation(

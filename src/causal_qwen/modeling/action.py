@@ -114,6 +114,12 @@ def head_weight(head: nn.Module) -> Tensor:
     return weight
 
 
+def head_divisor(head: nn.Module) -> float:
+    """What the products of a head are divided by, also of one with an adapter around it."""
+    layer: Any = head.get_base_layer() if hasattr(head, "lora_A") else head  # type: ignore[operator]
+    return float(layer.divisor)
+
+
 def apply_head(head: nn.Module, input: Tensor, **how: Any) -> Any:
     """Call a head of ours; with its whole W where an adapter is around it, because
     |W + B A| x is not |W| x + B A x. Dropout of the adapter is left out."""

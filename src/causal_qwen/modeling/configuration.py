@@ -109,6 +109,7 @@ class CausalConfig:
         "scale_S",
         "loc_Y",
         "scale_Y",
+        "shift_U",
         "shift_S",
         "shift_Y",
         "classification_loss",

@@ -29,6 +29,7 @@ from causal_qwen.decoding.noise import UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import to_tensors
 from causal_qwen.generation.streaming import chat_inputs, context_of, end_ids
+from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.serving.rows import Choice, Row, Tokens
 from causal_qwen.text.numerals import render
@@ -203,6 +204,10 @@ class _RowState:
             if row.seed is not None:
                 self.generator.manual_seed(row.seed)
 
+    @property
+    def has_few_candidates(self) -> bool:
+        return self.decision is not None and bool(self.decision.settings.min_p)
+
     def noise(self) -> UNoise | None:
         """At the position of the row's last token. -> (1, C)"""
         return None if self.decision is None else self.decision.noise.at([self.row.length - 1])
@@ -314,24 +319,30 @@ class TorchBatch:
         u = model.abduct(z)
         noises = [state.noise() for state in states]
         moved = [place for place, noise in enumerate(noises) if noise is not None]
-        shift = value_shift = None
-        if not moved:
+        shift_u = shift = shift_y = None
+        if moved:
+            stacked = stack_noise([noise for noise in noises if noise is not None])
+            moving = Cauchy(u.loc[moved], u.scale[moved])
+            shift_u, shift_y = model.displace(moving, to_tensors(stacked, u.scale))
+        if shift_u is None or all(states[place].has_few_candidates for place in moved):
             loc = model.lm_head(u.loc)  # (B, 1, V)
         else:
-            stacked = stack_noise([noise for noise in noises if noise is not None])
-            loc, shift, value_shift = model.score_moved(u, to_tensors(stacked, u.scale), moved)
+            loc, shift = model.score_moved(u, shift_u)
         y = model.action.number(model.action.widen(u)).loc  # (B, 1)
         choices: list[Choice | Exception] = []
         for place, state in enumerate(states):
             row = slice(place, place + 1)
             at = moved.index(place) if place in moved else None
+            shifts = {"shift_U": shift_u, "shift_S": shift, "shift_Y": shift_y}
             outputs = SimpleNamespace(
                 logits=loc[row],
                 loc_U=u.loc[row],
                 scale_U=u.scale[row],
                 loc_Y=y[row],
-                shift_S=None if shift is None or at is None else shift[at : at + 1],
-                shift_Y=None if value_shift is None or at is None else value_shift[at : at + 1],
+                **{
+                    name: None if part is None or at is None else part[at : at + 1]
+                    for name, part in shifts.items()
+                },
             )
             try:
                 choice = state.choose(outputs, self.num_token_id)
