@@ -228,9 +228,16 @@ def read_ours(task: Task, regressor: Any) -> dict[str, float]:
 # ---------------------------------------------------------------- all tasks
 
 
-def compare(options: argparse.Namespace) -> Rows:
-    """All tasks; with `--finished`, of every table the seeds that earlier runs completed."""
-    found: Rows = []
+def compare(options: argparse.Namespace, saved: Rows | None = None) -> Rows:
+    """All tasks; with `--finished`, of every table the seeds that earlier runs completed.
+
+    `saved` are means of an earlier run with the same seeds and rows: its peers are not run again.
+    """
+    found: Rows = [
+        row | {"seed": 0, "is_text_first": ALL[row["table"]].is_text_first}
+        for row in saved or ()
+        if row["method"] != OURS and row["table"] in options.tables
+    ]
     for name in options.tables:
         seeds: Sequence[int] = range(options.seeds)
         if options.finished:
@@ -239,7 +246,7 @@ def compare(options: argparse.Namespace) -> Rows:
             start = time.perf_counter()
             for seed in seeds:
                 task = Task.make(name, condition, seed, options.rows)
-                for peer in PEERS:
+                for peer in PEERS if saved is None else ():
                     found += measure_peer(task, peer, options.keep)
                 found += [] if options.peers_only else kept_ours(task, options.keep)
             shown = means(found, "mdae", condition, WHOLE).loc[name]

@@ -398,6 +398,9 @@ def arguments() -> argparse.ArgumentParser:
         "--finished", action="store_true", help="tables: only the seeds of which --keep has all."
     )
     parser.add_argument("--peers-only", action="store_true", help="tables and audit without ours.")
+    parser.add_argument(
+        "--saved-peers", action="store_true", help="tables: peers as on the page, ours anew."
+    )
     parser.add_argument("--quick", action="store_true", help="Smoke test of some minutes.")
     parser.add_argument("--model", type=Path, default=None, help="Instead of the embedded one.")
     parser.add_argument("--output", type=page_path, default=RESULTS / "numbers.md")
@@ -413,6 +416,9 @@ def main() -> None:
         options.seeds, options.rows = min(options.seeds, 2), options.rows or 300
     saved = options.output.with_suffix(".json")
     record = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+    if options.saved_peers and "tables" not in record:
+        parser.error(f"--saved-peers needs a page with peers; {saved} has none")
+    options.record = record
     parts = {"tables": tables_part, "audit": audit_part, "frozen": frozen_part}
     parts |= {"texts": many_texts, "scratch": scratch, "mixed": mixed}
     for part in options.parts:
@@ -438,7 +444,8 @@ def with_tables(options: argparse.Namespace, part: str) -> argparse.Namespace:
 
 
 def tables_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
-    results = comparison.compare(options)
+    saved = options.record["tables"]["results"]["methods"] if options.saved_peers else None
+    results = comparison.compare(options, saved)
     bars = [] if options.peers_only else comparison.bars(results)
     page = comparison.page(results, bars, options.rows, markdown)
     return page, {"methods": comparison.averages(results), "bars": bars}

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ PASSAGE = (
     "about in a Danish newspaper. The filter arrived two years later, and the number fell to a "
     "tenth. His diary is now in the county museum, and ornithologists still use its figures."
 )
+CASE = ("shape", "stored", "cpu")  # of a result
 PARTS = ("decode", "batch", "prefill", "context", "lookup", "alone")
 CONTEXTS = (128, 1024, 4096, 8000)
 DECODE, SHARE, PREFILL_TIME = (
@@ -163,7 +165,7 @@ class TorchPeer:
 
         from causal_qwen.conversion.checkpoint_io import quiet
 
-        self.torch = torch
+        self.torch, self.capability = torch, torch.backends.cpu.get_cpu_capability()
         with quiet():
             self.model = Qwen2ForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
@@ -304,7 +306,7 @@ def product_timer(multiplications: int) -> Timer:
 def measure(shape: str, stored: str, rounds: int, path: Path, parts: Sequence[str]) -> Row:
     """The parts of one shape, its weights stored in one dtype."""
     peers = Peers(shape, stored, path)
-    result: Row = {"shape": shape, "stored": stored}
+    result: Row = {"shape": shape, "stored": stored, "cpu": peers.torch.capability}
     if "decode" in parts:
         result |= peers.decode(rounds, "batch" in parts)
     if "prefill" in parts:
@@ -392,6 +394,9 @@ def checkpoint(shape: str, stored: str, scratch: Path, model: Path | None) -> Pa
 # ---------------------------------------------------------------- the page
 
 
+case_of = itemgetter(*CASE)
+
+
 def bars(results: list[Row]) -> list[Row]:
     rows = []
     for row in results:
@@ -403,7 +408,7 @@ def bars(results: list[Row]) -> list[Row]:
                 if what not in figures:
                     continue
                 is_met = figures[what] >= bar if limit == "at least" else figures[what] <= bar
-                rows.append({"bar": kind + what, "figure": figures[what]})
+                rows.append({"bar": kind + what, "cpu": row["cpu"], "figure": figures[what]})
                 rows[-1] |= {"asked": f"{limit} {bar:g}", "met": "yes" if is_met else "no"}
     return rows
 
@@ -428,7 +433,7 @@ def figures_of(row: Row, peer: str, plain: str) -> dict[str, float]:
 
 def page(results: list[Row]) -> list[str]:
     speeds = sorted(row["bandwidth_gb_s"] for row in results)
-    shape = {"shape": "{shape}", "stored": "{stored}"}
+    shape = {"shape": "{shape}", "stored": "{stored}", "processor": "{cpu}"}
     columns = shape | {
         "peer": "{peer}",
         "GB/s of the memory": "{bandwidth_gb_s:.1f}",
@@ -444,7 +449,7 @@ def page(results: list[Row]) -> list[str]:
     }
     peers = [
         {
-            **{key: row[key] for key in ("shape", "stored", "bandwidth_gb_s")},
+            **{key: row[key] for key in (*CASE, "bandwidth_gb_s")},
             "peer": name,
             **{key: row.get(key, {}).get(name) for key in ("decode", "prefill", "alone")},
         }
@@ -453,7 +458,8 @@ def page(results: list[Row]) -> list[str]:
     ]
     growth = shape | {"GB/s of the memory": "{bandwidth_gb_s:.1f}"}
     growth |= {str(context): f"{{context_ms[at {context}]:.0f}}" for context in CONTEXTS}
-    bar_columns = {"bar": "{bar}", "figure": "{figure:.2f}", "asked": "{asked}", "met": "{met}"}
+    bar_columns = {"bar": "{bar}", "processor": "{cpu}", "figure": "{figure:.2f}"}
+    bar_columns |= {"asked": "{asked}", "met": "{met}"}
     return [
         "# The NumPy engine: speed and memory",
         "",
@@ -462,8 +468,8 @@ def page(results: list[Row]) -> list[str]:
         f"every round. Decoding: {PROMPT} prompt tokens, {NEW} new ones; prefill: {PREFILL} "
         "tokens; load, first token, memory: in a process of its own. Ratios are medians of paired "
         "rounds with 95% intervals; the limit of a prompt is the time of its layers' products as "
-        "bare float32 products of matrices in cache. Every figure is of the day whose bandwidth is "
-        "beside it.",
+        "bare float32 products of matrices in cache. Processors are told apart by the instructions "
+        "that torch uses on them; every figure is of the day whose bandwidth is beside it.",
         "",
         *table(columns, peers),
         "",
@@ -482,6 +488,7 @@ def lookup_page(results: list[Row]) -> list[str]:
         return []
     columns = {
         "shape": "{shape}",
+        "processor": "{cpu}",
         "text": "{text}",
         "mode": "{mode}",
         "GB/s of the memory": "{bandwidth_gb_s:.1f}",
@@ -514,16 +521,16 @@ def remember(results: list[Row], output: Path) -> None:
     with output.with_suffix(".history.jsonl").open("a", encoding="utf-8") as file:
         for row in results:
             day = {"date": time.strftime("%Y-%m-%d"), "bandwidth_gb_s": row.get("bandwidth_gb_s")}
-            case = {"shape": row["shape"], "stored": row["stored"]}
+            case = {key: row[key] for key in CASE}
             file.write(json.dumps(case | day | {"ratios": ratios(row)}) + "\n")
 
 
 def regressions(results: list[Row], output: Path) -> list[str]:
-    """Ratios whose whole interval is below that of the page."""
-    page = {(row["shape"], row["stored"]): ratios(row) for row in load(output, [])}
+    """Ratios whose whole interval is below that of the page, for the same kind of processor."""
+    page = {case_of(row): ratios(row) for row in load(output, [])}
     found = []
     for row in results:
-        before = page.get((row["shape"], row["stored"]), {})
+        before = page.get(case_of(row), {})
         for name, now in ratios(row).items():
             if name in before and now[2] < before[name][1]:
                 found.append(
@@ -564,12 +571,12 @@ def main() -> None:
         print("No ratio is below its interval on the page.")
         return
     remember(results, options.output)
-    before = {(row["shape"], row["stored"]): row for row in load(options.output, [])}
+    before = {case_of(row): row for row in load(options.output, [])}
     results = [
-        row if "decode" in row else before.get((row["shape"], row["stored"]), {}) | row
+        row if "decode" in row else before.get(case_of(row), {}) | row
         for row in results  # other parts are added to the last decoding
     ]
-    results = renew(results, options.output, "shape", "stored")
+    results = renew(results, options.output, *CASE)
     save(page(results), results, options.output)
 
 

@@ -160,10 +160,11 @@ def test_a_ratio_below_its_interval_on_the_page_is_a_regression(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from engine import regressions, remember
 
-    def row(decode: list[float], prefill: list[float]) -> dict[str, Any]:
+    def row(decode: list[float], prefill: list[float], cpu: str = "AVX2") -> dict[str, Any]:
         return {
             "shape": "135M",
             "stored": "float32",
+            "cpu": cpu,
             "bandwidth_gb_s": 30.0,
             "decode": {"NumPy float32": {"times_torch": decode}},
             "prefill": {"NumPy float32": {"time_of_torch": prefill}},
@@ -176,6 +177,7 @@ def test_a_ratio_below_its_interval_on_the_page_is_a_regression(
     assert "135M NumPy float32, decode: 1.60 (1.50 to 1.79)" in slower
     [slower] = regressions([row([3.0, 2.9, 3.1], [1.3, 1.2, 1.4])], page)  # time: more is worse
     assert "prefill: 0.77" in slower
+    assert regressions([row([0.8, 0.7, 0.9], [1.3, 1.2, 1.4], "AVX512")], page) == []  # another
     remember([row([2.0, 1.8, 2.2], [1.0, 0.9, 1.1])], page)
     line = json.loads(page.with_suffix(".history.jsonl").read_text(encoding="utf-8"))
     assert line["ratios"]["NumPy float32, decode"] == [2.0, 1.8, 2.2]

@@ -256,6 +256,19 @@ def test_rows_without_weight_are_not_learned_from(houses: Any) -> None:
     assert np.median(high - low) < 30  # nor do they widen intervals
 
 
+@pytest.mark.parametrize(
+    ("weighted", "options"),
+    [([3, 70], {}), (slice(100, 120), {"cv": TimeSeriesSplit(3)})],
+)
+def test_weights_that_leave_nothing_to_learn_from_are_refused(
+    weighted: Any, options: Any, houses: Any
+) -> None:
+    weights = np.zeros(120)
+    weights[weighted] = 1.0
+    with pytest.raises(ValueError, match=r"rows have a weight above 0, too few to split 120 rows"):
+        columns_only(**options).fit(houses[:120], "medv", sample_weight=weights)
+
+
 @FEW_TREES
 @pytest.mark.parametrize("state", [None, np.int64(7), "RandomState"])
 def test_any_random_state_of_scikit_learn_works(state: Any, houses: Any, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@
 
 A token that is no candidate has the score -inf. All depend on the scores and the text so far, not
 on the noise: every world of a counterfactual has its own candidates, and those of an observed text
-are known.
+are known. Noise need be added to candidates alone (`move_candidates`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from causal_qwen.decoding.arrays import Array, array_namespace
 from causal_qwen.options import CONTINUES, OPEN
 
+FEW = 1024  # candidates of a text, on average: their rows of W alone are multiplied
 REACH = 64  # tokens that are not said again: loops are near, and what is far may be named again
 
 
@@ -90,6 +91,19 @@ def cut_by_text(
     if edges is not None and any(is_asked):
         scores = keep_whole_words(scores, texts, is_asked, edges)
     return avoid_repeats(scores, texts, lengths, number) if any(lengths) else scores
+
+
+def move_candidates(scores: Array, shift: Array, rows_of: Callable[[Array], Array]) -> Array | None:
+    """Scores + W shift, by the rows of W of the candidates alone: a whole product costs the reading
+    of W. None where candidates are many. (B, V), (B, C), token ids (n,) -> (n, C); -> (B, V)"""
+    xp = array_namespace(scores)
+    rows, tokens = xp.nonzero(scores > -math.inf)
+    if len(tokens) > FEW * len(scores):
+        return None
+    moved = xp.asarray(scores, copy=True)
+    product = xp.sum(xp.astype(rows_of(tokens), xp.float32) * shift[rows], axis=-1)
+    moved[rows, tokens] += xp.astype(product, scores.dtype)
+    return moved
 
 
 class Cuts(NamedTuple):

@@ -48,20 +48,12 @@ class Head(Protocol):
         """Rows of W. (n,) -> (n, C)"""
 
 
-def decide(
-    mode: str,
-    loc: Array,
-    shift: Array | None,
-    scale: Array,
-    head: Head,
-    bar: Array | None = None,
-) -> Array:
-    """The token of every row. loc_S (B, V), shift (B, V), scale_U (B, C) -> (B,)
+def decide(mode: str, loc: Array, scale: Array, head: Head, bar: Array | None = None) -> Array:
+    """The token of every row. loc_S (B, V), scale_U (B, C) -> (B,)
 
-    `loc` may hold -inf where a token is no candidate; `shift` is what noise adds to it; `bar` is h
-    of every row (B, 1), of the scores before both.
+    `loc` has what noise adds to it, and -inf where a token is no candidate; `bar` is h of every
+    row (B, 1), of the scores before both.
     """
-    loc = loc if shift is None else loc + shift
     xp = array_namespace(loc)
     if mode == "compatible":
         return xp.argmax(loc, axis=-1)

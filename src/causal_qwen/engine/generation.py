@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen._aliases import forward
-from causal_qwen.decoding.candidates import cut_by_text, keep_min_p
+from causal_qwen.decoding.candidates import cut_by_text, keep_min_p, move_candidates
 from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
@@ -68,16 +68,18 @@ class Scored:
     """The scores of some rows: of one position of every text, or of several of one text."""
 
     loc_scores: Float32  # (B, V)
-    shift: Float32 | None = None  # (B, V), what noise adds
+    shift_u: Float32 | None = None  # (B, C), what noise adds to loc_U
+    shift: Float32 | None = None  # (B, V), W shift_u, if it is known
     u: Cauchy | None = None  # (B, C)
     values: Float64 | None = None  # (B,) the value that <NUM> would have
 
     def row(self, place: int) -> Scored:
         part = slice(place, place + 1)
         u = None if self.u is None else Cauchy(self.u.loc[part], self.u.scale[part])
+        shift_u = None if self.shift_u is None else self.shift_u[part]
         shift = None if self.shift is None else self.shift[part]
         values = None if self.values is None else self.values[part]
-        return Scored(self.loc_scores[part], shift, u, values)
+        return Scored(self.loc_scores[part], shift_u, shift, u, values)
 
 
 class Generator:
@@ -186,10 +188,13 @@ class Generator:
         y = heads.number(u).loc
         noise = self._noise(guessed)
         if noise is None:
-            return Scored(heads.score(u.loc), None, u, self.space.decode(y))
+            return Scored(heads.score(u.loc), u=u, values=self.space.decode(y))
         moved = heads.displacement(u, noise)
+        values = self.space.decode(y + moved @ heads.value_weight)
+        if self.settings.min_p:  # few candidates, which alone are moved
+            return Scored(heads.score(u.loc), moved, u=u, values=values)
         loc_scores, shift = heads.score_pair(u.loc, moved)
-        return Scored(loc_scores, shift, u, self.space.decode(y + moved @ heads.value_weight))
+        return Scored(loc_scores, moved, shift, u, values)
 
     def _noise(self, guessed: int) -> UNoise | None:
         positions = self._positions()
@@ -218,8 +223,18 @@ class Generator:
                 edges, number = heads.word_edges, self.num_token_id
                 scores = cut_by_text(scores, self._texts(), *asked, edges, number)
             bar = None if settings.mode == "causal" else heads.bar(loc_scores)
-            tokens = decide(settings.mode, scores, scored.shift, u.scale, heads, bar)
+            scores = self._add_noise(heads, scores, scored)
+            tokens = decide(settings.mode, scores, u.scale, heads, bar)
         return DecodeStep(tokens, scored.values, loc_scores, u=u, y=scored.values)
+
+    def _add_noise(self, heads: CausalHeads, scores: Float32, scored: Scored) -> Float32:
+        """Of the candidates alone where they are few. (B, V) -> (B, V)"""
+        if scored.shift is not None:
+            return scores + scored.shift
+        if scored.shift_u is None:
+            return scores
+        moved: Float32 | None = move_candidates(scores, scored.shift_u, heads.rows)
+        return scores + heads.score_shift(scored.shift_u) if moved is None else moved
 
     def _positions(self) -> Ints:
         """The position of the last token, among the row's tokens that are not padding. -> (B,)"""

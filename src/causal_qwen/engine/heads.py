@@ -207,11 +207,15 @@ class CausalHeads:
 
     def score_pair(self, loc: Float32, shift: Float32) -> tuple[Float32, Float32]:
         """(W loc + bias, W shift), reading W once. (B, C) twice -> (B, V) twice"""
-        size = np.abs(shift).max(-1, keepdims=True)
-        size = np.maximum(size, np.finfo(np.float32).tiny)
+        size = _largest(shift)
         both = self.head(np.concatenate((loc, shift / size)))  # (2B, V)
         scores, moved = both[: len(loc)], both[len(loc) :]
         return scores if self.head_bias is None else scores + self.head_bias, moved * size
+
+    def score_shift(self, shift: Float32) -> Float32:
+        """W shift alone, as in `score_pair`. (B, C) -> (B, V)"""
+        size = _largest(shift)
+        return self.head(shift / size) * size
 
     def score_scale(self, scale: Float32) -> Float32:
         """scale_S of every token, for one position. (C,) -> (V,)"""
@@ -252,3 +256,9 @@ class CausalHeads:
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         return self.head.rows(ids)
+
+
+def _largest(shift: Float32) -> Float32:
+    """The size of the largest coordinate of each row. (B, C) -> (B, 1)"""
+    size: Float32 = np.abs(shift).max(-1, keepdims=True)
+    return np.maximum(size, np.finfo(np.float32).tiny)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.generation import LogitsProcessor
 from transformers.utils import ModelOutput
 
-from causal_qwen.decoding.candidates import cut_by_text
+from causal_qwen.decoding.candidates import cut_by_text, move_candidates
 from causal_qwen.decoding.decision import (
     NO_CHOICE,
     choose,
@@ -33,7 +33,6 @@ from causal_qwen.modeling.thresholds import over_bar
 
 BLOCKS = 96  # column blocks of the second bound
 ROWS_AT_ONCE = 4096
-FEW = 1024  # candidates of a row of the batch, on average: their rows of W alone are multiplied
 
 
 class HeadNorms:
@@ -156,7 +155,7 @@ class DecisionProcessor(LogitsProcessor):
             return force_argmax(over.float(), choose_individual(loc, threshold))
         if mode != "compatible" and not self.want_scores and is_plain(self.weight):
             scale, head = self.u.scale.to(loc.device), self._head_on(loc.device)
-            chosen = decide(mode, loc, None, scale, head, bar)
+            chosen = decide(mode, loc, scale, head, bar)
             return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
         u = self.u if mode == "sampling" else self.model.action.widen(self.u)
         scale = self.model.action.score_scale(u.scale, self.model.lm_head).to(loc.device)
@@ -167,15 +166,15 @@ class DecisionProcessor(LogitsProcessor):
         return force_argmax(over_bar(s, bar).log_sf(threshold), chosen)
 
     def _add_noise(self, loc: Tensor, shift: Tensor) -> Tensor:
-        """loc_S + W shift, which is computed for the candidates alone where they are few: a whole
-        product costs the reading of W. (B, V), (B, C) -> (B, V)"""
-        rows, tokens = (loc > -torch.inf).nonzero(as_tuple=True)
+        """loc_S + W shift, which is computed for the candidates alone where they are few.
+        (B, V), (B, C) -> (B, V)"""
         head: Any = self.model.lm_head
-        if len(tokens) > FEW * len(loc) or not is_plain(self.weight):
-            return loc + score_shift(shift, head, self.u.loc.dtype).to(loc.device)
-        weight = self.weight[tokens.to(self.weight.device)].float()  # (N, C)
-        product = (weight * shift[rows.to(shift.device)]).sum(-1) / head_divisor(head)
-        return loc.index_put((rows, tokens), product.to(loc.device, loc.dtype), accumulate=True)
+        if is_plain(self.weight):
+            divided = (shift / head_divisor(head)).to(loc.device)
+            moved = move_candidates(loc, divided, lambda ids: self.weight.to(loc.device)[ids])
+            if moved is not None:
+                return moved
+        return loc + score_shift(shift, head, self.u.loc.dtype).to(loc.device)
 
     def _head_on(self, device: torch.device) -> TorchHead:
         """The head with its norms, which stay on the model for as long as W stays as it is.

@@ -103,7 +103,7 @@ def _fit_source(
             z,
             values,
             weights,
-            split_rows(len(frame), groups, regressor.cv, regressor.folds, regressor.seed_),
+            split_rows(len(frame), groups, regressor.cv, regressor.folds, regressor.seed_, weights),
             spaces=value_spaces(regressor.value_space),
             seed=regressor.seed_,
             done=done,

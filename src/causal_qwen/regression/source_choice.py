@@ -13,8 +13,11 @@ from sklearn.model_selection import GroupKFold, KFold, check_cv
 
 from causal_qwen.regression.sources import SOURCES, Schema
 from causal_qwen.tables.frames import Kind
+from causal_qwen.terminal import counted
 
 Sources = str | Sequence[str]
+
+LEAST_ROWS = 2  # with a weight, of a training part
 
 
 def source_names(sources: Sources) -> list[str]:
@@ -53,12 +56,23 @@ def choose_sources(sources: Sources, schema: Schema) -> list[str]:
     return [name for name in SOURCES if name in chosen and (has[name] or name == "model")]
 
 
-def split_rows(rows: int, groups: Any, cv: Any, folds: int, seed: int) -> list[tuple[Any, Any]]:
-    """(training, test) rows: by `cv`, else by groups, else at random."""
+def split_rows(
+    rows: int, groups: Any, cv: Any, folds: int, seed: int, weights: Any = None
+) -> list[tuple[Any, Any]]:
+    """(training, test) rows: by `cv`, else by groups, else at random. All training parts need rows
+    whose weight is above 0."""
     if cv is not None:
         splitter = check_cv(cv)
     elif groups is not None:
         splitter = GroupKFold(min(folds, len(np.unique(groups))))
     else:
         splitter = KFold(min(folds, rows), shuffle=True, random_state=seed)
-    return list(splitter.split(np.zeros(rows), None, groups))
+    splits = list(splitter.split(np.zeros(rows), None, groups))
+    has_weight = np.ones(rows, bool) if weights is None else weights > 0
+    least = min(has_weight[training].sum() for training, _ in splits)
+    if not has_weight.all() and least < LEAST_ROWS:
+        raise ValueError(
+            f"{counted(int(has_weight.sum()), 'row has', 'rows have')} a weight above 0, too few "
+            f"to split {rows} rows for cross-validation; give more rows a weight."
+        )
+    return splits
