@@ -448,6 +448,8 @@ def tables_part(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]
     results = comparison.compare(options, saved)
     bars = [] if options.peers_only else comparison.bars(results)
     page = comparison.page(results, bars, options.rows, markdown)
+    if saved is not None:
+        page[3:3] = ["", "Peers are those of an earlier run with the same rows and seeds."]
     return page, {"methods": comparison.averages(results), "bars": bars}
 
 

@@ -409,16 +409,19 @@ WALKS = {  # the places that the data visits: modules in 0.3.0, rooms now (scrip
         "generation decoding generation modeling generation modeling generation decoding "
         "individuals generation decoding individuals decoding individuals decoding "
         "individuals generation model modeling model modeling model modeling model generation "
-        "modeling generation decoding generation decoding generation modeling text",
+        "modeling generation decoding generation modeling generation modeling decoding "
+        "generation modeling text",
     ),
     "a table, fit and predict": (
         "regressor choices tables regressor tables regressor tables regressor tables regressor "
         "features regressor shown features processor pieces processor features model embedding "
         "features regressor value fit cauchy fit config abduction config action abduction value "
         "regressor fit abduction action conformal regressor conformal regressor value",
-        "regression options conversion regression text regression text regression terminal "
-        "regression modeling regression modeling regression terminal regression modeling "
-        "regression modeling regression modeling regression modeling regression",
+        "regression options conversion regression tables regression tables regression text "
+        "regression tables regression tables regression tables text tables regression "
+        "terminal regression tables regression modeling regression modeling regression "
+        "terminal regression modeling regression modeling regression modeling regression "
+        "modeling regression",
     ),
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from causal_qwen import CausalQwenForCausalLM, CausalQwenProcessor
 from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.cli.program import app
+from causal_qwen.conversion.base_models import load_tokenizer
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.export import export, plain_model
 from causal_qwen.engine import Engine
@@ -175,6 +178,29 @@ def test_gguf_file_is_read_back(saved: Any, tmp_path: Path, base: str, is_traine
         ).eval()
     assert back(ids()).logits == pytest.approx(ours.numpy(), abs=2e-5)
     assert (tmp_path / "out" / "Modelfile").read_text() == "FROM ./model-f32.gguf\n"
+
+
+@pytest.mark.parametrize("has_bos", [True, False])
+def test_the_first_token_of_a_text_is_kept_in_a_gguf_file(
+    has_bos: bool, saved: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    own = copy.deepcopy(tokenizer)
+    own.bos_token = "<end>"
+    if has_bos:
+        begin = [("<end>", own.bos_token_id)]
+        own.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<end> $A", pair="<end> $A <end> $B", special_tokens=begin
+        )
+    shutil.copytree(saved(), path := tmp_path / "model")
+    CausalQwenProcessor(own).save_pretrained(path)
+    export(path, tmp_path / "out", to="gguf", dtype="f32")
+    found = load_tokenizer(tmp_path / "out" / "model-f32.gguf")
+    assert found(" the").input_ids == own(" the").input_ids
+    found.save_pretrained(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert (again(" the").input_ids[0] == own.bos_token_id) == has_bos
 
 
 @pytest.mark.ecosystem("GGUF as f16 and q8_0", "works")

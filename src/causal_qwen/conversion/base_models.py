@@ -220,10 +220,15 @@ def load_tokenizer(base: str | os.PathLike[str]) -> Any:
     name = _source(base)
     if name.endswith(".gguf"):
         with file_named(name), quiet():
-            if "tokenizer.ggml.tokens" not in read_gguf_metadata(name)[0]:
+            metadata, _ = read_gguf_metadata(name)
+            if "tokenizer.ggml.tokens" not in metadata:
                 return None
             return AutoTokenizer.from_pretrained(
-                Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False
+                Path(name).parent,
+                gguf_file=Path(name).name,
+                trust_remote_code=False,
+                # which transformers does not read; Gemma without its first token is gibberish
+                add_bos_token=bool(metadata.get("tokenizer.ggml.add_bos_token")),
             )
     directory = local_directory(name)
     with tokenizer_checked(directory) as file, quiet():

@@ -121,7 +121,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, config: Any) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(tokenizer("a").input_ids[0] == tokenizer.bos_token_id)
     for kind in ("bos", "eos", "pad"):
         if (token := getattr(tokenizer, f"{kind}_token_id")) is not None:
             getattr(writer, f"add_{kind}_token_id")(token)

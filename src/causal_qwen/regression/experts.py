@@ -4,9 +4,9 @@
 
 Two passes. The first is robust: a linear head by the Cauchy likelihood (`ridge`), boosting by
 absolute errors, each predicting rows that it has not seen. Its residuals give every label a
-credibility (`credibility`): the probability that it is right. The second pass fits squared and
-absolute errors with these weights: as efficient as least squares on clean labels, and hardly
-touched by wrong ones.
+credibility (`credibility`): the probability that it is right. The second pass fits these experts
+again with the credibilities as weights, and others by squared errors beside them: as efficient as
+least squares on clean labels, and hardly touched by wrong ones.
 
 The experts' predictions of unseen rows are the coordinates of U. One chain turns them into Y: its
 weights w >= 0 maximise the Cauchy likelihood, its scale follows the predictions and how much
@@ -49,7 +49,6 @@ LEAF_ROWS = 4, 20  # at least, in a leaf: a sixtieth of the rows, within these b
 LEAVES = 6, 15  # of a tree: a thirtieth of the rows, within these bounds
 SQUARED_ROWS = 300  # of fewer, trees by absolute errors alone are as good
 HALF = 0.5  # of the labels with one value: residuals are then no scale for the others
-FEW_ROWS = 80  # of fewer, the robust linear experts stay in the second pass
 
 
 class Expert(NamedTuple):
@@ -289,11 +288,11 @@ def _most_frequent(y: Array) -> float:
 def _second_pass(
     experts: Sequence[Expert], first: Array, problem: Problem, trust: Array
 ) -> tuple[list[Expert], Array]:
-    """Least squares, labels weighted by credibility, beside trees by absolute errors.
+    """Least squares, labels weighted by credibility, beside the robust experts.
 
-    In a table of few rows the robust linear experts stay beside them: a few residuals are no
-    evidence of a wrong label, and one label can ruin least squares. Where all labels are
-    credible, robust experts would be the same again: their `first` predictions are taken.
+    The robust ones stay because right labels have tails, too: one auction at ten times the usual
+    price is no mistake, and ruins least squares. Where all labels are credible they would be the
+    same again: their `first` predictions are taken.
     """
     rows = len(problem.y)
     squared = [
@@ -301,15 +300,11 @@ def _second_pass(
         for one in experts
         if one.source != "boosting" or rows >= SQUARED_ROWS or len(experts) == 1
     ]
-    stays = [one.source == "boosting" or rows < FEW_ROWS for one in experts]
-    robust, again = (
-        [one for one, is_in in zip(experts, stays, strict=True) if is_in],
-        first[:, stays],
-    )
     second, unseen = predict_unseen(squared, problem, trust)
-    if robust and trust.min() < 1:
-        robust, again = predict_unseen(robust, problem, trust)
-    return second + robust, np.hstack([unseen, again])
+    robust = list(experts)
+    if trust.min() < 1:
+        robust, first = predict_unseen(experts, problem, trust)
+    return second + robust, np.hstack([unseen, first])
 
 
 def _choose(
