@@ -62,5 +62,5 @@ if __name__ == "__main__":
     if "RAY_ADDRESS" in os.environ:
         ray.init()
     else:
-        ray.init(num_cpus=WORKERS, include_dashboard=False)
+        ray.init(num_cpus=WORKERS + 1, include_dashboard=False)  # one that reads and writes
     predict_table(*sys.argv[1:])

@@ -34,6 +34,7 @@ def test_two_workers_predict_what_one_process_predicts(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,  # workers that hold every processor leave none to read with
         env={
             **os.environ,
             "HOME": str(tmp_path),  # where Ray keeps the token of its cluster
