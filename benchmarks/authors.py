@@ -3,8 +3,9 @@
     python benchmarks/authors.py --data DIRECTORY [--from-scratch small] [--steps 300]
 
 DIRECTORY has a folder per author with a text file per work (at least two), e.g. speeches. The last
-fifth of an author's works, by name, is held out. Two runs on the same rows in the same order: with
-an individual per author (`causal-qwen train --individual-column author`), and without. Reported on
+fifth of an author's works, by name, is held out. Three runs on the same rows in the same order:
+with an individual per author (`causal-qwen train --individual-column author`), with one individual
+that all authors share, which tells what a constant vector is worth, and without any. Reported on
 pieces of the held-out works: the negative log-likelihood per token of softmax(loc_S), its
 difference to the author's own individual with a 95% bootstrap interval over works, and how often
 the own individual is the likeliest of all.
@@ -30,6 +31,7 @@ from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.training.run import Run, train
 
 WORDS = 96  # of a piece: some 128 tokens
+EVERYONE = "everyone"  # the one individual that all authors share, and its column
 HELD_OUT = 5  # one work in so many, at least one
 REPLICATES = 2000
 
@@ -44,7 +46,12 @@ def read_pieces(directory: Path, most: int, held_out: int) -> tuple[list[Row], l
         kept = max(len(works) // HELD_OUT, 1)
         for some, rows, count in ((works[:-kept], learn, most), (works[-kept:], test, held_out)):
             pieces = [
-                {"text": piece, "author": folder.name, "work": f"{folder.name}/{work.stem}"}
+                {
+                    "text": piece,
+                    "author": folder.name,
+                    EVERYONE: EVERYONE,
+                    "work": f"{folder.name}/{work.stem}",
+                }
                 for work in some
                 for piece in cut(work.read_text(encoding="utf-8", errors="replace"))
             ]
@@ -112,8 +119,10 @@ def measure(directory: Path, test: list[Row], names: list[str], length: int) -> 
     return likelihoods(model, stacked, examples, collate).double().numpy()
 
 
-def compare(nll: np.ndarray, alone: np.ndarray, test: list[Row], names: list[str]) -> Row:
-    """Means over pieces, with intervals over works. nll (D, N + 1), alone (D,)"""
+def compare(
+    nll: np.ndarray, other_runs: dict[str, np.ndarray], test: list[Row], names: list[str]
+) -> Row:
+    """Means over pieces, with intervals over works. nll (D, N + 1), of the other runs (D,)"""
     place = np.array([names.index(row["author"]) for row in test])
     own = nll[np.arange(len(nll)), place]
     others = (nll[:, :-1].sum(-1) - own) / (len(names) - 1)
@@ -129,7 +138,7 @@ def compare(nll: np.ndarray, alone: np.ndarray, test: list[Row], names: list[str
         means = sums[draws].sum(-1) / sizes[draws].sum(-1)
         return [float(values.mean()), *np.quantile(means, (0.025, 0.975)).tolist()]
 
-    found = {"own": own, "another's": others, "nobody": nll[:, -1], "trained without": alone}
+    found = {"own": own, "another's": others, "nobody": nll[:, -1], **other_runs}
     return {
         "nll": {who: interval(values) for who, values in found.items()},
         "worse": {who: interval(values - own) for who, values in found.items() if who != "own"},
@@ -203,10 +212,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         place = options.keep or Path(temporary)
         place.mkdir(parents=True, exist_ok=True)
-        alone = measure(run(options, learn, test, place, ""), test, [], options.length)[:, -1]
-        log({"trained without": float(alone.mean())})
-        nll = measure(run(options, learn, test, place, "author"), test, names, options.length)
-    results = compare(nll, alone, test, names)
+
+        def train_and_measure(column: str, individuals: list[str]) -> np.ndarray:
+            directory = run(options, learn, test, place, column)
+            return measure(directory, test, individuals, options.length)
+
+        other_runs = {
+            "trained without": train_and_measure("", [])[:, -1],
+            "trained with one for all": train_and_measure(EVERYONE, [EVERYONE])[:, 0],
+        }
+        log({name: float(values.mean()) for name, values in other_runs.items()})
+        nll = train_and_measure("author", names)
+    results = compare(nll, other_runs, test, names)
     results |= {"pieces": len(learn), "held_out": len(test)}
     results["works"] = len({row["work"] for row in test})
     save(page(results, options, names), results, options.output)

@@ -49,7 +49,7 @@ MOVED = {  # below the package: old path -> new path
     "tabular": "regression.csv_io",
     "train": "training.run",
     "value": "modeling.value_space",
-    "watch": "engine.live_view",
+    "watch": "engine.watch",
 }
 
 

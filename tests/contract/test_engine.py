@@ -364,14 +364,14 @@ def test_np_generate_fails_with_one_sentence(directory: Path) -> None:
 def test_the_live_view_shows_tokens_bar_and_runners_up(directory: Path) -> None:
     import io
 
-    from causal_qwen.engine import live_view as watch
+    from causal_qwen.engine.watch import watch
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     out = Terminal()
-    steps = watch.watch(
+    steps = watch(
         Engine.from_pretrained(directory),
         "It costs",
         max_new_tokens=4,
@@ -391,7 +391,7 @@ def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.Monke
 
     from rich.console import Console
 
-    from causal_qwen.engine.live_view import _live
+    from causal_qwen.engine.live_view import show
 
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
@@ -403,7 +403,7 @@ def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.Monke
             while place < 3 and f"{place}/3" not in out.getvalue():
                 time.sleep(0.01)  # until the screen is drawn
 
-    done = _live(steps(), "beginning" + " and so on" * 200, console, 3)
+    done = show(steps(), "beginning" + " and so on" * 200, console, 3)
     assert len(done) == 3
     before_the_end = out.getvalue().rpartition("beginning")[0]
     for part in ("1/3", "on first", "' first'", "2/3", "on first second"):

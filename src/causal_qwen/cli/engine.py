@@ -71,7 +71,7 @@ def np_generate(
     who, mode = opt.check_individual(individual, mode)
     opt.check_seed(seed, mode)
     from causal_qwen.engine import Engine
-    from causal_qwen.engine.live_view import as_record, watch
+    from causal_qwen.engine.watch import as_record, watch
 
     engine = Engine.from_pretrained(directory_of(model), dtype=dtype, kernel=kernel)
     options, seed = opt.decoding_options(context, engine.resolve, mode=mode, individual=who)

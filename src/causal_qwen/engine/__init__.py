@@ -19,7 +19,8 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
     sampling           softmax, top-k, top-p, min-p, draws
     threads            shares work among cores
     random_checkpoint  checkpoints with random weights, for tests and benchmarks
-    live_view          a terminal view of a running generation
+    watch              a running generation: its text, or a live view
+    live_view          that view, in a terminal
 
 Open `engine` first, then `qwen2`. The decision rules are in `causal_qwen.decoding`.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,9 +153,11 @@ class Engine:
                 shapes = {name: stored.shape for name, stored in parameters.items()}
                 check_checkpoint(fields, shapes, str(directory))
                 fields, parameters = dequantized(fields, parameters)
-            engine = cls(fields, parameters, generation=saved, where=str(directory))
+            with ThreadPoolExecutor(1) as beside:  # the search for NaN, which reads all weights
+                reader = beside.submit(TextReader.from_directory, directory, fields)
+                engine = cls(fields, parameters, generation=saved, where=str(directory))
             engine.model.use(compiled)
-            engine.reader = TextReader.from_directory(directory, fields)
+            engine.reader = reader.result()
             if engine.heads is not None:
                 ValueSpace.of(fields)  # now, not at the first number
         check_words(saved, fields, parameters, str(directory))

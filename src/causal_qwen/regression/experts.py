@@ -45,6 +45,7 @@ TREES: dict[str, Any] = {
     "early_stopping": False,
 }
 STEPS = (30, 60, 100, 150, 220, 300)  # numbers of trees, of which cross-validation chooses
+BINS = 255  # of a column, as in scikit-learn's boosting
 LEAF_ROWS = 4, 20  # at least, in a leaf: a sixtieth of the rows, within these bounds
 LEAVES = 6, 15  # of a tree: a thirtieth of the rows, within these bounds
 SQUARED_ROWS = 300  # of fewer, trees by absolute errors alone are as good
@@ -171,9 +172,10 @@ class Growing:
             x, y, weights = x[is_kept], y[is_kept], weights[is_kept]
         else:
             weights = weights * trust
-        is_weighted = weights.min() < weights.max()
         rows = len(y)
-        self.rows = x, y, weights if is_weighted else None
+        self.rows = x, y, None
+        if weights.min() < weights.max():
+            self.rows = round_to_bins(x, categories), y, weights
         self.trees = HistGradientBoostingRegressor(
             loss=expert.loss,
             min_samples_leaf=int(np.clip(rows // 60, *LEAF_ROWS)),
@@ -186,6 +188,24 @@ class Growing:
 
     def grow(self, trees: int) -> Any:
         return self.trees.set_params(max_iter=trees).fit(*self.rows)
+
+
+def round_to_bins(x: Array, first: int = 0) -> Array:
+    """Columns from `first` on with at most BINS values each: means of bins of equally many rows.
+
+    scikit-learn would find such bins itself, but one by one where rows have weights (1.9): most of
+    the time of a fit with wrong labels. Columns that have so few values are left to it. (N, H)
+    """
+    rounded = x.copy()
+    for column in range(first, x.shape[1]):
+        is_known = np.isfinite(x[:, column])
+        values = x[is_known, column]
+        if len(np.unique(values)) > BINS:
+            edges = np.quantile(values, np.arange(1, BINS) / BINS)
+            bins = np.searchsorted(edges, values)
+            means = np.bincount(bins, values) / np.maximum(np.bincount(bins), 1)
+            rounded[is_known, column] = means[bins]
+    return rounded
 
 
 def predict_unseen(
