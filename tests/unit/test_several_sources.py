@@ -25,10 +25,11 @@ from sklearn.ensemble import BaggingRegressor  # noqa: E402
 from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
 
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
-from causal_qwen.regression import experts, reading, saved_regressor  # noqa: E402
+from causal_qwen.regression import experts, reading, saved_regressor, saved_sources  # noqa: E402
 from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 from causal_qwen.regression.source_model import SourceModel  # noqa: E402
+from causal_qwen.regression.sources import similarity  # noqa: E402
 
 QUICK: dict[str, Any] = {"folds": 3, "verbose": False}
 FEW_TREES = pytest.mark.usefixtures("few_trees")
@@ -351,6 +352,34 @@ def test_a_source_that_the_table_does_not_have_is_refused(houses: Any) -> None:
 # --- tables of other libraries
 
 
+def test_the_kernel_alone_has_nothing_to_compare(houses: Any) -> None:
+    with pytest.raises(ValueError, match="'kernel' compares rows by columns and words; add one"):
+        CausalTextRegressor(sources=["kernel", "boosting"], **QUICK).fit(houses, "medv")
+
+
+def test_similarities_multiply_to_the_kernel(houses: Any) -> None:
+    x = houses.to_numpy(float)[:80]
+    x = (x - x.mean(0)) / x.std(0)
+    found = similarity(x)
+    squares = ((x[:, None] - x) ** 2).sum(-1)
+    assert found.gamma == pytest.approx(0.5 / np.median(squares[squares > 0]))
+    features = found.transform(x)
+    np.testing.assert_allclose(features @ features.T, np.exp(-found.gamma * squares), atol=1e-6)
+    assert similarity(np.ones((5, 2))).transform(np.ones((1, 2))).shape == (1, 5)  # all the same
+
+
+def test_the_kernel_finds_what_no_sum_of_columns_gives() -> None:
+    """A number that two columns decide together, on few rows."""
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(draw.uniform(-1, 1, (260, 2)), columns=["a", "b"])
+    table["y"] = np.sin(3 * table["a"] * table["b"]) + 0.05 * draw.normal(size=260)
+    train, test = table[:160], table[160:]
+    linear = columns_only().fit(train, "y")
+    kernel = CausalTextRegressor(sources=["columns", "kernel"], **QUICK).fit(train, "y")
+    assert kernel.shares()["y"]["kernel"] > 0.8
+    assert median_error(kernel, test, "y") < 0.25 * median_error(linear, test, "y")
+
+
 def test_numpy_and_dicts_predict_as_data_frames_do(houses: Any, fitted: Any) -> None:
     X, y, test = (
         houses[:120].drop(columns="medv"),
@@ -442,7 +471,7 @@ def test_a_loaded_regressor_predicts_bit_for_bit_the_same(
 ) -> None:
     regressor, table = everything
     sources = {one.expert.source for one in regressor.source_.targets["price"].stack.experts}
-    assert sources == {"linear", "model", "boosting"}
+    assert sources == {"linear", "kernel", "model", "boosting"}
     again = CausalTextRegressor.load(original, model=opened)
     assert np.array_equal(answers(again, table), answers(regressor, table))
     assert again.get_params() == regressor.get_params()
@@ -618,7 +647,7 @@ EDITS: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "an expert of another name": (
         lambda s: s["sources"]["targets"]["price"]["experts"][1].update(name="linear"),
-        "experts.name is 'linear', not one of model",
+        "experts.name is 'linear', not one of kernel",
     ),
     "a share less": (
         lambda s: s["sources"]["shares"]["price"].pop("model"),
@@ -630,7 +659,7 @@ EDITS: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "a source less": (
         lambda s: s["sources"]["names"].pop(),
-        "sources.names is ['columns', 'words', 'boosting'], not ['columns', 'words', 'boosting', ",
+        "sources.names is ['columns', 'words', 'kernel', 'boosting'], not ['columns', ",
     ),
     "other sources than were asked for": (
         lambda s: s["parameters"].update(sources=["columns", "words"]),
@@ -698,6 +727,22 @@ def test_an_edited_field_is_named(what: str, saved: Path, opened: OpenModel) -> 
     change, message = EDITS[what]
     rehash(saved, change)
     assert message in refused(saved, opened)
+
+
+def test_a_regressor_without_kernels_that_was_saved_before_them_is_loaded(
+    houses: Any, tmp_path: Path
+) -> None:
+    import skops.io
+
+    before = CausalTextRegressor(sources=["columns", "boosting"], **QUICK).fit(houses[:100], "medv")
+    before.save(tmp_path / "old")
+    file = tmp_path / "old" / "sources.skops"
+    objects = skops.io.load(file, trusted=list(saved_sources.TRUSTED))
+    assert objects.pop("kernels") == {}
+    skops.io.dump(objects, file)
+    rehash(tmp_path / "old")
+    after = CausalTextRegressor.load(tmp_path / "old")
+    np.testing.assert_array_equal(after.predict(houses[100:120]), before.predict(houses[100:120]))
 
 
 def test_skops_is_imported_before_a_file_is_written(

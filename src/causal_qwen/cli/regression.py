@@ -25,7 +25,7 @@ Sources = Annotated[
     list[str] | None,
     Option(
         "--source",
-        help="columns, words, boosting or model; repeatable. Default: by cross-validation.",
+        help="columns, words, kernel, boosting or model; repeatable. Default: by cross-validation.",
     ),
 ]
 Data = Annotated[

@@ -33,7 +33,7 @@ from causal_qwen.regression.ridge import Design, Ridge, fit_ridge
 Array = NDArray[np.float64]
 Splits = Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # (training, test) rows
 
-LEAST_ROWS = 60  # of boosting beside other experts
+LEAST_ROWS = 60  # of kernel and boosting beside other experts
 DOUBTFUL = 0.5  # labels that are less credible do not count in absolute errors
 PRIOR_ROWS = 10.0  # of equal weights
 LEAST_SHARE = 0.02  # of all weights; an expert with less is dropped
@@ -144,7 +144,8 @@ def with_spread(predictions: Array) -> Array:
 
 def first_experts(sources: Sequence[str], rows: int) -> list[Expert]:
     """The robust ones."""
-    found = [Expert(name, name, "cauchy") for name in ("linear", "model") if name in sources]
+    linear = ("linear", "kernel", "model") if rows >= LEAST_ROWS else ("linear", "model")
+    found = [Expert(name, name, "cauchy") for name in linear if name in sources]
     if "boosting" in sources and (rows >= LEAST_ROWS or not found):
         found.append(Expert("boosting", "boosting", "absolute_error"))
     return found
@@ -173,7 +174,7 @@ class Growing:
         else:
             weights = weights * trust
         rows = len(y)
-        self.rows = x, y, None
+        self.rows: tuple[Any, Array, Array | None] = x, y, None
         if weights.min() < weights.max():
             self.rows = round_to_bins(x, categories), y, weights
         self.trees = HistGradientBoostingRegressor(

@@ -3,9 +3,9 @@
     regressor = CausalTextRegressor().fit(train, "price")      # a DataFrame, or texts and values
     low, high = regressor.predict_interval(test, level=0.9)    # calibrated by cross-validation
 
-A row is read in several ways (`sources`): columns, words, boosting, and the language model for
-texts. Their predictions of unseen rows are the coordinates of U, and Y is a linear function of U
-(`experts`). With `sources=["model"]` every row is a sentence that ends where its number would
+A row is read in several ways (`sources`): columns, words, kernel, boosting, and the language model
+for texts. Their predictions of unseen rows are the coordinates of U, and Y is a linear function of
+U (`experts`). With `sources=["model"]` every row is a sentence that ends where its number would
 follow, and U is abduced there. The value is predicted without the gate P_<NUM>. Three backbones:
 
     frozen    the embedded model as it is; only the causal chain is fitted, on cached features
@@ -84,9 +84,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     Args:
         backbone: `frozen` (the embedded model as it is), `finetune` or `scratch`.
-        sources: `auto`, or some of `columns`, `words`, `boosting`, `model` (frozen). `auto` asks
-            the language model only where there are texts; `["model"]` alone reads every row as a
-            sentence, as version 0.3 did.
+        sources: `auto`, or some of `columns`, `words`, `kernel`, `boosting`, `model` (frozen).
+            `auto` asks the language model only where there are texts; `["model"]` alone reads every
+            row as a sentence, as version 0.3 did.
         support: `auto`, `real`, `positive` (at least 0), `count` (whole, at least 0), or (low,
             high): medians, quantiles and intervals stay inside.
         cv: a splitter of scikit-learn (`TimeSeriesSplit()`), for cross-validation within `fit`;

@@ -2,7 +2,7 @@
 
     regressor.json         the columns by kind, their ranges, the experts and the shares
     regressor.safetensors  linear experts, and the center and spread of z
-    sources.skops          scikit-learn's fitted transformers and boosting
+    sources.skops          scikit-learn's fitted transformers, kernels and boosting
 
 A skops file names the type of everything in it, and is refused before anything is made if one is
 neither scikit-learn's nor in `TRUSTED`. Splines are not in it: they follow from their knots.
@@ -22,6 +22,7 @@ import torch
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.kernel_approximation import Nystroem
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import SplineTransformer
 from torch import Tensor
@@ -59,12 +60,14 @@ TRUSTED = (  # beside what skops trusts: scikit-learn's estimators, arrays, plai
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     *("functools.partial", "sklearn.utils.validation.check_array"),  # of trees with categories
     *("numpy.dtype", "numpy.round"),  # of an imputer, of rounded components
+    "scipy.sparse._csr.csr_matrix",  # of rows with words, in a kernel
 )
 FIELDS = ("names", "schema", "ranges", "text_columns", "baseline", "targets", "shares", "sha256")
 TARGET_FIELDS = ("word_factor", "pooling", "experts")
 
 LOSSES = {  # of experts, by the block that they read
     "linear": ("squared_error", "cauchy"),
+    "kernel": ("squared_error", "cauchy"),
     "model": ("squared_error", "cauchy"),
     "boosting": ("squared_error", "absolute_error"),
 }
@@ -80,12 +83,23 @@ CELL: Check = or_none((lambda v: isinstance(v, str | bool) or is_number(v), "a t
 Shapes = dict[str, tuple[int | None, ...]]  # None: any size
 
 
+class Objects(NamedTuple):
+    """What sources.skops has."""
+
+    transformers: dict[str, Any]  # by source
+    trees: dict[str, Any]  # by "target.expert"
+    kernels: dict[str, Any]  # by target
+
+
 class TargetRecord(NamedTuple):
     """What regressor.json has of a target's experts."""
 
     word_factor: float
     pooling: int | None
     experts: list[Expert]
+
+    def uses(self, source: str) -> bool:
+        return any(expert.source == source for expert in self.experts)
 
     def shapes(self) -> Shapes:
         """The tensors of the target: its chain, linear experts, and the standardisation of z."""
@@ -114,7 +128,10 @@ class SourceRecord(NamedTuple):
 
     @property
     def uses_model(self) -> bool:
-        return any(e.source == "model" for t in self.targets.values() for e in t.experts)
+        return self.uses("model")
+
+    def uses(self, source: str) -> bool:
+        return any(target.uses(source) for target in self.targets.values())
 
     def sources_of(self, target: str) -> set[str]:
         """The sources that a target's experts read."""
@@ -169,7 +186,7 @@ def source_tensors(target: TargetModel) -> dict[str, Tensor]:
 
 
 def write_objects(file: Path, source: SourceModel) -> None:
-    """sources.skops: transformers by source, trees by target and expert."""
+    """sources.skops: transformers by source, kernels by target, trees by target and expert."""
     transformers = copy.deepcopy(source.table.transformers)
     for transformer in transformers.values():
         transformer.transformers = clone(transformer).transformers  # unfitted: those are not used
@@ -181,7 +198,12 @@ def write_objects(file: Path, source: SourceModel) -> None:
         for at, one in enumerate(target.stack.experts)
         if not is_linear(one.expert)
     }
-    found = {"transformers": transformers, "trees": trees}
+    kernels = {
+        str(place): target.kernel
+        for place, target in enumerate(source.targets.values())
+        if target.kernel is not None
+    }
+    found = Objects(transformers, trees, kernels)._asdict()
     file.write_bytes(load_skops().dumps(found, compression=ZIP_DEFLATED, compresslevel=1))
 
 
@@ -247,14 +269,15 @@ def read_source_settings(
 
 
 def _check_names(file: Path, record: SourceRecord, asked: Sources) -> None:
-    """The sources are those that a table of these columns has; the language model may be missing
-    if no expert uses it (`fit_sources`)."""
+    """The sources are those that a table of these columns has. The language model may be missing
+    if no expert uses it (`fit_sources`), and the kernel, which older files do not know."""
     try:
         wanted = choose_sources(asked, record.schema)
     except (KeyError, ValueError):  # unknown ones, or none
         raise wrong(file, "parameters.sources", repr(asked), "sources of the columns") from None
-    if not record.uses_model and "model" not in record.names:
-        wanted = [name for name in wanted if name != "model"]
+    for name in ("model", "kernel"):
+        if not record.uses(name) and name not in record.names:
+            wanted = [one for one in wanted if one != name]
     if record.names != wanted:
         raise wrong(file, "sources.names", repr(record.names), repr(wanted))
 
@@ -290,42 +313,49 @@ def _target(file: Path, name: str, found: Any) -> TargetRecord:
         check_field(file, f"{field}.experts.steps", one["steps"], COUNT)
     experts = [Expert(**one) for one in experts]
     record = TargetRecord(found["word_factor"], found["pooling"], experts)
-    uses_model = any(expert.source == "model" for expert in record.experts)
+    uses_model = record.uses("model")
     if uses_model is not (record.pooling is not None):
         wanted = "a number" if uses_model else "null"
         raise wrong(file, f"{field}.pooling", repr(record.pooling), wanted)
     return record
 
 
-def read_objects(file: Path, record: SourceRecord) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Transformers by source and trees by "target.expert", of the types that are expected."""
+def read_objects(file: Path, record: SourceRecord) -> Objects:
+    """Of the types that are expected."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; {CURE}.")
     if file_sha256(file) != record.sha256:
         raise ValueError(f"{file} differs from the file that was saved with it; {CURE}.")
     found = _load_trusted(file)
-    wanted = {
-        f"{place}.{at}"
-        for place, target in enumerate(record.targets.values())
-        for at, expert in enumerate(target.experts)
-        if not is_linear(expert)
-    }
-    is_right = isinstance(found, dict) and found.keys() == {"transformers", "trees"}
+    if isinstance(found, dict):
+        found.setdefault("kernels", {})  # of older files
+    is_right = isinstance(found, dict) and {*found} == {*Objects._fields}
     if not is_right or not {*found["transformers"]} <= {*record.names}:
         raise ValueError(f"{file} has no transformers of the saved sources; {CURE}.")
-    for kind, parts in (
-        (ColumnTransformer, found["transformers"]),
-        (HistGradientBoostingRegressor, found["trees"]),
+    targets = [(str(place), target) for place, target in enumerate(record.targets.values())]
+    wanted = {
+        "trees": {
+            f"{place}.{at}"
+            for place, target in targets
+            for at, expert in enumerate(target.experts)
+            if not is_linear(expert)
+        },
+        "kernels": {place for place, target in targets if target.uses("kernel")},
+    }
+    objects = Objects(**found)
+    for kind, parts in zip(
+        (ColumnTransformer, HistGradientBoostingRegressor, Nystroem), objects, strict=True
     ):
         for name, part in parts.items():
             if type(part) is not kind:
                 raise wrong(file, name, f"a {type(part).__name__}", f"a {kind.__name__}")
-    if {*found["trees"]} != wanted:
-        raise wrong(file, "trees", str(sorted(found["trees"])), str(sorted(wanted)))
-    for transformer in found["transformers"].values():
+    for name, keys in wanted.items():
+        if {*found[name]} != keys:
+            raise wrong(file, name, str(sorted(found[name])), str(sorted(keys)))
+    for transformer in objects.transformers.values():
         for spline in _splines(transformer):
             spline.fit(spline.knots)
-    return found["transformers"], found["trees"]
+    return objects
 
 
 def _load_trusted(file: Path) -> Any:
@@ -359,19 +389,18 @@ def to_source_model(
     spaces: dict[str, ValueSpace],
     chains: list[Chain],
     tensors: list[dict[str, Tensor]],
-    objects: tuple[dict[str, Any], dict[str, Any]],
+    objects: Objects,
 ) -> SourceModel:
     """The parts of the three files, put together."""
-    transformers, trees = objects
     source = SourceModel(record.schema, record.names)
     table: TableFeatures = source.table
-    table.transformers, table.ranges = transformers, record.ranges
+    table.transformers, table.ranges = objects.transformers, record.ranges
     source.shares = record.shares
     for place, (name, target) in enumerate(record.targets.items()):
         arrays = {key: tensor.numpy() for key, tensor in tensors[place].items()}
         experts = []
         for at, expert in enumerate(target.experts):
-            predictor: Any = trees.get(f"{place}.{at}")
+            predictor: Any = objects.trees.get(f"{place}.{at}")
             if is_linear(expert):
                 slope, constant = (
                     arrays[f"expert.{at}.coefficients"],
@@ -382,6 +411,11 @@ def to_source_model(
         reading = None
         if target.pooling is not None:
             reading = Reading(target.pooling, arrays["reading.center"], arrays["reading.spread"])
-        stack = Stack(experts, chains[place])
-        source.targets[name] = TargetModel(spaces[name], target.word_factor, reading, stack)
+        source.targets[name] = TargetModel(
+            spaces[name],
+            target.word_factor,
+            reading,
+            objects.kernels.get(str(place)),
+            Stack(experts, chains[place]),
+        )
     return source

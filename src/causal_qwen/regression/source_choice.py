@@ -43,6 +43,7 @@ def choose_sources(sources: Sources, schema: Schema) -> list[str]:
     has = {
         "columns": bool(schema.numbers or schema.categories),
         "words": bool(schema.texts),
+        "kernel": True,
         "boosting": True,
         "model": bool(schema.texts),
     }
@@ -53,7 +54,12 @@ def choose_sources(sources: Sources, schema: Schema) -> list[str]:
         raise ValueError(
             f"sources={sources!r}: the table has no {' or '.join(chosen)}; add another."
         )
-    return [name for name in SOURCES if name in chosen and (has[name] or name == "model")]
+    found = [name for name in SOURCES if name in chosen and (has[name] or name == "model")]
+    if "kernel" in found and not {"columns", "words"} & {*found}:
+        raise ValueError(
+            f"sources={sources!r}: 'kernel' compares rows by columns and words; add one of them."
+        )
+    return found
 
 
 def split_rows(

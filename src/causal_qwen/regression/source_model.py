@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.kernel_approximation import Nystroem
 from threadpoolctl import threadpool_limits
 
 from causal_qwen.modeling.cauchy import Cauchy
@@ -33,7 +34,7 @@ from causal_qwen.regression.experts import (
 )
 from causal_qwen.regression.features import MIDDLE, Pooling
 from causal_qwen.regression.ridge import Design, fit_ridge, tail_weights
-from causal_qwen.regression.sources import Schema, TableFeatures
+from causal_qwen.regression.sources import Schema, TableFeatures, similarity
 
 Array = NDArray[np.float64]
 Hidden = Mapping[int, NDArray[np.float32]]  # place in `MIDDLE` -> z by that pooling, (N, H)
@@ -73,11 +74,15 @@ class TargetModel:
     space: ValueSpace
     word_factor: float
     reading: Reading | None  # None if no expert reads z
+    kernel: Nystroem | None  # None if no expert reads similarities
     stack: Stack
 
     @property
     def uses_model(self) -> bool:
-        return any(one.expert.source == "model" for one in self.stack.experts)
+        return self.uses("model")
+
+    def uses(self, source: str) -> bool:
+        return any(one.expert.source == source for one in self.stack.experts)
 
 
 class SourceModel:
@@ -151,11 +156,14 @@ class SourceModel:
         if z is not None:
             every = [_read(z, place) for place in z]
             reading = min(every, key=lambda one: _unseen_loss(one(z), y, weights, residuals))
-        blocks = _blocks(features, factor, reading, z, self.categories, linear.design(factor))
+        design, kernel = linear.design(factor), None
+        if "kernel" in self.table.sources and design is not None and len(y) <= MANY_ROWS:
+            kernel = similarity(design.x, seed)
+        blocks = _blocks(features, factor, reading, kernel, z, self.categories, design)
         stack, evidence = fit_stack(blocks, y, weights, splits, seed=seed, done=done)
-        found = TargetModel(space, factor, reading, stack)
-        if not found.uses_model:
-            found.reading = None
+        found = TargetModel(space, factor, reading, kernel, stack)
+        found.reading = reading if found.uses("model") else None
+        found.kernel = kernel if found.uses("kernel") else None
         return found, evidence
 
     @property
@@ -171,7 +179,14 @@ class SourceModel:
         with few_threads(len(frame)):
             return {
                 name: target.stack.coordinates(
-                    _blocks(features, target.word_factor, target.reading, z, self.categories)
+                    _blocks(
+                        features,
+                        target.word_factor,
+                        target.reading,
+                        target.kernel,
+                        z,
+                        self.categories,
+                    )
                 )
                 for name, target in self.targets.items()
             }
@@ -251,6 +266,7 @@ def _blocks(
     features: dict[str, Any],
     factor: float,
     reading: Reading | None,
+    kernel: Nystroem | None,
     z: Hidden | None,
     categories: int,
     design: Design | None = None,
@@ -259,6 +275,8 @@ def _blocks(
     found: dict[str, Any] = {}
     if (linear := _linear(features, factor) if design is None else design.x) is not None:
         found["linear"] = linear
+        if kernel is not None:
+            found["kernel"] = kernel.transform(linear)
     if reading is not None and z is not None:
         found["model"] = reading(z)
     if "boosting" in features:

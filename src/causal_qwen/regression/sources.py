@@ -2,6 +2,7 @@
 
     columns   numbers (standardised, and as splines; missing values flagged), categories (one-hot)
     words     TF-IDF of every text column, by words and pairs of words and by letters
+    kernel    how similar a row is to training rows, in columns and words; see `similarity`
     boosting  numbers and categories as they are, the leading components of the words
     model     what the language model makes of the text columns; see `features`
 
@@ -22,6 +23,8 @@ from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
+from sklearn.kernel_approximation import Nystroem
+from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -36,12 +39,13 @@ from causal_qwen.text.numerals import encode
 
 Array = NDArray[np.float64]
 
-SOURCES = ("columns", "words", "boosting", "model")
+SOURCES = ("columns", "words", "kernel", "boosting", "model")
 LARGE = 4000  # rows; of more, the linear head takes the leading components of the words
 WORD_COMPONENTS, TREE_COMPONENTS = 100, 30
 MOST_FEATURES = 50_000  # n-grams of a text column
 MOST_CATEGORIES = 250  # of a column, in a tree
 KNOTS = 6
+LANDMARKS = 600  # training rows, at most, to which a row is compared
 ROUNDED = {"decimals": 6}  # components: rounding errors must not cross a tree's threshold
 TOKEN = r"(?u)\w+|[^\w\s]"
 MOST_INNER_NUMBERS, INNER_SHARE = 8, 0.2  # of a text column
@@ -224,3 +228,14 @@ def _leading(vectorizer: Any, texts: Any, count: int) -> Any:
     features = len(vectorizer.fit(texts).vocabulary_)
     components = TruncatedSVD(min(count, features), random_state=0)
     return make_pipeline(vectorizer, components, FunctionTransformer(np.round, kw_args=ROUNDED))
+
+
+def similarity(x: Any, seed: int = 0) -> Nystroem:
+    """Fitted to the columns and words of training rows (N, H): exp(-d^2 / 2m) to LANDMARKS of them,
+    d the distance and m the median of d^2."""
+    rows = np.random.default_rng(seed).permutation(x.shape[0])[:LANDMARKS]
+    squares = euclidean_distances(x[rows], squared=True)
+    apart = squares[squares > 1e-9 * max(squares.max(), 1e-300)]
+    gamma = 0.5 / float(np.median(apart)) if len(apart) else 1.0
+    known = sparse.csr_matrix(x) if sparse.issparse(x) else x  # which skops saves, no csr_array
+    return Nystroem(gamma=gamma, n_components=len(rows), random_state=seed).fit(known)
