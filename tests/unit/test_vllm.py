@@ -158,11 +158,6 @@ class FakeModel:
         )
         self.u: Any = None
         self.bar: Any = None
-        self.products = 0
-
-    @property
-    def has_constant_scale(self) -> bool:
-        return self.inner.abduction.scale.is_constant
 
     def compute(self, texts: list[list[int]]) -> torch.Tensor:
         outputs = [self.inner(torch.tensor([text]), logits_to_keep=1) for text in texts]
@@ -185,6 +180,8 @@ CALLS: list[dict[str, Any]] = [
     {"individual": 13, "top_p": 0.7, "whole_words": False},
     {"individual": 14, "repetition_penalty": 1.5},
     {"individual": 15, "exogenous": 4, "min_density": 0.05},
+    {"individual": 16, "causal_min_p": 0.0},
+    {"causal_mode": "sampling", "individual": 17, "causal_min_p": 0.0},
     {"causal_mode": "compatible", "normalization": "ovr", "do_sample": False},
 ]
 
@@ -225,8 +222,10 @@ def test_rows_of_all_modes_choose_together_what_generate_chooses_alone(
         ):
             output.append(token)
     assert outputs == wanted
-    kept = [place for place, row in enumerate(rows) if row is not None and row.shift is not None]
-    assert kept == ([1, 5, 6, 7] if kind == "fresh_model" else [])  # the same noise everywhere
+    decisions = [row.decision for row in rows if row is not None]
+    assert [i for i, one in enumerate(decisions) if one.shift_u is None] == [0, len(CALLS) - 1]
+    whole = [i for i, one in enumerate(decisions) if one.shift is not None]
+    assert whole == [9, 10]  # all tokens are candidates; else W is read for candidates alone
 
 
 def test_only_the_chosen_token_is_left_to_draw(fresh_model: Callable[..., Any]) -> None:

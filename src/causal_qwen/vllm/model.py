@@ -45,7 +45,6 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         self.u: Cauchy | None = None  # of the rows of the last call, (B, C)
         self.bar: Tensor | None = None  # h there, (B, 1)
         self.needs_bar = True  # set by the processor, which knows the modes
-        self.has_constant_scale = False  # scale_U is the same in every context
         self._law: Any = None
         _loaded[vllm_config.instance_id] = self
 
@@ -65,7 +64,7 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         loaded: set[str] = super().load_weights(
             (renamed.get(name, name), tensor) for name, tensor in self._parameters_of(weights)
         )
-        self.has_constant_scale, self._law = self.abduction.scale.is_constant, None
+        self._law = None
         return loaded
 
     def _parameters_of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
