@@ -103,6 +103,16 @@ def test_an_unnamed_individual_is_drawn_anew_for_every_use_of_the_same_parameter
     ]
 
 
+def test_a_penalty_is_left_to_vllm_in_compatible_alone() -> None:
+    request = params({"individual": 7}, repetition_penalty=1.5)
+    for _ in range(2):  # the same parameters, used again
+        assert settings_of(request).repetition_penalty == 1.5
+        assert request.repetition_penalty == 1.0  # vLLM would apply it a second time
+    request = params({"causal_mode": "compatible"}, repetition_penalty=1.5)
+    admit(request, SERVED)
+    assert request.repetition_penalty == 1.5
+
+
 def test_several_copies_keep_a_temperature_which_vllm_asks_of_them() -> None:
     for n, heat in ((1, 0.0), (2, 1.0)):
         request = params({"individual": 7}, n=n)
@@ -272,9 +282,8 @@ def vllm_config(**changes: Any) -> Any:
         quantization=None,
         enable_prompt_embeds=False,
     )
-    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    parallel = SimpleNamespace(pipeline_parallel_size=1)
     whole = SimpleNamespace(model_config=model, parallel_config=parallel, speculative_config=None)
-    whole.use_v2_model_runner = False
     for name, value in changes.items():
         for part in (config, model, parallel, whole):
             if hasattr(part, name):
@@ -289,10 +298,8 @@ def vllm_config(**changes: Any) -> Any:
         ({"architecture": "CausalLlamaForCausalLM"}, "is not served by this plugin"),
         ({"encode_numbers": "value"}, "reads numbers as values"),
         ({"speculative_config": object()}, "Speculative decoding"),
-        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"quantization": "fp8"}, "quantization='fp8'"),
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
         ({"pipeline_parallel_size": 4}, "--pipeline-parallel-size 4"),
     ],
 )

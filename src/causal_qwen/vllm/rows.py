@@ -40,9 +40,9 @@ class Row:
         self.cuts = _cuts(settings)
         self.reads_all = settings.repetition_penalty != 1
 
-    @property
-    def needs_bar(self) -> bool:
-        return self.settings.mode != "causal"
+    def begin(self, length: int) -> int:
+        """The place in a text from which the row reads: enough for `avoid_repeats`, or all."""
+        return 0 if self.reads_all else max(length - REACH, 0)
 
     def choose(self, scores: Tensor, text: Sequence[int]) -> Tensor:
         """loc_S and the text, or its end -> scores that vLLM samples from. (1, V) -> (V,)"""
@@ -86,7 +86,7 @@ def decide_rows(model: Any, scores: Tensor, steps: Sequence[Step]) -> Tensor:
     for place, row, _, text in steps:
         here, decision = slice(place, place + 1), row.decision
         decision.u = Cauchy(model.u.loc[here], model.u.scale[here])
-        decision.bar = model.bar[here] if row.needs_bar and model.bar is not None else None
+        decision.bar = None if model.bar is None else model.bar[here]
         scores[place] = row.choose(scores[here], text)
     return scores
 
@@ -130,11 +130,9 @@ def _cuts(settings: DecodingSettings) -> LogitsProcessorList:
 
 
 def text_end(row: Row, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
-    """The end of a text that the row reads: enough for `avoid_repeats`, or all."""
-    if row.reads_all:
-        return [*prompt, *output]
-    missing = max(REACH - len(output), 0)
-    return [*prompt[len(prompt) - min(missing, len(prompt)) :], *output[-REACH:]]
+    """The end of a text that the row reads."""
+    begin = row.begin(len(prompt) + len(output))
+    return [*prompt[begin:], *output[max(begin - len(prompt), 0) :]]
 
 
 def _no_draws(rows: int) -> list[int]:
