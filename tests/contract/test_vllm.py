@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +28,7 @@ from causal_qwen.options import CONTINUES, OPEN
 
 PYTHON = os.environ.get("CAUSAL_QWEN_VLLM", "")
 DRIVER = Path(__file__).parents[1] / "_vllm_driver.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "vllm_throughput.py"
 LIMIT = 3600  # seconds: an engine that hangs, also on a busy machine
 pytestmark = [
     pytest.mark.slow,
@@ -304,6 +306,25 @@ def test_further_texts_are_those_of_the_successors(found: dict[str, Job]) -> Non
 def test_the_embedded_model_says_what_generate_says(found: dict[str, Job]) -> None:
     assert len(found["embedded"]["requests"]) == 20
     check(found["embedded"])
+
+
+def test_the_benchmark_compares_with_stock_vllm_and_with_generate(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARK), "--quick", "--python", PYTHON]
+    page = tmp_path / "vllm.md"
+    done = subprocess.run(
+        [*command, "--output", str(page)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "|---|" in page.read_text("utf-8")
+    rows = json.loads(page.with_suffix(".json").read_text("utf-8"))
+    assert [row["mode"] for row in rows] == ["standard", "causal", "sampling"]
+    assert all(row["equal"] == row["batch"] == 2 for row in rows)
+    assert rows[0]["greedy"] == 2
+    assert all(low > 0 for row in rows for low in (row["to_stock"][1], row["to_generate"][1]))
 
 
 # ---------------------------------------------------------------- over HTTP
