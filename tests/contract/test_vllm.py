@@ -402,6 +402,9 @@ def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> Non
         assert complete() == [text(read, causal_mode="standard")]
         assert complete(individual=7, n=2) == [text(read, individual=7), text(read, individual=8)]
         assert complete(vllm_xargs={"individual": 7}) == [text(read, individual=7)]
+        assert complete(individual=7, whole_words=False) == [
+            text(read, individual=7, whole_words=False)
+        ]
         assert complete(temperature=0.5, seed=4) == [
             text(read, causal_mode="sampling", individual=4, temperature=0.5)
         ]

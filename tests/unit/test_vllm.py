@@ -9,6 +9,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from causal_qwen.decoding.candidates import REACH
+from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.modeling.action import ActionHead
 from causal_qwen.options import CONTINUES, OPEN
 from causal_qwen.serving.requests import RequestError, user_seed
@@ -88,6 +90,18 @@ def test_settings_come_from_the_request_then_from_the_model() -> None:
     assert settings_of(params({"individual": 1, "causal_min_p": 0.0})).min_p == 0.0
     hot = settings_of(params({"individual": 1, "noise_temperature": 2.5}))
     assert hot.temperature == 2.5
+
+
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize(
+    "name", [one.name for one in fields(DecodingSettings) if one.type == "bool"]
+)
+def test_true_and_false_arrive_as_numbers(name: str, value: int) -> None:
+    found = settings_of(params({"individual": 1, name: value}))
+    if name == "do_sample":
+        assert found.mode == ("sampling" if value else "causal")
+    else:
+        assert getattr(found, name) is bool(value)
 
 
 def test_an_unnamed_individual_is_drawn_anew_for_every_use_of_the_same_parameters() -> None:
