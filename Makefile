@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help demo app test fuzz chromium lint style format docs notebooks reproduce env clean bench-decode \
         bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals \
-        bench-serving bench-check vllm test-vllm
+        bench-serving bench-vllm bench-check vllm test-vllm
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ bench-check: $(BENCH)  ## the NumPy engine's ratios beside those of the last pag
 
 bench-serving: $(APP)  ## the server: eight clients at once beside one, and beside generate
 	$(BIN)/python benchmarks/serving.py $(ARGS)
+
+bench-vllm: $(STAMP) $(SERVED)  ## the vLLM plugin beside stock vLLM and beside generate (ARGS="--shape 0.5b")
+	$(BIN)/python benchmarks/vllm_throughput.py --python $(VLLM)/bin/python $(ARGS)
 
 bench-individuals: env  ## individuals beside softmax and Gumbel, counterfactuals: an hour (ARGS=... for one)
 	$(BIN)/python benchmarks/individuals.py $(or $(ARGS),all)

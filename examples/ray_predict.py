@@ -51,7 +51,7 @@ def predict_table(fitted: str, data: str, output: str, rows: int = ROWS) -> None
         fn_constructor_args=[str(Path(fitted).resolve())],
         batch_format="pandas",
         batch_size=rows,
-        concurrency=WORKERS,
+        compute=ray.data.ActorPoolStrategy(size=WORKERS),
     )
     answers.write_parquet(output)
 
@@ -62,5 +62,5 @@ if __name__ == "__main__":
     if "RAY_ADDRESS" in os.environ:
         ray.init()
     else:
-        ray.init(num_cpus=WORKERS + 1, include_dashboard=False)  # one that reads and writes
+        ray.init(num_cpus=WORKERS + 1, include_dashboard=False)  # one more reads and writes
     predict_table(*sys.argv[1:])

@@ -6,6 +6,9 @@ DIRECTORY has jobs, `NAME.job.json`, and gets their answers, `NAME.json`. A job 
 directory, options of the engine, and requests: token ids of a prompt, options of `generate`, and
 the step after which the request arrives. The answers are token ids. Every job has a process of its
 own, a copy of this one, which has imported vLLM.
+
+vLLM's second model runner needs Triton, which has no compiler for CPUs here. Its interpreter
+(TRITON_INTERPRET=1) runs the same kernels; vLLM asks for a backend of CPUs, and finds an empty one.
 """
 
 from __future__ import annotations
@@ -14,7 +17,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+if os.environ.get("TRITON_INTERPRET") == "1":  # before vLLM looks
+    from triton.backends import backends
+
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: False))
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -38,6 +47,7 @@ def parameters(options: dict[str, Any], tokens: int) -> Any:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    os.environ.update(job.get("environment", {}))
     usual = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True}
     engine = LLMEngine.from_engine_args(EngineArgs(job["model"], **{**usual, **job["engine"]}))
     waiting = dict(enumerate(job["requests"]))

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +28,7 @@ from causal_qwen.options import CONTINUES, OPEN
 
 PYTHON = os.environ.get("CAUSAL_QWEN_VLLM", "")
 DRIVER = Path(__file__).parents[1] / "_vllm_driver.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "vllm_throughput.py"
 LIMIT = 3600  # seconds: an engine that hangs, also on a busy machine
 pytestmark = [
     pytest.mark.slow,
@@ -42,10 +44,18 @@ SHAPE: dict[str, Any] = {  # distinct sizes, and heads that vLLM's kernels can d
     "max_position_embeddings": 256,
     "initializer_range": 0.15,
 }
+TWO_DEVICES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "converted": {},  # constant scales: the noise of an individual is multiplied with W once
     "trained": {"threshold_context": "competition", "num_token_id": 1000},
     "wider": {"causal_size": 128, "head_bias": True},
+    "shared": {**TWO_DEVICES, "threshold_context": "competition"},
+    "shared-wider": {**TWO_DEVICES, "causal_size": 160, "head_bias": True},
+}
+ON_TWO_DEVICES = ("shared", "shared-wider")  # W tied to the embedding, and not
+RUNNERS: dict[str, dict[str, str]] = {  # vLLM's two model runners
+    "first": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+    "second": {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"},  # kernels, without a GPU
 }
 CALLS: list[dict[str, Any]] = [
     {"causal_mode": "standard"},
@@ -124,10 +134,22 @@ def job(directory: Path, requests: list[dict[str, Any]], **engine: Any) -> Job:
     return {"model": str(directory), "engine": {**ENGINE, **engine}, "requests": requests}
 
 
+def on_two_devices(one: Job) -> Job:
+    """The same job with tensor parallelism, a core for each of two processes."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        **one,
+        "engine": {**one["engine"], "tensor_parallel_size": 2},
+        "environment": {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"},
+    }
+
+
 def jobs_of_the_tiny_models(models: dict[str, Any], root: Path) -> dict[str, Job]:
     jobs = {
         f"modes-{kind}": job(root / kind, requests_of(models[kind], (3, 40, 90))) for kind in KINDS
     }
+    for kind in ON_TWO_DEVICES:
+        jobs[f"devices-{kind}"] = on_two_devices(jobs[f"modes-{kind}"])
     crowd = requests_of(models["trained"], (17, 90))
     for place, one in enumerate(crowd):
         one["after"] = 2 * (place % 9)
@@ -195,21 +217,14 @@ def job_of_the_embedded_model() -> Job:
     return job(default_model(), [request_of(model, ids, call) for ids in read for call in calls])
 
 
-@pytest.fixture(scope="module")
-def asked(
-    fresh_model: Make, make_model: Make, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Job]:
-    """All jobs, with the answers of vLLM."""
-    root = tmp_path_factory.mktemp("vllm")
-    models = {kind: make_tiny(kind, fresh_model, make_model, root / kind) for kind in KINDS}
-    jobs = jobs_of_the_tiny_models(models, root)
-    jobs |= jobs_of_the_base_model(models["converted"], root)
-    jobs["embedded"] = job_of_the_embedded_model()
+def answer(jobs: dict[str, Job], directory: Path, **more: str) -> dict[str, Job]:
+    """Jobs with the answers of vLLM, all of them in one environment."""
+    directory.mkdir()
     for name, one in jobs.items():
-        (root / f"{name}.job.json").write_text(json.dumps(one), "utf-8")
+        (directory / f"{name}.job.json").write_text(json.dumps(one), "utf-8")
     done = subprocess.run(
-        [PYTHON, str(DRIVER), str(root)],
-        env={**environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        [PYTHON, str(DRIVER), str(directory)],
+        env={**environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **more},
         capture_output=True,
         text=True,
         check=False,
@@ -217,9 +232,28 @@ def asked(
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return {
-        name: {**one, **json.loads((root / f"{name}.json").read_text("utf-8"))}
+        name: {**one, **json.loads((directory / f"{name}.json").read_text("utf-8"))}
         for name, one in jobs.items()
     }
+
+
+@pytest.fixture(scope="module")
+def asked(
+    fresh_model: Make, make_model: Make, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Job]]:
+    """All jobs, with the answers of vLLM, by its model runner."""
+    root = tmp_path_factory.mktemp("vllm")
+    models = {kind: make_tiny(kind, fresh_model, make_model, root / kind) for kind in KINDS}
+    jobs = jobs_of_the_tiny_models(models, root)
+    jobs["embedded"] = job_of_the_embedded_model()
+    jobs |= jobs_of_the_base_model(models["converted"], root)
+    return {runner: answer(jobs, root / runner, **settings) for runner, settings in RUNNERS.items()}
+
+
+@pytest.fixture(params=RUNNERS)
+def found(asked: dict[str, dict[str, Job]], request: pytest.FixtureRequest) -> dict[str, Job]:
+    """The jobs of one model runner."""
+    return asked[request.param]
 
 
 def check(job: Job) -> None:
@@ -231,45 +265,66 @@ def check(job: Job) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_modes_in_one_batch_say_what_generate_says(asked: dict[str, Job], kind: str) -> None:
-    found = asked[f"modes-{kind}"]
-    texts = {tuple(one["wanted"]) for one in found["requests"]}
-    assert len(texts) == len(found["requests"]) == 3 * len(CALLS)
-    check(found)
+@pytest.mark.parametrize(
+    "name", [f"modes-{kind}" for kind in KINDS] + [f"devices-{kind}" for kind in ON_TWO_DEVICES]
+)
+def test_all_modes_in_one_batch_say_what_generate_says(found: dict[str, Job], name: str) -> None:
+    requests = found[name]["requests"]
+    texts = {tuple(one["wanted"]) for one in requests}
+    assert len(texts) == len(requests) == 3 * len(CALLS)
+    check(found[name])
 
 
-def test_arrivals_chunks_and_preemption_change_nothing(asked: dict[str, Job]) -> None:
-    check(asked["crowd"])
-    assert asked["crowd"]["counts"]["vllm:num_preemptions"] > 0
+def test_arrivals_chunks_and_preemption_change_nothing(found: dict[str, Job]) -> None:
+    check(found["crowd"])
+    assert found["crowd"]["counts"]["vllm:num_preemptions"] > 0
 
 
-def test_individuals_share_the_cache_of_a_prompt(asked: dict[str, Job]) -> None:
-    found = asked["prefix"]
-    assert len({tuple(one["wanted"]) for one in found["requests"]}) == 3
-    check(found)
-    assert found["counts"]["vllm:prefix_cache_hits"] >= 3 * 64
+def test_individuals_share_the_cache_of_a_prompt(found: dict[str, Job]) -> None:
+    shared = found["prefix"]
+    assert len({tuple(one["wanted"]) for one in shared["requests"]}) == 3
+    check(shared)
+    assert shared["counts"]["vllm:prefix_cache_hits"] >= 3 * 64
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_standard_is_the_greedy_choice_of_the_base_model_in_vllm(
-    asked: dict[str, Job], dtype: str
+    found: dict[str, Job], dtype: str
 ) -> None:
-    greedy = asked[f"base-{dtype}"]["answers"]
-    assert asked[f"standard-{dtype}"]["answers"] == greedy
-    assert asked[f"zero-{dtype}"]["answers"] == greedy
+    greedy = found[f"base-{dtype}"]["answers"]
+    assert found[f"standard-{dtype}"]["answers"] == greedy
+    assert found[f"zero-{dtype}"]["answers"] == greedy
 
 
-def test_further_texts_are_those_of_the_successors(asked: dict[str, Job]) -> None:
-    pair, first, second, *drawn = asked["several"]["answers"]
+def test_further_texts_are_those_of_the_successors(found: dict[str, Job]) -> None:
+    pair, first, second, *drawn = found["several"]["answers"]
     assert pair == [*first, *second]
     texts = {tuple(text) for answer in drawn for text in answer}
     assert len(texts) == 4  # nobody was named: four different ones
 
 
-def test_the_embedded_model_says_what_generate_says(asked: dict[str, Job]) -> None:
-    assert len(asked["embedded"]["requests"]) == 20
-    check(asked["embedded"])
+def test_the_embedded_model_says_what_generate_says(found: dict[str, Job]) -> None:
+    assert len(found["embedded"]["requests"]) == 20
+    check(found["embedded"])
+
+
+def test_the_benchmark_compares_with_stock_vllm_and_with_generate(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARK), "--quick", "--python", PYTHON]
+    page = tmp_path / "vllm.md"
+    done = subprocess.run(
+        [*command, "--output", str(page)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "|---|" in page.read_text("utf-8")
+    rows = json.loads(page.with_suffix(".json").read_text("utf-8"))
+    assert [row["mode"] for row in rows] == ["standard", "causal", "sampling"]
+    assert all(row["equal"] == row["batch"] == 2 for row in rows)
+    assert rows[0]["greedy"] == 2
+    assert all(low > 0 for row in rows for low in (row["to_stock"][1], row["to_generate"][1]))
 
 
 # ---------------------------------------------------------------- over HTTP
@@ -347,6 +402,9 @@ def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> Non
         assert complete() == [text(read, causal_mode="standard")]
         assert complete(individual=7, n=2) == [text(read, individual=7), text(read, individual=8)]
         assert complete(vllm_xargs={"individual": 7}) == [text(read, individual=7)]
+        assert complete(individual=7, whole_words=False) == [
+            text(read, individual=7, whole_words=False)
+        ]
         assert complete(temperature=0.5, seed=4) == [
             text(read, causal_mode="sampling", individual=4, temperature=0.5)
         ]

@@ -9,6 +9,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from causal_qwen.decoding.candidates import REACH
+from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.modeling.action import ActionHead
 from causal_qwen.options import CONTINUES, OPEN
 from causal_qwen.serving.requests import RequestError, user_seed
@@ -90,6 +92,18 @@ def test_settings_come_from_the_request_then_from_the_model() -> None:
     assert hot.temperature == 2.5
 
 
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize(
+    "name", [one.name for one in fields(DecodingSettings) if one.type == "bool"]
+)
+def test_true_and_false_arrive_as_numbers(name: str, value: int) -> None:
+    found = settings_of(params({"individual": 1, name: value}))
+    if name == "do_sample":
+        assert found.mode == ("sampling" if value else "causal")
+    else:
+        assert getattr(found, name) is bool(value)
+
+
 def test_an_unnamed_individual_is_drawn_anew_for_every_use_of_the_same_parameters() -> None:
     request = params({"named": ["temperature"]}, temperature=0.7)
     clones = []
@@ -101,6 +115,16 @@ def test_an_unnamed_individual_is_drawn_anew_for_every_use_of_the_same_parameter
     assert [admitted_settings(clone, SERVED).individual for clone in clones] == [
         clone.seed for clone in clones
     ]
+
+
+def test_a_penalty_is_left_to_vllm_in_compatible_alone() -> None:
+    request = params({"individual": 7}, repetition_penalty=1.5)
+    for _ in range(2):  # the same parameters, used again
+        assert settings_of(request).repetition_penalty == 1.5
+        assert request.repetition_penalty == 1.0  # vLLM would apply it a second time
+    request = params({"causal_mode": "compatible"}, repetition_penalty=1.5)
+    admit(request, SERVED)
+    assert request.repetition_penalty == 1.5
 
 
 def test_several_copies_keep_a_temperature_which_vllm_asks_of_them() -> None:
@@ -158,11 +182,6 @@ class FakeModel:
         )
         self.u: Any = None
         self.bar: Any = None
-        self.products = 0
-
-    @property
-    def has_constant_scale(self) -> bool:
-        return self.inner.abduction.scale.is_constant
 
     def compute(self, texts: list[list[int]]) -> torch.Tensor:
         outputs = [self.inner(torch.tensor([text]), logits_to_keep=1) for text in texts]
@@ -185,6 +204,8 @@ CALLS: list[dict[str, Any]] = [
     {"individual": 13, "top_p": 0.7, "whole_words": False},
     {"individual": 14, "repetition_penalty": 1.5},
     {"individual": 15, "exogenous": 4, "min_density": 0.05},
+    {"individual": 16, "causal_min_p": 0.0},
+    {"causal_mode": "sampling", "individual": 17, "causal_min_p": 0.0},
     {"causal_mode": "compatible", "normalization": "ovr", "do_sample": False},
 ]
 
@@ -225,8 +246,10 @@ def test_rows_of_all_modes_choose_together_what_generate_chooses_alone(
         ):
             output.append(token)
     assert outputs == wanted
-    kept = [place for place, row in enumerate(rows) if row is not None and row.shift is not None]
-    assert kept == ([1, 5, 6, 7] if kind == "fresh_model" else [])  # the same noise everywhere
+    decisions = [row.decision for row in rows if row is not None]
+    assert [i for i, one in enumerate(decisions) if one.shift_u is None] == [0, len(CALLS) - 1]
+    whole = [i for i, one in enumerate(decisions) if one.shift is not None]
+    assert whole == [9, 10]  # all tokens are candidates; else W is read for candidates alone
 
 
 def test_only_the_chosen_token_is_left_to_draw(fresh_model: Callable[..., Any]) -> None:
@@ -273,9 +296,8 @@ def vllm_config(**changes: Any) -> Any:
         quantization=None,
         enable_prompt_embeds=False,
     )
-    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    parallel = SimpleNamespace(pipeline_parallel_size=1)
     whole = SimpleNamespace(model_config=model, parallel_config=parallel, speculative_config=None)
-    whole.use_v2_model_runner = False
     for name, value in changes.items():
         for part in (config, model, parallel, whole):
             if hasattr(part, name):
@@ -290,10 +312,8 @@ def vllm_config(**changes: Any) -> Any:
         ({"architecture": "CausalLlamaForCausalLM"}, "is not served by this plugin"),
         ({"encode_numbers": "value"}, "reads numbers as values"),
         ({"speculative_config": object()}, "Speculative decoding"),
-        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"quantization": "fp8"}, "quantization='fp8'"),
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
         ({"pipeline_parallel_size": 4}, "--pipeline-parallel-size 4"),
     ],
 )

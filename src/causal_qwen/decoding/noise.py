@@ -165,11 +165,6 @@ class DecodingNoise:
         rows = enumerate(self.individuals)
         return [self.gains.amplitude(one, row) > 0 for row, one in rows]
 
-    @property
-    def is_shared(self) -> bool:
-        """`at` has found that all positions have the same noise."""
-        return self._shared is not None
-
     def at(self, positions: Sequence[int]) -> UNoise | None:
         """The noise of every row at its position, counted among tokens that are not padding; None
         if nothing is moved. (B,) -> (B, C)"""

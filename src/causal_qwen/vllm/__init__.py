@@ -10,7 +10,7 @@ Out:  the choice of every row, decided by the code that decides in `generate`.
     model       Qwen2 of vLLM with an individual U before the scores
     admission   the fields of a request -> its settings and its individual, before it is queued
     rows        one request as it is decoded: its noise, its candidates, its choice
-    processor   the logits processor that vLLM calls: which requests are in which rows
+    processor   the logits processors that vLLM's two runners call: which requests are in which rows
     middleware  lets HTTP requests name our fields beside OpenAI's
 
     HTTP -> middleware -> vLLM -> admission -> vLLM's scheduler -> model -> processor -> rows

@@ -8,6 +8,8 @@ nothing is left to chance:
     seed                     the individual of a mode with noise: named, a user's, or drawn here
     temperature              0 in our modes: one token is finite, and vLLM need not draw;
                              1 for several copies, which vLLM refuses at 0
+    repetition_penalty       1 in our modes: `rows` applies it, and vLLM's second model runner
+                             would, too
 
 vLLM gives the copies of a request the seeds after its own, which are the individual's successors.
 The parameters may belong to the caller, who may use them again: `resolved` has the caller's values.
@@ -35,7 +37,7 @@ from causal_qwen.serving.requests import (
 )
 
 RESOLVED = "resolved"
-CHANGED = ("seed", "temperature")
+CHANGED = ("seed", "temperature", "repetition_penalty")
 NAMED = "named"  # the sampling fields that a request names; vLLM fills in all others
 # Fields of vLLM's parameters that are settings of ours -> values that vLLM fills in.
 FILLED: dict[str, tuple[Any, ...]] = {
@@ -46,7 +48,7 @@ FILLED: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,),
 }
 OWN = ("individual", "user", "noise_temperature")
-FLAGS = ("do_sample", "fresh_noise")  # vLLM turns true and false into 1 and 0
+FLAGS = ("do_sample", "fresh_noise", "whole_words")  # vLLM turns true and false into 1 and 0
 # What vLLM itself reads from extra_args.
 OF_VLLM = ("session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 
@@ -90,6 +92,7 @@ def admit(params: Any, served: Served) -> None:
         params.seed = who
     if call.settings.mode != "compatible":  # vLLM refuses several copies at temperature 0
         params.temperature = 0.0 if params.n == 1 else 1.0
+        params.repetition_penalty = 1.0
     elif not call.settings.do_sample:  # vLLM fills in 1, which nobody has asked for
         params.temperature = 0.0
     vars(params).pop("sampling_type", None)  # what vLLM has concluded from them

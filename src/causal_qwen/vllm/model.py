@@ -4,6 +4,10 @@
 
 The layers up to z are vLLM's. The heads are those of `causal_qwen.modeling`, with the parameters of
 the checkpoint; the choice is made in `rows`.
+
+With tensor parallelism vLLM keeps a part of W on every device and gathers the scores, so that every
+device samples. The choice reads rows of W anywhere: every device gets a copy of the whole W, when
+the weights are loaded, so that vLLM counts it before it takes the rest of the memory for its cache.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
@@ -44,8 +49,6 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         self.decision = Decision(config)
         self.u: Cauchy | None = None  # of the rows of the last call, (B, C)
         self.bar: Tensor | None = None  # h there, (B, 1)
-        self.needs_bar = True  # set by the processor, which knows the modes
-        self.has_constant_scale = False  # scale_U is the same in every context
         self._law: Any = None
         _loaded[vllm_config.instance_id] = self
 
@@ -55,9 +58,8 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         scores: Tensor | None = self.logits_processor(self.lm_head, u.loc)
         if scores is not None and self.score_bias is not None:
             scores = scores + self.score_bias
-        self.u, self.bar = u, None
-        if scores is not None and self.needs_bar:  # before anything is added to the scores
-            self.bar = self.decision.bar(scores)
+        self.u = u
+        self.bar = None if scores is None else self.decision.bar(scores)  # of the untouched scores
         return scores
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -65,7 +67,7 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         loaded: set[str] = super().load_weights(
             (renamed.get(name, name), tensor) for name, tensor in self._parameters_of(weights)
         )
-        self.has_constant_scale, self._law = self.abduction.scale.is_constant, None
+        self._law = self._make_law() if self.lm_head.tp_size > 1 else None
         return loaded
 
     def _parameters_of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -80,16 +82,20 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
     def law(self) -> Any:
         """The parts that decide, as `DecisionProcessor` needs them: W without vLLM's padding."""
         if self._law is None:
-            config = self.config
-            head = ActionHead(config.latent_size, config.vocab_size, bias=False, device="meta")
-            weight = self.lm_head.weight.detach()[: config.vocab_size]
-            head.weight = nn.Parameter(weight, requires_grad=False)
-            if weight.dtype != torch.float32:  # W was rounded
-                self.action.restore_equality(head.weight)
-            self._law = SimpleNamespace(
-                config=config, lm_head=head, action=self.action, decision=self.decision
-            )
+            self._law = self._make_law()
         return self._law
+
+    def _make_law(self) -> Any:
+        config, weight = self.config, self.lm_head.weight.detach()
+        if self.lm_head.tp_size > 1:
+            weight = tensor_model_parallel_all_gather(weight, dim=0)
+        head = ActionHead(config.latent_size, config.vocab_size, bias=False, device="meta")
+        head.weight = nn.Parameter(weight[: config.vocab_size], requires_grad=False)
+        if weight.dtype != torch.float32:  # W was rounded
+            self.action.restore_equality(head.weight)
+        return SimpleNamespace(
+            config=config, lm_head=head, action=self.action, decision=self.decision
+        )
 
 
 def loaded_model(vllm_config: Any) -> CausalQwenForCausalLM:

@@ -12,7 +12,10 @@ from typing import Any
 from causal_qwen.families import FAMILIES, QWEN2
 
 MODEL = "causal_qwen.vllm.model:CausalQwenForCausalLM"
-PROCESSOR = "causal_qwen.vllm.processor:CausalLogitsProcessor"
+PROCESSORS = (  # of vLLM's first and second model runner
+    "causal_qwen.vllm.processor:CausalLogitsProcessor",
+    "causal_qwen.vllm.processor:CausalSlotProcessor",
+)
 
 
 def register() -> None:
@@ -43,7 +46,8 @@ class ModelCheck:
         if reason := refusal(vllm_config):
             raise ValueError(reason)
         model = vllm_config.model_config
-        model.logits_processors = [*(model.logits_processors or []), PROCESSOR]
+        own = PROCESSORS[vllm_config.use_v2_model_runner]
+        model.logits_processors = [*(model.logits_processors or []), own]
         processor.serve(Served.of(vllm_config))
         if model.hf_config.num_token_id is not None:
             init_logger("vllm.causal_qwen").info(
@@ -76,12 +80,9 @@ def refusal(vllm_config: Any) -> str:
         return (
             "Prompts must be tokens, which avoid_repeats reads; leave out --enable-prompt-embeds."
         )
-    if vllm_config.use_v2_model_runner:
-        return "vLLM's second model runner is not supported; set VLLM_USE_V2_MODEL_RUNNER=0."
-    for kind in ("tensor", "pipeline"):
-        if (count := getattr(parallel, f"{kind}_parallel_size")) > 1:
-            return (
-                f"--{kind}-parallel-size {count} is not supported; serve the model on one device, "
-                "several times with --data-parallel-size if need be."
-            )
+    if (count := parallel.pipeline_parallel_size) > 1:
+        return (
+            f"--pipeline-parallel-size {count} is not supported; use --tensor-parallel-size, or "
+            "serve the model several times with --data-parallel-size."
+        )
     return ""

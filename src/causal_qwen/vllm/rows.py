@@ -2,10 +2,9 @@
 
     loc_S -> penalties, candidates -> + W (noise) -> rule of the mode -> one token
 
-Every row has the logits processors that `generate` applies to it; the last one is the mode's. All
-noise of a step is multiplied with W together, for rows that have some. Where scale_U is constant,
-an individual that leaves nothing to chance adds the same vector to the scores at every step: it is
-computed once.
+Every row has the logits processors that `generate` applies to it; the last one is the mode's. Noise
+is multiplied with the rows of W that belong to candidates; where `min_p` is 0 and all tokens are
+candidates, with all of W, for the rows of a step together.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from transformers.generation import (
 )
 
 from causal_qwen.decoding.candidates import REACH
-from causal_qwen.decoding.noise import DecodingNoise, stack_noise
+from causal_qwen.decoding.noise import DecodingNoise, UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor, to_tensors
 from causal_qwen.modeling.action import score_shift
@@ -40,11 +39,10 @@ class Row:
         self.decision = DecisionProcessor(law, self.noise, want_scores=False)
         self.cuts = _cuts(settings)
         self.reads_all = settings.repetition_penalty != 1
-        self.shift: Tensor | None = None  # W times a noise that is the same everywhere, (1, V)
 
-    @property
-    def needs_bar(self) -> bool:
-        return self.settings.mode != "causal"
+    def begin(self, length: int) -> int:
+        """The place in a text from which the row reads: enough for `avoid_repeats`, or all."""
+        return 0 if self.reads_all else max(length - REACH, 0)
 
     def choose(self, scores: Tensor, text: Sequence[int]) -> Tensor:
         """loc_S and the text, or its end -> scores that vLLM samples from. (1, V) -> (V,)"""
@@ -82,37 +80,37 @@ def decide_rows(model: Any, scores: Tensor, steps: Sequence[Step]) -> Tensor:
             f"vLLM sampled {len(scores)} rows, and the model computed {len(model.u.loc)}; this "
             "version of vLLM is not supported."
         )
-    shifts = _shifts(model, steps)
+    _move(model, steps)
     if (number := model.config.num_token_id) is not None:  # its value could not be fed back
         scores[:, number] = -torch.inf
-    for (place, row, _, text), shift in zip(steps, shifts, strict=True):
+    for place, row, _, text in steps:
         here, decision = slice(place, place + 1), row.decision
         decision.u = Cauchy(model.u.loc[here], model.u.scale[here])
-        decision.shift = shift
-        decision.bar = model.bar[here] if row.needs_bar and model.bar is not None else None
+        decision.bar = None if model.bar is None else model.bar[here]
         scores[place] = row.choose(scores[here], text)
     return scores
 
 
-def _shifts(model: Any, steps: Sequence[Step]) -> list[Tensor | None]:
-    """W times the noise of every row; None for rows that are not moved. -> (1, V) each"""
-    shifts = [step.row.shift for step in steps]
-    pending = [
-        (i, noise)
-        for i, step in enumerate(steps)
-        if step.row.shift is None and (noise := step.row.noise.at([step.length - 1])) is not None
-    ]
-    if not pending:
-        return shifts
-    places = torch.tensor([steps[i].place for i, _ in pending], device=model.u.loc.device)
+def _move(model: Any, steps: Sequence[Step]) -> None:
+    """Tell every row what its noise adds to U, and to S if all tokens are candidates."""
+    moved: list[tuple[Step, UNoise]] = []
+    for step in steps:
+        step.row.decision.shift_u = step.row.decision.shift = None
+        if (noise := step.row.noise.at([step.length - 1])) is not None:
+            moved.append((step, noise))
+    if not moved:
+        return
+    places = torch.tensor([step.place for step, _ in moved], device=model.u.loc.device)
     u = Cauchy(model.u.loc[places], model.u.scale[places])
-    noise = to_tensors(stack_noise([noise for _, noise in pending]), u.scale)
-    product = score_shift(model.law.action.displacement(u, noise), model.law.lm_head, u.loc.dtype)
-    for (i, _), shift in zip(pending, product.split(1), strict=True):
-        shifts[i] = shift
-        row = steps[i].row
-        row.shift = shift if model.has_constant_scale and row.noise.is_shared else None
-    return shifts
+    noise = to_tensors(stack_noise([noise for _, noise in moved]), u.scale)
+    shift_u = model.law.action.displacement(u, noise)  # (N, C)
+    for (step, _), one in zip(moved, shift_u.split(1), strict=True):
+        step.row.decision.shift_u = one
+    many = [place for place, (step, _) in enumerate(moved) if not step.row.settings.min_p]
+    if many:
+        product = score_shift(shift_u[many], model.law.lm_head, u.loc.dtype)
+        for place, one in zip(many, product.split(1), strict=True):
+            moved[place][0].row.decision.shift = one
 
 
 def _cuts(settings: DecodingSettings) -> LogitsProcessorList:
@@ -132,11 +130,9 @@ def _cuts(settings: DecodingSettings) -> LogitsProcessorList:
 
 
 def text_end(row: Row, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
-    """The end of a text that the row reads: enough for `avoid_repeats`, or all."""
-    if row.reads_all:
-        return [*prompt, *output]
-    missing = max(REACH - len(output), 0)
-    return [*prompt[len(prompt) - min(missing, len(prompt)) :], *output[-REACH:]]
+    """The end of a text that the row reads."""
+    begin = row.begin(len(prompt) + len(output))
+    return [*prompt[begin:], *output[max(begin - len(prompt), 0) :]]
 
 
 def _no_draws(rows: int) -> list[int]:
