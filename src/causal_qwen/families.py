@@ -107,3 +107,13 @@ def family_of(model_type: object, where: str = "The checkpoint") -> Family:
             f"knows {', '.join(BY_BASE)}, and another family is added in causal_qwen/families.py."
         )
     return found
+
+
+def text_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of the config.json of a model that also sees (Qwen3.5, Gemma 3), the part that reads; else
+    all fields."""
+    inner = fields.get("text_config")
+    if not isinstance(inner, dict) or inner.get("model_type") not in BY_BASE:
+        return fields
+    shared = {name: fields[name] for name in ("quantization_config",) if name in fields}
+    return {**shared, **inner}

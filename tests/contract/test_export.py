@@ -250,6 +250,19 @@ def test_a_saved_directory_has_a_card_and_keeps_its_own(saved: Any, tmp_path: Pa
     assert (tmp_path / "README.md").read_text("utf-8") == "mine"
 
 
+@pytest.mark.parametrize("to", ["plain", "gguf"])
+def test_an_export_has_a_card_with_the_base_model_and_its_licence(
+    to: str, saved: Any, tmp_path: Path
+) -> None:
+    source = shutil.copytree(saved("qwen2"), tmp_path / "mine")
+    front = "---\nbase_model: ours/base\nlicense: apache-2.0\n---\nwords\nlicense: mit\n"
+    (source / "README.md").write_text(front, encoding="utf-8")
+    export(source, tmp_path / "out", to=to)
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "base_model: ours/base\nlicense: apache-2.0\n" in card
+    assert "loc_S of `mine`" in card and "Lost: scales of U" in card
+
+
 @pytest.mark.ecosystem(
     "trust_remote_code, then save_pretrained: no file of ours is copied", "works"
 )

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from _tiny import NUM, OWN, TINY, V, make_base
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -446,3 +447,65 @@ def test_numpy_engine_runs_qwen3(is_causal: bool, tmp_path: Path) -> None:
 def test_the_page_of_the_ecosystem_has_the_table_of_the_tests() -> None:
     text = _ecosystem.PAGE.read_text("utf-8")
     assert text == _ecosystem.page(text), "run python tests/_ecosystem.py"
+
+
+def seeing_model(kind: str) -> Any:
+    """A tiny model that sees and reads, as published."""
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    eye = {"hidden_size": 8, "intermediate_size": 8, "patch_size": 14}
+    torch.manual_seed(0)
+    if kind == "gemma3":
+        sizes |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+        eye |= {"num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28}
+        tokens = {"image_token_index": 90, "boi_token_index": 91, "eoi_token_index": 92}
+        config: Any = transformers.Gemma3Config(
+            text_config=sizes, vision_config=eye, mm_tokens_per_image=4, **tokens
+        )
+        return transformers.Gemma3ForConditionalGeneration(config)
+    sizes |= {"layer_types": ["linear_attention", "full_attention"]}
+    sizes |= {f"linear_num_{part}_heads": 2 for part in ("key", "value")}
+    sizes |= {f"linear_{part}_head_dim": 8 for part in ("key", "value")}
+    eye |= {"depth": 1, "num_heads": 2, "out_hidden_size": 16, "num_position_embeddings": 16}
+    config = transformers.Qwen3_5Config(
+        text_config=sizes, vision_config={**eye, "deepstack_visual_indexes": []}
+    )
+    return transformers.Qwen3_5ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3"])
+def test_the_part_that_reads_is_taken_from_a_model_that_also_sees(
+    kind: str, tmp_path: Path
+) -> None:
+    whole = seeing_model(kind).eval()
+    whole.save_pretrained(tmp_path / "whole")
+    ids = torch.tensor([[3, 5, 7, 11, 13]])
+    with torch.no_grad():
+        expected = whole(input_ids=ids).logits
+        base = load_base(tmp_path / "whole")
+        assert base.config.model_type == f"{kind}_text"
+        torch.testing.assert_close(base(ids).logits, expected, rtol=1e-5, atol=1e-6)
+        report = convert(tmp_path / "whole", tmp_path / "own")
+        assert (report.max_logit_difference, report.standard_agreement) == (0, 1)
+        own = CausalQwenForCausalLM.from_pretrained(tmp_path / "own").eval()
+        assert own.config.model_type == f"causal_{kind}_text"
+        assert torch.equal(own(ids).logits, base(ids).logits)
+    with pytest.raises(ValueError, match="also sees; `causal-qwen convert"):
+        CausalQwenForCausalLM.from_pretrained(tmp_path / "whole")
+
+
+def test_a_part_that_reads_with_a_layer_too_many_is_refused(tmp_path: Path) -> None:
+    seeing_model("qwen3_5").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    one = "model.language_model.layers.1.mlp.up_proj.weight"
+    tensors[one.replace("layers.1", "layers.2")] = tensors[one].clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="num_hidden_layers=2 and weights of 3 layers"):
+        load_base(tmp_path)

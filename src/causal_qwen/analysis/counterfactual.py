@@ -157,7 +157,9 @@ class World:
             "ids": self.sequence.ids.tolist(),
             "values": self.sequence.values.tolist(),
             "tokens": self.tokens,
-            "probability": self.probability.tolist(),
+            "softmax": np.exp(self.log_prob).tolist(),
+            "P": self.probability.tolist(),  # one-vs-rest
+            "probability": self.probability.tolist(),  # its name in 0.3.0
             "log_prob": self.log_prob.tolist(),
             "number": self.number.tolist(),
         }

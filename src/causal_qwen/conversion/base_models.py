@@ -22,6 +22,8 @@ from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
 from causal_qwen.backbones import base_class
 from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
+    TEXT_PART,
+    TEXT_TENSORS,
     assemble,
     check_encodes,
     check_family_tensors,
@@ -37,7 +39,7 @@ from causal_qwen.conversion.checkpoint_io import (
 )
 from causal_qwen.engine.checkpoint import Shapes
 from causal_qwen.engine.weights import file_named, listed, read_json
-from causal_qwen.families import BY_BASE, BY_MODEL_TYPE, Family, family_of
+from causal_qwen.families import BY_BASE, BY_MODEL_TYPE, Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.paths import EMBEDDED, embedded_gguf
 
@@ -96,11 +98,13 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
     if name.endswith(".gguf"):
         return load_gguf(Path(name), dtype)
     directory = local_directory(name)
-    fields = read_json(directory / CONFIG)
-    if (model_type := fields.get("model_type")) in BY_MODEL_TYPE:
+    whole = read_json(directory / CONFIG)
+    if whole.get("model_type") in BY_MODEL_TYPE:
         raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
-    kind = base_class(family_of(model_type, name))
-    check_weights(directory, fields)
+    fields = text_fields(whole)
+    is_part = fields is not whole
+    kind = base_class(family_of(fields.get("model_type"), name))
+    check_weights(directory, fields, text_part=is_part)
     check_settings(directory, fields, kind.config_class)
     with file_named(directory / CONFIG), damaged_files_named(name), quiet():
         model, info = kind.from_pretrained(
@@ -109,8 +113,10 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **({"key_mapping": TEXT_PART} if is_part else {}),
         )
-    check_loading_info(info, name)
+    seen = [key for key in info["unexpected_keys"] if is_part and not key.startswith(TEXT_TENSORS)]
+    check_loading_info(info, name, may_have=seen)
     check_finite(model, name)
     check_tied(model, name)
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,11 @@ from causal_qwen.paths import download
 
 OTHER_WEIGHTS = ("variant", "gguf_file")  # options that name other files of weights
 CONFIG, GENERATION = "config.json", "generation_config.json"
+TEXT_PART = {  # names in a model that also sees -> in one of texts alone
+    r"^(model\.)?language_model\.(model\.)?(?=layers\.|embed_tokens\.|norm\.)": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+TEXT_TENSORS = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 LISTS = ("id2label", "label2id", "layer_types")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
@@ -152,14 +158,19 @@ def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any
         resolve_settings({}, saved, default_mode=fields.get("inference_mode", "standard"))
 
 
-def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
-    """Compare the headers of the weights' files with config.json, before memory is allocated."""
+def check_weights(directory: Path, fields: Mapping[str, Any], *, text_part: bool = False) -> None:
+    """Compare the headers of the weights' files with config.json, before memory is allocated.
+
+    With `text_part`, of a model that also sees: `fields` are those of the part that reads.
+    """
     if os.path.lexists(directory / INDEX):
         with file_named(directory / INDEX):
             read_json(directory / INDEX)["metadata"].copy()  # Hugging Face needs it
     headers = read_headers(directory)
     entries = {name: entry for header in headers.values() for name, entry in header.items()}
     shapes = {name: entry.shape for name, entry in entries.items()}
+    if text_part:
+        shapes = text_names(shapes)
     if shapes and not any(name.startswith("model.") for name in shapes):
         shapes = {f"model.{name}": shape for name, shape in shapes.items()}  # a backbone alone
     has_known_shapes = has_expected_tensors(fields)
@@ -192,6 +203,17 @@ def check_weights(directory: Path, fields: Mapping[str, Any]) -> None:
             f"{directory} has {listed(ours)} and model_type={fields.get('model_type')!r} in "
             "config.json; use the config.json of this model."
         )
+
+
+def text_names(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The tensors of the part that reads, by their names in a model of texts alone."""
+    found = {}
+    for name, shape in shapes.items():
+        for pattern, plain in TEXT_PART.items():
+            name = re.sub(pattern, plain, name)
+        if name.startswith(TEXT_TENSORS):
+            found[name] = shape
+    return found
 
 
 def check_family_tensors(fields: Mapping[str, Any], shapes: Shapes, where: str) -> None:

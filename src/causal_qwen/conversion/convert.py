@@ -47,7 +47,7 @@ from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.heads import optional_tensors
 from causal_qwen.engine.weights import file_named, read_json
-from causal_qwen.families import Family, family_of
+from causal_qwen.families import Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
 from causal_qwen.modeling.card import model_card
@@ -364,8 +364,13 @@ def _family_at(cls: Any, path: str | os.PathLike[str] | None, kwargs: dict[str, 
     file = local_directory(path, kwargs) / CONFIG
     if not os.path.lexists(file):
         return own
+    fields = read_json(file)
+    if text_fields(fields) is not fields:
+        raise ValueError(
+            f"{path} also sees; `causal-qwen convert {path} OUTPUT` takes the part that reads."
+        )
     with file_named(file):
-        return family_of(read_json(file).get("model_type", own.model_type))
+        return family_of(fields.get("model_type", own.model_type))
 
 
 def load(

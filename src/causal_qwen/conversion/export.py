@@ -25,9 +25,10 @@ from causal_qwen.decoding.settings import DEFAULTS
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.heads import optional_tensors
 from causal_qwen.generation.mixin import adopt_generation_config
+from causal_qwen.modeling.card import exported_card
 from causal_qwen.modeling.configuration import NOT_INHERITED, CausalConfig
 from causal_qwen.options import EXPORT_FORMATS, GGUF_TYPES, PLAIN_TYPES, check_choice
-from causal_qwen.outputs import check_not_inside, new_directory
+from causal_qwen.outputs import CARD, check_not_inside, new_directory
 
 SHRINKAGE = 1e-3  # of the states' second moments, when a constant is fitted to them
 LOST = (
@@ -86,6 +87,8 @@ def export(
             from causal_qwen.conversion.gguf_file import write_gguf
 
             write_gguf(plain, processor.tokenizer, directory, dtype or "f16")
+        card = exported_card(str(model), type(plain).__name__, difference, same, "; ".join(LOST))
+        (directory / CARD).write_text(card, encoding="utf-8")
         written = tuple(sorted(path.name for path in directory.iterdir()))
     return ExportReport(
         format=to,

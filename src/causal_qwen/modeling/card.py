@@ -11,6 +11,8 @@ from causal_qwen.modeling.configuration import CausalConfig
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
+BASE_MODEL = re.compile(r"^base_model:\s*(\S+)\s*$", re.MULTILINE)
+LICENCES = {"HuggingFaceTB/SmolLM2-135M-Instruct": "apache-2.0"}  # of the embedded model
 
 BODY = """
 # A CausalQwen model
@@ -31,6 +33,15 @@ needs no further package and keeps the scores loc_S alone.
 """
 
 
+EXPORTED = """
+# {architecture}, exported from a CausalQwen model
+
+It has the scores loc_S of `{model}` as its logits, and needs no further package. Lost: {lost}.
+The largest difference of a logit on the built-in texts was {difference:.3g}, and {same:.4f} of the
+choices were the same.
+"""
+
+
 def model_card(
     config: CausalConfig, base: str = "", figures: Mapping[str, Any] | None = None
 ) -> str:
@@ -41,22 +52,46 @@ def model_card(
         front["base_model"] = base
     if (licence := _licence(base)) is not None:
         front["license"] = licence
-    lines = ["---", *(f"{name}: {value}" for name, value in front.items())]
-    lines += ["tags:", "- causal-qwen", "---", ""]
     architecture = config.family.base_names[2]
     shown = f"`{base}`" if is_on_hub else f"a `{architecture}`"
-    text = "\n".join(lines) + BODY.format(model=config.family.names[2], base=shown)
+    text = _front_matter(front) + BODY.format(model=config.family.names[2], base=shown)
     if figures:
         rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]
         text += "\n".join(["\n## Conversion\n", "| figure | value |", "|---|---|", *rows, ""])
     return text
 
 
+def exported_card(model: str, architecture: str, difference: float, same: float, lost: str) -> str:
+    """The README.md of a plain checkpoint or GGUF file, with the base model and the licence that
+    the causal model's own card names."""
+    front = {"pipeline_tag": "text-generation"}
+    for name, pattern in (("base_model", BASE_MODEL), ("license", LICENCE)):
+        if (found := _named(model, pattern)) is not None:
+            front[name] = found
+    return _front_matter(front) + EXPORTED.format(
+        architecture=architecture,
+        model=Path(model).name,
+        difference=difference,
+        same=same,
+        lost=lost,
+    )
+
+
+def _front_matter(fields: Mapping[str, str]) -> str:
+    lines = ["---", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\n".join([*lines, "tags:", "- causal-qwen", "---", ""])
+
+
 def _licence(base: str) -> str | None:
-    """The licence that the base model's own card names, if it is in a local directory."""
-    card = Path(base or ".", "README.md")
-    if not base or not card.is_file():
+    """The licence of the embedded model, or that which a local base model's own card names."""
+    return LICENCES.get(base) or _named(base, LICENCE)
+
+
+def _named(directory: str, field: re.Pattern[str]) -> str | None:
+    """A field of the front matter of a local model's card."""
+    card = Path(directory or ".", "README.md")
+    if not directory or not card.is_file():
         return None
     front = card.read_text("utf-8", errors="replace").split("\n---", 1)[0]
-    found = LICENCE.search(front)
+    found = field.search(front)
     return None if found is None else found[1]
