@@ -114,6 +114,8 @@ class CausalInitMixin:
     """How every parameter beyond the base's starts; weights already loaded are left alone."""
 
     config: CausalConfig
+    # an inferred device_map splits the backbone and names no buffer of it: `embed` moves this one
+    _no_placement_params = ("value_direction",)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -228,11 +230,12 @@ class CausalBackbone(CausalInitMixin):
         """ids (B, T) + values (B, T) -> inputs_embeds (B, T, H)"""
         if input_ids is None:
             raise ValueError("numeric_values go with input_ids, not with inputs_embeds.")
-        direction = self.value_direction
+        embeddings = self.embed_tokens(input_ids)
+        direction = self.value_direction.to(embeddings.device)
         if (scale := getattr(self.embed_tokens, "embed_scale", None)) is not None:
             direction = direction * scale  # Gemma's: as if added before the embeddings are scaled
         return embed_values(
-            self.embed_tokens(input_ids),
+            embeddings,
             numeric_values,
             input_ids.eq(self.config.num_token_id or 0),
             direction,
@@ -253,6 +256,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
     name_or_path: str
     model: Any
     lm_head: ActionHead
+    _no_split_modules = ("ActionNetwork",)  # beside the base's: a hook loads b and a together
     # a, b, C and W_scale decide between tokens whose scores differ in the last float32 bit
     _keep_in_fp32_modules_strict = (
         "abduction.scale",

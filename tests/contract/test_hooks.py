@@ -283,6 +283,38 @@ def test_modules_named_in_keep_in_fp32_stay_float32(
     assert model.model.norm.weight.dtype == torch.float32, hook.broken("has no effect")
 
 
+@pytest.mark.parametrize("name", ["_no_placement_params", "_no_split_modules"])
+def test_an_inferred_device_map_honours_the_attribute(
+    plain: Qwen2ForCausalLM, name: str, tmp_path: Path
+) -> None:
+    """A buffer of a module that is split, which no map names; a module that is not split."""
+
+    class Backbone(Qwen2Model):
+        def post_init(self) -> None:
+            self.register_buffer("extra", torch.zeros(3))
+            super().post_init()
+
+    class Placed(Qwen2ForCausalLM):
+        _no_placement_params = ("extra",)
+        _keys_to_ignore_on_load_missing = (r"extra$",)
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = Backbone(config)
+            self.post_init()
+
+    if name == "_no_split_modules":
+        Placed._no_split_modules = ("Backbone",)
+    plain.save_pretrained(tmp_path)
+    model = Placed.from_pretrained(
+        tmp_path, device_map="auto", max_memory={"cpu": "20KB"}, offload_folder=str(tmp_path / "o")
+    )
+    hook = Hook(PreTrainedModel, name, (), MODEL)
+    is_split = any(place.startswith("model.") for place in model.hf_device_map)
+    assert is_split is (name == "_no_placement_params"), hook.broken("has no effect")
+    assert "model.extra" not in model.hf_device_map, hook.broken("has no effect")
+
+
 def test_a_missing_tensor_whose_name_is_ignored_is_neither_reported_nor_left_on_meta(
     plain: Qwen2ForCausalLM, tmp_path: Path
 ) -> None:
