@@ -189,6 +189,54 @@ def test_int8_weights_of_torchao_choose_and_score(is_loaded: bool, tmp_path: Pat
     assert torch.equal(standard, model.decision(output.s_dist).argmax(-1)[:, -1])
 
 
+@pytest.mark.ecosystem("torchao's int8 weights, saved and loaded (where it is installed)", "works")
+@pytest.mark.filterwarnings("ignore")  # of torchao
+@pytest.mark.parametrize("is_trained", [False, True])
+@torch.no_grad()
+def test_int8_weights_of_torchao_are_saved(is_trained: bool, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    plain = make_causal()
+    if is_trained:
+        plain.abduction.loc.weight[0, 1] = 0.5
+    with quiet():
+        plain.save_pretrained(tmp_path / "plain")
+        model = CausalQwenForCausalLM.from_pretrained(
+            tmp_path / "plain", quantization_config=config, device_map="cpu"
+        )
+        assert is_quantized(model.abduction.loc.weight)
+        model.save_pretrained(tmp_path / "saved")
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path / "saved", device_map="cpu")
+    for name in ("logits", "scale_S", "loc_Y", "scale_Y"):
+        assert torch.equal(again(IDS)[name], model(IDS)[name]), name
+    for mode in ("standard", "compatible"):
+        one, other = (m.generate(IDS, max_new_tokens=3, causal_mode=mode) for m in (model, again))
+        assert torch.equal(one, other), mode
+
+
+class Incomparable(Quantised):
+    """torchao's weights cannot be compared, either."""
+
+    __module__ = "torchao.stub"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.equal:
+            raise NotImplementedError("aten.equal of a quantised weight")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@torch.no_grad()
+def test_a_quantised_identity_is_compared_by_its_values() -> None:
+    """Whether W_loc is the identity decides whether plain loaders are refused."""
+    model = make_causal()
+    assert model.is_plain()
+    for is_identity in (True, False):
+        model.abduction.loc.weight[0, 1] = 0.0 if is_identity else 0.5
+        weight = model.abduction.loc.weight.data.as_subclass(Incomparable)
+        assert model.is_plain({**model.state_dict(), "abduction.loc.weight": weight}) is is_identity
+
+
 @pytest.mark.ecosystem("bitsandbytes in 8 and 4 bits (where it is installed)", "works")
 @pytest.mark.filterwarnings("ignore")  # of bitsandbytes
 @pytest.mark.parametrize("bits", [8, 4])
