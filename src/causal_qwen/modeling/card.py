@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCard, ModelCardData
+
 from causal_qwen.modeling.configuration import CausalConfig
 
+CARD = "README.md"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+EMPTY = (  # what `push_to_hub` writes into Hugging Face's template
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub. "
+    "This model card has been automatically generated."
+)
 LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
 
 BODY = """
@@ -50,6 +57,20 @@ def model_card(
         rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]
         text += "\n".join(["\n## Conversion\n", "| figure | value |", "|---|---|", *rows, ""])
     return text
+
+
+def fill_card(file: Path, text: str) -> None:
+    """Replace Hugging Face's empty template by a card of ours, with the template's tags. A card in
+    which somebody has written stays."""
+    found = ModelCard.load(file)
+    empty = ModelCard.from_template(ModelCardData(), model_description=EMPTY)
+    if found.text.strip() != empty.text.strip():
+        return
+    if asked := found.data.get("tags"):
+        card = ModelCard(text)
+        card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), *asked]))
+        text = str(card)
+    file.write_text(text, encoding="utf-8")
 
 
 def _licence(base: str) -> str | None:
