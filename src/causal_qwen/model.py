@@ -30,8 +30,8 @@ from causal_qwen.families import mark_trained
 from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.generation.mixin import (
     CausalGenerationMixin,
+    accepted_by_save,
     adopt_generation_config,
-    saved_as_sampling,
 )
 from causal_qwen.modeling.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
 from causal_qwen.modeling.action import (
@@ -531,7 +531,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         push, options = kwargs.pop("push_to_hub", False), {}
         if push:
             options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
-        with saved_as_sampling(self):
+        with accepted_by_save(self):
             super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         directory = Path(save_directory)
         if kwargs.get("is_main_process", True):

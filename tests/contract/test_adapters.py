@@ -124,6 +124,45 @@ def test_a_temperature_of_a_noisy_mode_is_saved(mode: str, tmp_path: Path) -> No
     assert (settings.mode, settings.temperature) == (mode, 0.7)
 
 
+@pytest.mark.ecosystem("a generation_config with temperature where nothing is drawn", "works")
+@pytest.mark.parametrize("mode", ["standard", "compatible", None])
+def test_a_temperature_without_draws_is_left_out_and_named(
+    mode: str | None, tmp_path: Path, caplog: Any
+) -> None:
+    """Hugging Face saves it beside do_sample=True only, which would be another mode here."""
+    model = make_causal()
+    config = model.generation_config
+    config.causal_mode, config.temperature, config.top_p, config.top_k = mode, 0.7, 1.0, 5
+    model.save_pretrained(tmp_path)
+    said = [one.getMessage() for one in caplog.records if "not saved" in one.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("temperature=0.7, top_k=5 not saved with the generation config:")
+    assert (config.temperature, config.top_p, config.top_k, config.do_sample) == (0.7, 1.0, 5, None)
+    with quiet():
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path)
+        again.save_pretrained(tmp_path)
+    assert again.resolve_settings().mode == (mode or "standard")
+    assert not again.resolve_settings().do_sample
+    assert again.generation_config.temperature in (None, 1.0)
+    again.generation_config.do_sample, again.generation_config.temperature = True, 0.7
+    caplog.clear()
+    with quiet():
+        again.save_pretrained(tmp_path)
+        kept = CausalQwenForCausalLM.from_pretrained(tmp_path)
+    assert kept.generation_config.temperature == 0.7
+    assert not [one for one in caplog.records if "not saved" in one.getMessage()]
+
+
+def test_a_temperature_of_a_noisy_default_is_saved(tmp_path: Path) -> None:
+    model = make_causal(inference_mode="causal")
+    model.generation_config.temperature = 0.7
+    with quiet():
+        model.save_pretrained(tmp_path)
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path)
+    settings = again.resolve_settings()
+    assert (settings.mode, settings.temperature) == ("causal", 0.7)
+
+
 class Quantised(torch.Tensor):
     """A weight as torchao's: it multiplies, and every other operation is missing."""
 

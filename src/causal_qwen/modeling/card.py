@@ -62,6 +62,8 @@ def model_card(
 def fill_card(file: Path, text: str) -> None:
     """Replace Hugging Face's empty template by a card of ours, with the template's tags. A card in
     which somebody has written stays."""
+    if not file.is_file():
+        return
     found = ModelCard.load(file)
     empty = ModelCard.from_template(ModelCardData(), model_description=EMPTY)
     if found.text.strip() != empty.text.strip():
