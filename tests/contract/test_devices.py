@@ -203,7 +203,15 @@ def offloaded(how: str, here: Any, folder: Path, memory: int | str = "60KB") -> 
 @pytest.mark.parametrize("how", ["auto", "disk", "cpu_offload"])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"tie_word_embeddings": True}, {"head_bias": True}, {"value_direction_trainable": True}],
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"head_bias": True},
+        {"value_direction_trainable": True},
+        {"base": "qwen3"},
+        {"base": "granite"},
+        {"base": "gemma2"},
+    ],
 )
 @torch.no_grad()
 def test_a_model_offloaded_as_a_whole_is_the_same(
