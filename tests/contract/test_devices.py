@@ -16,6 +16,7 @@ from _tiny import NUM, make_base, make_causal
 
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.analysis.counterfactual import ChangedToken, counterfactual
+from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.cli import main
 from causal_qwen.cli.program import app
 from causal_qwen.conversion import placement
@@ -246,6 +247,24 @@ def test_a_model_offloaded_as_a_whole_is_the_same(
             for ours, theirs in zip(one.scores or (), other.scores or (), strict=True):
                 assert torch.equal(ours, theirs), mode
     assert all(there.get_parameter(name).is_meta for name in away)
+
+
+@torch.no_grad()
+def test_individuals_are_inferred_with_the_heads_on_disk(tmp_path: Path) -> None:
+    here = make_causal()
+    parts = dict.fromkeys(("lm_head", "abduction", "action", "decision"), "disk")
+    with quiet():
+        here.save_pretrained(tmp_path / "saved")
+        there = CausalQwenForCausalLM.from_pretrained(
+            tmp_path / "saved", device_map={"model": "cpu", **parts}, offload_folder=str(tmp_path)
+        )
+    said = here.generate(IDS[:1, :4], max_new_tokens=4, causal_mode="causal", individual=3)[0]
+    one, other = (
+        infer_individual(model, said[4:], prompt=said[:4], n=2).individuals
+        for model in (here, there)
+    )
+    for ours, theirs in zip(one, other, strict=True):
+        assert np.array_equal(ours.noise, theirs.noise)
 
 
 @torch.no_grad()

@@ -509,7 +509,8 @@ def _scores(model: CausalModel, moved: Tensor) -> Tensor:
     """W x for displacements x of U, rounded as in a replay. (N, C) -> (N, V) float64"""
     weight = model.lm_head.weight
     size = moved.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    scaled = (moved / size).to(weight.device, weight.dtype)
+    device = moved.device if weight.is_meta else weight.device  # an offloaded head moves its input
+    scaled = (moved / size).to(device, weight.dtype)
     return apply_head(model.lm_head, scaled, paired=True).double().cpu() * size
 
 
