@@ -30,8 +30,8 @@ from causal_qwen.families import mark_trained
 from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.generation.mixin import (
     CausalGenerationMixin,
+    accepted_by_save,
     adopt_generation_config,
-    saved_as_sampling,
 )
 from causal_qwen.modeling.abduction import AbductionNetwork, LocationNetwork, ScaleNetwork
 from causal_qwen.modeling.action import (
@@ -39,10 +39,11 @@ from causal_qwen.modeling.action import (
     ActionNetwork,
     ValueHead,
     apply_head,
+    dense,
     row_norms,
     score_pair,
 )
-from causal_qwen.modeling.card import model_card
+from causal_qwen.modeling.card import fill_card, model_card
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import (
     AUTO_MODULE,
@@ -54,6 +55,7 @@ from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_fiel
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.modeling.value_embedding import check_values, embed_values
 from causal_qwen.modeling.value_space import fit_field
+from causal_qwen.outputs import CARD
 
 HUB_OPTIONS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr", "tags")
 
@@ -114,6 +116,8 @@ class CausalInitMixin:
     """How every parameter beyond the base's starts; weights already loaded are left alone."""
 
     config: CausalConfig
+    # an inferred device_map splits the backbone and names no buffer of it: `embed` moves this one
+    _no_placement_params = ("value_direction",)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -228,11 +232,12 @@ class CausalBackbone(CausalInitMixin):
         """ids (B, T) + values (B, T) -> inputs_embeds (B, T, H)"""
         if input_ids is None:
             raise ValueError("numeric_values go with input_ids, not with inputs_embeds.")
-        direction = self.value_direction
+        embeddings = self.embed_tokens(input_ids)
+        direction = self.value_direction.to(embeddings.device)
         if (scale := getattr(self.embed_tokens, "embed_scale", None)) is not None:
             direction = direction * scale  # Gemma's: as if added before the embeddings are scaled
         return embed_values(
-            self.embed_tokens(input_ids),
+            embeddings,
             numeric_values,
             input_ids.eq(self.config.num_token_id or 0),
             direction,
@@ -253,6 +258,8 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
     name_or_path: str
     model: Any
     lm_head: ActionHead
+    _pushed_card: str | None = None  # that of the directory, while it is pushed
+    _no_split_modules = ("ActionNetwork",)  # beside the base's: a hook loads b and a together
     # a, b, C and W_scale decide between tokens whose scores differ in the last float32 bit
     _keep_in_fp32_modules_strict = (
         "abduction.scale",
@@ -525,7 +532,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         push, options = kwargs.pop("push_to_hub", False), {}
         if push:
             options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
-        with saved_as_sampling(self):
+        with accepted_by_save(self):
             super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         directory = Path(save_directory)
         if kwargs.get("is_main_process", True):
@@ -535,10 +542,24 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
                 fields = json.loads((directory / "config.json").read_text("utf-8"))
                 marked = json.dumps(mark_trained(fields), indent=2) + "\n"
                 (directory / "config.json").write_text(marked, encoding="utf-8")
-            if not (card := directory / "README.md").exists():
-                card.write_text(model_card(self.config, self.name_or_path), encoding="utf-8")
-        if push:
-            self.push_to_hub(options.pop("repo_id", directory.name), **options)  # type: ignore[attr-defined]
+            if not (card := directory / CARD).exists():
+                card.write_text(self._own_card(), encoding="utf-8")
+            if push:
+                self._pushed_card = card.read_text("utf-8")
+                try:
+                    self.push_to_hub(options.pop("repo_id", directory.name), **options)  # type: ignore[attr-defined]
+                finally:
+                    self._pushed_card = None
+
+    def _own_card(self) -> str:
+        return self._pushed_card or model_card(self.config, self.name_or_path)
+
+    def _upload_modified_files(
+        self, working_dir: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Hugging Face puts its empty card in the place of ours, before it uploads."""
+        fill_card(Path(working_dir, CARD), self._own_card())
+        return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
 
     @torch.no_grad()
     def is_plain(self, state: Mapping[str, Tensor] | None = None) -> bool:
@@ -551,7 +572,9 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         found = [own[name] for name in names if name in own]
         if any(tensor.is_meta for tensor in found) or len(found) < 2:
             return False
-        weight, *biases = (t.full_tensor() if hasattr(t, "full_tensor") else t for t in found)
+        weight, *biases = (
+            dense(t.full_tensor() if hasattr(t, "full_tensor") else t) for t in found
+        )
         is_identity = torch.equal(weight, torch.eye(*weight.shape).to(weight))
         return is_identity and not any(bool(bias.any()) for bias in biases)
 

@@ -124,6 +124,45 @@ def test_a_temperature_of_a_noisy_mode_is_saved(mode: str, tmp_path: Path) -> No
     assert (settings.mode, settings.temperature) == (mode, 0.7)
 
 
+@pytest.mark.ecosystem("a generation_config with temperature where nothing is drawn", "works")
+@pytest.mark.parametrize("mode", ["standard", "compatible", None])
+def test_a_temperature_without_draws_is_left_out_and_named(
+    mode: str | None, tmp_path: Path, caplog: Any
+) -> None:
+    """Hugging Face saves it beside do_sample=True only, which would be another mode here."""
+    model = make_causal()
+    config = model.generation_config
+    config.causal_mode, config.temperature, config.top_p, config.top_k = mode, 0.7, 1.0, 5
+    model.save_pretrained(tmp_path)
+    said = [one.getMessage() for one in caplog.records if "not saved" in one.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("temperature=0.7, top_k=5 not saved with the generation config:")
+    assert (config.temperature, config.top_p, config.top_k, config.do_sample) == (0.7, 1.0, 5, None)
+    with quiet():
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path)
+        again.save_pretrained(tmp_path)
+    assert again.resolve_settings().mode == (mode or "standard")
+    assert not again.resolve_settings().do_sample
+    assert again.generation_config.temperature in (None, 1.0)
+    again.generation_config.do_sample, again.generation_config.temperature = True, 0.7
+    caplog.clear()
+    with quiet():
+        again.save_pretrained(tmp_path)
+        kept = CausalQwenForCausalLM.from_pretrained(tmp_path)
+    assert kept.generation_config.temperature == 0.7
+    assert not [one for one in caplog.records if "not saved" in one.getMessage()]
+
+
+def test_a_temperature_of_a_noisy_default_is_saved(tmp_path: Path) -> None:
+    model = make_causal(inference_mode="causal")
+    model.generation_config.temperature = 0.7
+    with quiet():
+        model.save_pretrained(tmp_path)
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path)
+    settings = again.resolve_settings()
+    assert (settings.mode, settings.temperature) == ("causal", 0.7)
+
+
 class Quantised(torch.Tensor):
     """A weight as torchao's: it multiplies, and every other operation is missing."""
 
@@ -187,6 +226,54 @@ def test_int8_weights_of_torchao_choose_and_score(is_loaded: bool, tmp_path: Pat
     read = {"attention_mask": torch.ones_like(IDS), "max_new_tokens": 1}
     standard = model.generate(IDS, causal_mode="standard", **read)[:, -1]
     assert torch.equal(standard, model.decision(output.s_dist).argmax(-1)[:, -1])
+
+
+@pytest.mark.ecosystem("torchao's int8 weights, saved and loaded (where it is installed)", "works")
+@pytest.mark.filterwarnings("ignore")  # of torchao
+@pytest.mark.parametrize("is_trained", [False, True])
+@torch.no_grad()
+def test_int8_weights_of_torchao_are_saved(is_trained: bool, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    plain = make_causal()
+    if is_trained:
+        plain.abduction.loc.weight[0, 1] = 0.5
+    with quiet():
+        plain.save_pretrained(tmp_path / "plain")
+        model = CausalQwenForCausalLM.from_pretrained(
+            tmp_path / "plain", quantization_config=config, device_map="cpu"
+        )
+        assert is_quantized(model.abduction.loc.weight)
+        model.save_pretrained(tmp_path / "saved")
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path / "saved", device_map="cpu")
+    for name in ("logits", "scale_S", "loc_Y", "scale_Y"):
+        assert torch.equal(again(IDS)[name], model(IDS)[name]), name
+    for mode in ("standard", "compatible"):
+        one, other = (m.generate(IDS, max_new_tokens=3, causal_mode=mode) for m in (model, again))
+        assert torch.equal(one, other), mode
+
+
+class Incomparable(Quantised):
+    """torchao's weights cannot be compared, either."""
+
+    __module__ = "torchao.stub"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.equal:
+            raise NotImplementedError("aten.equal of a quantised weight")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@torch.no_grad()
+def test_a_quantised_identity_is_compared_by_its_values() -> None:
+    """Whether W_loc is the identity decides whether plain loaders are refused."""
+    model = make_causal()
+    assert model.is_plain()
+    for is_identity in (True, False):
+        model.abduction.loc.weight[0, 1] = 0.0 if is_identity else 0.5
+        weight = model.abduction.loc.weight.data.as_subclass(Incomparable)
+        assert model.is_plain({**model.state_dict(), "abduction.loc.weight": weight}) is is_identity
 
 
 @pytest.mark.ecosystem("bitsandbytes in 8 and 4 bits (where it is installed)", "works")

@@ -12,10 +12,11 @@ import pytest
 import torch
 import typer
 from _devices import DEVICE, moved, pretending
-from _tiny import NUM, make_causal
+from _tiny import NUM, make_base, make_causal
 
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.analysis.counterfactual import ChangedToken, counterfactual
+from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.cli import main
 from causal_qwen.cli.program import app
 from causal_qwen.conversion import placement
@@ -176,6 +177,128 @@ def test_an_offloaded_model_chooses_the_same_tokens(away: str, mode: str, tmp_pa
     options: dict[str, Any] = {"max_new_tokens": 4, "causal_mode": mode, **who}
     expected = here.generate(IDS, numeric_values=VALUES, **options)
     assert torch.equal(there.generate(IDS, numeric_values=VALUES, **options), expected)
+
+
+def offloaded(how: str, here: Any, folder: Path, memory: int | str = "60KB") -> Any:
+    """The same model, whose tensors are elsewhere until they are used."""
+    accelerate = pytest.importorskip("accelerate")
+    here.save_pretrained(folder / "saved")
+    load = CausalQwenForCausalLM.from_pretrained
+    if how == "auto":
+        places: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": memory}}
+    else:
+        places = {"device_map": {"": "disk"}}
+    if how == "cpu_offload":
+        there = load(folder / "saved")
+        accelerate.cpu_offload(there, execution_device="cpu")
+        return there
+    return load(folder / "saved", offload_folder=str(folder / "offload"), **places)
+
+
+# accelerate warns of a parameter that belongs to no inner module
+@pytest.mark.filterwarnings("ignore:The following device_map keys:UserWarning")
+@pytest.mark.ecosystem(
+    "device_map auto beyond the memory, a whole model on disk, accelerate.cpu_offload",
+    "works",
+)
+@pytest.mark.parametrize("how", ["auto", "disk", "cpu_offload"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"head_bias": True},
+        {"value_direction_trainable": True},
+        {"base": "qwen3"},
+        {"base": "granite"},
+        {"base": "gemma2"},
+    ],
+)
+@torch.no_grad()
+def test_a_model_offloaded_as_a_whole_is_the_same(
+    how: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    here = make_causal(num_token_id=NUM, **fields)
+    here.decision.word_edges.copy_(torch.arange(here.vocab_size) % 4)
+    if here.lm_head.bias is not None:
+        here.lm_head.bias.copy_(torch.linspace(-1, 1, here.vocab_size))
+    with quiet():
+        there = offloaded(how, here, tmp_path)
+    away = [name for name, one in there.named_parameters() if one.is_meta]
+    assert {"decision.threshold", "action.b_noise", "action.decision_noise"} <= {*away}
+    noise = UNoise(torch.full((2, 32), 0.5), "location")
+    for call in ({"labels": IDS}, {"u_noise": noise}):
+        expected, found = (one(IDS, numeric_values=VALUES, **call) for one in (here, there))
+        assert {*found} == {*expected}
+        for name, tensor in expected.items():
+            if isinstance(tensor, torch.Tensor):
+                assert torch.equal(found[name], tensor), name
+    for mode in MODES:
+        who = {"individual": 3, "noise_gain": 0.6} if mode in ("sampling", "causal") else {}
+        who |= {"whole_words": True, "avoid_repeats": 2, "min_p": 0.05} if mode == "causal" else {}
+        options: dict[str, Any] = {"max_new_tokens": 4, "causal_mode": mode, **who}
+        options |= {"return_dict_in_generate": True, "numeric_values": VALUES}
+        for wanted in (False, True):
+            one, other = (
+                model.generate(IDS, output_scores=wanted, **options) for model in (here, there)
+            )
+            assert torch.equal(one.sequences, other.sequences), mode
+            assert torch.equal(one.numeric_values, other.numeric_values), mode
+            for ours, theirs in zip(one.scores or (), other.scores or (), strict=True):
+                assert torch.equal(ours, theirs), mode
+    assert all(there.get_parameter(name).is_meta for name in away)
+
+
+@torch.no_grad()
+def test_individuals_are_inferred_with_the_heads_on_disk(tmp_path: Path) -> None:
+    here = make_causal()
+    parts = dict.fromkeys(("lm_head", "abduction", "action", "decision"), "disk")
+    with quiet():
+        here.save_pretrained(tmp_path / "saved")
+        there = CausalQwenForCausalLM.from_pretrained(
+            tmp_path / "saved", device_map={"model": "cpu", **parts}, offload_folder=str(tmp_path)
+        )
+    said = here.generate(IDS[:1, :4], max_new_tokens=4, causal_mode="causal", individual=3)[0]
+    one, other = (
+        infer_individual(model, said[4:], prompt=said[:4], n=2).individuals
+        for model in (here, there)
+    )
+    for ours, theirs in zip(one, other, strict=True):
+        assert np.array_equal(ours.noise, theirs.noise)
+
+
+@torch.no_grad()
+def test_no_memory_splits_the_parameters_of_the_action(tmp_path: Path) -> None:
+    """b and a without w, or one without the other, would be loaded by no hook."""
+    here = make_causal()
+    with quiet():
+        for memory in range(90_000, 100_000, 500):
+            there = offloaded("auto", here, tmp_path, memory)
+            assert torch.equal(there(IDS).scale_S, here(IDS).scale_S), memory
+
+
+@torch.no_grad()
+def test_a_model_offloaded_in_another_dtype_has_equal_scales(tmp_path: Path) -> None:
+    """The decision noise is computed again from the rounded W, and stays in memory."""
+    with quiet():
+        CausalQwenForCausalLM.from_qwen(make_base("qwen2")).save_pretrained(tmp_path)
+        here = CausalQwenForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
+        there = CausalQwenForCausalLM.from_pretrained(
+            tmp_path, dtype="bfloat16", device_map={"": "disk"}, offload_folder=str(tmp_path / "o")
+        )
+    expected, found = here(IDS), there(IDS)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.scale_S, expected.scale_S)
+    assert torch.equal(there.generate(IDS, max_new_tokens=4), here.generate(IDS, max_new_tokens=4))
+
+
+def test_a_plain_checkpoint_is_not_offloaded_before_its_conversion(tmp_path: Path) -> None:
+    with quiet():
+        make_base("qwen2").save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=r"is a plain checkpoint: .*; convert it first"):
+            CausalQwenForCausalLM.from_pretrained(
+                tmp_path, device_map={"": "disk"}, offload_folder=str(tmp_path / "o")
+            )
 
 
 # ---------------------------------------------------------------- names

@@ -7,11 +7,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from typer.testing import CliRunner
 
@@ -260,7 +263,8 @@ def test_an_export_has_a_card_with_the_base_model_and_its_licence(
     export(source, tmp_path / "out", to=to)
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert "base_model: ours/base\nlicense: apache-2.0\n" in card
-    assert "loc_S of `mine`" in card and "Lost: scales of U" in card
+    assert "loc_S of `mine`" in card
+    assert "Lost: scales of U" in card
 
 
 @pytest.mark.ecosystem(
@@ -288,6 +292,86 @@ def test_pushing_saves_all_our_files(saved: Any, monkeypatch: Any, tmp_path: Pat
         model = CausalQwenForCausalLM.from_pretrained(saved())
         model.save_pretrained(tmp_path / "mine", push_to_hub=True, private=True)
     assert pushed == {"repo_id": "mine", "private": True}
+
+
+@pytest.fixture
+def hub(monkeypatch: Any, tmp_path: Path) -> Any:
+    """A hub without a network: `files` are what is committed, `card` is what it has already."""
+    state = SimpleNamespace(files={}, card=None, repositories=[], options={})
+
+    def create_repo(self: Any, repo_id: str, **options: Any) -> Any:
+        state.repositories.append((repo_id, options.get("private")))
+        return SimpleNamespace(repo_id=f"someone/{repo_id}")
+
+    def create_commit(self: Any, repo_id: str, operations: Any, **options: Any) -> None:
+        state.options = {"repo_id": repo_id, **options}
+        for one in operations:
+            state.files[one.path_in_repo] = Path(one.path_or_fileobj).read_bytes()
+
+    def download(*args: Any, **kwargs: Any) -> str:
+        if state.card is None:
+            raise EntryNotFoundError("README.md")
+        (tmp_path / "remote.md").write_text(state.card, encoding="utf-8")
+        return str(tmp_path / "remote.md")
+
+    monkeypatch.setattr(HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(HfApi, "create_commit", create_commit)
+    monkeypatch.setattr("huggingface_hub.repocard.hf_hub_download", download)
+    return state
+
+
+@pytest.mark.ecosystem("push_to_hub: our files and our model card, uploads intercepted", "works")
+def test_our_card_and_all_our_files_are_uploaded(saved: Any, hub: Any, tmp_path: Path) -> None:
+    with quiet():
+        model = CausalQwenForCausalLM.from_pretrained(saved())
+        model.save_pretrained(tmp_path / "mine")
+        model.push_to_hub("mine", commit_message="first", private=True)
+    assert {*hub.files} == {path.name for path in (tmp_path / "mine").iterdir()}
+    for name, text in hub.files.items():
+        assert text == (tmp_path / "mine" / name).read_bytes(), name
+    assert hub.repositories == [("mine", True)]
+    assert (hub.options["repo_id"], hub.options["commit_message"]) == ("someone/mine", "first")
+    assert hub.files["README.md"].startswith(b"---\nlibrary_name: transformers")
+
+    with quiet():
+        model.push_to_hub("mine", tags=["mine", "causal-qwen"])
+    card = ModelCard(hub.files["README.md"].decode())
+    assert card.data.tags == ["causal-qwen", "mine"]
+    assert card.text.strip().startswith("# A CausalQwen model")
+
+
+def test_a_directorys_own_card_is_uploaded_and_kept(saved: Any, hub: Any, tmp_path: Path) -> None:
+    own = "---\nlicense: mit\n---\n\n# Mine\n"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text(own, encoding="utf-8")
+    with quiet():
+        model = CausalQwenForCausalLM.from_pretrained(saved())
+        model.save_pretrained(tmp_path / "mine", push_to_hub=True, repo_id="else")
+        assert hub.files["README.md"].decode() == own
+        model.push_to_hub("again")  # no longer that of the directory
+    assert (tmp_path / "mine" / "README.md").read_text("utf-8") == own
+    assert b"# A CausalQwen model" in hub.files["README.md"]
+    hub.files.clear()
+    with quiet():
+        model.save_pretrained(tmp_path / "mine", push_to_hub=True, is_main_process=False)
+    assert not hub.files
+
+
+def test_a_card_on_the_hub_is_kept_unless_it_is_empty(saved: Any, hub: Any) -> None:
+    with quiet():
+        model = CausalQwenForCausalLM.from_pretrained(saved())
+        hub.card = "---\nlicense: mit\n---\n\n# Written on the hub\n"
+        model.push_to_hub("mine")
+        assert hub.files["README.md"].decode() == hub.card
+        hub.card = None
+        transformers.Qwen2ForCausalLM.from_pretrained(saved()).push_to_hub("plain")
+        hub.card = hub.files["README.md"].decode()
+        assert "[More Information Needed]" in hub.card
+        model.push_to_hub("mine")
+        assert b"# A CausalQwen model" in hub.files["README.md"]
+        hub.card = hub.card.replace("[More Information Needed]", "A table of words.", 1)
+        model.push_to_hub("mine")
+    assert hub.files["README.md"].decode() == hub.card
 
 
 @pytest.mark.parametrize("size", [40, 80])

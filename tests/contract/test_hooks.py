@@ -10,11 +10,13 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from huggingface_hub import HfApi, ModelCard
 from transformers import (
     GenerationMixin,
     PreTrainedModel,
@@ -123,7 +125,8 @@ PIPELINES = (
         PIPELINE,
     ),
 )
-HOOKS = (*GENERATION, *MODELS, *TRAINING, *PIPELINES)
+UPLOAD = Hook(PreTrainedModel, "_upload_modified_files", ("working_dir",), MODEL)
+HOOKS = (*GENERATION, *MODELS, *TRAINING, *PIPELINES, UPLOAD)
 
 
 def by_name(hooks: Iterable[Hook]) -> Any:
@@ -223,6 +226,23 @@ def test_model_calls_the_hook(
     assert called, hook.broken("is not called")
 
 
+def test_push_to_hub_calls_the_hook_when_its_card_is_written(
+    plain: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    class Spy(Qwen2ForCausalLM):
+        def _upload_modified_files(self, working_dir: str, *args: Any, **kwargs: Any) -> None:
+            found.append(Path(working_dir, "README.md").read_text("utf-8"))
+
+    repository, theirs = SimpleNamespace(repo_id="someone/mine"), "---\nlicense: mit\n---\n# Theirs"
+    monkeypatch.setattr(HfApi, "create_repo", lambda *args, **kwargs: repository)
+    card = "transformers.utils.hub.create_and_tag_model_card"
+    monkeypatch.setattr(card, lambda *args, **kwargs: ModelCard(theirs))
+    Spy(plain.config).push_to_hub("mine")
+    assert found == [theirs], UPLOAD.broken("is not called by push_to_hub")
+
+
 @pytest.fixture(scope="module")
 def trainer_calls(
     tiny_fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
@@ -281,6 +301,38 @@ def test_modules_named_in_keep_in_fp32_stay_float32(
     hook = Hook(PreTrainedModel, "_keep_in_fp32_modules_strict", (), MODEL)
     assert model.lm_head.weight.dtype == torch.bfloat16
     assert model.model.norm.weight.dtype == torch.float32, hook.broken("has no effect")
+
+
+@pytest.mark.parametrize("name", ["_no_placement_params", "_no_split_modules"])
+def test_an_inferred_device_map_honours_the_attribute(
+    plain: Qwen2ForCausalLM, name: str, tmp_path: Path
+) -> None:
+    """A buffer of a module that is split, which no map names; a module that is not split."""
+
+    class Backbone(Qwen2Model):
+        def post_init(self) -> None:
+            self.register_buffer("extra", torch.zeros(3))
+            super().post_init()
+
+    class Placed(Qwen2ForCausalLM):
+        _no_placement_params = ("extra",)
+        _keys_to_ignore_on_load_missing = (r"extra$",)
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = Backbone(config)
+            self.post_init()
+
+    if name == "_no_split_modules":
+        Placed._no_split_modules = ("Backbone",)
+    plain.save_pretrained(tmp_path)
+    model = Placed.from_pretrained(
+        tmp_path, device_map="auto", max_memory={"cpu": "20KB"}, offload_folder=str(tmp_path / "o")
+    )
+    hook = Hook(PreTrainedModel, name, (), MODEL)
+    is_split = any(place.startswith("model.") for place in model.hf_device_map)
+    assert is_split is (name == "_no_placement_params"), hook.broken("has no effect")
+    assert "model.extra" not in model.hf_device_map, hook.broken("has no effect")
 
 
 def test_a_missing_tensor_whose_name_is_ignored_is_neither_reported_nor_left_on_meta(

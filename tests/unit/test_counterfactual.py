@@ -375,6 +375,8 @@ def test_result_renders_as_text_html_and_json(model: Any) -> None:
     sent = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert sent["divergence"] == result.divergence
     assert sent["factual"]["ids"] == result.factual.sequence.ids.tolist()
+    assert sent["factual"]["softmax"] == pytest.approx(np.exp(sent["factual"]["log_prob"]))
+    assert sent["factual"]["P"] == result.factual.probability.tolist()
 
 
 def test_html_colours_the_tokens_of_the_two_worlds(model: Any) -> None:

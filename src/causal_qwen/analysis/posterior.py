@@ -46,6 +46,7 @@ from causal_qwen.decoding.decision import margin
 from causal_qwen.decoding.settings import first_given
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noise_bound
+from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import apply_head, head_weight
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
@@ -262,7 +263,7 @@ def _observations(
     output = observe(model, sequence, start)
     scores = output.logits[0].detach().float().cpu()  # (N, V)
     scores = candidates_along(scores, sequence.ids, cuts)  # the others: -inf
-    loc = margin(scores, model.decision.threshold.detach().cpu()).numpy()
+    loc = margin(scores, whole(model.decision, "threshold").detach().cpu()).numpy()
     law = amplitude * output.scale_U[0].detach().cpu().numpy().astype(np.float64)
     values = field_space(model.config).encode(sequence.values[start:])
     targets = (values - output.loc_Y[0].double().detach().cpu()).tolist()
@@ -367,7 +368,7 @@ class Polytope:
         self.floor: Array = np.zeros(0)  # (K,)
         self.row_observations: list[int] = []  # index of the observation of each row
         self.seen: set[tuple[int, int]] = set()  # (observation, token) of each row
-        weight = model.action.value.weight[0].detach().double().cpu().numpy()
+        weight = whole(model.action.value, "weight")[0].detach().double().cpu().numpy()
         numbers = [(i, one) for i, one in enumerate(observations) if one.target is not None]
         self.number_observations = [i for i, _ in numbers]
         self.equal = np.reshape([weight * one.law for _, one in numbers], (-1, size))  # (m, C)
@@ -508,7 +509,8 @@ def _scores(model: CausalModel, moved: Tensor) -> Tensor:
     """W x for displacements x of U, rounded as in a replay. (N, C) -> (N, V) float64"""
     weight = model.lm_head.weight
     size = moved.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    scaled = (moved / size).to(weight.device, weight.dtype)
+    device = moved.device if weight.is_meta else weight.device  # an offloaded head moves its input
+    scaled = (moved / size).to(device, weight.dtype)
     return apply_head(model.lm_head, scaled, paired=True).double().cpu() * size
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from causal_qwen.decoding.candidates import Cuts
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.text.numerals import render
 from causal_qwen.text.segmentation import INCOMPLETE
@@ -50,7 +51,7 @@ class TokenSequence(NamedTuple):
 def cuts_of(model: CausalModel, settings: DecodingSettings) -> Cuts:
     """What makes the candidates of a text that `generate` writes by these settings, on the CPU."""
     noise = model.decoding_noise(settings)
-    edges = model.decision.word_edges.cpu() if noise.kept_words()[0] else None
+    edges = whole(model.decision, "word_edges").cpu() if noise.kept_words()[0] else None
     number = model.config.num_token_id
     return Cuts(settings.min_p or 0.0, edges, noise.avoided_repeats()[0], number)
 

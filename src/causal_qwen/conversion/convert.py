@@ -50,6 +50,7 @@ from causal_qwen.engine.weights import file_named, read_json
 from causal_qwen.families import Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
+from causal_qwen.modeling.action import head_weight
 from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
@@ -395,6 +396,11 @@ def load(
     model.generation_config = adopt_generation_config(model.generation_config)
     if fields.get("model_type") == family.base and kwargs.get("config") is None:
         assert path is not None
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise ValueError(
+                f"{path} is a plain checkpoint: it is calibrated as it is opened, which needs all "
+                "weights in memory; convert it first, with causal-qwen convert, then offload it."
+            )
         tokenizer = load_tokenizer(path)
         if tokenizer is not None:
             number = install_number_token(tokenizer, model.config.vocab_size)
@@ -405,7 +411,7 @@ def load(
         set_word_edges(model, tokenizer)
         model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS))
     elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
-        model.action.restore_equality(model.lm_head.weight)
+        model.action.restore_equality(head_weight(model.lm_head))
     return (model, info) if output_loading_info else model
 
 

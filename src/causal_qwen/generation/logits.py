@@ -26,6 +26,7 @@ from causal_qwen.decoding.decision import (
 )
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import head_divisor, head_weight, score_shift
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel
@@ -110,8 +111,10 @@ class DecisionProcessor(LogitsProcessor):
 
     @functools.cached_property
     def weight(self) -> Tensor:
-        """W, which does not change during a call of `generate`."""
-        return head_weight(self.model.lm_head)
+        """W, which does not change during a call of `generate`. An offloaded one stays so: it is
+        too large to be kept here, and the head multiplies by it."""
+        weight = self.model.lm_head.weight
+        return weight if weight.is_meta else head_weight(self.model.lm_head)
 
     def observe(self, outputs: ModelOutput) -> None:
         """Take U, what noise adds to it and to the scores, and the bar from the model's outputs."""
@@ -133,7 +136,8 @@ class DecisionProcessor(LogitsProcessor):
         """The candidates of texts; `each` of them in turn belong to one row of the noise. (B, V)"""
         is_asked = [asked for asked in self.noise.kept_words() for _ in range(each)]
         lengths = [n for n in self.noise.avoided_repeats() for _ in range(each)]
-        edges, number = self.model.decision.word_edges, self.model.config.num_token_id
+        number = self.model.config.num_token_id
+        edges = whole(self.model.decision, "word_edges")
         return cut_by_text(scores, texts, is_asked, lengths, edges.to(scores.device), number)
 
     def decide(self, loc: Tensor) -> Tensor:
@@ -144,7 +148,7 @@ class DecisionProcessor(LogitsProcessor):
         elif self.shift_u is not None:
             loc = self._add_noise(loc, self.shift_u)
         decision = self.model.decision
-        threshold = decision.threshold.to(loc.device)
+        threshold = whole(decision, "threshold").to(loc.device)
         bar = None if self.bar is None else self.bar.to(loc.device)
         if mode == "causal":
             over: Tensor = margin(loc, threshold)
@@ -153,7 +157,8 @@ class DecisionProcessor(LogitsProcessor):
             if not self.want_scores:
                 return over
             return force_argmax(over.float(), choose_individual(loc, threshold))
-        if mode != "compatible" and not self.want_scores and is_plain(self.weight):
+        is_here = is_plain(self.weight) and not self.weight.is_meta
+        if mode != "compatible" and not self.want_scores and is_here:
             scale, head = self.u.scale.to(loc.device), self._head_on(loc.device)
             chosen = decide(mode, loc, scale, head, bar)
             return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
@@ -171,10 +176,13 @@ class DecisionProcessor(LogitsProcessor):
         head: Any = self.model.lm_head
         if is_plain(self.weight):
             divided = (shift / head_divisor(head)).to(loc.device)
-            moved = move_candidates(loc, divided, lambda ids: self.weight.to(loc.device)[ids])
+            moved = move_candidates(loc, divided, lambda ids: self._loaded().to(loc.device)[ids])
             if moved is not None:
                 return moved
         return loc + score_shift(shift, head, self.u.loc.dtype).to(loc.device)
+
+    def _loaded(self) -> Tensor:
+        return head_weight(self.model.lm_head) if self.weight.is_meta else self.weight
 
     def _head_on(self, device: torch.device) -> TorchHead:
         """The head with its norms, which stay on the model for as long as W stays as it is.
@@ -194,9 +202,9 @@ class DecisionProcessor(LogitsProcessor):
             decision, action = self.model.decision, self.model.action
             self._head = TorchHead(
                 weight.to(device),
-                decision.threshold.to(device),
-                action.b_noise.to(device),
-                action.decision_noise.to(device),
+                whole(decision, "threshold").to(device),
+                whole(action, "b_noise").to(device),
+                whole(action, "decision_noise").to(device),
                 cached[1],
             )
         return self._head
@@ -212,8 +220,8 @@ def to_tensors(noise: UNoise, like: Tensor) -> UNoise:
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Neither sharded nor offloaded: rows can be read here."""
-    return type(weight) in (Tensor, nn.Parameter) and weight.device.type != "meta"
+    """Neither sharded nor quantised: rows can be read."""
+    return type(weight) in (Tensor, nn.Parameter)
 
 
 def force_argmax(scores: Tensor, chosen: Tensor) -> Tensor:

@@ -356,20 +356,41 @@ def _complete(result: Any, model_kwargs: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def saved_as_sampling(model: Any) -> Iterator[None]:
-    """Let HF save the temperature of a noisy mode, which it accepts beside do_sample=True only.
+def accepted_by_save(model: Any) -> Iterator[None]:
+    """A generation config that HF saves: it accepts a temperature beside do_sample=True only.
 
-    Nothing else changes: `causal` ignores do_sample, and `sampling` means it.
+    In a noisy mode that changes nothing else: `causal` ignores do_sample, and `sampling` means it.
+    In the others it would be another mode, so the temperature is left out, with a warning.
     """
-    config = model.generation_config
-    is_noisy = getattr(config, "causal_mode", None) in NOISY_MODES and not config.do_sample
-    if is_noisy and any(getattr(config, name, None) is not None for name in WARPERS):
-        model.generation_config = copy.deepcopy(config)
-        model.generation_config.do_sample = True
+    config, mode = model.generation_config, model._default_mode()
+    refused = [] if config.do_sample else [name for name in WARPERS if _needs_draws(config, name)]
+    if refused:
+        model.generation_config = saved = copy.deepcopy(config)
+        if mode in NOISY_MODES:
+            saved.do_sample = True
+        else:
+            listed = ", ".join(f"{name}={getattr(config, name)}" for name in refused)
+            logger.warning(
+                f"{listed} not saved with the generation config: mode {mode!r} draws nothing; set "
+                "its do_sample=True, or its causal_mode to 'causal' or 'sampling', to keep it."
+            )
+            for name in refused:
+                setattr(saved, name, None)
     try:
         yield
     finally:
         model.generation_config = config
+
+
+def _needs_draws(config: GenerationConfig, name: str) -> bool:
+    """Whether HF refuses to save the field without do_sample=True."""
+    alone = GenerationConfig()
+    setattr(alone, name, getattr(config, name, None))
+    try:
+        alone.validate(strict=True)
+    except ValueError:
+        return True
+    return False
 
 
 def adopt_generation_config(config: GenerationConfig) -> GenerationConfig:

@@ -9,6 +9,7 @@ model's features, with one scale everywhere.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,35 @@ class Float32Module(nn.Module):
             return moved
 
         return super()._apply(move_without_narrowing, recurse)  # type: ignore[no-untyped-call]
+
+
+def whole(module: nn.Module, name: str) -> Tensor:
+    """A tensor of `module`, also one that accelerate offloads, and loads for its `forward` alone.
+
+    Every tensor that is read outside its module's `forward` is read by this function.
+    """
+    tensor: Tensor = getattr(module, name)
+    hook: Any = getattr(module, "_hf_hook", None)
+    if hook is None or not tensor.is_meta:
+        return tensor
+    hook.pre_forward(module)
+    try:
+        tensor = getattr(module, name)
+    finally:
+        hook.post_forward(module, None)
+    return tensor
+
+
+def keep_in_memory(module: nn.Module) -> None:
+    """End the offloading of the module's own parameters: a change would not reach the copy."""
+    if not any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+        return
+    from accelerate.hooks import remove_hook_from_module  # type: ignore[import-untyped]
+
+    loaded = {name: whole(module, name) for name, _ in module.named_parameters(recurse=False)}
+    remove_hook_from_module(module)
+    for name, tensor in loaded.items():
+        setattr(module, name, tensor)
 
 
 def float32_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,7 +96,7 @@ class ScaleNetwork(Float32Module, nn.Linear):
     @property
     def is_constant(self) -> bool:
         """The same for every z, as after a conversion."""
-        return not bool(self.weight.any())
+        return not bool(whole(self, "weight").any())
 
     def reset(self, gamma: float, activation: str) -> None:
         init.zeros_(self.weight)

@@ -24,7 +24,12 @@ from torch.nn import functional as F
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.modeling.abduction import Float32Module, float32_linear
+from causal_qwen.modeling.abduction import (
+    Float32Module,
+    float32_linear,
+    keep_in_memory,
+    whole,
+)
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalConfig
 
@@ -99,11 +104,10 @@ def dense(weight: Tensor) -> Tensor:
 
 def head_weight(head: nn.Module) -> Tensor:
     """W, with the low-rank change of an adapter (LoRA) around the head."""
+    weight = whole(_without_adapter(head), "weight")
     if not hasattr(head, "lora_A"):
-        weight: Tensor = head.weight  # type: ignore[assignment]
         return weight
     layer: Any = head
-    weight = layer.get_base_layer().weight
     if not layer.merged and not layer.disable_adapters:
         for name in layer.active_adapters:
             if name in layer.lora_A:
@@ -113,8 +117,12 @@ def head_weight(head: nn.Module) -> Tensor:
 
 def head_divisor(head: nn.Module) -> float:
     """What the products of a head are divided by, also of one with an adapter around it."""
-    layer: Any = head.get_base_layer() if hasattr(head, "lora_A") else head  # type: ignore[operator]
+    layer: Any = _without_adapter(head)
     return float(layer.divisor)
+
+
+def _without_adapter(head: nn.Module) -> nn.Module:
+    return head.get_base_layer() if hasattr(head, "lora_A") else head  # type: ignore[operator]
 
 
 def apply_head(head: nn.Module, input: Tensor, **how: Any) -> Any:
@@ -163,18 +171,19 @@ class ActionNetwork(Float32Module):
 
     def widen(self, u: Cauchy) -> Cauchy:
         """Add exogenous noise to the scale; the location stays."""
-        return Cauchy(u.loc, u.scale + self.b_noise.abs())
+        return Cauchy(u.loc, u.scale + whole(self, "b_noise").abs())
 
     def displacement(self, u: Cauchy, noise: UNoise) -> Tensor:
         """The shift of loc_U by noise: T kappa b eps ("location") or T kappa scale_U t, plus
         T kappa b eps if there is exogenous noise. (..., C)"""
-        b = self.b_noise.abs()
+        b = whole(self, "b_noise").abs()
         moved: Tensor = noise.values * (b if noise.regime == "location" else u.scale)
         return moved if noise.exogenous is None else moved + noise.exogenous * b
 
     def scaled_noise(self) -> Tensor:
         """a, divided as the logits are. -> (V,)"""
-        return self.decision_noise if self.divisor == 1.0 else self.decision_noise / self.divisor
+        noise = whole(self, "decision_noise")
+        return noise if self.divisor == 1.0 else noise / self.divisor
 
     def score_scale(self, scale: Tensor, head: nn.Module) -> Tensor:
         """scale_S of every token. (..., C) -> (..., V)"""
@@ -196,8 +205,9 @@ class ActionNetwork(Float32Module):
         Noise that training has moved further than that does not change.
         """
         norms = row_norms(dense(weight))
-        total = norms + self.decision_noise.abs()
+        total = norms + whole(self, "decision_noise").abs()
         if total.max() - total.min() <= EQUALITY_TOLERANCE * total.max():
+            keep_in_memory(self)
             self.decision_noise.copy_(total.max() - norms)
 
     def forward(self, u: Cauchy, head: nn.Module) -> tuple[Cauchy, Cauchy]:
@@ -221,8 +231,8 @@ def score_pair(
     stacked = torch.cat([loc, shift.to(loc.dtype)])  # (B + N, C)
     scores = apply_head(head, stacked, paired=True)
     loc_scores, shift_scores = scores[: len(loc)], scores[len(loc) :]
-    if (bias := getattr(head, "bias", None)) is not None:
-        loc_scores = loc_scores + bias
+    if getattr(head, "bias", None) is not None:
+        loc_scores = loc_scores + whole(_without_adapter(head), "bias")
     return capped(loc_scores, softcap), shift_scores.float() * size
 
 

@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCard, ModelCardData
+
 from causal_qwen.modeling.configuration import CausalConfig
+from causal_qwen.outputs import CARD
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+EMPTY = (  # what `push_to_hub` writes into Hugging Face's template
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub. "
+    "This model card has been automatically generated."
+)
 LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
 BASE_MODEL = re.compile(r"^base_model:\s*(\S+)\s*$", re.MULTILINE)
 LICENCES = {"HuggingFaceTB/SmolLM2-135M-Instruct": "apache-2.0"}  # of the embedded model
@@ -82,6 +89,22 @@ def _front_matter(fields: Mapping[str, str]) -> str:
     return "\n".join([*lines, "tags:", "- causal-qwen", "---", ""])
 
 
+def fill_card(file: Path, text: str) -> None:
+    """Replace Hugging Face's empty template by a card of ours, with the template's tags. A card in
+    which somebody has written stays."""
+    if not file.is_file():
+        return
+    found = ModelCard.load(file)
+    empty = ModelCard.from_template(ModelCardData(), model_description=EMPTY)
+    if found.text.strip() != empty.text.strip():
+        return
+    if asked := found.data.get("tags"):
+        card = ModelCard(text)
+        card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), *asked]))
+        text = str(card)
+    file.write_text(text, encoding="utf-8")
+
+
 def _licence(base: str) -> str | None:
     """The licence of the embedded model, or that which a local base model's own card names."""
     return LICENCES.get(base) or _named(base, LICENCE)
@@ -89,7 +112,7 @@ def _licence(base: str) -> str | None:
 
 def _named(directory: str, field: re.Pattern[str]) -> str | None:
     """A field of the front matter of a local model's card."""
-    card = Path(directory or ".", "README.md")
+    card = Path(directory or ".", CARD)
     if not directory or not card.is_file():
         return None
     front = card.read_text("utf-8", errors="replace").split("\n---", 1)[0]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import ActionNetwork, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalConfig
@@ -132,7 +133,8 @@ def _fused_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
     )
 
     def sums(weight: Tensor, bias: Tensor | None) -> Sums:
-        head = HeadParams(weight, bias, chain.action.scaled_noise(), chain.decision.threshold)
+        threshold = whole(chain.decision, "threshold")
+        head = HeadParams(weight, bias, chain.action.scaled_noise(), threshold)
         terms = one_vs_rest(Cauchy(u.loc[valid], u.scale[valid]), head, labels[valid], settings)
         p_number = torch.zeros_like(u.scale[:, 0])
         if k is not None and (where := (labels == k).nonzero().squeeze(-1)).numel():
@@ -154,9 +156,10 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
         scores, bar = s.loc, decision.bar(s.loc)
         s = over_bar(s, bar)
         label = labels.clamp_min(0).unsqueeze(-1)
-        log_not = s.log_cdf(decision.threshold)
+        threshold = whole(decision, "threshold")
+        log_not = s.log_cdf(threshold)
         at_label = Cauchy(s.loc.gather(-1, label), s.scale.gather(-1, label))
-        log_yes = at_label.log_sf(decision.threshold[label])
+        log_yes = at_label.log_sf(threshold[label])
         ovr = log_not.gather(-1, label) - log_yes - log_not.sum(-1, keepdim=True)
         ovr = ovr.squeeze(-1).where(labels != IGNORE, 0.0).sum()
         ce = torch.zeros_like(ovr)
@@ -165,7 +168,7 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
         k = config.num_token_id or 0
         number = Cauchy(scores[:, k, None], s.scale[:, k, None])
         number = over_bar(number, None if bar is None else bar.detach())
-        p_number = number.sf(decision.threshold[k]).squeeze(-1)
+        p_number = number.sf(threshold[k]).squeeze(-1)
         return ovr, ce, p_number
 
     chunks = (x.split(chunk_size(config, len(labels))) for x in (u.loc, u.scale, labels))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from causal_qwen.decoding.decision import choose
-from causal_qwen.modeling.abduction import Float32Module
+from causal_qwen.modeling.abduction import Float32Module, whole
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalConfig
 
@@ -58,7 +58,8 @@ class Decision(Float32Module):
     def level(self, loc_S: Tensor) -> Tensor:
         """C_k + h, what a score must exceed, to be shown. (..., V) -> (V,) or (..., V)"""
         bar = self.bar(loc_S)
-        return self.threshold if bar is None else self.threshold + bar
+        threshold = whole(self, "threshold")
+        return threshold if bar is None else threshold + bar
 
     def forward(self, s: Cauchy) -> Tensor:
         """P_k of every token. (..., V) -> (..., V)"""
@@ -70,11 +71,11 @@ class Decision(Float32Module):
         `bar` is given where `s` was changed since, by noise or for want of candidates.
         """
         bar = self.bar(s.loc) if bar is None else bar
-        return over_bar(s, bar).log_sf(self.threshold).log_softmax(-1)
+        return over_bar(s, bar).log_sf(whole(self, "threshold")).log_softmax(-1)
 
     def choose(self, s: Cauchy) -> Tensor:
         """argmax_k P_k. (..., V) -> (...)"""
-        chosen: Tensor = choose(s.loc, s.scale, self.threshold, self.bar(s.loc))
+        chosen: Tensor = choose(s.loc, s.scale, whole(self, "threshold"), self.bar(s.loc))
         return chosen
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from causal_qwen.analysis.token_sequence import TokenSequence, decode_tokens, observe, read_tokens
 from causal_qwen.conversion.calibration import TEXTS
+from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 
@@ -129,7 +130,9 @@ def _most_unusual(
     loc, scale = (x[0, -1].float().cpu() for x in output.u_dist)  # (C,)
     moved = loc - typical.median
     distance = moved / typical.spread
-    weight = model.lm_head.weight[token].detach().float().cpu() / model.config.logit_divisor
+    weight = (
+        whole(model.lm_head, "weight")[token].detach().float().cpu() / model.config.logit_divisor
+    )
     contribution = weight * moved
     best = distance.abs().topk(min(COORDINATES, len(loc))).indices.tolist()
     columns = (loc, typical.median, distance, scale, contribution)

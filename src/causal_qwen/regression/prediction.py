@@ -26,6 +26,7 @@ from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.individuals.noise import check_noise
+from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import ValueHead, apply_head
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.one_vs_rest import HeadParams
@@ -303,7 +304,7 @@ def predict(
         torch.cat(column) for column in zip(*parts, strict=True)
     )
     u, p = Cauchy(loc, wide), probability.double().numpy()
-    b = model.action.b_noise.detach().abs().double().cpu()
+    b = whole(model.action, "b_noise").detach().abs().double().cpu()
     settings = model.resolve_settings(causal_mode="causal")
     law = IndividualLaw(scale.double(), b, positions, settings)
     found = NumberPrediction.from_individuals(u, model.action.value, space, p, law)
@@ -347,7 +348,8 @@ def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
         return model.decision(model.act(u)[0])[:, k].float()
 
     def probability(weight: Tensor, bias: Tensor | None) -> Tensor:
-        head = HeadParams(weight, bias, model.action.scaled_noise(), model.decision.threshold)
+        threshold = whole(model.decision, "threshold")
+        head = HeadParams(weight, bias, model.action.scaled_noise(), threshold)
         bar = head.bar(u.loc, len(u.loc)) if model.decision.has_bar else None
         return head.sf(model.action.widen(u), k, bar)
 
