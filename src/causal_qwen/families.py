@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "causal_"
+CARD = "README.md"  # of a saved model; users write it
 ACTIVATIONS = ("hidden_act", "hidden_activation")  # by family
 # Written after the activation in config.json once W_loc is trained. The base model's own class
 # would leave W_loc out; it does not know this activation and says so instead.

@@ -26,7 +26,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.families import mark_trained
+from causal_qwen.families import CARD, mark_trained
 from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.generation.mixin import (
     CausalGenerationMixin,
@@ -55,7 +55,6 @@ from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_fiel
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.modeling.value_embedding import check_values, embed_values
 from causal_qwen.modeling.value_space import fit_field
-from causal_qwen.outputs import CARD
 
 HUB_OPTIONS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr", "tags")
 

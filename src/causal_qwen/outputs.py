@@ -21,14 +21,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from causal_qwen.families import is_causal
+from causal_qwen.families import CARD, is_causal
 
 MANIFEST = "manifest.json"
 FORMAT = "causal-qwen"  # of a manifest; other programs write files of that name, too
 LOCK = "causal-qwen.lock"
 LISTED = 10  # files that a message names
 EDITABLE = "generation_config.json"  # users edit it: another size is no damage if it is JSON
-CARD = "README.md"  # users write it
 # Version 0.3.0 wrote no manifest, and `save_pretrained` writes none: such directories are ours if
 # they have no other files than these, and a config.json of our model type or a regressor's files.
 KNOWN = re.compile(

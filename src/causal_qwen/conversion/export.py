@@ -24,11 +24,12 @@ from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.settings import DEFAULTS
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.heads import optional_tensors
+from causal_qwen.families import CARD
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.card import exported_card
 from causal_qwen.modeling.configuration import NOT_INHERITED, CausalConfig
 from causal_qwen.options import EXPORT_FORMATS, GGUF_TYPES, PLAIN_TYPES, check_choice
-from causal_qwen.outputs import CARD, check_not_inside, new_directory
+from causal_qwen.outputs import check_not_inside, new_directory
 
 SHRINKAGE = 1e-3  # of the states' second moments, when a constant is fitted to them
 LOST = (

@@ -38,8 +38,8 @@ from causal_qwen.engine.weights import (
     release,
     widen,
 )
+from causal_qwen.families import CARD
 from causal_qwen.outputs import (
-    CARD,
     KNOWN,
     MANIFEST,
     check_complete,

@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from causal_qwen.families import CARD
 from causal_qwen.modeling.configuration import CausalConfig
-from causal_qwen.outputs import CARD
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 EMPTY = (  # what `push_to_hub` writes into Hugging Face's template
