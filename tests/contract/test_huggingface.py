@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from causal_qwen import CausalQwen2Config, CausalQwenForCausalLM, CausalQwenModel
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import default_model
+from causal_qwen.modeling.processor import CausalQwenProcessor
 
 TINY = {
     "vocab_size": 97,
@@ -95,6 +97,22 @@ def test_trust_remote_code_loads_our_classes_without_importing_us(saved: Path) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["causal_qwen.model", "CausalQwenForCausalLM"]
+
+
+@pytest.mark.slow  # a process that imports torch
+@pytest.mark.ecosystem("AutoProcessor with trust_remote_code=True without importing us", "works")
+def test_trust_remote_code_loads_our_processor_without_importing_us(
+    saved: Path, byte_tokenizer: Callable[..., Any]
+) -> None:
+    CausalQwenProcessor(byte_tokenizer()).save_pretrained(saved)
+    code = (
+        "import sys; from transformers import AutoProcessor;"
+        "assert 'causal_qwen' not in sys.modules;"
+        f"found = AutoProcessor.from_pretrained({str(saved)!r}, trust_remote_code=True);"
+        "print(type(found).__module__, type(found).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["causal_qwen.modeling.processor", "CausalQwenProcessor"]
 
 
 @pytest.mark.ecosystem("device_map", "works")

@@ -42,6 +42,8 @@ BARE_BAR = 0.0  # the same over the bar of the context
 
 # Saved with every checkpoint: `trust_remote_code=True` then finds the installed package.
 AUTO_MODULE = "causal_qwen_auto"
+PROCESSOR = "CausalQwenProcessor"
+AUTO_PROCESSOR = {"AutoProcessor": f"{AUTO_MODULE}.{PROCESSOR}"}
 AUTO_CODE = """from causal_qwen import {names}
 
 __all__ = [{quoted}]
@@ -50,7 +52,7 @@ __all__ = [{quoted}]
 
 def auto_code(family: Family) -> str:
     """The module beside the weights, which imports the installed package."""
-    names = sorted(family.names)
+    names = sorted([*family.names, PROCESSOR])
     return AUTO_CODE.format(names=", ".join(names), quoted=", ".join(f'"{name}"' for name in names))
 
 

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoProcessor, BatchEncoding, PreTrainedConfig
 from transformers.processing_utils import ProcessorMixin
 
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import AUTO_PROCESSOR, CausalQwen2Config
 from causal_qwen.options import NUMBER_READINGS, check_choice
 from causal_qwen.text.numerals import PLACEHOLDER, render
 from causal_qwen.text.segmentation import (
@@ -70,6 +70,10 @@ class CausalQwenProcessor(ProcessorMixin):
     @property
     def model_input_names(self) -> list[str]:
         return ["input_ids", "attention_mask", "numeric_values"]
+
+    def to_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """processor_config.json, by which `trust_remote_code=True` finds the installed package."""
+        return {**super().to_dict(*args, **kwargs), "auto_map": AUTO_PROCESSOR}
 
     def __call__(
         self,
