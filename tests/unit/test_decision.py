@@ -17,7 +17,7 @@ from torch import Tensor
 
 from causal_qwen.decoding.decision import EXACT_CANDIDATES, SCALE_FLOOR, choose, choose_pruned
 from causal_qwen.engine.matrix import Matrix
-from causal_qwen.generation.logits import BLOCKS, HeadNorms, TorchHead, block_edges
+from causal_qwen.generation.logits import BLOCKS, HeadNorms, TorchHead, block_edges, decide_together
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
@@ -187,6 +187,9 @@ def pruned_choice(case: Case) -> int:
         bar = None if case.bar is None else case.bar.numpy()
         in_numpy = choose_pruned(*arrays, NumpyHead(case), bar)
         assert in_numpy == chosen
+    bar = None if case.bar is None else case.bar[None]
+    together = decide_together(case.scale[None], case.loc[None], torch_head(case), bar)
+    assert together is None or together.tolist() == [chosen]
     return chosen
 
 

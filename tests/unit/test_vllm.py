@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import json
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -24,7 +27,16 @@ from causal_qwen.serving.requests import RequestError, user_seed
 from causal_qwen.vllm.admission import Served, admit, admitted_settings
 from causal_qwen.vllm.middleware import CausalFields, moved
 from causal_qwen.vllm.plugin import refusal
-from causal_qwen.vllm.rows import Row, Step, decide_rows, make_row, text_end
+from causal_qwen.vllm.pool import make_pool
+from causal_qwen.vllm.rows import (
+    Group,
+    Row,
+    Step,
+    decide_rows,
+    make_row,
+    pad_texts,
+    text_end,
+)
 
 SAVED = {
     "noise_gain": 3.0,
@@ -178,7 +190,11 @@ class FakeModel:
         head = ActionHead(model.config.latent_size, model.config.vocab_size, device="meta")
         head.weight, head.bias = model.lm_head.weight, None
         self.law = SimpleNamespace(
-            config=model.config, lm_head=head, action=model.action, decision=model.decision
+            config=model.config,
+            lm_head=head,
+            action=model.action,
+            decision=model.decision,
+            groups=WeakValueDictionary(),
         )
         self.u: Any = None
         self.bar: Any = None
@@ -210,10 +226,15 @@ CALLS: list[dict[str, Any]] = [
 ]
 
 
+def again(call: dict[str, Any]) -> dict[str, Any]:
+    """The same call of another individual."""
+    return {**call, "individual": call["individual"] + 100} if "individual" in call else call
+
+
 @pytest.mark.parametrize("kind", ["fresh_model", "make_model"])
 @torch.no_grad()
 def test_rows_of_all_modes_choose_together_what_generate_chooses_alone(
-    request: pytest.FixtureRequest, kind: str
+    request: pytest.FixtureRequest, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = request.getfixturevalue(kind)(threshold_context="competition", num_token_id=96)
     for name, value in SAVED.items():
@@ -222,18 +243,28 @@ def test_rows_of_all_modes_choose_together_what_generate_chooses_alone(
         model.generation_config.noise_gain = 300.0  # scales of a fresh model are small
     model.decision.word_edges[::3] = CONTINUES | OPEN
     generator, tokens = torch.Generator().manual_seed(3), 10
+    calls = CALLS + [again(call) for call in CALLS]  # two rows of every rule
     prompts = [
-        torch.randint(0, 96, (4 + 11 * i,), generator=generator).tolist() for i in range(len(CALLS))
+        torch.randint(0, 96, (4 + 7 * (i % 13),), generator=generator).tolist()
+        for i in range(len(calls))
     ]
     wanted = []
-    for prompt, call in zip(prompts, CALLS, strict=True):
+    for prompt, call in zip(prompts, calls, strict=True):
         found = model.generate(
             torch.tensor([prompt]), max_new_tokens=tokens, suppress_tokens=[96], **call
         )
         wanted.append(found[0, len(prompt) :].tolist())
+    sizes: list[int] = []
+    decide = Group.decide
+
+    def counted(self: Group, *args: Any) -> Any:
+        sizes.append(len(args[-1]))
+        return decide(self, *args)
+
+    monkeypatch.setattr(Group, "decide", counted)
     fake: Any = FakeModel(model)
-    rows = [make_row(fake.law, model.resolve_settings(**call)) for call in CALLS]
-    outputs: list[list[int]] = [[] for _ in CALLS]
+    rows = [make_row(fake.law, model.resolve_settings(**call)) for call in calls]
+    outputs: list[list[int]] = [[] for _ in calls]
     for _ in range(tokens):
         scores = fake.compute([p + o for p, o in zip(prompts, outputs, strict=True)])
         steps = [
@@ -246,10 +277,69 @@ def test_rows_of_all_modes_choose_together_what_generate_chooses_alone(
         ):
             output.append(token)
     assert outputs == wanted
-    decisions = [row.decision for row in rows if row is not None]
-    assert [i for i, one in enumerate(decisions) if one.shift_u is None] == [0, len(CALLS) - 1]
-    whole = [i for i, one in enumerate(decisions) if one.shift is not None]
-    assert whole == [9, 10]  # all tokens are candidates; else W is read for candidates alone
+    rules = {row.group for row in rows if row is not None}
+    assert sizes.count(2 * 4) == tokens  # four calls differ in their noise alone
+    assert sizes == [2 if size == 2 else 8 for size in sizes]
+    assert len(sizes) == tokens * len(rules) == tokens * (len(CALLS) - 3)
+    whole = [group for group in rules if group.decision.shift is not None]
+    assert {(group.settings.mode, group.settings.min_p) for group in whole} == {
+        ("causal", 0.0),
+        ("sampling", 0.0),
+    }  # all tokens are candidates; else W is read for candidates alone
+
+
+def test_a_group_is_forgotten_with_its_last_row(fresh_model: Callable[..., Any]) -> None:
+    model = fresh_model()
+    law = FakeModel(model).law
+    first, second = (make_row(law, model.resolve_settings(individual=i)) for i in (1, 2))
+    third = make_row(law, model.resolve_settings(individual=1, top_k=3))
+    assert first is not None and second is not None and third is not None
+    assert first.group is second.group is not third.group
+    assert len(law.groups) == 2
+    del third
+    gc.collect()
+    assert list(law.groups.values()) == [first.group]
+
+
+def test_a_row_without_its_bar_is_an_error(fresh_model: Callable[..., Any]) -> None:
+    """A model that was not told to compute it must not decide without it."""
+    model = fresh_model(threshold_context="competition")
+    fake: Any = FakeModel(model)
+    standard = make_row(fake.law, model.resolve_settings(causal_mode="standard"))
+    causal = make_row(fake.law, model.resolve_settings(individual=7))
+    assert standard is not None and causal is not None
+    assert (standard.needs_bar, causal.needs_bar) == (True, False)
+    with torch.no_grad():
+        scores = fake.compute([[1, 2, 3]])
+    fake.bar = None
+    decide_rows(fake, scores.clone(), [Step(0, causal, 3, [1, 2, 3])])
+    with pytest.raises(RuntimeError, match="bar of a row is missing"):
+        decide_rows(fake, scores, [Step(0, standard, 3, [1, 2, 3])])
+
+
+@pytest.mark.parametrize("few", [1024, 0])
+def test_a_pool_holds_candidates_and_texts(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr("causal_qwen.vllm.pool.FEW", few)
+    scores = torch.full((2, 50), -9.0)
+    scores[0, [3, 20]], scores[1, 7] = torch.tensor([1.0, 0.5]), 2.0
+    found = make_pool(scores, 0.5, [[9, 9, 3], [40]])
+    if not few:  # all tokens are too many
+        assert found is None
+        return
+    assert found is not None
+    pool, cut = found
+    assert pool.ids.tolist() == [3, 7, 9, 20, 40]
+    assert cut.tolist() == [
+        [1.0, -math.inf, -math.inf, 0.5, -math.inf],
+        [-math.inf, 2.0, -math.inf, -math.inf, -math.inf],
+    ]
+    assert pool.columns([9, 9, 3]) == [2, 2, 0]
+    assert (pool.column(20), pool.column(21), pool.column(None)) == (3, None, None)
+
+
+def test_texts_are_padded_with_their_own_first_token() -> None:
+    """A repetition penalty counts every token once: padding must be no other token."""
+    assert pad_texts([[5, 6, 7], [8]]).tolist() == [[5, 6, 7], [8, 8, 8]]
 
 
 def test_only_the_chosen_token_is_left_to_draw(fresh_model: Callable[..., Any]) -> None:

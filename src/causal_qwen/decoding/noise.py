@@ -178,3 +178,27 @@ class DecodingNoise:
         if exogenous is None and not any(one.is_fresh for one in self.individuals):
             self._shared = noise
         return noise
+
+
+class JoinedNoise(DecodingNoise):
+    """The rows of several calls whose choices follow the same rules, in one batch."""
+
+    def __init__(self, calls: Sequence[DecodingNoise]) -> None:
+        self.calls, self.settings = calls, calls[0].settings
+        self.individuals = [one for call in calls for one in call.individuals]
+
+    def avoided_repeats(self) -> list[int]:
+        return [n for call in self.calls for n in call.avoided_repeats()]
+
+    def kept_words(self) -> list[bool]:
+        return [is_kept for call in self.calls for is_kept in call.kept_words()]
+
+    def at(self, positions: Sequence[int]) -> UNoise | None:
+        """The noise of calls with one row each; 0 in rows that nothing moves. (B,) -> (B, C)"""
+        rows = zip(self.calls, positions, strict=True)
+        found = [call.at([position]) for call, position in rows]
+        moved = next((one for one in found if one is not None), None)
+        if moved is None:
+            return None
+        still = UNoise(np.zeros_like(moved.values))
+        return stack_noise([still if one is None else one for one in found])

@@ -18,9 +18,11 @@ from transformers.utils import ModelOutput
 
 from causal_qwen.decoding.candidates import cut_by_text, move_candidates
 from causal_qwen.decoding.decision import (
+    EXACT_CANDIDATES,
     NO_CHOICE,
+    SCALE_FLOOR,
+    SLACK,
     choose,
-    choose_individual,
     decide,
     margin,
 )
@@ -75,6 +77,15 @@ class TorchHead:
     def row_norms(self) -> Tensor:
         return self.norms.rows
 
+    @functools.cached_property
+    def units(self) -> Tensor:
+        """scale_S of a U whose scales are all 1. -> (V,)"""
+        return self.norms.rows + self.decision_noise
+
+    @functools.cached_property
+    def unit_range(self) -> tuple[float, float]:
+        return float(self.units.min()), float(self.units.max())
+
     def bound_by_blocks(self, scale: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         parts = scale.tensor_split(block_edges(len(scale)))
         low_high = torch.stack([torch.stack([part.min(), part.max()]) for part in parts])
@@ -125,12 +136,21 @@ class DecisionProcessor(LogitsProcessor):
         self.bar = self.model.decision.bar(outputs.logits[:, -1]) if needs_bar else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.decide(self._cut_by_ids(input_ids, scores))
+
+    def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The choice itself, in a mode of ours. (B, V) -> (B,)"""
+        loc = self._moved(self._cut_by_ids(input_ids, scores))
+        if self.settings.mode == "causal":
+            return self._margin(loc).argmax(-1)
+        return self._choose_token(loc)
+
+    def _cut_by_ids(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         settings = self.settings
-        if settings.whole_words or settings.avoid_repeats:
-            rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
-            texts = [row[max(len(row) - 1 - position, 0) :] for row, position in rows]
-            scores = self.cut(scores, texts)
-        return self.decide(scores)
+        if not (settings.whole_words or settings.avoid_repeats):
+            return scores
+        rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
+        return self.cut(scores, [row[max(len(row) - 1 - at, 0) :] for row, at in rows])
 
     def cut(self, scores: Tensor, texts: Sequence[Any], each: int = 1) -> Tensor:
         """The candidates of texts; `each` of them in turn belong to one row of the noise. (B, V)"""
@@ -143,25 +163,18 @@ class DecisionProcessor(LogitsProcessor):
     def decide(self, loc: Tensor) -> Tensor:
         """loc_S of the candidates -> scores whose argmax is the mode's choice. (B, V)"""
         mode = self.settings.mode
-        if self.shift is not None:
-            loc = loc + self.shift.to(loc.device)
-        elif self.shift_u is not None:
-            loc = self._add_noise(loc, self.shift_u)
-        decision = self.model.decision
-        threshold = whole(decision, "threshold").to(loc.device)
-        bar = None if self.bar is None else self.bar.to(loc.device)
+        loc = self._moved(loc)
         if mode == "causal":
-            over: Tensor = margin(loc, threshold)
-            if over.isnan().any():
-                raise ValueError(NO_CHOICE)
+            over = self._margin(loc)
             if not self.want_scores:
                 return over
-            return force_argmax(over.float(), choose_individual(loc, threshold))
+            return force_argmax(over.float(), over.argmax(-1))
         is_here = is_plain(self.weight) and not self.weight.is_meta
         if mode != "compatible" and not self.want_scores and is_here:
-            scale, head = self.u.scale.to(loc.device), self._head_on(loc.device)
-            chosen = decide(mode, loc, scale, head, bar)
+            chosen = self._choose_token(loc)
             return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
+        decision, bar = self.model.decision, self._bar_on(loc.device)
+        threshold = whole(decision, "threshold").to(loc.device)
         u = self.u if mode == "sampling" else self.model.action.widen(self.u)
         scale = self.model.action.score_scale(u.scale, self.model.lm_head).to(loc.device)
         s = Cauchy(loc, scale)
@@ -169,6 +182,31 @@ class DecisionProcessor(LogitsProcessor):
             return decision.log_normalized(s, bar)
         chosen = choose(loc, scale, threshold, bar)
         return force_argmax(over_bar(s, bar).log_sf(threshold), chosen)
+
+    def _moved(self, loc: Tensor) -> Tensor:
+        """loc_S and what noise adds to it. (B, V)"""
+        if self.shift is not None:
+            return loc + self.shift.to(loc.device)
+        return loc if self.shift_u is None else self._add_noise(loc, self.shift_u)
+
+    def _margin(self, loc: Tensor) -> Tensor:
+        """W u - C of `causal`. (B, V)"""
+        over: Tensor = margin(loc, whole(self.model.decision, "threshold").to(loc.device))
+        if over.isnan().any():
+            raise ValueError(NO_CHOICE)
+        return over
+
+    def _choose_token(self, loc: Tensor) -> Tensor:
+        """The choice of `standard` and `sampling`. (B, V) -> (B,)"""
+        mode, bar, head = self.settings.mode, self._bar_on(loc.device), self._head_on(loc.device)
+        scale = self.u.scale.to(loc.device)
+        chosen = decide_together(
+            scale + head.b_noise if mode == "standard" else scale, loc, head, bar
+        )
+        return decide(mode, loc, scale, head, bar) if chosen is None else chosen
+
+    def _bar_on(self, device: torch.device) -> Tensor | None:
+        return None if self.bar is None else self.bar.to(device)
 
     def _add_noise(self, loc: Tensor, shift: Tensor) -> Tensor:
         """loc_S + W shift, which is computed for the candidates alone where they are few.
@@ -208,6 +246,37 @@ class DecisionProcessor(LogitsProcessor):
                 cached[1],
             )
         return self._head
+
+
+def decide_together(
+    scale: Tensor, loc: Tensor, head: TorchHead, bar: Tensor | None
+) -> Tensor | None:
+    """`choose` for the rows of a batch, if few tokens may win in any; None if many may.
+
+    scale_U (B, C), loc_S (B, V), h (B, 1) -> (B,). One bound for all tokens of a row, so that V is
+    read few times: scale_S of a token lies between the least and the largest scale of U times its
+    unit, ||W_k||_1 + |a_k|.
+    """
+    over = loc.float() - head.threshold
+    best = over.argmax(-1, keepdim=True)
+    level = 0.0 if bar is None else bar.float()
+    top = over.gather(-1, best) - level  # (B, 1)
+    low, high = scale.float().aminmax(dim=-1, keepdim=True)
+    low, high = low * (1 - SLACK), high * (1 + SLACK)
+    worst = torch.where(top >= 0, high, low) * head.units[best]
+    ratio = top / worst.clamp_min(SCALE_FLOOR)  # the winner's is not less
+    least, most = head.unit_range
+    bound = ratio * torch.where(ratio >= 0, low * least, high * most).clamp_min(SCALE_FLOOR)
+    bound = bound - SLACK * (1 + bound.abs())
+    tokens = (over >= bound + level).any(0).nonzero().squeeze(-1)
+    if not 0 < len(tokens) <= EXACT_CANDIDATES:
+        return None
+    wide = scale.double()
+    exact = wide @ head.rows(tokens).double().abs().T
+    exact = exact + head.decision_noise[tokens].double() * wide.mean(-1, keepdim=True)
+    exact = exact.clamp_min(SCALE_FLOOR)  # (B, tokens)
+    chosen: Tensor = choose(loc[:, tokens], exact, head.threshold[tokens], bar)
+    return tokens[chosen]
 
 
 def to_tensors(noise: UNoise, like: Tensor) -> UNoise:

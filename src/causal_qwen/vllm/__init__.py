@@ -9,7 +9,8 @@ Out:  the choice of every row, decided by the code that decides in `generate`.
     plugin      what vLLM loads: the names of the models, and what they refuse to start with
     model       Qwen2 of vLLM with an individual U before the scores
     admission   the fields of a request -> its settings and its individual, before it is queued
-    rows        one request as it is decoded: its noise, its candidates, its choice
+    rows        the requests of a step: rows with equal rules are decided together
+    pool        the few tokens that a group of rows chooses among
     processor   the logits processors that vLLM's two runners call: which requests are in which rows
     middleware  lets HTTP requests name our fields beside OpenAI's
 

@@ -48,7 +48,8 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         self.action = ActionNetwork(config)
         self.decision = Decision(config)
         self.u: Cauchy | None = None  # of the rows of the last call, (B, C)
-        self.bar: Tensor | None = None  # h there, (B, 1)
+        self.bar: Tensor | None = None  # h there, (B, 1), if a row needs it
+        self.needs_bar = False  # the processor, which knows the rows of a step before it, says so
         self._law: Any = None
         _loaded[vllm_config.instance_id] = self
 
@@ -59,7 +60,8 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         if scores is not None and self.score_bias is not None:
             scores = scores + self.score_bias
         self.u = u
-        self.bar = None if scores is None else self.decision.bar(scores)  # of the untouched scores
+        is_asked = self.needs_bar and scores is not None
+        self.bar = self.decision.bar(scores) if is_asked else None  # of the untouched scores
         return scores
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -94,7 +96,11 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         if weight.dtype != torch.float32:  # W was rounded
             self.action.restore_equality(head.weight)
         return SimpleNamespace(
-            config=config, lm_head=head, action=self.action, decision=self.decision
+            config=config,
+            lm_head=head,
+            action=self.action,
+            decision=self.decision,
+            groups=weakref.WeakValueDictionary(),  # of rows, by their rule
         )
 
 

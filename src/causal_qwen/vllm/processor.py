@@ -53,6 +53,7 @@ class CausalLogitsProcessor(LogitsProcessor):
 
     def update_state(self, batch_update: Any) -> None:
         process_dict_updates(self.rows, batch_update, self._added)
+        self.model.needs_bar = any(row.needs_bar for row, _, _ in self.rows.values())
 
     def apply(self, logits: Tensor) -> Tensor:
         steps = [
@@ -85,7 +86,8 @@ class CausalSlotProcessor(SlotLogitsProcessor):
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         model = loaded_model(self.vllm_config)
         row = make_row(model.law, admitted_settings(sampling_params, self.served))
-        self.rows[req_idx] = row
+        self.rows[req_idx] = row  # vLLM does not say when it leaves: it stays until the next one
+        model.needs_bar = any(one is not None and one.needs_bar for one in self.rows)
         return row is not None or model.config.num_token_id is not None
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:

@@ -2,9 +2,10 @@
 
     loc_S -> penalties, candidates -> + W (noise) -> rule of the mode -> one token
 
-Every row has the logits processors that `generate` applies to it; the last one is the mode's. Noise
-is multiplied with the rows of W that belong to candidates; where `min_p` is 0 and all tokens are
-candidates, with all of W, for the rows of a step together.
+Rows with equal rules are a group, which passes together through the logits processors that
+`generate` applies; the last one is the mode's. Every row keeps its own noise and its own text.
+Noise is multiplied with the rows of W that belong to candidates; where `min_p` is 0 and all tokens
+are candidates, with all of W, for the rows of a group together.
 """
 
 from __future__ import annotations
@@ -16,45 +17,100 @@ import torch
 from torch import Tensor
 from transformers.generation import (
     LogitsProcessorList,
-    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from causal_qwen.decoding.candidates import REACH
-from causal_qwen.decoding.noise import DecodingNoise, UNoise, stack_noise
+from causal_qwen.decoding.candidates import REACH, keep_min_p
+from causal_qwen.decoding.noise import DecodingNoise, JoinedNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor, to_tensors
 from causal_qwen.modeling.action import score_shift
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.vllm.pool import make_pool
+
+
+class Rule(NamedTuple):
+    """What a choice depends on beside the scores, the text and the noise."""
+
+    mode: str
+    normalization: str
+    repetition_penalty: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    whole_words: bool
+    avoid_repeats: int
+
+
+class Group:
+    """The choice of rows with one rule."""
+
+    def __init__(self, law: Any, settings: DecodingSettings, noise: DecodingNoise) -> None:
+        self.law, self.settings = law, settings
+        self.needs_bar = law.decision.has_bar and settings.mode != "causal"  # as in `generate`
+        self.reads_texts = settings.whole_words or settings.avoid_repeats > 0
+        self.min_p = settings.min_p if settings.mode != "compatible" else 0.0  # vLLM cuts later
+        self.cuts = _cuts(settings)
+        self.decision = DecisionProcessor(law, noise, want_scores=False)
+
+    def decide(
+        self, scores: Tensor, u: Cauchy, bar: Tensor | None, steps: Sequence[Step]
+    ) -> Tensor:
+        """loc_S, U and the texts, or their ends -> the choices; in `compatible`, log(P_k / sum P).
+        (n, V) -> (n,) or (n, V)"""
+        if self.needs_bar and bar is None:
+            raise RuntimeError("The bar of a row is missing: nobody told the model to compute it.")
+        texts = [step.text for step in steps]
+        if self.cuts:
+            scores = self.cuts(pad_texts(texts).to(scores.device), scores)
+        decision = self.decision
+        pooled = None
+        if self.min_p:
+            pooled = make_pool(scores, self.min_p, texts if self.reads_texts else [])
+            if pooled is None:
+                scores = keep_min_p(scores, self.min_p)
+        if pooled is not None:
+            pool, scores = pooled
+            texts = [pool.columns(text) if self.reads_texts else [0] for text in texts]
+            decision = DecisionProcessor(pool.law(self.law), decision.noise, want_scores=False)
+        decision.noise = JoinedNoise([step.row.noise for step in steps])
+        decision.u, decision.bar = u, bar
+        self._move(decision, [step.length - 1 for step in steps])
+        decision.positions = [len(text) - 1 for text in texts]
+        ids = pad_texts(texts)
+        if self.settings.mode == "compatible":
+            return decision(ids, scores)
+        chosen = decision.choose(ids, scores)
+        return chosen if pooled is None else pool.tokens[chosen]
+
+    def _move(self, decision: DecisionProcessor, positions: Sequence[int]) -> None:
+        """Tell a decision what noise adds to U, and to S if all tokens are candidates."""
+        decision.shift_u = decision.shift = None
+        if (noise := decision.noise.at(positions)) is None:
+            return
+        u = decision.u
+        decision.shift_u = self.law.action.displacement(u, to_tensors(noise, u.scale))  # (n, C)
+        if not self.min_p:
+            decision.shift = score_shift(decision.shift_u, self.law.lm_head, u.loc.dtype)
 
 
 class Row:
     """A request in a mode of ours, or in `compatible` with normalization="ovr"."""
 
     def __init__(self, law: Any, settings: DecodingSettings) -> None:
-        self.settings = settings
         self.noise = DecodingNoise(settings, 1, 1, law.config.latent_size, _no_draws)
-        self.decision = DecisionProcessor(law, self.noise, want_scores=False)
-        self.cuts = _cuts(settings)
+        rule = Rule(*(getattr(settings, name) for name in Rule._fields))
+        if (group := law.groups.get(rule)) is None:
+            group = law.groups[rule] = Group(law, settings, self.noise)
+        self.group: Group = group  # `law.groups` forgets it with its last row
+        self.needs_bar: bool = group.needs_bar
         self.reads_all = settings.repetition_penalty != 1
 
     def begin(self, length: int) -> int:
         """The place in a text from which the row reads: enough for `avoid_repeats`, or all."""
         return 0 if self.reads_all else max(length - REACH, 0)
-
-    def choose(self, scores: Tensor, text: Sequence[int]) -> Tensor:
-        """loc_S and the text, or its end -> scores that vLLM samples from. (1, V) -> (V,)"""
-        ids = torch.tensor([list(text)])
-        scores = self.cuts(ids.to(scores.device), scores)
-        self.decision.positions = [len(text) - 1]
-        decided = self.decision(ids, scores)
-        if self.settings.mode == "compatible":
-            return decided[0].to(scores.dtype)
-        chosen = torch.full_like(scores[0], -torch.inf)
-        chosen[decided[0].argmax()] = 0.0
-        return chosen
 
 
 class Step(NamedTuple):
@@ -80,41 +136,35 @@ def decide_rows(model: Any, scores: Tensor, steps: Sequence[Step]) -> Tensor:
             f"vLLM sampled {len(scores)} rows, and the model computed {len(model.u.loc)}; this "
             "version of vLLM is not supported."
         )
-    _move(model, steps)
     if (number := model.config.num_token_id) is not None:  # its value could not be fed back
         scores[:, number] = -torch.inf
-    for place, row, _, text in steps:
-        here, decision = slice(place, place + 1), row.decision
-        decision.u = Cauchy(model.u.loc[here], model.u.scale[here])
-        decision.bar = None if model.bar is None else model.bar[here]
-        scores[place] = row.choose(scores[here], text)
+    groups: dict[Group, list[Step]] = {}
+    for step in steps:
+        groups.setdefault(step.row.group, []).append(step)
+    for group, members in groups.items():
+        here = torch.tensor([step.place for step in members], device=scores.device)
+        is_all = len(members) == len(scores)  # then V is not copied
+        rows = scores if is_all and len(groups) == 1 else scores[here]
+        u = Cauchy(model.u.loc[here], model.u.scale[here])
+        bar = None if model.bar is None else model.bar[here]
+        decided = group.decide(rows, u, bar, members)
+        if group.settings.mode == "compatible":
+            scores[here] = decided.to(scores.dtype)
+        else:
+            scores[here] = -torch.inf
+            scores[here, decided] = 0.0
     return scores
 
 
-def _move(model: Any, steps: Sequence[Step]) -> None:
-    """Tell every row what its noise adds to U, and to S if all tokens are candidates."""
-    moved: list[tuple[Step, UNoise]] = []
-    for step in steps:
-        step.row.decision.shift_u = step.row.decision.shift = None
-        if (noise := step.row.noise.at([step.length - 1])) is not None:
-            moved.append((step, noise))
-    if not moved:
-        return
-    places = torch.tensor([step.place for step, _ in moved], device=model.u.loc.device)
-    u = Cauchy(model.u.loc[places], model.u.scale[places])
-    noise = to_tensors(stack_noise([noise for _, noise in moved]), u.scale)
-    shift_u = model.law.action.displacement(u, noise)  # (N, C)
-    for (step, _), one in zip(moved, shift_u.split(1), strict=True):
-        step.row.decision.shift_u = one
-    many = [place for place, (step, _) in enumerate(moved) if not step.row.settings.min_p]
-    if many:
-        product = score_shift(shift_u[many], model.law.lm_head, u.loc.dtype)
-        for place, one in zip(many, product.split(1), strict=True):
-            moved[place][0].row.decision.shift = one
+def pad_texts(texts: Sequence[Sequence[int]]) -> Tensor:
+    """Texts of different lengths; each is padded on the left with its own first token, which a
+    repetition penalty counts once. -> (n, T)"""
+    longest = max(len(text) for text in texts)
+    return torch.tensor([[*text[:1]] * (longest - len(text)) + [*text] for text in texts])
 
 
 def _cuts(settings: DecodingSettings) -> LogitsProcessorList:
-    """Hugging Face's processors before the choice, in its order."""
+    """Hugging Face's processors before the choice, in its order; `min_p` follows them."""
     cuts = LogitsProcessorList()
     if settings.mode == "compatible":  # of P_k / sum P, vLLM cuts later
         return cuts
@@ -124,8 +174,6 @@ def _cuts(settings: DecodingSettings) -> LogitsProcessorList:
         cuts.append(TopKLogitsWarper(settings.top_k))
     if settings.top_p is not None and settings.top_p < 1:
         cuts.append(TopPLogitsWarper(settings.top_p))
-    if settings.min_p:
-        cuts.append(MinPLogitsWarper(settings.min_p))
     return cuts
 
 
