@@ -78,13 +78,10 @@ class TorchHead:
         return self.norms.rows
 
     @functools.cached_property
-    def units(self) -> Tensor:
-        """scale_S of a U whose scales are all 1. -> (V,)"""
-        return self.norms.rows + self.decision_noise
-
-    @functools.cached_property
     def unit_range(self) -> tuple[float, float]:
-        return float(self.units.min()), float(self.units.max())
+        """The least and the largest scale_S of a U whose scales are all 1."""
+        units = self.norms.rows + self.decision_noise
+        return float(units.min()), float(units.max())
 
     def bound_by_blocks(self, scale: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         parts = scale.tensor_split(block_edges(len(scale)))
@@ -254,21 +251,20 @@ def decide_together(
     """`choose` for the rows of a batch, if few tokens may win in any; None if many may.
 
     scale_U (B, C), loc_S (B, V), h (B, 1) -> (B,). One bound for all tokens of a row, so that V is
-    read few times: scale_S of a token lies between the least and the largest scale of U times its
-    unit, ||W_k||_1 + |a_k|.
+    read few times: scale_S lies between the least scale of U times the least ||W_k||_1 + |a_k| and
+    the largest times the largest. Conversion makes them nearly equal.
     """
     over = loc.float() - head.threshold
-    best = over.argmax(-1, keepdim=True)
     level = 0.0 if bar is None else bar.float()
-    top = over.gather(-1, best) - level  # (B, 1)
+    top = over.amax(-1, keepdim=True) - level  # (B, 1)
     low, high = scale.float().aminmax(dim=-1, keepdim=True)
-    low, high = low * (1 - SLACK), high * (1 + SLACK)
-    worst = torch.where(top >= 0, high, low) * head.units[best]
-    ratio = top / worst.clamp_min(SCALE_FLOOR)  # the winner's is not less
     least, most = head.unit_range
-    bound = ratio * torch.where(ratio >= 0, low * least, high * most).clamp_min(SCALE_FLOOR)
+    low = (low * least * (1 - SLACK)).clamp_min(SCALE_FLOOR)
+    high = (high * most * (1 + SLACK)).clamp_min(SCALE_FLOOR)
+    ratio = top / torch.where(top >= 0, high, low)  # the winner's is not less
+    bound = ratio * torch.where(top >= 0, low, high)
     bound = bound - SLACK * (1 + bound.abs())
-    tokens = (over >= bound + level).any(0).nonzero().squeeze(-1)
+    tokens = in_any_row(over >= bound + level)
     if not 0 < len(tokens) <= EXACT_CANDIDATES:
         return None
     wide = scale.double()
@@ -277,6 +273,11 @@ def decide_together(
     exact = exact.clamp_min(SCALE_FLOOR)  # (B, tokens)
     chosen: Tensor = choose(loc[:, tokens], exact, head.threshold[tokens], bar)
     return tokens[chosen]
+
+
+def in_any_row(is_kept: Tensor) -> Tensor:
+    """Columns that a row keeps. (B, V) -> (K,)"""
+    return is_kept.view(torch.uint8).amax(0).nonzero().squeeze(-1)  # `any` is not vectorised
 
 
 def to_tensors(noise: UNoise, like: Tensor) -> UNoise:

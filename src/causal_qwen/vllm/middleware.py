@@ -5,7 +5,8 @@
 vLLM reads fields of plugins from `vllm_xargs` only. This moves ours there: `{"individual": 7}` at
 the top of a request becomes `{"vllm_xargs": {"individual": 7}}`, and so does `user`. It also says
 which of OpenAI's fields the request names: vLLM fills in the others, and a temperature of 1 that
-nobody asked for would mean sampling. Without it, requests write `vllm_xargs` themselves.
+nobody asked for would mean sampling. `prompt_ids` are moved beside `prompt_embeds` of one prompt:
+tokens of a plain prompt carry no values. Without it, requests write `vllm_xargs` themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from causal_qwen.serving.requests import settings_fields
-from causal_qwen.vllm.admission import FILLED, NAMED, OWN
+from causal_qwen.vllm.admission import FILLED, NAMED, OWN, PROMPT_IDS
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 Message = dict[str, Any]
@@ -37,6 +38,8 @@ def moved(body: bytes) -> bytes:
         return body
     given = {name: value for name, value in request.items() if value is not None}
     own = own_fields()
+    if isinstance(given.get("prompt_embeds"), str):  # beside a text, or several, it means nothing
+        own.add(PROMPT_IDS)
     extra = {name: value for name, value in given.items() if name in own}
     extra[NAMED] = [name for name in FILLED if name in given]
     rest = {name: value for name, value in given.items() if name not in own or name == "user"}

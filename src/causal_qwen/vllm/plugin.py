@@ -65,9 +65,20 @@ def refusal(vllm_config: Any) -> str:
             "serve`, or `causal-qwen export` for the plain model."
         )
     if config.encode_numbers == "value":
+        if not model.enable_prompt_embeds:
+            return (
+                "The model reads numbers as values, which reach vLLM as embeddings; start with "
+                "--enable-prompt-embeds, or use `causal-qwen serve`."
+            )
+        if vllm_config.use_v2_model_runner:
+            return (
+                "vLLM's second model runner reads no embeddings; start with "
+                "VLLM_USE_V2_MODEL_RUNNER=0."
+            )
+    elif model.enable_prompt_embeds:
         return (
-            "The model reads numbers as values, which requests to vLLM do not carry; use "
-            "`causal-qwen serve`."
+            "The model reads numbers as digits, and avoid_repeats reads the tokens of prompts; "
+            "leave out --enable-prompt-embeds."
         )
     if vllm_config.speculative_config is not None:
         return (
@@ -76,10 +87,6 @@ def refusal(vllm_config: Any) -> str:
         )
     if model.quantization is not None:
         return f"quantization={model.quantization!r} hides W, which decides; start without it."
-    if model.enable_prompt_embeds:
-        return (
-            "Prompts must be tokens, which avoid_repeats reads; leave out --enable-prompt-embeds."
-        )
     if (count := parallel.pipeline_parallel_size) > 1:
         return (
             f"--pipeline-parallel-size {count} is not supported; use --tensor-parallel-size, or "

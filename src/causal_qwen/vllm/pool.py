@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.decoding.candidates import FEW, keep_min_p
+from causal_qwen.generation.logits import in_any_row
 
 Text = Sequence[int]
 
@@ -60,7 +61,7 @@ def make_pool(scores: Tensor, min_p: float, texts: Sequence[Text]) -> tuple[Pool
     """The pool of rows that `min_p` cuts, and their scores in it; None where candidates are many.
     (n, V) -> (n, K)"""
     bar = scores.amax(-1, keepdim=True) + math.log(min_p)
-    tokens = (scores >= bar).any(0).nonzero().squeeze(-1)
+    tokens = in_any_row(scores >= bar)
     if not 0 < len(tokens) <= FEW:
         return None
     if texts:

@@ -142,16 +142,17 @@ def decide_rows(model: Any, scores: Tensor, steps: Sequence[Step]) -> Tensor:
     for step in steps:
         groups.setdefault(step.row.group, []).append(step)
     for group, members in groups.items():
-        here = torch.tensor([step.place for step in members], device=scores.device)
-        is_all = len(members) == len(scores)  # then V is not copied
-        rows = scores if is_all and len(groups) == 1 else scores[here]
+        places = [step.place for step in members]
+        here = torch.tensor(places, device=scores.device)
+        is_whole = places == list(range(len(scores)))
+        rows = scores if is_whole else scores[here]  # (n, V), not copied without need
         u = Cauchy(model.u.loc[here], model.u.scale[here])
         bar = None if model.bar is None else model.bar[here]
         decided = group.decide(rows, u, bar, members)
         if group.settings.mode == "compatible":
             scores[here] = decided.to(scores.dtype)
         else:
-            scores[here] = -torch.inf
+            scores.index_fill_(0, here, -torch.inf)
             scores[here, decided] = 0.0
     return scores
 
