@@ -3,8 +3,9 @@
     python _vllm_driver.py DIRECTORY
 
 DIRECTORY has jobs, `NAME.job.json`, and gets their answers, `NAME.json`. A job has a model
-directory, options of the engine, and requests: token ids of a prompt, options of `generate`, and
-the step after which the request arrives. The answers are token ids. Every job has a process of its
+directory, options of the engine, and requests: token ids of a prompt, its values if the model reads
+values, options of `generate`, and the step after which the request arrives. The answers are token
+ids; the counts have the steps whose bar was computed. Every job has a process of its
 own, a copy of this one, which has imported vLLM.
 
 vLLM's second model runner needs Triton, which has no compiler for CPUs here. Its interpreter
@@ -29,6 +30,9 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.reader import get_metrics_snapshot
 
+from causal_qwen.modeling.thresholds import Decision
+from causal_qwen.vllm.prompts import ValuePrompts
+
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n")
 
 
@@ -41,13 +45,28 @@ def parameters(options: dict[str, Any], tokens: int) -> Any:
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,  # all copies of a request at once
-        extra_args=options or None,
+        extra_args=options or None,  # with the tokens of a prompt of values
         **own,
     )
 
 
+def prompt_of(request: dict[str, Any], prompts: ValuePrompts | None) -> dict[str, Any]:
+    if prompts is None:
+        return {"prompt_token_ids": request["prompt"]}
+    return {"prompt_embeds": prompts.embed(request["prompt"], request["values"])}
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(job.get("environment", {}))
+    bars, bar = [], Decision.bar
+
+    def counted(self: Decision, scores: Any) -> Any:
+        bars.append(len(scores))
+        return bar(self, scores)
+
+    Decision.bar = counted  # type: ignore[method-assign]
+    has_values = job["engine"].get("enable_prompt_embeds")
+    prompts = ValuePrompts(job["model"]) if has_values else None
     usual = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True}
     engine = LLMEngine.from_engine_args(EngineArgs(job["model"], **{**usual, **job["engine"]}))
     waiting = dict(enumerate(job["requests"]))
@@ -57,7 +76,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         for number, request in list(waiting.items()):
             if request.get("after", 0) <= step:
                 params = parameters(request["options"], request["tokens"])
-                engine.add_request(str(number), {"prompt_token_ids": request["prompt"]}, params)
+                engine.add_request(str(number), prompt_of(request, prompts), params)
                 del waiting[number]
         for output in engine.step():
             if output.finished:
@@ -69,6 +88,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         for metric in get_metrics_snapshot()
         if metric.name in ("vllm:num_preemptions", "vllm:prefix_cache_hits")
     }
+    counts["bars"] = len(bars)
     return {"answers": [answers[str(i)] for i in range(len(job["requests"]))], "counts": counts}
 
 

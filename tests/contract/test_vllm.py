@@ -52,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared": {**TWO_DEVICES, "threshold_context": "competition"},
     "shared-wider": {**TWO_DEVICES, "causal_size": 160, "head_bias": True},
 }
+VALUES = {"threshold_context": "competition", "num_token_id": 1000, "encode_numbers": "value"}
 ON_TWO_DEVICES = ("shared", "shared-wider")  # W tied to the embedding, and not
 RUNNERS: dict[str, dict[str, str]] = {  # vLLM's two model runners
     "first": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
@@ -90,10 +91,12 @@ Make = Callable[..., Any]  # of a model
 Job = dict[str, Any]
 
 
-def make_tiny(kind: str, fresh_model: Make, make_model: Make, directory: Path) -> Any:
+def make_tiny(
+    kind: str, fresh_model: Make, make_model: Make, directory: Path, **fields: Any
+) -> Any:
     """A tiny model, saved in a directory."""
     make = fresh_model if kind == "converted" else make_model
-    model = make(**{**SHAPE, **KINDS[kind]})
+    model = make(**{**SHAPE, **KINDS.get(kind, VALUES), **fields})
     if kind == "converted":
         set_decision_noise(model)  # so that `standard` is the base model's choice
     saved = model.generation_config
@@ -105,11 +108,19 @@ def make_tiny(kind: str, fresh_model: Make, make_model: Make, directory: Path) -
     return model
 
 
-def request_of(model: Any, ids: torch.Tensor, call: dict[str, Any], **more: Any) -> dict[str, Any]:
+def request_of(
+    model: Any,
+    ids: torch.Tensor,
+    call: dict[str, Any],
+    numeric_values: torch.Tensor | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     """A request, with the tokens that `generate` chooses alone."""
     number = model.config.num_token_id
+    given = {} if numeric_values is None else {"numeric_values": numeric_values}
     found = model.generate(
         ids,
+        **given,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=TOKENS,
         suppress_tokens=None if number is None else [number],
@@ -118,6 +129,23 @@ def request_of(model: Any, ids: torch.Tensor, call: dict[str, Any], **more: Any)
     )
     wanted = found[0, ids.shape[1] :].tolist()
     return {"prompt": ids[0].tolist(), "options": call, "tokens": TOKENS, "wanted": wanted, **more}
+
+
+def value_requests(model: Any) -> list[dict[str, Any]]:
+    """The same tokens with different values, twice over: cached ones must not be mistaken."""
+    generator = torch.Generator().manual_seed(6)
+    ids = torch.randint(0, 1000, (1, 70), generator=generator)
+    ids[0, [5, 40]] = number = model.config.num_token_id
+    requests = []
+    for call in CALLS:
+        for value in (2.5, -1000.0):
+            values = torch.zeros(ids.shape, dtype=torch.float64)
+            values[0, 5], values[0, 40] = value, 3.0
+            one = request_of(model, ids, call, numeric_values=values)
+            options = {**call, "prompt_ids": ids[0].tolist()}
+            requests.append({**one, "options": options, "values": values[0].tolist()})
+    assert number == 1000
+    return requests
 
 
 def requests_of(model: Any, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -171,6 +199,10 @@ def jobs_of_the_tiny_models(models: dict[str, Any], root: Path) -> dict[str, Job
     options = [{"individual": 7, "n": 2}, {"individual": 7}, {"individual": 8}, {}, {}, {"n": 2}]
     several = [{"prompt": list(range(20)), "options": one, "tokens": TOKENS} for one in options]
     jobs["several"] = job(root / "converted", several)
+    alike = [
+        one for one in jobs["modes-trained"]["requests"] if "causal_mode" not in one["options"]
+    ]
+    jobs["causal"] = job(root / "trained", alike)
     return jobs
 
 
@@ -210,8 +242,13 @@ def job_of_the_embedded_model() -> Job:
         {"individual": 7},
         {"individual": 8},
         {"causal_mode": "standard"},
+        {"causal_mode": "compatible", "do_sample": False},
         {"causal_mode": "sampling", "individual": 3},
+        {"causal_mode": "sampling", "individual": 4, "temperature": 0.5},
         {"individual": 9, "persistence": 0.5},
+        {"individual": 10, "min_p": 0.3},
+        {"individual": 11, "causal_min_p": 0.0, "top_k": 40},
+        {"individual": 12, "repetition_penalty": 1.2},
     ]
     read = [processor(prompt, return_tensors="pt")["input_ids"] for prompt in prompts]
     return job(default_model(), [request_of(model, ids, call) for ids in read for call in calls])
@@ -247,7 +284,13 @@ def asked(
     jobs = jobs_of_the_tiny_models(models, root)
     jobs["embedded"] = job_of_the_embedded_model()
     jobs |= jobs_of_the_base_model(models["converted"], root)
-    return {runner: answer(jobs, root / runner, **settings) for runner, settings in RUNNERS.items()}
+    asked = {
+        runner: answer(jobs, root / runner, **settings) for runner, settings in RUNNERS.items()
+    }
+    model = make_tiny("values", fresh_model, make_model, root / "values")
+    values = job(root / "values", value_requests(model), enable_prompt_embeds=True, block_size=32)
+    asked["first"] |= answer({"values": values}, root / "embeds", **RUNNERS["first"])
+    return asked
 
 
 @pytest.fixture(params=RUNNERS)
@@ -304,8 +347,21 @@ def test_further_texts_are_those_of_the_successors(found: dict[str, Job]) -> Non
 
 
 def test_the_embedded_model_says_what_generate_says(found: dict[str, Job]) -> None:
-    assert len(found["embedded"]["requests"]) == 20
+    assert len(found["embedded"]["requests"]) == 40
     check(found["embedded"])
+
+
+def test_the_bar_is_computed_where_a_row_needs_it(found: dict[str, Job]) -> None:
+    check(found["causal"])
+    assert found["causal"]["counts"]["bars"] == 0
+    assert found["modes-trained"]["counts"]["bars"] >= TOKENS
+
+
+def test_values_of_a_prompt_reach_the_model(asked: dict[str, dict[str, Job]]) -> None:
+    values = asked["first"]["values"]
+    texts = {tuple(one["wanted"]) for one in values["requests"]}
+    assert len(texts) == len(values["requests"]) == 2 * len(CALLS)
+    check(values)
 
 
 def test_the_benchmark_compares_with_stock_vllm_and_with_generate(tmp_path: Path) -> None:
@@ -331,20 +387,15 @@ def test_the_benchmark_compares_with_stock_vllm_and_with_generate(tmp_path: Path
 
 
 @contextlib.contextmanager
-def server(directory: Path, log: Path) -> Iterator[str]:
-    """vLLM's own server with our middleware."""
+def started(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[str]:
+    """A server that takes --host and --port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
-    command += ["--port", str(port), "--host", "127.0.0.1", "--served-model-name", "m"]
-    command += ["--middleware", "causal_qwen.vllm.middleware.CausalFields"]
+    command = [*command, "--port", str(port), "--host", "127.0.0.1"]
     with (
         log.open("w") as out,
-        subprocess.Popen(
-            command, env=environment(), stdout=out, stderr=subprocess.STDOUT
-        ) as process,
+        subprocess.Popen(command, env=variables, stdout=out, stderr=subprocess.STDOUT) as process,
     ):
         try:
             url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + LIMIT
@@ -356,6 +407,15 @@ def server(directory: Path, log: Path) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(60)
+
+
+def server(directory: Path, log: Path, *options: str) -> Any:
+    """vLLM's own server with our middleware."""
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
+    command += ["--served-model-name", "m", *options]
+    command += ["--middleware", "causal_qwen.vllm.middleware.CausalFields"]
+    return started(command, log, environment())
 
 
 def is_up(url: str) -> bool:
@@ -415,3 +475,109 @@ def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> Non
         status, reply = post(url, "/v1/completions", {**body, "individual": "Ada"})
         assert status == 400
         assert "'Ada' is no seed" in reply["error"]["message"]
+
+
+def fifty_requests() -> list[tuple[str, dict[str, Any]]]:
+    """Requests whose answers are not left to chance."""
+    prompts = ("Once upon a time", "The best way to cook rice is", "Dear diary, today")
+    completions: list[dict[str, Any]] = [
+        {},
+        {"causal_mode": "standard"},
+        {"temperature": 0},
+        {"causal_mode": "compatible", "temperature": 0},
+        {"individual": 7},
+        {"individual": 8, "n": 2},
+        {"user": "ada"},
+        {"user": "bo", "persistence": 0.5},
+        {"causal_mode": "causal", "seed": 5, "noise_temperature": 2.5},
+        {"temperature": 0.7, "seed": 4},
+        {"causal_mode": "sampling", "individual": 3, "n": 2},
+        {"individual": 9, "min_p": 0.3, "top_k": 20},
+        {"individual": 10, "top_p": 0.8, "whole_words": False, "avoid_repeats": 0},
+        {"individual": 11, "stop": [" the", ","]},
+    ]
+    messages = [
+        [{"role": "user", "content": "Name a colour."}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}],
+    ]
+    chats: list[dict[str, Any]] = [
+        {},
+        {"user": "ada"},
+        {"individual": 7, "n": 2, "stop": "."},
+        {"temperature": 0.5, "seed": 2, "repetition_penalty": 1.2},
+    ]
+    requests = [
+        ("/v1/completions", {"prompt": prompt, "max_tokens": 12, **fields})
+        for prompt in prompts
+        for fields in completions
+    ]
+    requests += [
+        ("/v1/chat/completions", {"messages": talk, "max_tokens": 12, **fields})
+        for talk in messages
+        for fields in chats
+    ]
+    assert len(requests) == 50
+    return requests
+
+
+def test_both_servers_answer_fifty_requests_alike(tmp_path: Path) -> None:
+    from causal_qwen.conversion.convert import default_model
+
+    def answers(url: str) -> list[Any]:
+        found = []
+        for path, body in fifty_requests():
+            status, reply = post(url, path, {"model": "m", **body})
+            assert status == 200, (body, reply)
+            said = [
+                (
+                    one["message"]["content"] if "message" in one else one["text"],
+                    one["finish_reason"],
+                )
+                for one in reply["choices"]
+            ]
+            found.append((body, said, reply["usage"]["completion_tokens"]))
+        return found
+
+    ours = [sys.executable, "-m", "causal_qwen", "serve", "--model", str(default_model())]
+    ours += ["--name", "m", "--individuals", str(tmp_path / "saved")]
+    with started(ours, tmp_path / "ours.log", dict(os.environ)) as url:
+        wanted = answers(url)
+    assert len({text for _, said, _ in wanted for text, _ in said}) > 40
+    with server(default_model(), tmp_path / "log") as url:
+        found = answers(url)
+    assert [pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1]] == []
+
+
+def test_the_server_of_a_model_that_reads_values_takes_embeddings(
+    make_model: Make, fresh_model: Make, byte_tokenizer: Make, tmp_path: Path
+) -> None:
+    from causal_qwen.modeling.processor import CausalQwenProcessor
+    from causal_qwen.vllm.prompts import ValuePrompts
+
+    processor = CausalQwenProcessor(byte_tokenizer(), encode_numbers="value")
+    own = {"vocab_size": 260, "num_token_id": processor.num_token_id}
+    model = make_tiny("values", fresh_model, make_model, tmp_path / "model", **own)
+    processor.save_pretrained(tmp_path / "model")
+    prompts, texts = ValuePrompts(tmp_path / "model"), ("It costs 99.5", "It costs -3")
+    wanted = []
+    for text in texts:
+        inputs = processor(text, return_tensors="pt")
+        wanted += [
+            request_of(model, inputs["input_ids"], call, inputs["numeric_values"])["wanted"]
+            for call in ({"individual": 7}, {"causal_mode": "standard"})
+        ]
+    assert len({tuple(one) for one in wanted}) == 4
+    body = {"model": "m", "max_tokens": TOKENS, "return_token_ids": True, "ignore_eos": True}
+    log = tmp_path / "log"
+    with server(tmp_path / "model", log, "--enable-prompt-embeds", "--max-model-len", "256") as url:
+        found = []
+        for text in texts:
+            for call in ({"individual": 7}, {"causal_mode": "standard"}):
+                sent = {**body, **prompts.fields(text), **call}
+                status, reply = post(url, "/v1/completions", sent)
+                assert status == 200, reply
+                found.append(reply["choices"][0]["token_ids"])
+        status, reply = post(url, "/v1/completions", {**body, "prompt": texts[0]})
+    assert found == wanted
+    assert status == 400
+    assert "send prompt_embeds and prompt_ids" in reply["error"]["message"]
