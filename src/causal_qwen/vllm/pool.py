@@ -44,10 +44,10 @@ class Pool:
     def law(self, law: Any) -> Any:
         """The parts that decide, for these tokens alone."""
         tokens, decision, action = self.tokens, law.decision, law.action
-        weight = law.lm_head.weight
+        head = law.lm_head
         return SimpleNamespace(
             config=SimpleNamespace(num_token_id=self.column(law.config.num_token_id)),
-            lm_head=SimpleNamespace(weight=weight[tokens.to(weight.device)], divisor=1.0),
+            lm_head=SimpleNamespace(weight=head.weight[tokens], divisor=head.divisor),
             action=SimpleNamespace(
                 b_noise=action.b_noise, decision_noise=action.decision_noise[tokens]
             ),

@@ -65,6 +65,7 @@ class Group:
         texts = [step.text for step in steps]
         if self.cuts:
             scores = self.cuts(pad_texts(texts).to(scores.device), scores)
+        texts = [text[-REACH:] for text in texts]  # what follows reads no more
         decision = self.decision
         pooled = None
         if self.min_p:
