@@ -185,7 +185,7 @@ def chunk_size(config: CausalConfig, positions: int) -> int:
     if isinstance(config.loss_chunk_size, int):
         return config.loss_chunk_size
     most = AUTO_CHUNK_ELEMENTS // config.vocab_size
-    most = max(most * 2 // 3 if config.threshold_context != "none" else most, 1)
+    most = max(most // 2 if config.threshold_context != "none" else most, 1)
     chunks = max(-(-positions // most), 1)
     return max(-(-positions // chunks), 1)
 
