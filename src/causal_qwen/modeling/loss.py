@@ -181,7 +181,7 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
 
 def chunk_size(config: CausalConfig, positions: int) -> int:
     """Positions whose scores exist at once: chunks of equal length, of at most 200 MB of scores;
-    with the bar, which keeps softmax beside the scores, of 270 MB of both."""
+    with the bar, of scores and the softmax beside them."""
     if isinstance(config.loss_chunk_size, int):
         return config.loss_chunk_size
     most = AUTO_CHUNK_ELEMENTS // config.vocab_size
