@@ -898,6 +898,18 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert any("8 (2 epochs)" in value for _, value in found.rows_of_table())
 
 
+def test_a_plan_counts_the_gradient_of_the_head_in_the_memory_of_the_loss(
+    directory: Path, data: Path
+) -> None:
+    """It is 71% of that memory at 0.5B."""
+    whole = plan(Run(str(directory), str(data), "new", arguments=RUN))
+    arguments = {**RUN, "train": "heads"}
+    heads = plan(Run(str(directory), str(data), "new", arguments=arguments))
+    weight = CausalQwenForCausalLM.from_pretrained(directory).get_output_embeddings().weight
+    assert whole.memory["loss"] - heads.memory["loss"] == 4 * weight.numel()
+    assert heads.memory["loss"] > 0
+
+
 def test_a_plan_names_the_files_that_a_run_writes(directory: Path, authored: Path) -> None:
     arguments = {**RUN, "max_steps": 4, "save_total_limit": None}
     options: dict[str, Any] = {"eval_data": str(authored / "rows.jsonl")}
