@@ -1027,6 +1027,20 @@ def test_several_files_and_models_side_by_side(trained: Path, directory: Path, d
     assert f"| nll | {record['nll']:.5g} (" in page
 
 
+def test_all_files_have_the_intervals_of_one_file_with_all_rows(
+    directory: Path, data: Path, tmp_path: Path
+) -> None:
+    """With the same weights for the first rows of every file, rows would be resampled in pairs."""
+    parts = {"first.jsonl": ROWS[: len(ROWS) // 3], "second.jsonl": ROWS[len(ROWS) // 3 :]}
+    for name, rows in parts.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    whole = measure(str(directory), [str(data)])[str(data)].intervals()
+    found = pooled(measure(str(directory), [str(tmp_path / name) for name in parts])).intervals()
+    assert found.keys() == whole.keys()
+    for name, span in whole.items():
+        assert found[name] == pytest.approx(span, rel=1e-3, abs=1e-3), name
+
+
 def test_plain_trainer_trains_the_objective_of_a_converted_model(make_pair: Make) -> None:
     base, _ = make_pair()
     model = CausalQwenForCausalLM.from_qwen(base)
