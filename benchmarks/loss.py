@@ -179,10 +179,11 @@ def page(rows: list[Row], rounds: int, shape: Shape) -> list[str]:
     return [
         "# The loss: time and memory",
         "",
-        f"`python benchmarks/loss.py --step`: V = {shape[0]:,}, H = {shape[1]}, {shape[2]:,} "
-        f"tokens, forward and backward, {rounds} rounds, {torch.get_num_threads()} threads, torch "
-        f"{torch.__version__}. Ratios to softmax cross-entropy on full logits, median of paired "
-        "rounds with a 95% bootstrap interval; memory is the peak above inputs, weights and "
+        f"`python benchmarks/loss.py --step --growth`: V = {shape[0]:,}, H = {shape[1]}, "
+        f"{shape[2]:,} tokens, forward and backward, {rounds} rounds (a step at most 3, other "
+        f"shapes at most 2), {torch.get_num_threads()} threads, torch {torch.__version__}. Ratios "
+        "to softmax cross-entropy on full logits, median of paired rounds with a 95% "
+        "bootstrap interval; memory is the peak above inputs, weights and "
         f"gradients.{'' if has_bfloat16(torch.device('cpu')) else EMULATED}",
         "",
         *table(columns, rows),

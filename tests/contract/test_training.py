@@ -898,6 +898,18 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert any("8 (2 epochs)" in value for _, value in found.rows_of_table())
 
 
+def test_a_plan_counts_the_gradient_of_the_head_in_the_memory_of_the_loss(
+    directory: Path, data: Path
+) -> None:
+    """It is 71% of that memory at 0.5B."""
+    whole = plan(Run(str(directory), str(data), "new", arguments=RUN))
+    arguments = {**RUN, "train": "heads"}
+    heads = plan(Run(str(directory), str(data), "new", arguments=arguments))
+    weight = CausalQwenForCausalLM.from_pretrained(directory).get_output_embeddings().weight
+    assert whole.memory["loss"] - heads.memory["loss"] == 4 * weight.numel()
+    assert heads.memory["loss"] > 0
+
+
 def test_a_plan_names_the_files_that_a_run_writes(directory: Path, authored: Path) -> None:
     arguments = {**RUN, "max_steps": 4, "save_total_limit": None}
     options: dict[str, Any] = {"eval_data": str(authored / "rows.jsonl")}
@@ -1013,6 +1025,20 @@ def test_several_files_and_models_side_by_side(trained: Path, directory: Path, d
     page = markdown("a", record)
     assert "| | this model | base | difference |" in page.replace("|  |", "| |")
     assert f"| nll | {record['nll']:.5g} (" in page
+
+
+def test_all_files_have_the_intervals_of_one_file_with_all_rows(
+    directory: Path, data: Path, tmp_path: Path
+) -> None:
+    """With the same weights for the first rows of every file, rows would be resampled in pairs."""
+    parts = {"first.jsonl": ROWS[: len(ROWS) // 3], "second.jsonl": ROWS[len(ROWS) // 3 :]}
+    for name, rows in parts.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    whole = measure(str(directory), [str(data)])[str(data)].intervals()
+    found = pooled(measure(str(directory), [str(tmp_path / name) for name in parts])).intervals()
+    assert found.keys() == whole.keys()
+    for name, span in whole.items():
+        assert found[name] == pytest.approx(span, rel=1e-3, abs=1e-3), name
 
 
 def test_plain_trainer_trains_the_objective_of_a_converted_model(make_pair: Make) -> None:

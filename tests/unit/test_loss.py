@@ -13,7 +13,15 @@ from torch import Tensor
 
 import causal_qwen.modeling.loss
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_left
+from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.loss import (
+    AUTO_CHUNK_ELEMENTS,
+    IGNORE,
+    LossTerms,
+    causal_loss,
+    chunk_size,
+    shift_left,
+)
 
 Make = Callable[..., Any]
 
@@ -398,6 +406,17 @@ def test_gate_alpha_of_1_disables_the_gate(make_model: Make) -> None:
 
 
 # --- chunks
+
+
+@pytest.mark.parametrize("positions", [1, 164, 165, 1024, 10_000])
+def test_scores_and_softmax_of_a_chunk_fit_into_the_memory_of_scores_alone(positions: int) -> None:
+    sizes = {}
+    for context, tensors in (("none", 1), ("competition", 2)):
+        config = CausalQwen2Config(vocab_size=151_936, threshold_context=context)
+        sizes[context] = size = chunk_size(config, positions)
+        assert size * tensors * config.vocab_size <= AUTO_CHUNK_ELEMENTS
+        assert 1 <= size <= positions
+    assert sizes["competition"] <= sizes["none"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 20, 21, 1000])

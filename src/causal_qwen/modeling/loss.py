@@ -181,11 +181,11 @@ def _autograd_sums(u: Cauchy, labels: Tensor, chain: _Chain) -> Sums:
 
 def chunk_size(config: CausalConfig, positions: int) -> int:
     """Positions whose scores exist at once: chunks of equal length, of at most 200 MB of scores;
-    with the bar, which keeps softmax beside the scores, of 270 MB of both."""
+    with the bar, of scores and the softmax beside them."""
     if isinstance(config.loss_chunk_size, int):
         return config.loss_chunk_size
     most = AUTO_CHUNK_ELEMENTS // config.vocab_size
-    most = max(most * 2 // 3 if config.threshold_context != "none" else most, 1)
+    most = max(most // 2 if config.threshold_context != "none" else most, 1)
     chunks = max(-(-positions // most), 1)
     return max(-(-positions // chunks), 1)
 

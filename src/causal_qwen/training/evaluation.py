@@ -77,9 +77,10 @@ def measure(
     processor.encode_numbers = numbers or processor.encode_numbers
     collate, fields = Collator(processor.tokenizer.pad_token_id), model.config.value_fields or ()
     done, total, found = 0, sum(map(len, rows.values())), {}
+    generator = torch.Generator().manual_seed(0)  # the same for every model: replicates are pairs
     for file, some in rows.items():
         examples = encode_counted(some, processor, max_length, target_fields=fields)
-        found[file] = MetricAccumulator(model, replicates)
+        found[file] = MetricAccumulator(model, replicates, generator)
         for start in range(0, len(examples), batch_size):
             part = examples[start : start + batch_size]
             batch = {name: one.to(model.device) for name, one in collate(part).items()}

@@ -40,12 +40,19 @@ Sums = Mapping[str, Tensor]  # column -> (), or (R,) for replicates
 class MetricAccumulator:
     """Accumulates batches; `compute` returns the metrics over all of them, `intervals` theirs."""
 
-    def __init__(self, model: CausalModel, replicates: int = 0) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        replicates: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`generator` draws the replicates; accumulators that are merged share one, so that rows
+        of different files count independently."""
         self.model = model
         self.rows = 0
         self.sums = torch.zeros(len(COLUMNS), dtype=torch.float64)
         self.resampled = torch.zeros(replicates, len(COLUMNS), dtype=torch.float64)
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.spread = {"U_loc": Spread(), "U_scale": Spread()}
         self.sum_p, self.error = Quantiles(), Quantiles()
 

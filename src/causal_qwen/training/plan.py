@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from causal_qwen.modeling.loss import IGNORE, chunk_size
+from causal_qwen.modeling.one_vs_rest import BLOCK
 from causal_qwen.outputs import LOCK, MANIFEST
 from causal_qwen.training.authors import saved_files
 from causal_qwen.training.checkpoints import PREFIX
@@ -34,7 +35,7 @@ MODEL_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "processor_config.json"),
 )
 LAYER_WIDTHS = (10, 4)  # saved for the backward pass per token and layer: 10 H + 4 I numbers
-SCORE_TENSORS = 4  # of a chunk's positions x V in the loss
+LOSS_BLOCKS = 4  # of |W| and the gradient by it, with BLOCK tokens each
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,9 @@ def _learned(learn: Examples) -> int:
 def _memory(
     model: Any, ready: Prepared, args: CausalTrainingArguments, tokens: int
 ) -> dict[str, int]:
-    """Bytes of a step on a batch of so many tokens. Weights, gradients and Adam's moments are
-    counted; activations and scores are a rule of thumb. What Python and torch need is not in it."""
+    """Bytes of a step on a batch of so many tokens. Weights, gradients, Adam's moments and the
+    loss's buffers are counted; activations are a rule of thumb. What Python and torch need is not
+    in it."""
     config, parameters = ready.model.config, list(model.parameters())
     trained = [p for p in parameters if p.requires_grad]
     width = 2 if args.bf16 or args.fp16 else 4
@@ -178,8 +180,18 @@ def _memory(
         "gradients": sum(p.numel() * p.element_size() for p in trained),
         "optimizer": 2 * sum(p.numel() * p.element_size() for p in trained),
         "activations": kept * tokens * width,
-        "loss": SCORE_TENSORS * chunk * config.vocab_size * 4,
+        "loss": _loss_numbers(model, config, chunk) * 4,
     }
+
+
+def _loss_numbers(model: Any, config: Any, chunk: int) -> int:
+    """Numbers that the loss holds beside the model: the scores of a chunk, with the bar softmax,
+    blocks of |W|, and the gradient of W before it is added to that of other batches."""
+    weight = model.get_output_embeddings().weight
+    tensors = 1 if config.threshold_context == "none" else 2
+    scores = tensors * chunk * config.vocab_size
+    blocks = LOSS_BLOCKS * min(BLOCK, config.vocab_size) * config.latent_size
+    return scores + blocks + (weight.numel() if weight.requires_grad else 0)
 
 
 def _files(ready: Prepared, args: CausalTrainingArguments, steps: int) -> list[str]:
