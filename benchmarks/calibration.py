@@ -5,8 +5,9 @@
 A fresh conversion, calibrated on the built-in texts, with a fixed threshold ("none", the
 documents') and over the bar of the context ("competition"). Reported on prose (below), Python code
 (of the standard library) and school mathematics (DATA): the negative log-likelihood of P over its
-sum beside that of softmax(loc_S), and the median of sum_k P_k. Then reliability: of all pairs of a
-position and a token with a P in some range, the share in which the token came next.
+sum beside that of softmax(loc_S), and the median of sum_k P_k, of every kind and of all. Then
+reliability: of all pairs of a position and a token with a P in some range, the share in which the
+token came next.
 
 DATA is text: one JSON object per line, all its strings are used.
 """
@@ -31,6 +32,7 @@ from causal_qwen.options import THRESHOLD_CONTEXTS
 
 PIECE = 256  # tokens read at once
 POSITIONS = 64  # whose scores exist at once
+ALL = "all"
 EDGES = (0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99, 1 + 1e-9)
 PROSE = """
 My grandfather kept bees behind the old railway station. Every spring he walked along the fence
@@ -124,8 +126,8 @@ def page(results: list[Row], data: str) -> list[str]:
         *table(columns, results),
     ]
     for context in THRESHOLD_CONTEXTS:
-        rows = [row for row in results if row["context"] == context]
-        pairs, total, came = np.sum([row["counts"] for row in rows], axis=0)
+        (row,) = (row for row in results if (row["kind"], row["context"]) == (ALL, context))
+        pairs, total, came = np.array(row["counts"])
         reliability = [
             {"low": low, "high": min(high, 1), "pairs": int(n), "p": p / n, "frequency": hit / n}
             for low, high, n, p, hit in zip(EDGES, EDGES[1:], pairs, total, came, strict=False)
@@ -157,6 +159,8 @@ def main() -> None:
         kind: read(model, processor.tokenizer, text, options.tokens)
         for kind, text in held_out(options.data).items()
     }
+    hidden, labels = zip(*kinds.values(), strict=True)
+    kinds[ALL] = torch.cat(hidden), torch.cat(labels)
     results = []
     for context in THRESHOLD_CONTEXTS:
         model.config.threshold_context = context

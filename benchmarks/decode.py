@@ -1,10 +1,11 @@
 """Decoding speed: every mode of CausalQwen beside plain Qwen2's greedy decoding, in one run.
 
-    python benchmarks/decode.py [--quick] [--rounds 15] [--output docs/results/decode.md]
+    python benchmarks/decode.py [--quick] [--rounds 15] [--texts 8] [--output PAGE]
 
 Machines are noisy, so nothing is compared across time: each round decodes the same prompt once
 with every peer, in rotating order. Reported is the median over rounds of the *paired ratio* to the
-base model, with a bootstrap confidence interval.
+base model, with a bootstrap confidence interval. `--texts 8` decodes eight texts at once, each with
+an individual of its own, and renews their rows of the page.
 """
 
 from __future__ import annotations
@@ -70,16 +71,17 @@ def vary_scale(model: Any, spread: float) -> None:
     model.abduction.scale.weight.data.copy_(spread * weight / z.norm(dim=-1).mean())
 
 
-def measure(base: Any, model: Any, rounds: int) -> dict[str, list[float]]:
-    """Seconds per generated token of every peer, round by round."""
+def measure(base: Any, model: Any, rounds: int, texts: int) -> dict[str, list[float]]:
+    """Seconds per step of every peer, round by round; a step adds a token to every text."""
     ids = min(1000, model.config.vocab_size // 2), min(20_000, model.config.vocab_size)
-    prompt = torch.randint(*ids, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    prompt = torch.randint(*ids, (texts, PROMPT_TOKENS), generator=generator)
     common = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0}
     common |= {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
-    noise = {"individual": 1, "temperature": 1.0, "min_density": 0.0}
+    noise = {"individual": list(range(1, texts + 1)), "temperature": 1.0, "min_density": 0.0}
 
-    def peer(generator: Any, **options: Any) -> Any:
-        return lambda: generator.generate(prompt, **common, **options)
+    def peer(decoder: Any, **options: Any) -> Any:
+        return lambda: decoder.generate(prompt, **common, **options)
 
     peers = {"Qwen2 greedy": peer(base, do_sample=False)}
     for mode in MODES:
@@ -109,6 +111,7 @@ def main() -> None:
     parser = make_parser(__doc__, "decode", "the 135M model in float32 only", rounds=15)
     parser.add_argument("--model", type=Path, help="measure this converted model, not the embedded")
     parser.add_argument("--only", default="", help="e.g. '0.5B bfloat16 mild': renew these rows")
+    parser.add_argument("--texts", type=int, default=1, help="decoded at once")
     options = parse(parser)
     path = options.model or default_model()
     rows: list[Row] = []
@@ -120,12 +123,17 @@ def main() -> None:
         base = next(iter(times.values()))
         for name, seconds in times.items():
             row: Row = dict(zip(("model", "dtype", "scale_U"), where, strict=True))
-            row |= {"mode": name, "rounds": options.rounds, "ms": 1e3 * float(np.median(seconds))}
+            row |= {
+                "texts": options.texts,
+                "mode": name,
+                "rounds": options.rounds,
+                "ms": 1e3 * float(np.median(seconds)),
+            }
             row |= zip(("ratio", "low", "high"), paired_ratio(seconds, base), strict=True)
             rows.append(row)
             log(row)
 
-    if is_wanted(REAL, "float32", "load"):
+    if options.texts == 1 and is_wanted(REAL, "float32", "load"):
         add((REAL, "float32", "load"), measure_load(path, options.rounds))
     for shape in (REAL,) if options.quick else (REAL, RANDOM):
         for precision, dtype in list(DTYPES.items())[: 1 if options.quick else None]:
@@ -135,17 +143,20 @@ def main() -> None:
             base, model = real_model(path, dtype) if shape == REAL else random_model(dtype)
             for variation in variations:
                 vary_scale(model, VARIATION[variation])
-                add((shape, precision, variation), measure(base, model, options.rounds))
+                add(
+                    (shape, precision, variation),
+                    measure(base, model, options.rounds, options.texts),
+                )
             del base, model
             gc.collect()
-    if options.only:
-        rows = renew(rows, options.output, "model", "dtype", "scale_U", "mode")
+    if options.only or options.texts > 1:
+        rows = renew(rows, options.output, "model", "dtype", "scale_U", "texts", "mode")
     save(page(rows), rows, options.output)
 
 
 def page(rows: list[Row]) -> list[str]:
-    columns = {key: f"{{{key}}}" for key in ("model", "dtype", "scale_U", "mode", "rounds")}
-    columns |= {"ms/token, ms/load": "{ms:.1f}", "ratio": "{ratio:.3f}"}
+    columns = {key: f"{{{key}}}" for key in ("model", "dtype", "scale_U", "texts", "mode")}
+    columns |= {"rounds": "{rounds}", "ms/step, ms/load": "{ms:.1f}", "ratio": "{ratio:.3f}"}
     columns["95% interval"] = "{low:.3f} to {high:.3f}"
     return [
         "# Decoding speed",

@@ -281,12 +281,12 @@ def reliability(figure: Any) -> None:
     """P of a fresh conversion and how often the token came, as benchmarks/calibration.py found."""
     axis = figure.subplots()
     rows = json.loads(CALIBRATION.read_text(encoding="utf-8"))
+    counts = {row["context"]: row["counts"] for row in rows if row["kind"] == "all"}
     for context, label, colour in (
         ("none", "fixed threshold", GREY),
         ("competition", "over the bar", BLUE),
     ):
-        counts = [row["counts"] for row in rows if row["context"] == context]
-        pairs, total, came = np.sum(counts, axis=0)
+        pairs, total, came = np.array(counts[context])
         seen = came > 0
         axis.loglog(
             total[seen] / pairs[seen], came[seen] / pairs[seen], "o-", color=colour, label=label

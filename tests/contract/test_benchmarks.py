@@ -20,7 +20,8 @@ import torch
 from causal_qwen.modeling.one_vs_rest import has_bfloat16
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-DECODE_KEYS = {"model", "dtype", "scale_U", "mode", "rounds", "ms", "ratio", "low", "high"}
+DECODE_KEYS = {"model", "dtype", "scale_U", "texts", "mode", "rounds"}
+DECODE_KEYS |= {"ms", "ratio", "low", "high"}
 ENGINE_KEYS = {"shape", "stored", "bandwidth_gb_s", "weights_gb", "decode", "prefill", "alone"}
 LEARNING_KEYS = {"objective", "rate", "seed", "steps", "accuracy", "softmax_accuracy"}
 LEARNING_KEYS |= {"sum_p", "ovr_nll", "softmax_nll"}
@@ -126,7 +127,7 @@ def test_calibration_compares_p_with_softmax(
     page, rows = results("calibration", "--data", str(data))
     assert {(row["kind"], row["context"]) for row in rows} == {
         (kind, context)
-        for kind in ("prose", "code", "mathematics")
+        for kind in ("prose", "code", "mathematics", "all")
         for context in ("none", "competition")
     }
     assert all(sum(row["counts"][2]) == row["positions"] for row in rows)

@@ -59,9 +59,9 @@ class CausalQwenForCausalLM(Qwen2ForCausalLM):
         scores: Tensor | None = self.logits_processor(self.lm_head, u.loc)
         if scores is not None and self.score_bias is not None:
             scores = scores + self.score_bias
-        self.u = u
-        is_asked = self.needs_bar and scores is not None
-        self.bar = self.decision.bar(scores) if is_asked else None  # of the untouched scores
+        self.u, self.bar = u, None
+        if scores is not None and self.needs_bar:
+            self.bar = self.decision.bar(scores)  # of the untouched scores
         return scores
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
