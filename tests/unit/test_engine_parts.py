@@ -459,7 +459,10 @@ def test_attention_in_blocks_is_attention_as_defined(
         padding = np.arange(seen) < np.array([[0], [min(pads, seen - 1)]])
     mask = causal_mask(new, seen, window, padding)
     expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
-    with patch.object(threads, "COUNT", workers), patch.object(qwen2, "MANY_KEYS", 0):
+    with (
+        patch.object(threads, "COUNT", workers),
+        patch.multiple(qwen2, MIN_PARALLEL=0, WAKE_UP=query.size),  # one position ahead
+    ):
         ours = attend(query, key, value, window, padding).reshape(expected.shape)
     real = np.ones((2, new), bool) if padding is None else ~padding[:, past:]
     assert np.allclose(ours[real], expected[real], atol=1e-5)
