@@ -26,14 +26,17 @@ Row = dict[str, Any]
 # ---------------------------------------------------------------- options
 
 
-def page_path(text: str) -> Path:
-    """The `--output` of a benchmark: a file that exists or can be created."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{path} is a directory; name a file in it, such as {path / 'results.md'}."
-        )
-    return path
+def page_path(name: str) -> Callable[[str], Path]:
+    """Read the `--output` of a benchmark: a page, or a directory for the page of this name.
+
+    A path that does not exist yet is a directory if it has no suffix.
+    """
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        return path / f"{name}.md" if path.is_dir() or not path.suffix else path
+
+    return read
 
 
 def page_directory(text: str) -> Path:
@@ -51,8 +54,9 @@ def make_parser(
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    output, default = (page_path, f"{name}.md") if name else (page_directory, "reproduced")
-    parser.add_argument("--output", type=output, default=RESULTS / default)
+    output = page_path(name) if name else page_directory
+    default = RESULTS / (f"{name}.md" if name else "reproduced")
+    parser.add_argument("--output", type=output, default=default, help="a page or its directory")
     parser.add_argument("--quick", action="store_true", help=quick)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds of each peer")

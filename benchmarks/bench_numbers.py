@@ -403,7 +403,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="Smoke test of some minutes.")
     parser.add_argument("--model", type=Path, default=None, help="Instead of the embedded one.")
-    parser.add_argument("--output", type=page_path, default=RESULTS / "numbers.md")
+    parser.add_argument("--output", type=page_path("numbers"), default=RESULTS / "numbers.md")
     return parser
 
 

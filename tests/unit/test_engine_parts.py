@@ -180,6 +180,17 @@ def test_products_do_not_depend_on_the_number_of_threads(
         assert np.allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize("count", range(1, MAX_BATCH + 1))
+def test_kernels_read_vectors_that_begin_at_a_cache_line(count: int) -> None:
+    seen, matrix = [], Matrix(random(3, 24).astype(bfloat16))
+    matrix.kernel = lambda weights, scales, x, out: seen.append(x)
+    x = random(count + 1, 24)[1:]
+    with patch.object(matrix_module, "MAX_VECTORS", MAX_BATCH):
+        project(x, matrix)
+    assert seen[0].ctypes.data % 64 == 0
+    assert np.array_equal(seen[0], x)
+
+
 def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "COUNT", 2)
 
@@ -459,7 +470,10 @@ def test_attention_in_blocks_is_attention_as_defined(
         padding = np.arange(seen) < np.array([[0], [min(pads, seen - 1)]])
     mask = causal_mask(new, seen, window, padding)
     expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
-    with patch.object(threads, "COUNT", workers), patch.object(qwen2, "MANY_KEYS", 0):
+    with (
+        patch.object(threads, "COUNT", workers),
+        patch.multiple(qwen2, MIN_PARALLEL=0, WAKE_UP=query.size),  # one position ahead
+    ):
         ours = attend(query, key, value, window, padding).reshape(expected.shape)
     real = np.ones((2, new), bool) if padding is None else ~padding[:, past:]
     assert np.allclose(ours[real], expected[real], atol=1e-5)

@@ -12,8 +12,8 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
 from causal_qwen.analysis.precision import compare_precision
-from causal_qwen.engine import Engine
-from causal_qwen.engine.kernels import by_loops, dot_four, dot_one, dot_one_bfloat16
+from causal_qwen.engine import Engine, kernels
+from causal_qwen.engine.kernels import by_loops, dot_eight, dot_four, dot_one, dot_one_bfloat16
 from causal_qwen.engine.matrix import MAX_BATCH, MAX_VECTORS, Matrix, project
 from causal_qwen.engine.quantization import quantize, quantize_rows
 from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
@@ -66,14 +66,18 @@ def test_products_of_int8_are_those_of_the_rounded_weights(count: int) -> None:
     assert np.allclose(matrix.absolute(x[0] ** 2, rows), np.abs(wide[rows]) @ x[0] ** 2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("level", [0, kernels.FIRST_LEVEL])  # floats that its cache holds
+@pytest.mark.parametrize("count", [1, 4, 7, 8])
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_the_kernels_loops_compute_what_numpy_computes(count: int, rows: int) -> None:
+def test_the_kernels_loops_compute_what_numpy_computes(
+    count: int, rows: int, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "FIRST_LEVEL", level)
     matrix, wide = int8_matrix(rows)
     x = np.random.default_rng(1).standard_normal((count, 33)).astype(np.float32)
     half = Matrix(wide.astype(bfloat16))
     for one, weights in ((matrix, wide), (half, half.stored.astype(np.float64))):
-        one.kernel = by_loops(dot_one, dot_four, dot_one_bfloat16)
+        one.kernel = by_loops(dot_one, dot_four, dot_eight, dot_one_bfloat16)
         assert np.allclose(project(x, one)[0], x @ weights.T, atol=1e-4)
 
 

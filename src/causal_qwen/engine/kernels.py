@@ -18,6 +18,7 @@ from causal_qwen.engine.weights import Float32, Stored
 from causal_qwen.options import check_choice
 
 KERNELS = ("numpy", "numba")
+FIRST_LEVEL = 2**13  # floats that stay in a core's first cache
 Kernel = Callable[[Stored, Float32 | None, Float32, Float32], None]  # W, scales, x, out
 
 
@@ -40,24 +41,31 @@ def numba_kernel() -> Kernel:
             "kernel='numba' needs numba: pip install numba, or leave the option out."
         ) from None
     compile_loop = njit(nogil=True, fastmath=True, cache=True)
-    return by_loops(*(compile_loop(loop) for loop in (dot_one, dot_four, dot_one_bfloat16)))
+    loops = (dot_one, dot_four, dot_eight, dot_one_bfloat16)
+    return by_loops(*(compile_loop(loop) for loop in loops))
 
 
 def by_loops(
-    one: Callable[..., None], four: Callable[..., None], one_bfloat16: Callable[..., None]
+    one: Callable[..., None],
+    four: Callable[..., None],
+    eight: Callable[..., None],
+    one_bfloat16: Callable[..., None],
 ) -> Kernel:
-    """A kernel of three loops: int8 with one vector and with four, bfloat16 with one."""
+    """A kernel of four loops: int8 with one, four and eight vectors, bfloat16 with one."""
 
     def multiply(weights: Stored, scales: Float32 | None, x: Float32, out: Float32) -> None:
         if scales is None:
             for vector, products in zip(x, out, strict=True):
                 one_bfloat16(weights.view(np.uint16), vector, products)
             return
-        rest = len(x) % 4
-        for first in range(rest):
-            one(weights, x[first], out[first])
-        for first in range(rest, len(x), 4):
-            four(weights, x[first : first + 4], out[first : first + 4])
+        if len(x) == 8 and x.size <= FIRST_LEVEL:
+            eight(weights, x, out)
+        else:
+            rest = len(x) % 4
+            for first in range(rest):
+                one(weights, x[first], out[first])
+            for first in range(rest, len(x), 4):
+                four(weights, x[first : first + 4], out[first : first + 4])
         out *= scales
 
     return multiply
@@ -93,6 +101,26 @@ def dot_four(weights: Stored, x: Float32, out: Float32) -> None:
             h += other * x[3, k]
         out[0, n], out[1, n], out[2, n], out[3, n] = a, b, c, d
         out[0, n + 1], out[1, n + 1], out[2, n + 1], out[3, n + 1] = e, f, g, h
+
+
+def dot_eight(weights: Stored, x: Float32, out: Float32) -> None:
+    """Eight vectors at once: every weight is read and widened once."""
+    for n in range(weights.shape[0]):
+        row = weights[n]
+        a = b = c = d = np.float32(0)
+        e = f = g = h = np.float32(0)
+        for k in range(row.shape[0]):
+            weight = np.float32(row[k])
+            a += weight * x[0, k]
+            b += weight * x[1, k]
+            c += weight * x[2, k]
+            d += weight * x[3, k]
+            e += weight * x[4, k]
+            f += weight * x[5, k]
+            g += weight * x[6, k]
+            h += weight * x[7, k]
+        out[0, n], out[1, n], out[2, n], out[3, n] = a, b, c, d
+        out[4, n], out[5, n], out[6, n], out[7, n] = e, f, g, h
 
 
 def dot_one_bfloat16(words: Stored, x: Float32, out: Float32) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from causal_qwen.decoding.context import context_length
 from causal_qwen.engine import threads
 from causal_qwen.engine.kernels import Kernel, can_compile
-from causal_qwen.engine.matrix import Matrix, project
+from causal_qwen.engine.matrix import MIN_PARALLEL, WAKE_UP, Matrix, project
 from causal_qwen.engine.weights import Float32, Stored, check_shapes, release, widen
 from causal_qwen.families import without_mark
 from causal_qwen.options import check_choice
@@ -35,7 +35,6 @@ Bools = NDArray[np.bool_]
 Observer = Callable[[str, Float32], None]
 
 BLOCK = 512  # tokens processed together by all layers
-MANY_KEYS = 2**18  # elements of a layer's keys from which they are divided among threads
 SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
 LOWEST = np.finfo(np.float32).min  # the score of a masked key; finite, to avoid 0/0
 QWEN3 = ("qwen3", "causal_qwen3")
@@ -398,29 +397,31 @@ def _attend_from_one(
     """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)
 
     Each thread takes a part P of the keys, and mixes their values with weights exp(s - m) by the
-    part's own largest score m; the parts are added in proportion to their exp(m).
+    part's own largest score m; the parts are added in proportion to their exp(m). So a layer wakes
+    the threads once. One matrix-vector product per query head reads keys and values in place; a
+    matrix product would copy them first.
     """
-    count = min(threads.COUNT if key[0].size >= MANY_KEYS else 1, key.shape[2])
-    shares = threads.shares(key.shape[2], count)
-    mixed = np.empty((len(shares), *query.shape), np.float32)  # (P, B, K, G, D)
-    largest, total = np.empty((2, len(shares), *query.shape[:3]), np.float32)  # (P, B, K, G)
+    seen = key.shape[2]
+    parts = min(threads.COUNT, seen) if query.size * seen >= MIN_PARALLEL else 1
+    shares = threads.shares(seen, parts, lead=WAKE_UP // query.size)
+    mixed = np.empty((parts, *query.shape), np.float32)  # (P, B, K, G, D)
+    largest, total = np.empty((2, parts, *query.shape[:3], 1), np.float32)  # (P, B, K, G, 1)
 
     def work(part: int) -> None:
         near = shares[part]
-        scores: Float32 = key[:, :, near] @ query.swapaxes(-1, -2)  # (B, K, S', G)
-        scores = np.ascontiguousarray(scores.swapaxes(-1, -2))
+        scores: Float32 = np.matvec(key[:, :, None, near], query)  # (B, K, G, S')
         if padding is not None:
             np.copyto(scores, LOWEST, where=padding[:, None, None, near])
-        np.max(scores, axis=-1, out=largest[part])
-        scores -= largest[part][..., None]
+        np.max(scores, axis=-1, keepdims=True, out=largest[part])
+        scores -= largest[part]
         np.exp(scores, out=scores)
-        np.sum(scores, axis=-1, out=total[part])
-        np.matmul(scores, value[:, :, near], out=mixed[part])
+        np.sum(scores, axis=-1, keepdims=True, out=total[part])
+        np.vecmat(scores, value[:, :, None, near], out=mixed[part])
 
-    threads.run([partial(work, part) for part in range(len(shares))])
+    threads.run([partial(work, part) for part in range(parts)])
     weight = np.exp(largest - largest.max(axis=0))
     weight /= (weight * total).sum(axis=0)
-    return (weight[..., None] * mixed).sum(axis=0)
+    return (weight * mixed).sum(axis=0)
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
