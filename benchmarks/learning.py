@@ -6,7 +6,8 @@ A small model from scratch (vocabulary 1,024, hidden size 96, 3 layers). Every o
 best learning rate. Reported on held-out text: top-1 accuracy (of `standard` mode for the causal
 objectives), its ratio to softmax training, the median of sum_k P_k, and the negative
 log-likelihood of P over its sum beside that of the softmax model. Finished runs are kept beside the
-page until all are there: the same command continues after an interruption.
+page until all are there: the same command continues after an interruption. `--only` runs some
+objectives, and adds them to the page of the last run.
 
 DATA is text: one JSON object per line (all its strings are used) or plain lines, e.g. GSM8K.
 """
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _results import Row, log, make_parser, parse, save, span, table
+from _results import Row, log, make_parser, parse, renew, save, span, table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from causal_qwen.model import CausalQwenForCausalLM
@@ -181,7 +182,7 @@ def page(results: list[Row], steps: int, data: str) -> list[str]:
         "# Does it learn?",
         "",
         f"`python benchmarks/learning.py --data {data}`: {steps} steps of {BATCH} x {LENGTH} "
-        f"tokens from scratch, each objective at the best of the learning rates {rates}. "
+        f"tokens from scratch, each objective at the best of its learning rates ({rates}). "
         "Accuracy is top-1 on held-out text, "
         "of `standard` mode except for softmax; the ratio is paired by seed (lowest to highest). "
         "NLL is that of P over its sum, and of softmax(loc_S).",
@@ -197,17 +198,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-3, 6e-3])
     parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
+    parser.add_argument("--only", nargs="+", choices=OBJECTIVES, help="these objectives")
     options = parse(parser, seeds=1, steps=2, rates=[3e-3])
     data = tokenize(read_texts(options.data))
     jobs = [
         (name, rate, seed, options.steps)
         for seed in range(options.seeds)
         for rate in options.rates
-        for name in OBJECTIVES
+        for name in options.only or OBJECTIVES
     ]
     digest = file_sha256(options.data)[:8]  # runs on other data are not taken for these
     unfinished = options.output.with_suffix(f".{digest}.unfinished.jsonl")
     results = run_all(jobs, data, options.jobs, unfinished)
+    if options.only:
+        results = renew(results, options.output, "objective", "rate", "seed", "steps")
     lines = page(results, options.steps, "/".join(options.data.parts[-2:]))
     save(lines, results, options.output)
     unfinished.unlink(missing_ok=True)
