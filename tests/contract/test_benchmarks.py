@@ -21,16 +21,8 @@ from causal_qwen.modeling.one_vs_rest import has_bfloat16
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DECODE_KEYS = {"model", "dtype", "scale_U", "mode", "rounds", "ms", "ratio", "low", "high"}
-ENGINE_KEYS = {
-    "shape",
-    "stored",
-    "cpu",
-    "bandwidth_gb_s",
-    "weights_gb",
-    "decode",
-    "prefill",
-    "alone",
-}
+ENGINE_KEYS = {"shape", "stored", "cpu", "bandwidth_gb_s", "weights_gb", "decode", "prefill"}
+ENGINE_KEYS |= {"alone", "batch", "context_ms"}
 LEARNING_KEYS = {"objective", "rate", "seed", "steps", "accuracy", "softmax_accuracy"}
 LEARNING_KEYS |= {"sum_p", "ovr_nll", "softmax_nll"}
 LOSS_KEYS = {"what", "peer", "seconds", "ratio", "low", "high", "megabytes", "memory_ratio"}
