@@ -77,6 +77,32 @@ def test_help_imports_nothing_heavy() -> None:
     assert out.endswith("heavy:\n")
 
 
+@pytest.mark.parametrize(
+    "words", [["evaluate", "missing.jsonl"], ["train", "-d", "missing.CSV", "-o", "new"]]
+)
+def test_a_missing_file_of_rows_is_named_before_anything_heavy_is_imported(
+    words: list[str],
+) -> None:
+    out = run(
+        "import contextlib, io, sys\n"
+        "from causal_qwen.cli import main\n"
+        f"sys.argv = ['causal-qwen', *{words!r}]\n"
+        "said = io.StringIO()\n"
+        "with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):\n    main()\n"
+        f"print(said.getvalue()); print(*sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    assert "missing." in out
+    assert "does not exist; check the path." in out
+    assert out.endswith("\n\n")  # no heavy module
+
+
+def test_the_command_line_knows_the_files_that_training_reads() -> None:
+    from causal_qwen.cli.training import ROW_FILES
+    from causal_qwen.training.data import READERS
+
+    assert set(ROW_FILES) == set(READERS)
+
+
 def test_the_package_and_its_command_line_import_without_torch() -> None:
     run(f"{hide(*HEAVY)}\nimport causal_qwen, causal_qwen.cli")
 

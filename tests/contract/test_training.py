@@ -741,6 +741,7 @@ def test_report_shows_logged_metrics(trained: Path) -> None:
     assert "eval_accuracy" in page
     assert "total_loss" in page
     pictures = {path.stem for path in (trained / "report").glob("*.png")}
+    assert all(re.fullmatch(r"[A-Za-z-]+", name) for name in pictures), pictures
     assert {"loss", "accuracy", "scale-of-U", "coverage-of-intervals"} <= pictures
     with pytest.raises(FileNotFoundError, match="checkpoint"):
         write_report(trained.parent)

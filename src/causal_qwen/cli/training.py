@@ -13,6 +13,8 @@ from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import path_of
 from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
+ROW_FILES = (".jsonl", ".json", ".csv", ".txt")  # `training.data.READERS`; other names: datasets
+
 
 # Long because it names every option. Those that are named like fields of `CausalTrainingArguments`
 # are passed on to it.
@@ -115,6 +117,7 @@ def train(
         raise ValueError(
             "--from-scratch trains all of a new model; leave out --model, --lora and --train."
         )
+    _check_files(data, *([eval_data] if eval_data else []))
     typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
     from causal_qwen.conversion.placement import has_fast_bf16
     from causal_qwen.training.run import COMPAT_WEIGHT, Run
@@ -167,6 +170,13 @@ def train(
         print_table(output, (), rows)
 
 
+def _check_files(*sources: str) -> None:
+    """Refuse missing files before torch is imported, which takes seconds."""
+    for path in map(Path, sources):
+        if path.suffix.lower() in ROW_FILES and not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist; check the path.")
+
+
 def _show_plan(settings: Any, as_json: bool) -> None:
     from causal_qwen.training.plan import plan
 
@@ -202,6 +212,7 @@ def evaluate(
     """
     if as_json and as_markdown:
         raise ValueError("--json and --markdown exclude each other; leave one out.")
+    _check_files(*data)
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
     from causal_qwen.training.evaluation import markdown, measure, pooled, side_by_side, table_of
 

@@ -18,8 +18,8 @@ It then sums to 0 over the tokens, as softmax's does: L does not change when all
 
 The gradients are computed together with the loss, chunk by chunk of positions, so a chunk's scores
 exist once: one (chunk, V) buffer, with the bar one more for softmax, processed in slices that fit
-into the CPU cache. Temporary tensors use the same memory again and again: fresh memory from the
-system costs more than the arithmetic on it.
+into the CPU cache. Temporary tensors use the same memory again, which saves
+page faults.
 Products with |W| add positive terms only, so they may run in bfloat16 (relative error 4e-3), where
 the processor has it.
 """

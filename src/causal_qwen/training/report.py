@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,6 @@ def _draw(title: str, names: Sequence[str], log: list[dict[str, Any]], output: P
         return None
     axes.set(title=title, xlabel="step")
     axes.legend()
-    path = output / f"{title.replace(' ', '-').strip('()')}.png"
+    path = output / f"{re.sub(r'[^A-Za-z]+', '-', title).strip('-')}.png"
     figure.savefig(path, dpi=120)
     return path
