@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,11 @@ from causal_qwen.serving.sockets import bind
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 NAMES = BoundNames("127.0.0.1", "127.0.0.1")
 KEY = "sesame"
+
+
+def rounded(text: str) -> str:
+    """Numbers to three digits: the last ones depend on the rows that are decoded beside them."""
+    return re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.3g}", text)
 
 
 @contextlib.contextmanager

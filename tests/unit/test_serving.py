@@ -22,7 +22,7 @@ import pytest
 import torch
 from _damage_requests import Attack
 from _fuzz import IS_ON, seeds
-from _server import CHAT, NAMES, running, wait_for
+from _server import CHAT, NAMES, rounded, running, wait_for
 from _tiny import OWN, make_causal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,11 +91,6 @@ def complete(client: TestClient, **body: Any) -> dict[str, Any]:
 
 def texts(client: TestClient, **body: Any) -> list[str]:
     return [choice["text"] for choice in complete(client, **body)["choices"]]
-
-
-def rounded(text: str) -> str:
-    """Numbers to three digits: the last ones depend on the rows that are decoded beside them."""
-    return re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.3g}", text)
 
 
 def generated(backend: TorchBackend, row: Row) -> tuple[list[int], list[float]]:
