@@ -30,8 +30,9 @@ from transformers.generation import (
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
 from causal_qwen.decoding.decision import choose
+from causal_qwen.engine import Engine, KeyValueCache, threads
 from causal_qwen.engine import matrix as matrix_module
-from causal_qwen.engine import qwen2, threads
+from causal_qwen.engine.kernels import Kernel
 from causal_qwen.engine.matrix import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
@@ -44,6 +45,7 @@ from causal_qwen.engine.qwen2 import (
     rms_norm,
     swiglu,
 )
+from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
 from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
 from causal_qwen.engine.weights import read_safetensors, release, widen
 from causal_qwen.text.numerals import render
@@ -182,13 +184,31 @@ def test_products_do_not_depend_on_the_number_of_threads(
 
 @pytest.mark.parametrize("count", range(1, MAX_BATCH + 1))
 def test_kernels_read_vectors_that_begin_at_a_cache_line(count: int) -> None:
-    seen, matrix = [], Matrix(random(3, 24).astype(bfloat16))
-    matrix.kernel = lambda weights, scales, x, out: seen.append(x)
+    matrix, seen = Matrix(np.ones((3, 24), np.int8), np.ones(3, np.float32)), []
+    kernel = matrix.kernel = Kernel(lambda loop: loop)
     x = random(count + 1, 24)[1:]
-    with patch.object(matrix_module, "MAX_VECTORS", MAX_BATCH):
+    with patch.object(kernel, "_multiply", lambda weights, scales, x, out: seen.append(x)):
         project(x, matrix)
     assert seen[0].ctypes.data % 64 == 0
     assert np.array_equal(seen[0], x)
+
+
+@pytest.mark.parametrize(
+    ("stored", "tokens", "expected"),
+    [("float32", 1, 2), ("float32", MAX_BATCH + 1, 1), ("bfloat16", 1, 1)],
+)
+def test_blas_divides_products_of_few_vectors_with_float32_weights(
+    stored: str, tokens: int, expected: int, two_blas_threads: Any, tmp_path: Path
+) -> None:
+    engine = Engine.from_pretrained(random_checkpoint(tmp_path, TINY, stored))
+    counts: list[int] = []
+    engine.model.forward(
+        engine.model.embed(np.ones((1, tokens), np.int64)),
+        KeyValueCache(engine.model.config),
+        lambda name, array: counts.append(two_blas_threads.num_threads),
+    )
+    assert set(counts) == {expected}
+    assert two_blas_threads.num_threads == 2
 
 
 def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,10 +490,7 @@ def test_attention_in_blocks_is_attention_as_defined(
         padding = np.arange(seen) < np.array([[0], [min(pads, seen - 1)]])
     mask = causal_mask(new, seen, window, padding)
     expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
-    with (
-        patch.object(threads, "COUNT", workers),
-        patch.multiple(qwen2, MIN_PARALLEL=0, WAKE_UP=query.size),  # one position ahead
-    ):
+    with patch.object(threads, "COUNT", workers):
         ours = attend(query, key, value, window, padding).reshape(expected.shape)
     real = np.ones((2, new), bool) if padding is None else ~padding[:, past:]
     assert np.allclose(ours[real], expected[real], atol=1e-5)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,8 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
 from causal_qwen.analysis.precision import compare_precision
-from causal_qwen.engine import Engine, kernels
-from causal_qwen.engine.kernels import by_loops, dot_eight, dot_four, dot_one, dot_one_bfloat16
+from causal_qwen.engine import Engine
+from causal_qwen.engine.kernels import Kernel
 from causal_qwen.engine.matrix import MAX_BATCH, MAX_VECTORS, Matrix, project
 from causal_qwen.engine.quantization import quantize, quantize_rows
 from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
@@ -66,27 +69,46 @@ def test_products_of_int8_are_those_of_the_rounded_weights(count: int) -> None:
     assert np.allclose(matrix.absolute(x[0] ** 2, rows), np.abs(wide[rows]) @ x[0] ** 2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("level", [0, kernels.FIRST_LEVEL])  # floats that its cache holds
 @pytest.mark.parametrize("count", [1, 4, 7, 8])
 @pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("has_threads", [False, True])
 def test_the_kernels_loops_compute_what_numpy_computes(
-    count: int, rows: int, level: int, monkeypatch: pytest.MonkeyPatch
+    count: int, rows: int, has_threads: bool
 ) -> None:
-    monkeypatch.setattr(kernels, "FIRST_LEVEL", level)
     matrix, wide = int8_matrix(rows)
     x = np.random.default_rng(1).standard_normal((count, 33)).astype(np.float32)
     half = Matrix(wide.astype(bfloat16))
     for one, weights in ((matrix, wide), (half, half.stored.astype(np.float64))):
-        one.kernel = by_loops(dot_one, dot_four, dot_eight, dot_one_bfloat16)
+        one.kernel = Kernel(lambda loop: loop, has_threads)
         assert np.allclose(project(x, one)[0], x @ weights.T, atol=1e-4)
 
 
-def test_compiled_kernel_generates_the_text_of_numpy(small: Path) -> None:
+IN_A_FORK = """
+import os, sys
+from causal_qwen.engine import Engine, kernels
+
+path, ids = sys.argv[1], [int(word) for word in sys.argv[2:]]
+engine = Engine.from_pretrained(path, kernel="numba")
+print(kernels.numba_kernel().has_threads)
+for is_child in (False, True):
+    if is_child and os.fork():
+        sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    for rows in (1, 4, 5):
+        call = engine.generate([ids] * rows, mode="compatible", max_new_tokens=12)
+        print(*call.ids[-1], flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+def test_compiled_kernels_generate_the_text_of_numpy_also_in_a_fork(small: Path) -> None:
     pytest.importorskip("numba")
     options: dict[str, Any] = {"mode": "compatible", "max_new_tokens": 12}
-    ours = Engine.from_pretrained(small, kernel="numba").generate([PROMPT], **options)
-    theirs = Engine.from_pretrained(small).generate([PROMPT], **options)
-    assert ours.ids.tolist() == theirs.ids.tolist()
+    text = Engine.from_pretrained(small).generate([PROMPT], **options).ids[0]
+    command = [sys.executable, "-c", IN_A_FORK, str(small), *map(str, PROMPT)]
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True", *[" ".join(map(str, text))] * 6]
 
 
 def test_int8_in_memory_is_the_quantised_directory(base: Path, small: Path) -> None:

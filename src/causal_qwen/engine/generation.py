@@ -132,7 +132,8 @@ class Generator:
         index = 0
         while index < self.steps:
             guess = self._guess(self.steps - index - 1)  # (n,)
-            scored = self._score(self._read(new, guess), len(guess))
+            with self.model.limit_blas(len(self.ids) * (1 + len(guess))):
+                scored = self._score(self._read(new, guess), len(guess))
             for place in range(len(guess) + 1):
                 step = self._choose(scored.row(place) if len(guess) else scored, index)
                 step.tokens = np.where(is_done, self.limits.pad, step.tokens)

@@ -1,16 +1,15 @@
 """Matrix: a weight as it is stored, and its product with activations.
 
-Decoding reads every weight once per token, so memory bandwidth limits its speed. Rows are read in
-order, once: W x with W (N, K) is one dot product per row (`np.vecdot`); BLAS's matrix-vector
-product takes twice as long on one core. Weights of 16 and 8 bits are widened to float32 tile by
-tile, into a buffer that stays in cache. Tiles are large because each NumPy call ends by acquiring
-the GIL, for which threads compete. A row of int8 weights has a scale, which multiplies its dot
-product.
+Decoding reads every weight once per token, so memory bandwidth limits its speed. Products of few
+vectors with float32 weights are left to BLAS's own threads. Weights of 16 and 8 bits are widened to
+float32 tile by tile, into a buffer that stays in cache, by threads of ours. Tiles are large because
+each NumPy call ends by acquiring the GIL, for which threads compete. A row of int8 weights has a
+scale, which multiplies its dot product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,9 +22,8 @@ from causal_qwen.engine.weights import SCALE, Float32, Stored, widen
 MIN_PARALLEL = 2**20  # multiplications from which waking other threads pays off
 WAKE_UP = 2**19  # multiplications that the first thread does while the others wake up
 TILE_SIZE = 2**20  # weights of a tile: widened, they stay in cache
-MAX_VECTORS = 3  # rows of x up to which vecdot is used; with more, matmul
-MAX_BATCH = 8  # rows of x up to which there are few calls: one matmul per tile, or a kernel
-CACHE_LINE = 16  # floats
+MAX_VECTORS = 4  # rows of x up to which there is one product of W for each; with more, matmul
+MAX_BATCH = 8  # rows of x up to which W is read for a few vectors, by BLAS's threads or a kernel
 TERMS_PER_SUM, ROWS_PER_SUM = 384, 512  # terms added at once, for this many rows of W: see _dot
 
 
@@ -48,6 +46,12 @@ class Matrix:
     @classmethod
     def of(cls, parameters: Mapping[str, Stored], name: str) -> Matrix:
         return cls(parameters[name], parameters.get(name + SCALE))
+
+    def compiled(self, vectors: int) -> Kernel | None:
+        """The kernel, if it multiplies with so many vectors."""
+        return (
+            self.kernel if vectors <= (MAX_VECTORS if self.scales is None else MAX_BATCH) else None
+        )
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         """Rows in float32, as in an embedding lookup. (...) -> (..., K)"""
@@ -85,29 +89,39 @@ def tiles(rows: slice, columns: int) -> Iterator[slice]:
 
 def project(x: Float32, *matrices: Matrix) -> list[Float32]:
     """W x for every W, in one round of threads. (..., K) -> (..., N) each"""
-    flat = _aligned(x.reshape(-1, x.shape[-1]))  # (M, K)
+    flat = x.reshape(-1, x.shape[-1])  # (M, K)
     outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
-    size = len(flat) * sum(matrix.stored.size for matrix in matrices)
+    if all(_has_threads(matrix, len(flat)) for matrix in matrices):
+        for matrix, out in zip(matrices, outs, strict=True):
+            _multiply(matrix, flat, out, slice(None))
+    else:
+        _divide(matrices, flat, outs)
+    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in outs]
+
+
+def _has_threads(matrix: Matrix, vectors: int) -> bool:
+    """Whether BLAS or the kernel divides a product with so many vectors among threads of its own.
+
+    Those spin between two products; ours sleep at a lock, and to wake one takes 0.1 to 0.4 ms.
+    """
+    if matrix.stored.dtype == np.float32:
+        return vectors <= MAX_BATCH
+    kernel = matrix.compiled(vectors)
+    return kernel is not None and kernel.has_threads
+
+
+def _divide(matrices: Sequence[Matrix], x: Float32, outs: Sequence[Float32]) -> None:
+    """Every W x, its rows divided among our threads. (M, K) -> outs (M, N)"""
+    size = len(x) * sum(matrix.stored.size for matrix in matrices)
     parts = threads.COUNT if size >= MIN_PARALLEL else 1
-    lead = WAKE_UP // max(flat.size * len(matrices), 1)  # rows
+    lead = WAKE_UP // max(x.size * len(matrices), 1)  # rows
     rows = [threads.shares(matrix.shape[0], parts, lead) for matrix in matrices]
 
     def work(part: int) -> None:
         for matrix, out, shares in zip(matrices, outs, rows, strict=True):
-            _multiply(matrix, flat, out, shares[part])
+            _multiply(matrix, x, out, shares[part])
 
     threads.run([partial(work, part) for part in range(parts)])
-    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in outs]
-
-
-def _aligned(x: Float32) -> Float32:
-    """A copy that begins at a cache line: it is read once per row of W, and no load of it then
-    takes two lines. NumPy's own arrays begin 16 bytes after one."""
-    room = np.empty(x.size + CACHE_LINE, np.float32)
-    start = -(room.ctypes.data // room.itemsize) % CACHE_LINE
-    copy = room[start : start + x.size].reshape(x.shape)
-    np.copyto(copy, x)
-    return copy
 
 
 def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
@@ -115,10 +129,9 @@ def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
     if matrix.stored.dtype == np.float32:
         _product(matrix.stored[rows], x, out[:, rows])
         return
-    most = MAX_BATCH if matrix.scales is not None else MAX_VECTORS
-    if matrix.kernel is not None and len(x) <= most:
+    if (kernel := matrix.compiled(len(x))) is not None:
         scales = None if matrix.scales is None else matrix.scales[rows]
-        matrix.kernel(matrix.stored[rows], scales, x, out[:, rows])
+        kernel(matrix.stored[rows], scales, x, out[:, rows])
         return
     for tile in tiles(rows, matrix.shape[1]):
         weight = threads.scratch(tile.stop - tile.start, matrix.shape[1])
@@ -132,15 +145,13 @@ def _product(weight: Float32, x: Float32, out: Float32) -> None:
     """(N, K), (M, K) -> out (M, N)"""
     if len(x) > MAX_BATCH:
         _dot(x, weight, out)
-    elif len(x) > MAX_VECTORS:
-        for tile in tiles(slice(0, len(weight)), weight.shape[1]):
+        return
+    whole = slice(0, len(weight))
+    for tile in tiles(whole, weight.shape[1]) if len(x) > 1 else (whole,):  # read once, for all x
+        if len(x) > MAX_VECTORS:
             out[:, tile] = (weight[tile] @ x.T).T
-    elif len(x) == 1:
-        np.vecdot(weight, x[0], out=out[0])
-    else:
-        for tile in tiles(slice(0, len(weight)), weight.shape[1]):  # from memory once, for all x
-            for row in range(len(x)):
-                np.vecdot(weight[tile], x[row], out=out[row, tile])
+        else:
+            np.matvec(weight[tile], x, out=out[:, tile])
 
 
 def _dot(x: Float32, weight: Float32, out: Float32) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from causal_qwen.decoding.context import context_length
 from causal_qwen.engine import threads
 from causal_qwen.engine.kernels import Kernel, can_compile
-from causal_qwen.engine.matrix import MIN_PARALLEL, WAKE_UP, Matrix, project
+from causal_qwen.engine.matrix import MAX_BATCH, Matrix, project
 from causal_qwen.engine.weights import Float32, Stored, check_shapes, release, widen
 from causal_qwen.families import without_mark
 from causal_qwen.options import check_choice
@@ -174,7 +175,7 @@ def rms_norm(hidden_states: Float32, weight: Float32, eps: float = 1e-6) -> Floa
         flat = hidden_states.reshape(-1)
         scale = 1 / math.sqrt(float(flat @ flat) / flat.size + eps)
         return np.float32(scale) * hidden_states * weight
-    mean = np.mean(np.square(hidden_states), axis=-1, keepdims=True)
+    mean = np.vecdot(hidden_states, hidden_states)[..., None] / np.float32(hidden_states.shape[-1])
     return hidden_states * (1 / np.sqrt(mean + np.float32(eps))) * weight
 
 
@@ -396,32 +397,17 @@ def _attend_from_one(
 ) -> Float32:
     """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)
 
-    Each thread takes a part P of the keys, and mixes their values with weights exp(s - m) by the
-    part's own largest score m; the parts are added in proportion to their exp(m). So a layer wakes
-    the threads once. One matrix-vector product per query head reads keys and values in place; a
-    matrix product would copy them first.
+    One matrix-vector product per query head reads keys and values in place; a matrix product would
+    copy them first.
     """
-    seen = key.shape[2]
-    parts = min(threads.COUNT, seen) if query.size * seen >= MIN_PARALLEL else 1
-    shares = threads.shares(seen, parts, lead=WAKE_UP // query.size)
-    mixed = np.empty((parts, *query.shape), np.float32)  # (P, B, K, G, D)
-    largest, total = np.empty((2, parts, *query.shape[:3], 1), np.float32)  # (P, B, K, G, 1)
-
-    def work(part: int) -> None:
-        near = shares[part]
-        scores: Float32 = np.matvec(key[:, :, None, near], query)  # (B, K, G, S')
-        if padding is not None:
-            np.copyto(scores, LOWEST, where=padding[:, None, None, near])
-        np.max(scores, axis=-1, keepdims=True, out=largest[part])
-        scores -= largest[part]
-        np.exp(scores, out=scores)
-        np.sum(scores, axis=-1, keepdims=True, out=total[part])
-        np.vecmat(scores, value[:, :, None, near], out=mixed[part])
-
-    threads.run([partial(work, part) for part in range(parts)])
-    weight = np.exp(largest - largest.max(axis=0))
-    weight /= (weight * total).sum(axis=0)
-    return (weight * mixed).sum(axis=0)
+    scores: Float32 = np.matvec(key[:, :, None], query)  # (B, K, G, S)
+    if padding is not None:
+        np.copyto(scores, LOWEST, where=padding[:, None, None])
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    mixed: Float32 = np.vecmat(scores, value[:, :, None])  # (B, K, G, D)
+    mixed /= scores.sum(axis=-1, keepdims=True)
+    return mixed
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
@@ -440,8 +426,10 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
             flat[part] /= decay
             flat[part] *= other[part]
 
-    parts = threads.COUNT if flat.size > 2**17 else 1
-    threads.run([partial(work, share) for share in threads.shares(flat.size, parts)])
+    if flat.size <= 2**17:  # too little to divide
+        work(slice(0, flat.size))
+    else:
+        threads.run([partial(work, share) for share in threads.shares(flat.size)])
     return flat.reshape(gate.shape)
 
 
@@ -449,28 +437,31 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
 
 
 class KeyValueCache:
-    """Keys and values of every layer and position, so that each token is processed once."""
+    """Keys and values of every layer and position, so that each token is processed once.
+
+    In memory, the numbers of one coordinate stand side by side, (B, K, D, S): products of one
+    position then read long rows, which BLAS divides among its threads.
+    """
 
     def __init__(self, config: Qwen2Config, batch: int = 1, capacity: int = 256) -> None:
-        shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
+        shape = (batch, config.num_key_value_heads, config.head_dim, capacity)
         self.keys = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
         self.values = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
         self.length = 0  # S
         self.padding: Bools | None = None  # (B, S): True where there is no token
 
     def append(self, layer: int, key: Float32, value: Float32) -> tuple[Float32, Float32]:
-        """Append (B, K, T, D). -> all keys, all values (B, K, S, D)"""
+        """Append (B, K, T, D). -> views of all keys, all values (B, K, S, D)"""
         end = self.length + key.shape[2]
         for table, new in ((self.keys, key), (self.values, value)):
             old = table[layer]
-            if end > old.shape[2]:  # double: the total cost of copying stays linear
-                wider = np.empty(
-                    (*old.shape[:2], max(2 * old.shape[2], end), old.shape[3]), np.float32
-                )
-                wider[:, :, : self.length] = old[:, :, : self.length]
+            if end > old.shape[3]:  # double: the total cost of copying stays linear
+                wider = np.empty((*old.shape[:3], max(2 * old.shape[3], end)), np.float32)
+                wider[..., : self.length] = old[..., : self.length]
                 table[layer] = wider
-            table[layer][:, :, self.length : end] = new
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+            table[layer][..., self.length : end] = new.swapaxes(2, 3)
+        keys, values = self.keys[layer][..., :end], self.values[layer][..., :end]
+        return keys.swapaxes(2, 3), values.swapaxes(2, 3)
 
 
 @dataclass
@@ -578,12 +569,21 @@ class Qwen2:
             Layer.of(parameters, f"model.layers.{layer}")
             for layer in range(config.num_hidden_layers)
         ]
+        self.is_float32 = all(matrix.stored.dtype == np.float32 for matrix in self._matrices())
+
+    def _matrices(self) -> list[Matrix]:
+        parts = (value for layer in self.layers for value in vars(layer).values())
+        return [self.head, *(part for part in parts if isinstance(part, Matrix))]
 
     def use(self, kernel: Kernel | None) -> None:
         """Multiply int8 and bfloat16 weights by a compiled kernel, or (None) by NumPy."""
-        parts = (value for layer in self.layers for value in vars(layer).values())
-        for matrix in (self.head, *(part for part in parts if isinstance(part, Matrix))):
+        for matrix in self._matrices():
             matrix.kernel = kernel if can_compile(matrix.stored) else None
+
+    def limit_blas(self, positions: int) -> AbstractContextManager[None]:
+        """BLAS has one thread while others divide the work: see `Matrix`."""
+        is_blas_enough = self.is_float32 and positions <= MAX_BATCH
+        return nullcontext() if is_blas_enough else threads.blas_alone()
 
     def embed(self, ids: Ints) -> Float32:
         """(B, T) -> (B, T, H)"""
@@ -613,7 +613,7 @@ class Qwen2:
                 "shorten the prompt."
             )
         block = BLOCK if block is None else block
-        with threads.blas_alone():
+        with self.limit_blas(embeddings.shape[0] * embeddings.shape[1]):
             blocks = [
                 self._read(embeddings[:, start : start + block], cache, total, observe)
                 for start in range(0, embeddings.shape[1], block)
