@@ -120,8 +120,14 @@ bench-numbers: $(BENCH)  ## the text regressor beside peers on real tables, with
 bench-engine: $(BENCH)  ## the NumPy engine beside torch: speed, memory, share of the bandwidth
 	$(BIN)/python benchmarks/engine.py $(ARGS)
 
-bench-check: $(BENCH)  ## the NumPy engine's ratios beside those of the last page; exit 1 if one fell
-	$(BIN)/python benchmarks/engine.py --check $(ARGS)
+# All four run, whatever the first ones say. ARGS are the engine's (ARGS="--shapes 0.5B --types bfloat16").
+bench-check: $(BENCH) $(APP)  ## ratios of speed beside those of their pages, some 15 minutes; exit 1 if one fell
+	@fell=0; \
+	$(BIN)/python benchmarks/engine.py --check $(or $(ARGS),--shapes 135M --parts decode,batch,prefill,context) || fell=1; \
+	$(BIN)/python benchmarks/decode.py --check --quick || fell=1; \
+	$(BIN)/python benchmarks/loss.py --check --only float32 --rounds 3 --peers cross-entropy ours || fell=1; \
+	$(BIN)/python benchmarks/serving.py --check || fell=1; \
+	exit $$fell
 
 bench-serving: $(APP)  ## the server: eight clients at once beside one, and beside generate
 	$(BIN)/python benchmarks/serving.py $(ARGS)

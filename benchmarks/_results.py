@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,13 @@ def page_directory(text: str) -> Path:
 
 
 def make_parser(
-    description: str | None, name: str, quick: str, rounds: int | None = None
+    description: str | None,
+    name: str,
+    quick: str,
+    rounds: int | None = None,
+    has_check: bool = False,
 ) -> argparse.ArgumentParser:
-    """A parser with the options that all benchmarks have."""
+    """A parser with the options that all benchmarks have, and `--check` for those of speed."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,6 +63,8 @@ def make_parser(
     parser.add_argument("--quick", action="store_true", help=quick)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds of each peer")
+    if has_check:
+        parser.add_argument("--check", action="store_true", help="compare with the page only")
     return parser
 
 
@@ -160,8 +165,8 @@ def table(
 
 def renew(rows: list[Row], output: Path, *keys: str) -> list[Row]:
     """Rows of the last run beside `output`, replaced by `rows` where `keys` are equal."""
-    key = itemgetter(*keys)
-    return list({key(row): row for row in [*load(output, []), *rows]}.values())
+    both = [*load(output, []), *rows]
+    return list({tuple(row.get(key) for key in keys): row for row in both}.values())
 
 
 def load(output: Path, missing: Any) -> Any:

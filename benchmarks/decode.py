@@ -1,11 +1,11 @@
 """Decoding speed: every mode of CausalQwen beside plain Qwen2's greedy decoding, in one run.
 
-    python benchmarks/decode.py [--quick] [--rounds 15] [--texts 8] [--output PAGE]
+    python benchmarks/decode.py [--quick] [--rounds 15] [--texts 8] [--check] [--output PAGE]
 
 Machines are noisy, so nothing is compared across time: each round decodes the same prompt once
 with every peer, in rotating order. Reported is the median over rounds of the *paired ratio* to the
 base model, with a bootstrap confidence interval. `--texts 8` decodes eight texts at once, each with
-an individual of its own, and renews their rows of the page.
+an individual of its own. A run renews its rows of the page; `--check` compares them with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _results import Row, log, make_parser, paired_ratio, parse, renew, save, table, time_peers
+from _history import MACHINE_COLUMNS, Speeds, conclude, faster, time_beside_memory
+from _results import Row, log, make_parser, paired_ratio, parse, table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
@@ -33,6 +34,8 @@ VARIATION = {"constant": 0.0, "mild": 0.3, "strong": 1.0}  # std of log scale_U
 PROMPT_TOKENS, NEW_TOKENS = 8, 12
 REAL, RANDOM = "SmolLM2-135M", "random Qwen2.5-0.5B shape"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CASE = ("model", "dtype", "scale_U", "texts")
+Times = tuple[dict[str, list[float]], Row]  # seconds round by round, the machine
 
 
 def real_model(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -71,7 +74,7 @@ def vary_scale(model: Any, spread: float) -> None:
     model.abduction.scale.weight.data.copy_(spread * weight / z.norm(dim=-1).mean())
 
 
-def measure(base: Any, model: Any, rounds: int, texts: int) -> dict[str, list[float]]:
+def measure(base: Any, model: Any, rounds: int, texts: int) -> Times:
     """Seconds per step of every peer, round by round; a step adds a token to every text."""
     ids = min(1000, model.config.vocab_size // 2), min(20_000, model.config.vocab_size)
     generator = torch.Generator().manual_seed(2)
@@ -88,11 +91,11 @@ def measure(base: Any, model: Any, rounds: int, texts: int) -> dict[str, list[fl
         peers[mode] = peer(
             model, causal_mode=mode, **(noise if mode in ("sampling", "causal") else {})
         )
-    times = time_peers(peers, rounds)
-    return {name: [s / NEW_TOKENS for s in seconds] for name, seconds in times.items()}
+    times, machine = time_beside_memory(peers, rounds)
+    return {name: [s / NEW_TOKENS for s in seconds] for name, seconds in times.items()}, machine
 
 
-def measure_load(path: Path, rounds: int) -> dict[str, list[float]]:
+def measure_load(path: Path, rounds: int) -> Times:
     """Seconds to load a converted model, as plain Qwen2 and as CausalQwen, round by round."""
 
     def load(cls: Any) -> None:
@@ -103,12 +106,12 @@ def measure_load(path: Path, rounds: int) -> dict[str, list[float]]:
         "Qwen2 load": lambda: load(Qwen2ForCausalLM),
         "CausalQwen load": lambda: load(CausalQwenForCausalLM),
     }
-    return time_peers(peers, rounds)
+    return time_beside_memory(peers, rounds)
 
 
 @torch.no_grad()
 def main() -> None:
-    parser = make_parser(__doc__, "decode", "the 135M model in float32 only", rounds=15)
+    parser = make_parser(__doc__, "decode", "the 135M model in float32 only", 15, has_check=True)
     parser.add_argument("--model", type=Path, help="measure this converted model, not the embedded")
     parser.add_argument("--only", default="", help="e.g. '0.5B bfloat16 mild': renew these rows")
     parser.add_argument("--texts", type=int, default=1, help="decoded at once")
@@ -119,12 +122,12 @@ def main() -> None:
     def is_wanted(*where: str) -> bool:
         return all(word in " ".join(where) for word in options.only.split())
 
-    def add(where: tuple[str, str, str], times: dict[str, list[float]]) -> None:
+    def add(where: tuple[str, str, str], measured: Times) -> None:
+        times, machine = measured
         base = next(iter(times.values()))
         for name, seconds in times.items():
-            row: Row = dict(zip(("model", "dtype", "scale_U"), where, strict=True))
+            row: Row = dict(zip(CASE, (*where, options.texts), strict=True)) | machine
             row |= {
-                "texts": options.texts,
                 "mode": name,
                 "rounds": options.rounds,
                 "ms": 1e3 * float(np.median(seconds)),
@@ -149,13 +152,15 @@ def main() -> None:
                 )
             del base, model
             gc.collect()
-    if options.only or options.texts > 1:
-        rows = renew(rows, options.output, "model", "dtype", "scale_U", "texts", "mode")
-    save(page(rows), rows, options.output)
+    conclude(rows, options, page, CASE, speeds, ("mode",))
+
+
+def speeds(row: Row) -> Speeds:
+    return {row["mode"]: faster((row["ratio"], row["low"], row["high"]))}
 
 
 def page(rows: list[Row]) -> list[str]:
-    columns = {key: f"{{{key}}}" for key in ("model", "dtype", "scale_U", "texts", "mode")}
+    columns = {key: f"{{{key}}}" for key in CASE} | MACHINE_COLUMNS | {"mode": "{mode}"}
     columns |= {"rounds": "{rounds}", "ms/step, ms/load": "{ms:.1f}", "ratio": "{ratio:.3f}"}
     columns["95% interval"] = "{low:.3f} to {high:.3f}"
     return [

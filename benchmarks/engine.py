@@ -9,7 +9,7 @@ Decoding reads every weight once per token: the limit is the time to read that m
 memory. Machines are noisy, so peers take turns: each round runs every peer once, and reads once, in
 rotating order; ratios are medians of paired rounds with a bootstrap interval. Peak memory is
 measured in a process of its own. 16-bit checkpoints are also run in int8, by NumPy and, where it is
-installed, by numba. Every run is appended to `engine.history.jsonl` beside the page.
+installed, by numba.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import inspect
-import json
 import platform
-import sys
 import tempfile
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _history import BLOCK, MACHINE, MACHINE_COLUMNS, Speeds, conclude, cpu, faster, memory_reader
 from _results import (
     Row,
     call_in_new_process,
@@ -39,9 +37,7 @@ from _results import (
     make_parser,
     paired_ratio,
     parse,
-    renew,
     resident_bytes,
-    save,
     span,
     table,
     time_peers,
@@ -64,7 +60,7 @@ PASSAGE = (
     "about in a Danish newspaper. The filter arrived two years later, and the number fell to a "
     "tenth. His diary is now in the county museum, and ornithologists still use its figures."
 )
-CASE = ("shape", "stored", "cpu")  # of a result
+CASE = ("shape", "stored")
 PARTS = ("decode", "batch", "prefill", "context", "lookup", "alone")
 CONTEXTS = (128, 1024, 4096, 8000)
 DECODE, SHARE, PREFILL_TIME = (
@@ -73,15 +69,26 @@ DECODE, SHARE, PREFILL_TIME = (
     " prefill, time of torch's",
 )
 MEMORY, BATCH = ", peak RSS of bfloat16's", f", tokens/s of {ROWS} rows over one's"
+GROWTH = f", time of a token after {CONTEXTS[-1]:,} over {CONTEXTS[0]}"
 BARS = {
-    "135M float32": {DECODE: ("at least", 1.8), PREFILL_TIME: ("at most", 1.2)},
+    "135M float32": {
+        DECODE: ("at least", 1.8),
+        PREFILL_TIME: ("at most", 1.2),
+        BATCH: ("at least", 4),
+        GROWTH: ("at most", 1.6),
+    },
     "0.5B float32": {
         DECODE: ("at least", 2.5),
+        BATCH: ("at least", 4),
         SHARE: ("at least", 0.75),
         PREFILL_TIME: ("at most", 1.2),
     },
-    "0.5B bfloat16": {DECODE: ("at least", 0.9), PREFILL_TIME: ("at most", 1.2)},
-    "0.5B int8": {DECODE: ("at least", 1.6), MEMORY: ("at most", 0.55)},
+    "0.5B bfloat16": {
+        DECODE: ("at least", 0.9),
+        PREFILL_TIME: ("at most", 1.2),
+        BATCH: ("at least", 4),
+    },
+    "0.5B int8": {DECODE: ("at least", 1.6), MEMORY: ("at most", 0.55), BATCH: ("at least", 4)},
     "0.5B int8 numba": {DECODE: ("at least", 1.6), BATCH: ("at least", 4)},
     "1.5B bfloat16": {
         ", tokens/s": ("at least", 2),
@@ -95,23 +102,6 @@ Timer = Callable[[], float]
 
 
 # ---------------------------------------------------------------- peers
-
-
-def memory_reader(size: int, times: int = 4) -> Timer:
-    """Seconds in which all threads together read `size` bytes from memory, at best."""
-    block = np.ones(2**27, np.float32)  # 512 MB, far beyond the caches
-    parts = np.array_split(block, threads.COUNT)
-
-    def read() -> float:
-        start = time.perf_counter()
-        readers = [threading.Thread(target=part.max) for part in parts]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-        return time.perf_counter() - start
-
-    return lambda: min(read() for _ in range(times)) * size / block.nbytes
 
 
 class NumPyPeer:
@@ -140,20 +130,23 @@ class NumPyPeer:
         stored = self.engine.parameters.items()
         return sum(w.nbytes for name, w in stored if is_tied or name != "model.embed_tokens.weight")
 
-    def context_growth(self, contexts: list[int]) -> dict[str, float]:
-        """Milliseconds per token after so many tokens."""
+    def readers(self, contexts: list[int]) -> dict[str, Timer]:
+        """Seconds of one more token after so many."""
         model, rng = self.engine.model, np.random.default_rng(0)
-        cache, found = KeyValueCache(model.config, 1, max(contexts) + 16), {}
-        for context in contexts:
-            missing = rng.integers(*id_range(self.vocabulary), (1, context - cache.length))
-            model.forward(model.embed(missing), cache)
+        cache = KeyValueCache(model.config, 1, max(contexts) + 1)
+        ids = rng.integers(*id_range(self.vocabulary), (1, max(contexts)))
+        model.forward(model.embed(ids), cache)
+
+        def read(context: int) -> float:
             times = []
-            for _ in range(8):
+            for _ in range(4):
+                cache.length = context  # what follows is overwritten
                 start = time.perf_counter()
-                model.logits(model.forward(model.embed(missing[:, :1]), cache)[:, -1])
+                model.logits(model.forward(model.embed(ids[:, :1]), cache)[:, -1])
                 times.append(time.perf_counter() - start)
-            found[f"at {context}"] = 1e3 * float(np.median(times))
-        return found
+            return float(np.median(times))
+
+        return {f"at {context}": partial(read, context) for context in contexts}
 
 
 class TorchPeer:
@@ -165,7 +158,7 @@ class TorchPeer:
 
         from causal_qwen.conversion.checkpoint_io import quiet
 
-        self.torch, self.capability = torch, torch.backends.cpu.get_cpu_capability()
+        self.torch = torch
         with quiet():
             self.model = Qwen2ForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
@@ -247,8 +240,8 @@ class Peers:
             }
         sizes = {name: peer.weight_bytes() for name, peer in self.engines.items()}
         weights = sizes[self.ours]
-        times = time_peers(timers | {"limit": memory_reader(weights)}, rounds)
-        limit = np.array(times.pop("limit"))
+        times = time_peers(timers | {"memory": memory_reader()}, rounds)
+        limit = np.array(times.pop("memory")) * weights / BLOCK
         found: Row = {
             "bandwidth_gb_s": weights / float(np.median(limit)) / 1e9,
             "weights_gb": weights / 1e9,
@@ -287,6 +280,15 @@ class Peers:
             for name, seconds in times.items()
         }
 
+    def contexts(self, contexts: list[int], rounds: int) -> Row:
+        """Milliseconds of one more token after so many, and beside the fewest."""
+        times = time_peers(self.numpy.readers(contexts), rounds)
+        fewest = times[f"at {contexts[0]}"]
+        return {
+            "context_ms": {at: 1e3 * float(np.median(seconds)) for at, seconds in times.items()},
+            "growth": {at: paired_ratio(seconds, fewest) for at, seconds in times.items()},
+        }
+
 
 def product_timer(multiplications: int) -> Timer:
     """Seconds in which all threads together do so many multiplications, as products of float32
@@ -306,7 +308,7 @@ def product_timer(multiplications: int) -> Timer:
 def measure(shape: str, stored: str, rounds: int, path: Path, parts: Sequence[str]) -> Row:
     """The parts of one shape, its weights stored in one dtype."""
     peers = Peers(shape, stored, path)
-    result: Row = {"shape": shape, "stored": stored, "cpu": peers.torch.capability}
+    result: Row = {"shape": shape, "stored": stored, "cpu": cpu()}
     if "decode" in parts:
         result |= peers.decode(rounds, "batch" in parts)
     if "prefill" in parts:
@@ -314,7 +316,7 @@ def measure(shape: str, stored: str, rounds: int, path: Path, parts: Sequence[st
     if "context" in parts:
         longest = peers.numpy.engine.model.config.max_position_embeddings - 16
         longest = longest if rounds > 2 else 128
-        result["context_ms"] = peers.numpy.context_growth([c for c in CONTEXTS if c <= longest])
+        result |= peers.contexts([c for c in CONTEXTS if c <= longest], rounds)
     places = peers.places
     del peers
     gc.collect()
@@ -394,7 +396,7 @@ def checkpoint(shape: str, stored: str, scratch: Path, model: Path | None) -> Pa
 # ---------------------------------------------------------------- the page
 
 
-case_of = itemgetter(*CASE)
+case_of = itemgetter(*CASE, "cpu")
 
 
 def bars(results: list[Row]) -> list[Row]:
@@ -425,6 +427,8 @@ def figures_of(row: Row, peer: str, plain: str) -> dict[str, float]:
         figures[PREFILL_TIME] = row["prefill"][peer]["time_of_torch"][0]
     if peer in row.get("batch", {}):
         figures[BATCH] = row["batch"][peer][0]
+    if peer == plain and (longest := f"at {CONTEXTS[-1]}") in row.get("growth", {}):
+        figures[GROWTH] = row["growth"][longest][0]
     if alone is not None:
         figures[", peak RSS in GB"] = alone["peak_rss_gb"]
         figures[MEMORY] = alone["peak_rss_gb"] / row["alone"][plain]["peak_rss_gb"]
@@ -432,11 +436,10 @@ def figures_of(row: Row, peer: str, plain: str) -> dict[str, float]:
 
 
 def page(results: list[Row]) -> list[str]:
-    speeds = sorted(row["bandwidth_gb_s"] for row in results)
-    shape = {"shape": "{shape}", "stored": "{stored}", "processor": "{cpu}"}
+    memory = sorted(row["bandwidth_gb_s"] for row in results)
+    shape = {"shape": "{shape}", "stored": "{stored}"} | MACHINE_COLUMNS
     columns = shape | {
         "peer": "{peer}",
-        "GB/s of the memory": "{bandwidth_gb_s:.1f}",
         "decode tokens/s": "{decode[tokens_per_s]:.1f}",
         "times torch": span("decode[times_torch]"),
         "share of the memory's limit": span("decode[share_of_limit]", 0, "%"),
@@ -449,22 +452,22 @@ def page(results: list[Row]) -> list[str]:
     }
     peers = [
         {
-            **{key: row[key] for key in (*CASE, "bandwidth_gb_s")},
+            **{key: row[key] for key in (*CASE, *MACHINE)},
             "peer": name,
             **{key: row.get(key, {}).get(name) for key in ("decode", "prefill", "alone")},
         }
         for row in results
         for name in row["decode"]
     ]
-    growth = shape | {"GB/s of the memory": "{bandwidth_gb_s:.1f}"}
-    growth |= {str(context): f"{{context_ms[at {context}]:.0f}}" for context in CONTEXTS}
+    growth = shape | {str(context): f"{{context_ms[at {context}]:.0f}}" for context in CONTEXTS}
+    growth[f"{CONTEXTS[-1]} / {CONTEXTS[0]}"] = span(f"growth[at {CONTEXTS[-1]}]")
     bar_columns = {"bar": "{bar}", "processor": "{cpu}", "figure": "{figure:.2f}"}
     bar_columns |= {"asked": "{asked}", "met": "{met}"}
     return [
         "# The NumPy engine: speed and memory",
         "",
         f"`python benchmarks/engine.py`: {threads.COUNT} threads, {platform.machine()}, NumPy "
-        f"{np.__version__}; read bandwidth {speeds[0]:.1f} to {speeds[-1]:.1f} GB/s, measured in "
+        f"{np.__version__}; read bandwidth {memory[0]:.1f} to {memory[-1]:.1f} GB/s, measured in "
         f"every round. Decoding: {PROMPT} prompt tokens, {NEW} new ones; prefill: {PREFILL} "
         "tokens; load, first token, memory: in a process of its own. Ratios are medians of paired "
         "rounds with 95% intervals; the limit of a prompt is the time of its layers' products as "
@@ -488,10 +491,9 @@ def lookup_page(results: list[Row]) -> list[str]:
         return []
     columns = {
         "shape": "{shape}",
-        "processor": "{cpu}",
+        **MACHINE_COLUMNS,
         "text": "{text}",
         "mode": "{mode}",
-        "GB/s of the memory": "{bandwidth_gb_s:.1f}",
         "tokens": "{tokens}",
         "passes over the weights": "{passes}",
         "times as fast": span("times"),
@@ -501,51 +503,22 @@ def lookup_page(results: list[Row]) -> list[str]:
     return [title, "", *table(columns, rows), ""]
 
 
-# ---------------------------------------------------------------- history
-
-
-def ratios(row: Row) -> dict[str, list[float]]:
-    """Every ratio to torch, or of a batch to one row, with its interval; larger is better."""
+def speeds(row: Row) -> Speeds:
+    """Every ratio to torch, or of a batch to one row, and the cost of a long context."""
     decoded = row.get("decode", {}).items()
     found = {f"{name}, decode": peer["times_torch"] for name, peer in decoded}
     for name, peer in row.get("prefill", {}).items():
-        middle, low, high = peer["time_of_torch"]
-        found[f"{name}, prefill"] = [1 / middle, 1 / high, 1 / low]
+        found[f"{name}, prefill"] = faster(peer["time_of_torch"])
     found |= {f"{name}, batch": ratio for name, ratio in row.get("batch", {}).items()}
+    found |= {f"context {at}": faster(ratio) for at, ratio in row.get("growth", {}).items()}
     return {name: ratio for name, ratio in found.items() if not name.startswith("torch")}
 
 
-def remember(results: list[Row], output: Path) -> None:
-    """Append the ratios of a run, and the bandwidth of its day, to the history beside the page."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.with_suffix(".history.jsonl").open("a", encoding="utf-8") as file:
-        for row in results:
-            day = {"date": time.strftime("%Y-%m-%d"), "bandwidth_gb_s": row.get("bandwidth_gb_s")}
-            case = {key: row[key] for key in CASE}
-            file.write(json.dumps(case | day | {"ratios": ratios(row)}) + "\n")
-
-
-def regressions(results: list[Row], output: Path) -> list[str]:
-    """Ratios whose whole interval is below that of the page, for the same kind of processor."""
-    page = {case_of(row): ratios(row) for row in load(output, [])}
-    found = []
-    for row in results:
-        before = page.get(case_of(row), {})
-        for name, now in ratios(row).items():
-            if name in before and now[2] < before[name][1]:
-                found.append(
-                    f"{row['shape']} {name}: {now[0]:.2f} ({now[1]:.2f} to {now[2]:.2f}), on the "
-                    f"page {before[name][0]:.2f} ({before[name][1]:.2f} to {before[name][2]:.2f})"
-                )
-    return found
-
-
 def main() -> None:
-    parser = make_parser(__doc__, "engine", "the 135M model, two rounds", rounds=9)
+    parser = make_parser(__doc__, "engine", "the 135M model, two rounds", rounds=9, has_check=True)
     parser.add_argument("--shapes", default="135M,0.5B,1.5B")
     parser.add_argument("--types", default="float32,bfloat16", help="stored types to run")
     parser.add_argument("--parts", default=",".join(PARTS), help="what to measure; decode first")
-    parser.add_argument("--check", action="store_true", help="compare with the page, write nothing")
     parser.add_argument("--model", type=Path, help="use this converted model as the 135M shape")
     parser.add_argument("--scratch", type=Path, help="keep random checkpoints in this directory")
     parser.add_argument(
@@ -565,19 +538,12 @@ def main() -> None:
         for shape, stored in cases:
             path = checkpoint(shape, stored, options.scratch or Path(temporary), options.model)
             results.append(measure(shape, stored, options.rounds, path, options.parts.split(",")))
-    if options.check:
-        if slower := regressions(results, options.output):
-            sys.exit("\n".join(["Slower than on the page:", *slower]))
-        print("No ratio is below its interval on the page.")
-        return
-    remember(results, options.output)
-    before = {case_of(row): row for row in load(options.output, [])}
-    results = [
-        row if "decode" in row else before.get(case_of(row), {}) | row
-        for row in results  # other parts are added to the last decoding
-    ]
-    results = renew(results, options.output, *CASE)
-    save(page(results), results, options.output)
+    if not options.check:  # other parts are added to the last decoding
+        before = {case_of(row): row for row in load(options.output, [])}
+        results = [
+            row if "decode" in row else before.get(case_of(row), {}) | row for row in results
+        ]
+    conclude(results, options, page, CASE, speeds)
 
 
 if __name__ == "__main__":

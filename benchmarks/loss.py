@@ -1,6 +1,6 @@
 """The head and its loss: time and memory, beside softmax cross-entropy and the naive one-vs-rest.
 
-    python benchmarks/loss.py [--rounds 5] [--step] [--growth] [--quick] [--output PAGE]
+    python benchmarks/loss.py [--rounds 5] [--step] [--growth] [--quick] [--check]
 
 Forward and backward through the head only, at the Qwen2.5-0.5B shape (V = 151,936, H = 896; 1,024
 tokens). Peers take turns in one process for the times, which are paired ratios; the peak memory of
@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from _history import MACHINE_COLUMNS, Speeds, conclude, faster, time_beside_memory
 from _results import (
     Row,
     call_in_new_process,
@@ -24,11 +25,8 @@ from _results import (
     make_parser,
     paired_ratio,
     parse,
-    renew,
     resident_bytes,
-    save,
     table,
-    time_peers,
 )
 from torch.nn import functional as F
 
@@ -147,10 +145,11 @@ def measure(
     what: str, run: Callable[[str], None], peers: Sequence[str], rounds: int, memory: Row
 ) -> list[Row]:
     """One row per peer; the naive peer takes a minute, so it runs once."""
-    times = time_peers({peer: partial(run, peer) for peer in peers}, rounds, once=(NAIVE,))
+    runs = {peer: partial(run, peer) for peer in peers}
+    times, machine = time_beside_memory(runs, rounds, once=(NAIVE,))
     rows = []
     for peer, seconds in times.items():
-        row: Row = {"what": what, "peer": peer, "seconds": float(np.median(seconds))}
+        row: Row = {"what": what, "peer": peer, **machine, "seconds": float(np.median(seconds))}
         row |= zip(("ratio", "low", "high"), paired_ratio(seconds, times[BASE]), strict=True)
         row["megabytes"] = memory.get(peer)
         row["memory_ratio"] = memory[peer] / memory[BASE] if memory else None
@@ -172,8 +171,12 @@ def growth(shape: Shape) -> list[Shape]:
     return [(vocabulary, size, tokens // 4), (vocabulary // 4, size, tokens)]
 
 
+def speeds(row: Row) -> Speeds:
+    return {row["peer"]: faster((row["ratio"], row["low"], row["high"]))}
+
+
 def page(rows: list[Row], rounds: int, shape: Shape) -> list[str]:
-    columns = {"what": "{what}", "peer": "{peer}", "seconds": "{seconds:.2f}"}
+    columns = {"what": "{what}", "peer": "{peer}", **MACHINE_COLUMNS, "seconds": "{seconds:.2f}"}
     columns |= {"ratio": "{ratio:.2f}", "95% interval": "{low:.2f} to {high:.2f}"}
     columns |= {"peak MB": "{megabytes:.0f}", "memory ratio": "{memory_ratio:.2f}"}
     return [
@@ -191,7 +194,7 @@ def page(rows: list[Row], rounds: int, shape: Shape) -> list[str]:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, "loss", "a tiny shape, one round", rounds=5)
+    parser = make_parser(__doc__, "loss", "a tiny shape, one round", rounds=5, has_check=True)
     parser.add_argument("--step", action="store_true", help="measure a whole training step, too")
     parser.add_argument("--growth", action="store_true", help="measure other shapes, too")
     parser.add_argument(
@@ -214,9 +217,8 @@ def main() -> None:
                 rows += measure_head(what, other, "float32", SHORT, min(options.rounds, 2))
         else:
             rows += measure_head(f"head, {part}", shape, part, options.peers, options.rounds)
-    if options.only:
-        rows = renew(rows, options.output, "what", "peer")
-    save(page(rows, options.rounds, shape), rows, options.output)
+    write = partial(page, rounds=options.rounds, shape=shape)
+    conclude(rows, options, write, ("what",), speeds, ("peer",))
 
 
 if __name__ == "__main__":

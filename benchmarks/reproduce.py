@@ -134,7 +134,7 @@ def promise(subject: Subject, size: Size) -> Figures:
 @torch.no_grad()
 def decoding_speed(subject: Subject, size: Size) -> Figures:
     """Time per token of every mode, relative to the base model's greedy decoding."""
-    times = decode.measure(subject.base, subject.model, size.rounds)
+    times, _ = decode.measure(subject.base, subject.model, size.rounds, texts=1)
     base = times.pop("Qwen2 greedy")
     figures = {"Qwen2 greedy, ms per token": f"{1e3 * float(np.median(base)):.1f}"}
     for mode, seconds in times.items():

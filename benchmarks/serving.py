@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 import uvicorn
-from _results import Row, log, make_parser, paired_ratio, parse, save, span, table, time_peers
+from _history import MACHINE_COLUMNS, Speeds, conclude, time_beside_memory
+from _results import Row, log, make_parser, paired_ratio, parse, span, table
 from _texts import PROMPTS
 
 from causal_qwen.conversion.convert import default_model
@@ -136,11 +137,13 @@ def measure(backend: TorchBackend, clients: int, tokens: int, rounds: int) -> Ro
             texts["row"] = [alone(backend, client, tokens) for client in range(clients)]
 
         peers = {"generate": row, "one": one, "many": many}
-        times = time_peers({name: counted(name, peer) for name, peer in peers.items()}, rounds)
+        peers = {name: counted(name, peer) for name, peer in peers.items()}
+        times, machine = time_beside_memory(peers, rounds)
     equal = sum(a == b for a, b in zip(texts["many"], texts["row"], strict=True))
     return {
         "clients": clients,
         "tokens": tokens,
+        **machine,
         "rounds": rounds,
         "tokens_per_second": {
             name: clients * tokens / float(np.median(seconds)) for name, seconds in times.items()
@@ -156,8 +159,18 @@ def measure(backend: TorchBackend, clients: int, tokens: int, rounds: int) -> Ro
     }
 
 
+def speeds(row: Row) -> Speeds:
+    named = {"one client": "to_one", "generate": "to_generate"}
+    return {
+        f"all clients beside {peer}{unit}": row[key + name]
+        for peer, name in named.items()
+        for unit, key in {"": "many_", ", processor time": "cpu_"}.items()
+    }
+
+
 COLUMNS = {
-    "clients": "{clients}",
+    "clients, new tokens": "{clients}, {tokens}",
+    **MACHINE_COLUMNS,
     "tokens/s, `generate` in a row": "{tokens_per_second[generate]:.1f}",
     "one client": "{tokens_per_second[one]:.1f}",
     "all clients": "{tokens_per_second[many]:.1f}",
@@ -171,7 +184,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = make_parser(__doc__, "serving", "two short texts", rounds=3)
+    parser = make_parser(__doc__, "serving", "two short texts", rounds=3, has_check=True)
     parser.add_argument("--model", type=Path, help="measure this converted model, not the embedded")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of every text")
@@ -181,19 +194,22 @@ def main() -> None:
     backend = TorchBackend(backend.model, backend.processor)
     row = measure(backend, options.clients, options.tokens, options.rounds)
     log(row)
-    lines = [
+    conclude([row], options, page, ("clients", "tokens"), speeds)
+
+
+def page(rows: list[Row]) -> list[str]:
+    return [
         "# Serving",
         "",
-        f"`python benchmarks/serving.py --rounds {options.rounds}`: SmolLM2-135M in float32, "
-        f"{options.clients} prompts of different lengths, {options.tokens} new tokens each, half "
+        f"`python benchmarks/serving.py --rounds {rows[-1]['rounds']}`: SmolLM2-135M in float32, "
+        "prompts of different lengths, half "
         "of them `causal`, a quarter `sampling`, a quarter `standard`; streamed over real sockets, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, {platform.machine()}. "
         "Ratios of throughput: median over rounds, 95% bootstrap interval. "
         "`generate` in a row: the same texts by one call after another, without a server.",
         "",
-        *table(COLUMNS, [row]),
+        *table(COLUMNS, rows),
     ]
-    save(lines, row, options.output)
 
 
 if __name__ == "__main__":

@@ -18,23 +18,14 @@ import platform
 import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _results import (
-    Row,
-    log,
-    make_parser,
-    paired_ratio,
-    parse,
-    renew,
-    save,
-    span,
-    table,
-    time_peers,
-)
+from _history import MACHINE_COLUMNS, Speeds, conclude, faster, time_beside_memory
+from _results import Row, log, make_parser, paired_ratio, parse, span, table
 from decode import random_model, real_model
 
 from causal_qwen.conversion.checkpoint_io import quiet
@@ -131,11 +122,12 @@ def measure(
     for mode in MODES:
         peers[mode] = lambda mode=mode: plugin(mode)
         peers[f"generate {mode}"] = lambda mode=mode: alone(mode)
-    cpu = time_peers(peers, rounds)
+    cpu, machine = time_beside_memory(peers, rounds)
     unit = 1000 / (batch * tokens)
     return [
         {
             "batch": batch,
+            **machine,
             "mode": mode,
             "rounds": rounds,
             "tokens": tokens,
@@ -159,6 +151,7 @@ def measure(
 COLUMNS = {
     "model": "{model}",
     "texts at once": "{batch}",
+    **MACHINE_COLUMNS,
     "new tokens, rounds": "{tokens}, {rounds}",
     "mode": "`{mode}`",
     "ms of processor per token, stock vLLM": "{ms[stock]:.1f}",
@@ -172,7 +165,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = make_parser(__doc__, "vllm", "one short round", rounds=9)
+    parser = make_parser(__doc__, "vllm", "one short round", rounds=9, has_check=True)
     parser.add_argument("--python", type=Path, default=Path(".venv-vllm/bin/python"))
     parser.add_argument(
         "--shape", choices=SHAPES, default="135m", help="the model that is measured"
@@ -203,19 +196,23 @@ def main() -> None:
             log(*rows[-len(MODES) :])
         for engine in engines.values():
             engine.close()
-    rows = renew(
-        [{"model": SHAPES[options.shape], **row} for row in rows],
-        options.output,
-        "model",
-        "batch",
-        "mode",
-    )
-    lines = [
+    named = [{"model": SHAPES[options.shape], **row} for row in rows]
+    write = partial(page, prompt=options.prompt)
+    conclude(named, options, write, ("model", "batch"), speeds, ("mode",))
+
+
+def speeds(row: Row) -> Speeds:
+    mode = row["mode"]
+    return {mode: faster(row["to_stock"]), f"{mode} beside generate": row["to_generate"]}
+
+
+def page(rows: list[Row], prompt: int) -> list[str]:
+    return [
         "# vLLM",
         "",
         "`python benchmarks/vllm_throughput.py` (`--shape 0.5b`): the plugin in vLLM 0.32 beside "
         "stock vLLM with the plain Qwen2, which decodes greedily, and beside Hugging Face's "
-        f"`generate` with the same rows in one batch. float32, prompts of {options.prompt} tokens, "
+        f"`generate` with the same rows in one batch. float32, prompts of {prompt} tokens, "
         "one thread for each engine, vLLM's first model runner without compilation, torch "
         f"{torch.__version__}, {platform.machine()}. Every row of a batch has its own individual.",
         "",
@@ -225,7 +222,6 @@ def main() -> None:
         "",
         *table(COLUMNS, rows),
     ]
-    save(lines, rows, options.output)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -21,12 +22,13 @@ from causal_qwen.modeling.one_vs_rest import has_bfloat16
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DECODE_KEYS = {"model", "dtype", "scale_U", "texts", "mode", "rounds"}
-DECODE_KEYS |= {"ms", "ratio", "low", "high"}
+DECODE_KEYS |= {"ms", "ratio", "low", "high", "cpu", "bandwidth_gb_s"}
 ENGINE_KEYS = {"shape", "stored", "cpu", "bandwidth_gb_s", "weights_gb"}
 ENGINE_KEYS |= {"decode", "prefill", "alone"}
 LEARNING_KEYS = {"objective", "rate", "seed", "steps", "accuracy", "softmax_accuracy"}
 LEARNING_KEYS |= {"sum_p", "ovr_nll", "softmax_nll"}
 LOSS_KEYS = {"what", "peer", "seconds", "ratio", "low", "high", "megabytes", "memory_ratio"}
+LOSS_KEYS |= {"cpu", "bandwidth_gb_s"}
 INDIVIDUALS_KEYS = {
     "grid": {"speakers", "prompts", "tokens", "kinds", "sizes"},
     "speakers": {"speakers", "prompts", "tokens", "kinds", "sizes"},
@@ -130,7 +132,7 @@ def test_calibration_compares_p_with_softmax(
 def test_serving_compares_clients_with_generate(
     results: Callable[..., tuple[str, Any]], tiny_directory: Path
 ) -> None:
-    page, found = results("serving", "--model", str(tiny_directory))
+    page, [found] = results("serving", "--model", str(tiny_directory))
     assert (found["clients"], found["tokens"], found["equal"]) == (2, 4, 2)
     assert min(found["many_to_one"][0], found["cpu_to_generate"][0]) > 0
     assert "2 of 2" in page
@@ -151,7 +153,8 @@ def test_a_ratio_below_its_interval_on_the_page_is_a_regression(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from engine import regressions, remember
+    from _history import regressions, remember, speeds_of
+    from engine import CASE, speeds
 
     def row(decode: list[float], prefill: list[float], cpu: str = "AVX2") -> dict[str, Any]:
         return {
@@ -163,17 +166,59 @@ def test_a_ratio_below_its_interval_on_the_page_is_a_regression(
             "prefill": {"NumPy float32": {"time_of_torch": prefill}},
         }
 
-    page = tmp_path / "engine.md"
-    page.with_suffix(".json").write_text(json.dumps([row([2.0, 1.8, 2.2], [1.0, 0.9, 1.1])]))
-    assert regressions([row([1.8, 1.7, 1.9], [1.1, 1.0, 1.2])], page) == []
-    [slower] = regressions([row([1.6, 1.5, 1.79], [0.5, 0.4, 0.6])], page)
-    assert "135M NumPy float32, decode: 1.60 (1.50 to 1.79)" in slower
-    [slower] = regressions([row([3.0, 2.9, 3.1], [1.3, 1.2, 1.4])], page)  # time: more is worse
-    assert "prefill: 0.77" in slower
-    assert regressions([row([0.8, 0.7, 0.9], [1.3, 1.2, 1.4], "AVX512")], page) == []  # another
-    remember([row([2.0, 1.8, 2.2], [1.0, 0.9, 1.1])], page)
-    line = json.loads(page.with_suffix(".history.jsonl").read_text(encoding="utf-8"))
+    def case(*row: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
+        return speeds_of(list(row), CASE, speeds)
+
+    def slower(now: dict[str, Any]) -> list[str]:
+        found, count = regressions(case(now), case(row([2.0, 1.8, 2.2], [1.0, 0.9, 1.1])))
+        assert count == (2 if now["cpu"] == "AVX2" else 0)
+        return found
+
+    assert slower(row([1.8, 1.7, 1.9], [1.1, 1.0, 1.2])) == []
+    [one] = slower(row([1.6, 1.5, 1.79], [0.5, 0.4, 0.6]))
+    assert one.startswith("135M float32 AVX2, NumPy float32, decode: 1.60 (1.50 to 1.79), on the")
+    [one] = slower(row([3.0, 2.9, 3.1], [1.3, 1.2, 1.4]))  # time: more is worse
+    assert "prefill: 0.77" in one
+    assert slower(row([0.8, 0.7, 0.9], [1.3, 1.2, 1.4], "AVX512")) == []  # another processor
+    remember(case(row([2.0, 1.8, 2.2], [1.0, 0.9, 1.1])), tmp_path / "engine.md")
+    line = json.loads((tmp_path / "engine.history.jsonl").read_text(encoding="utf-8"))
     assert line["ratios"]["NumPy float32, decode"] == [2.0, 1.8, 2.2]
+    assert (line["shape"], line["bandwidth_gb_s"]) == ("135M", 30.0)
+
+
+def test_a_check_writes_nothing_and_a_run_renews_its_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import decode
+    from _history import conclude
+
+    def row(mode: str, ratio: float, processor: str = "AVX2") -> dict[str, Any]:
+        case = dict.fromkeys(decode.CASE, "x") | {"mode": mode, "ms": 1.0, "rounds": 1}
+        machine = {"cpu": processor, "bandwidth_gb_s": 20.0}
+        return case | machine | {"ratio": ratio, "low": ratio - 0.1, "high": ratio + 0.1}
+
+    def run(*rows: dict[str, Any], is_check: bool = False) -> None:
+        options = argparse.Namespace(output=tmp_path / "decode.md", check=is_check)
+        conclude(list(rows), options, decode.page, decode.CASE, decode.speeds, ("mode",))
+
+    run(row("causal", 1.0), row("standard", 1.1))
+    run(row("causal", 1.2), row("causal", 3.0, "AVX512"))
+    page = (tmp_path / "decode.md").read_text(encoding="utf-8")
+    found = json.loads((tmp_path / "decode.json").read_text(encoding="utf-8"))
+    assert [(r["mode"], r["cpu"], r["ratio"]) for r in found] == [
+        ("causal", "AVX2", 1.2),
+        ("standard", "AVX2", 1.1),
+        ("causal", "AVX512", 3.0),
+    ]
+    assert "| AVX512 | 20.0 | causal |" in page
+    capsys.readouterr()
+    run(row("causal", 1.25), row("sampling", 9.0), is_check=True)
+    assert capsys.readouterr().out.startswith("1 ratios compared")
+    with pytest.raises(SystemExit, match=r"x x x x AVX2, causal: 0\.67"):
+        run(row("causal", 1.5), is_check=True)
+    assert (tmp_path / "decode.md").read_text(encoding="utf-8") == page
+    assert len((tmp_path / "decode.history.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_loop_is_a_phrase_that_is_said_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
