@@ -1,8 +1,9 @@
 """What makes the figures of different days comparable: the machine, a history, a check.
 
-Every row names its processor and the memory's speed, which is read in every round. A *case* is what
-tells rows apart, the processor included; its *speeds* are ratios with intervals, larger is better.
-Every run appends them to `<page>.history.jsonl`; `--check` compares them with the page's instead.
+Every row names its day, its processor and the memory's speed, which is read in every round. A
+*case* is what tells rows apart, the processor included; its *speeds* are ratios with intervals,
+larger is better. Every run appends them to `<page>.history.jsonl`; `--check` compares them with the
+page's instead.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from _results import Row, load, renew, save, time_peers
 
 from causal_qwen.engine import threads
 
-MACHINE = ("cpu", "bandwidth_gb_s")
-MACHINE_COLUMNS = {"processor": "{cpu}", "GB/s of the memory": "{bandwidth_gb_s:.1f}"}
+MACHINE = ("date", "cpu", "bandwidth_gb_s")
+MACHINE_COLUMNS = {
+    "day": "{date}",
+    "processor": "{cpu}",
+    "GB/s of the memory": "{bandwidth_gb_s:.1f}",
+}
 BLOCK = 2**29  # bytes, far beyond the caches
 Speeds = dict[str, list[float]]  # what -> [ratio, low, high]
 
@@ -59,8 +64,12 @@ def time_beside_memory(
     """`time_peers`, and the machine on which it ran."""
     memory = "memory"
     times = time_peers(peers | {memory: memory_reader()}, rounds, once)
-    speed = BLOCK / float(np.median(times.pop(memory))) / 1e9
-    return times, dict(zip(MACHINE, (cpu(), speed), strict=True))
+    return times, machine(BLOCK / float(np.median(times.pop(memory))) / 1e9)
+
+
+def machine(bandwidth: float) -> Row:
+    """Where and when a row was measured."""
+    return dict(zip(MACHINE, (time.strftime("%Y-%m-%d"), cpu(), bandwidth), strict=True))
 
 
 # ---------------------------------------------------------------- the history
@@ -89,7 +98,7 @@ def remember(speeds: dict[tuple[Any, ...], Row], output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.with_suffix(".history.jsonl").open("a", encoding="utf-8") as file:
         for row in speeds.values():
-            file.write(json.dumps({"date": time.strftime("%Y-%m-%d"), **row}) + "\n")
+            file.write(json.dumps(row) + "\n")
 
 
 def regressions(

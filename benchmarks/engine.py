@@ -8,8 +8,8 @@
 Decoding reads every weight once per token: the limit is the time to read that many bytes from
 memory. Machines are noisy, so peers take turns: each round runs every peer once, and reads once, in
 rotating order; ratios are medians of paired rounds with a bootstrap interval. Peak memory is
-measured in a process of its own. 16-bit checkpoints are also run in int8, by NumPy and, where it is
-installed, by numba.
+measured in a process of its own. 16-bit checkpoints are also run in int8, and both by numba, where
+it is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _history import BLOCK, MACHINE, MACHINE_COLUMNS, Speeds, conclude, cpu, faster, memory_reader
+from _history import (
+    BLOCK,
+    MACHINE,
+    MACHINE_COLUMNS,
+    Speeds,
+    conclude,
+    cpu,
+    faster,
+    machine,
+    memory_reader,
+)
 from _results import (
     Row,
     call_in_new_process,
@@ -88,6 +98,7 @@ BARS = {
         PREFILL_TIME: ("at most", 1.2),
         BATCH: ("at least", 4),
     },
+    "0.5B bfloat16 numba": {DECODE: ("at least", 0.9)},
     "0.5B int8": {DECODE: ("at least", 1.6), MEMORY: ("at most", 0.55), BATCH: ("at least", 4)},
     "0.5B int8 numba": {DECODE: ("at least", 1.6), BATCH: ("at least", 4)},
     "1.5B bfloat16": {
@@ -242,11 +253,8 @@ class Peers:
         weights = sizes[self.ours]
         times = time_peers(timers | {"memory": memory_reader()}, rounds)
         limit = np.array(times.pop("memory")) * weights / BLOCK
-        found: Row = {
-            "bandwidth_gb_s": weights / float(np.median(limit)) / 1e9,
-            "weights_gb": weights / 1e9,
-            "decode": {},
-        }
+        found = machine(weights / float(np.median(limit)) / 1e9)
+        found |= {"weights_gb": weights / 1e9, "decode": {}}
         for name, seconds in times.items():
             own = limit * sizes.get(name.partition(",")[0], weights) / weights
             found["decode"][name] = {
@@ -331,7 +339,7 @@ def measure(shape: str, stored: str, rounds: int, path: Path, parts: Sequence[st
 
 
 def small_peers(path: Path, stored: str) -> dict[str, tuple[Path, NumPyPeer]]:
-    """A 16-bit checkpoint in int8: name -> its directory, its peer."""
+    """A 16-bit checkpoint in int8 and by compiled loops: name -> its directory, its peer."""
     if stored == "float32":
         return {}
     place = path.with_name(f"{path.name}-int8")
@@ -340,6 +348,7 @@ def small_peers(path: Path, stored: str) -> dict[str, tuple[Path, NumPyPeer]]:
     peers = {"NumPy int8": (place, NumPyPeer(place))}
     if importlib.util.find_spec("numba"):
         peers["NumPy int8 numba"] = (place, NumPyPeer(place, kernel="numba"))
+        peers[f"NumPy {stored} numba"] = (path, NumPyPeer(path, kernel="numba"))
     return peers
 
 
@@ -452,7 +461,7 @@ def page(results: list[Row]) -> list[str]:
     }
     peers = [
         {
-            **{key: row[key] for key in (*CASE, *MACHINE)},
+            **{key: row[key] for key in (*CASE, *MACHINE) if key in row},
             "peer": name,
             **{key: row.get(key, {}).get(name) for key in ("decode", "prefill", "alone")},
         }
@@ -472,7 +481,7 @@ def page(results: list[Row]) -> list[str]:
         "tokens; load, first token, memory: in a process of its own. Ratios are medians of paired "
         "rounds with 95% intervals; the limit of a prompt is the time of its layers' products as "
         "bare float32 products of matrices in cache. Processors are told apart by the instructions "
-        "that torch uses on them; every figure is of the day whose bandwidth is beside it.",
+        "that torch uses on them; every figure is of the code of its day.",
         "",
         *table(columns, peers),
         "",

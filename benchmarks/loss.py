@@ -149,7 +149,8 @@ def measure(
     times, machine = time_beside_memory(runs, rounds, once=(NAIVE,))
     rows = []
     for peer, seconds in times.items():
-        row: Row = {"what": what, "peer": peer, **machine, "seconds": float(np.median(seconds))}
+        row: Row = {"what": what, "peer": peer, **machine, "rounds": len(seconds)}
+        row["seconds"] = float(np.median(seconds))
         row |= zip(("ratio", "low", "high"), paired_ratio(seconds, times[BASE]), strict=True)
         row["megabytes"] = memory.get(peer)
         row["memory_ratio"] = memory[peer] / memory[BASE] if memory else None
@@ -175,16 +176,17 @@ def speeds(row: Row) -> Speeds:
     return {row["peer"]: faster((row["ratio"], row["low"], row["high"]))}
 
 
-def page(rows: list[Row], rounds: int, shape: Shape) -> list[str]:
-    columns = {"what": "{what}", "peer": "{peer}", **MACHINE_COLUMNS, "seconds": "{seconds:.2f}"}
+def page(rows: list[Row], shape: Shape) -> list[str]:
+    columns = {"what": "{what}", "peer": "{peer}", **MACHINE_COLUMNS, "rounds": "{rounds}"}
+    columns["seconds"] = "{seconds:.2f}"
     columns |= {"ratio": "{ratio:.2f}", "95% interval": "{low:.2f} to {high:.2f}"}
     columns |= {"peak MB": "{megabytes:.0f}", "memory ratio": "{memory_ratio:.2f}"}
     return [
         "# The loss: time and memory",
         "",
         f"`python benchmarks/loss.py --step --growth`: V = {shape[0]:,}, H = {shape[1]}, "
-        f"{shape[2]:,} tokens, forward and backward, {rounds} rounds (a step at most 3, other "
-        f"shapes at most 2), {torch.get_num_threads()} threads, torch {torch.__version__}. Ratios "
+        f"{shape[2]:,} tokens, forward and backward, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}. Ratios "
         "to softmax cross-entropy on full logits, median of paired rounds with a 95% "
         "bootstrap interval; memory is the peak above inputs, weights and "
         f"gradients.{'' if has_bfloat16(torch.device('cpu')) else EMULATED}",
@@ -217,7 +219,7 @@ def main() -> None:
                 rows += measure_head(what, other, "float32", SHORT, min(options.rounds, 2))
         else:
             rows += measure_head(f"head, {part}", shape, part, options.peers, options.rounds)
-    write = partial(page, rounds=options.rounds, shape=shape)
+    write = partial(page, shape=shape)
     conclude(rows, options, write, ("what",), speeds, ("peer",))
 
 

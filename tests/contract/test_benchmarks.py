@@ -21,14 +21,15 @@ import torch
 from causal_qwen.modeling.one_vs_rest import has_bfloat16
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MACHINE_KEYS = {"date", "cpu", "bandwidth_gb_s"}
 DECODE_KEYS = {"model", "dtype", "scale_U", "texts", "mode", "rounds"}
-DECODE_KEYS |= {"ms", "ratio", "low", "high", "cpu", "bandwidth_gb_s"}
-ENGINE_KEYS = {"shape", "stored", "cpu", "bandwidth_gb_s", "weights_gb"}
-ENGINE_KEYS |= {"decode", "prefill", "alone"}
+DECODE_KEYS |= {"ms", "ratio", "low", "high"} | MACHINE_KEYS
+ENGINE_KEYS = {"shape", "stored", "weights_gb"} | MACHINE_KEYS
+ENGINE_KEYS |= {"decode", "batch", "prefill", "context_ms", "growth", "alone"}
 LEARNING_KEYS = {"objective", "rate", "seed", "steps", "accuracy", "softmax_accuracy"}
 LEARNING_KEYS |= {"sum_p", "ovr_nll", "softmax_nll"}
 LOSS_KEYS = {"what", "peer", "seconds", "ratio", "low", "high", "megabytes", "memory_ratio"}
-LOSS_KEYS |= {"cpu", "bandwidth_gb_s"}
+LOSS_KEYS |= {"rounds"} | MACHINE_KEYS
 INDIVIDUALS_KEYS = {
     "grid": {"speakers", "prompts", "tokens", "kinds", "sizes"},
     "speakers": {"speakers", "prompts", "tokens", "kinds", "sizes"},
@@ -195,7 +196,7 @@ def test_a_check_writes_nothing_and_a_run_renews_its_rows(
 
     def row(mode: str, ratio: float, processor: str = "AVX2") -> dict[str, Any]:
         case = dict.fromkeys(decode.CASE, "x") | {"mode": mode, "ms": 1.0, "rounds": 1}
-        machine = {"cpu": processor, "bandwidth_gb_s": 20.0}
+        machine = {"date": "2026-11-18", "cpu": processor, "bandwidth_gb_s": 20.0}
         return case | machine | {"ratio": ratio, "low": ratio - 0.1, "high": ratio + 0.1}
 
     def run(*rows: dict[str, Any], is_check: bool = False) -> None:

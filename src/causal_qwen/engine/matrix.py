@@ -72,7 +72,8 @@ class Matrix:
                 part = self.stored[tile] if rows is None else self.stored[chosen[tile]]
                 np.vecdot(np.abs(widen(part)), x, out=out[tile])
 
-        threads.run([partial(work, share) for share in threads.shares(len(chosen))])
+        parts = threads.COUNT if len(chosen) * self.shape[1] >= MIN_PARALLEL else 1
+        threads.run([partial(work, share) for share in threads.shares(len(chosen), parts)])
         return out if self.scales is None else out * self.scales[chosen]
 
     def row_norms(self) -> Float32:
