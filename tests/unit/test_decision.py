@@ -17,7 +17,14 @@ from torch import Tensor
 
 from causal_qwen.decoding.decision import EXACT_CANDIDATES, SCALE_FLOOR, choose, choose_pruned
 from causal_qwen.engine.matrix import Matrix
-from causal_qwen.generation.logits import BLOCKS, HeadNorms, TorchHead, block_edges, decide_together
+from causal_qwen.generation.logits import (
+    BLOCKS,
+    HeadNorms,
+    TorchHead,
+    block_edges,
+    decide_together,
+    scale_range,
+)
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
@@ -339,6 +346,35 @@ def test_pruning_reads_few_rows_of_the_head_when_the_scale_is_constant() -> None
     assert 1 <= watched.rows_read <= EXACT_CANDIDATES
 
 
+def test_the_range_of_a_batchs_scales_holds_every_scale() -> None:
+    by_mean = 0  # cases in which the mean of scale_U bounds better than its extremes
+    for kind, case in random_cases(2_000):
+        head = torch_head(case)
+        low, high = scale_range(case.scale[None], head)
+        exact = case.weight.double().abs() @ case.scale.double()
+        exact = exact + case.noise.double() * case.scale.double().mean()
+        exact = exact.clamp_min(SCALE_FLOOR)
+        assert low <= exact.min(), kind
+        assert high >= exact.max(), kind
+        by_mean += int(high < 0.9 * case.scale.max() * head.unit_range[1])
+    assert by_mean > 500
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
+def test_a_batch_is_decided_together_however_its_scales_vary(spread: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(5000, 256, generator=generator)
+    loc = weight @ torch.randn(256, 8, generator=generator) / 2  # a deviation of 8
+    norms = weight.abs().sum(-1)
+    head = TorchHead(weight, torch.full((5000,), 5.0), torch.zeros(256), norms.max() - norms)
+    scale = (spread * torch.randn(8, 256, generator=generator)).exp()
+    bar = loc.T.logsumexp(-1, keepdim=True)
+    chosen = decide_together(scale, loc.T, head, bar)
+    assert chosen is not None
+    rows = zip(loc.T, scale, bar, strict=True)
+    assert chosen.tolist() == [choose_pruned(row, of_u, head, h) for row, of_u, h in rows]
+
+
 def test_scores_of_nan_are_refused_with_the_cure() -> None:
     weight = torch.ones(5, 3)
     nan = torch.full((5,), math.nan)
@@ -354,6 +390,8 @@ def test_bounds_hold_the_norms_of_every_row_whole_and_in_blocks(size: int) -> No
     blocks = bounds.blocks(weight.bfloat16())
     exact = weight.bfloat16().double().abs()
     np.testing.assert_allclose(bounds.rows, exact.sum(-1), rtol=1e-5)
+    uneven = np.linalg.norm(exact - exact.mean(-1, keepdim=True), axis=-1).max()
+    np.testing.assert_allclose(bounds.uneven, uneven, rtol=1e-5, atol=1e-6)
     edges = [0, *block_edges(size), size]
     assert len(edges) - 1 == min(BLOCKS, size)
     assert all(low < high for low, high in itertools.pairwise(edges))

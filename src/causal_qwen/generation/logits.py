@@ -36,13 +36,19 @@ from causal_qwen.modeling.thresholds import over_bar
 
 BLOCKS = 96  # column blocks of the second bound
 ROWS_AT_ONCE = 4096
+MOST_TOGETHER = 512  # candidates whose scales are computed for a whole batch
 
 
 class HeadNorms:
-    """L1 norms of the rows of W, whole and by column blocks."""
+    """L1 norms of the rows of W, whole and by column blocks, and how uneven a row is."""
 
     def __init__(self, weight: Tensor) -> None:
         self.rows = torch.cat([part.sum(-1) for part in _absolute_parts(weight)])  # (V,)
+        uneven = [
+            (part - part.mean(-1, keepdim=True)).norm(dim=-1).max()
+            for part in _absolute_parts(weight)
+        ]
+        self.uneven = float(torch.stack(uneven).max())  # max_k of || |W_k| - its mean ||_2
         self._blocks: Tensor | None = None
 
     def blocks(self, weight: Tensor) -> Tensor:
@@ -251,28 +257,50 @@ def decide_together(
     """`choose` for the rows of a batch, if few tokens may win in any; None if many may.
 
     scale_U (B, C), loc_S (B, V), h (B, 1) -> (B,). One bound for all tokens of a row, so that V is
-    read few times: scale_S lies between the least scale of U times the least ||W_k||_1 + |a_k| and
-    the largest times the largest. Conversion makes them nearly equal.
+    read few times: the winner's ratio (loc - C - h) / scale is not less than that of the token with
+    the largest margin, whose scale is bounded as all are and, if that leaves many tokens, computed.
     """
     over = loc.float() - head.threshold
     level = 0.0 if bar is None else bar.float()
     top = over.amax(-1, keepdim=True) - level  # (B, 1)
-    low, high = scale.float().aminmax(dim=-1, keepdim=True)
-    least, most = head.unit_range
-    low = (low * least * (1 - SLACK)).clamp_min(SCALE_FLOOR)
-    high = (high * most * (1 + SLACK)).clamp_min(SCALE_FLOOR)
-    ratio = top / torch.where(top >= 0, high, low)  # the winner's is not less
-    bound = ratio * torch.where(top >= 0, low, high)
-    bound = bound - SLACK * (1 + bound.abs())
-    tokens = in_any_row(over >= bound + level)
-    if not 0 < len(tokens) <= EXACT_CANDIDATES:
-        return None
+    low, high = scale_range(scale.float(), head)
+
+    def may_win(of_top: Tensor) -> Tensor:  # the scale of the largest margin, or its worst case
+        bound = top / of_top * torch.where(top >= 0, low, high)
+        return in_any_row(over >= bound - SLACK * (1 + bound.abs()) + level)
+
     wide = scale.double()
+    tokens = may_win(torch.where(top >= 0, high, low))
+    if len(tokens) > EXACT_CANDIDATES:
+        best = over.argmax(-1)
+        of_top = (head.rows(best).double().abs() * wide).sum(-1, keepdim=True)
+        of_top = of_top + head.decision_noise[best, None].double() * wide.mean(-1, keepdim=True)
+        tokens = may_win(of_top.clamp_min(SCALE_FLOOR).float())
+    if not 0 < len(tokens) <= MOST_TOGETHER:
+        return None
     exact = wide @ head.rows(tokens).double().abs().T
     exact = exact + head.decision_noise[tokens].double() * wide.mean(-1, keepdim=True)
     exact = exact.clamp_min(SCALE_FLOOR)  # (B, tokens)
     chosen: Tensor = choose(loc[:, tokens], exact, head.threshold[tokens], bar)
     return tokens[chosen]
+
+
+def scale_range(scale: Tensor, head: TorchHead) -> tuple[Tensor, Tensor]:
+    """What scale_S of every token lies between, up to rounding. scale_U (B, C) -> (B, 1) twice
+
+    With m the mean of scale_U, and units ||W_k||_1 + |a_k|, which conversion makes nearly equal:
+
+        scale_k = |W_k| scale_U + |a_k| m <= max(scale_U) unit_k
+                = m unit_k + (|W_k| - its mean) (scale_U - m) <= m unit_k + uneven ||scale_U - m||
+    """
+    least, most = head.unit_range
+    low, high = scale.aminmax(dim=-1, keepdim=True)
+    mean = scale.mean(-1, keepdim=True)
+    beside = head.norms.uneven * (scale - mean).norm(dim=-1, keepdim=True)
+    by_mean = mean * least * (1 - SLACK) - beside * (1 + SLACK)
+    low = torch.maximum(low * least * (1 - SLACK), by_mean)
+    high = torch.minimum(high * most, mean * most + beside) * (1 + SLACK)
+    return low.clamp_min(SCALE_FLOOR), high.clamp_min(SCALE_FLOOR)
 
 
 def in_any_row(is_kept: Tensor) -> Tensor:
