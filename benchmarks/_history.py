@@ -136,7 +136,8 @@ def conclude(
         slower, count = regressions(speeds_of(rows, case, ratios), speeds_of(before, case, ratios))
         if slower:
             sys.exit("\n".join(["Slower than on the page:", *slower]))
-        print(f"{count} ratios compared with {options.output}; none is below its interval there.")
+        found = f"{count} ratios compared with {options.output}; none is below its interval there."
+        print(found if count else f"{options.output} has no row of this processor to compare with.")
         return
     remember(speeds_of(rows, case, ratios), options.output)
     rows = renew(rows, options.output, *case, *key, "cpu")

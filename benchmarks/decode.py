@@ -5,7 +5,8 @@
 Machines are noisy, so nothing is compared across time: each round decodes the same prompt once
 with every peer, in rotating order. Reported is the median over rounds of the *paired ratio* to the
 base model, with a bootstrap confidence interval. `--texts 8` decodes eight texts at once, each with
-an individual of its own. A run renews its rows of the page; `--check` compares them with it.
+an individual of its own; `--threads 1` keeps the waking of threads, which is noisy, out of the
+ratios. A run renews its rows of the page; `--check` compares them with it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ VARIATION = {"constant": 0.0, "mild": 0.3, "strong": 1.0}  # std of log scale_U
 PROMPT_TOKENS, NEW_TOKENS = 8, 12
 REAL, RANDOM = "SmolLM2-135M", "random Qwen2.5-0.5B shape"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CASE = ("model", "dtype", "scale_U", "texts")
+CASE = ("model", "dtype", "scale_U", "texts", "threads")
 Times = tuple[dict[str, list[float]], Row]  # seconds round by round, the machine
 
 
@@ -115,7 +116,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="measure this converted model, not the embedded")
     parser.add_argument("--only", default="", help="e.g. '0.5B bfloat16 mild': renew these rows")
     parser.add_argument("--texts", type=int, default=1, help="decoded at once")
+    parser.add_argument("--threads", type=int, help="of torch; one is the least disturbed")
     options = parse(parser)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     path = options.model or default_model()
     rows: list[Row] = []
 
@@ -126,7 +130,8 @@ def main() -> None:
         times, machine = measured
         base = next(iter(times.values()))
         for name, seconds in times.items():
-            row: Row = dict(zip(CASE, (*where, options.texts), strict=True)) | machine
+            case = (*where, options.texts, torch.get_num_threads())
+            row: Row = dict(zip(CASE, case, strict=True)) | machine
             row |= {
                 "mode": name,
                 "rounds": options.rounds,
@@ -167,8 +172,8 @@ def page(rows: list[Row]) -> list[str]:
         "# Decoding speed",
         "",
         f"`python benchmarks/decode.py --rounds N`: {PROMPT_TOKENS} prompt tokens, "
-        f"{NEW_TOKENS} new ones, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"{platform.machine()}. Ratio: median over rounds of the paired ratio to plain Qwen2 "
+        f"{NEW_TOKENS} new ones, torch {torch.__version__}, {platform.machine()}. Ratio: median "
+        "over rounds of the paired ratio to plain Qwen2 "
         "greedy decoding of the same weights, with its 95% bootstrap interval.",
         "",
         *table(columns, rows),

@@ -22,7 +22,7 @@ from causal_qwen.modeling.one_vs_rest import has_bfloat16
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MACHINE_KEYS = {"date", "cpu", "bandwidth_gb_s"}
-DECODE_KEYS = {"model", "dtype", "scale_U", "texts", "mode", "rounds"}
+DECODE_KEYS = {"model", "dtype", "scale_U", "texts", "threads", "mode", "rounds"}
 DECODE_KEYS |= {"ms", "ratio", "low", "high"} | MACHINE_KEYS
 ENGINE_KEYS = {"shape", "stored", "weights_gb"} | MACHINE_KEYS
 ENGINE_KEYS |= {"decode", "batch", "prefill", "context_ms", "growth", "alone"}
@@ -216,7 +216,9 @@ def test_a_check_writes_nothing_and_a_run_renews_its_rows(
     capsys.readouterr()
     run(row("causal", 1.25), row("sampling", 9.0), is_check=True)
     assert capsys.readouterr().out.startswith("1 ratios compared")
-    with pytest.raises(SystemExit, match=r"x x x x AVX2, causal: 0\.67"):
+    run(row("causal", 9.0, "AMX"), is_check=True)
+    assert "no row of this processor" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"x x x x x AVX2, causal: 0\.67"):
         run(row("causal", 1.5), is_check=True)
     assert (tmp_path / "decode.md").read_text(encoding="utf-8") == page
     assert len((tmp_path / "decode.history.jsonl").read_text().splitlines()) == 3
