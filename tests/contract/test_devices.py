@@ -195,13 +195,13 @@ def offloaded(how: str, here: Any, folder: Path, memory: int | str = "60KB") -> 
     return load(folder / "saved", offload_folder=str(folder / "offload"), **places)
 
 
-# accelerate warns of a parameter that belongs to no inner module
 def check_equal(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
     """Up to rounding: on processors with AVX2 torch adds the terms of small products in an order
     that depends on where the weights begin in memory, and offloaded ones begin elsewhere."""
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
+# accelerate warns of a parameter that belongs to no inner module
 @pytest.mark.filterwarnings("ignore:The following device_map keys:UserWarning")
 @pytest.mark.ecosystem(
     "device_map auto beyond the memory, a whole model on disk, accelerate.cpu_offload",

@@ -49,9 +49,8 @@ class Matrix:
 
     def compiled(self, vectors: int) -> Kernel | None:
         """The kernel, if it multiplies with so many vectors."""
-        return (
-            self.kernel if vectors <= (MAX_VECTORS if self.scales is None else MAX_BATCH) else None
-        )
+        most = MAX_VECTORS if self.scales is None else MAX_BATCH
+        return self.kernel if vectors <= most else None
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         """Rows in float32, as in an embedding lookup. (...) -> (..., K)"""

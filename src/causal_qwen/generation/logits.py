@@ -43,11 +43,11 @@ class HeadNorms:
     """L1 norms of the rows of W, whole and by column blocks, and how uneven a row is."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.rows = torch.cat([part.sum(-1) for part in _absolute_parts(weight)])  # (V,)
-        uneven = [
-            (part - part.mean(-1, keepdim=True)).norm(dim=-1).max()
-            for part in _absolute_parts(weight)
-        ]
+        norms, uneven = [], []
+        for part in _absolute_parts(weight):
+            norms.append(part.sum(-1))
+            uneven.append((part - part.mean(-1, keepdim=True)).norm(dim=-1).max())
+        self.rows = torch.cat(norms)  # (V,)
         self.uneven = float(torch.stack(uneven).max())  # max_k of || |W_k| - its mean ||_2
         self._blocks: Tensor | None = None
 
