@@ -7,7 +7,8 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvicorn
@@ -21,6 +22,13 @@ from causal_qwen.serving.sockets import bind
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 NAMES = BoundNames("127.0.0.1", "127.0.0.1")
 KEY = "sesame"
+
+
+def run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """In a thread of its own: Playwright, if a worker has tested the browser before, keeps an event
+    loop running in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 def rounded(text: str) -> str:

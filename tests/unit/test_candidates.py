@@ -15,10 +15,18 @@ from hypothesis import strategies as st
 
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
 from causal_qwen.analysis.posterior import infer_individual
-from causal_qwen.decoding.candidates import REACH, avoid_repeats, keep_min_p
+from causal_qwen.decoding.candidates import (
+    REACH,
+    avoid_repeats,
+    cut_by_text,
+    few_candidates,
+    keep_min_p,
+)
+from causal_qwen.decoding.decision import decide_among
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
 from causal_qwen.individuals.individual import Individual
+from causal_qwen.options import CONTINUES, OPEN
 
 PROMPT = torch.tensor([[5, 17, 3, 44]])
 NEW = 40
@@ -79,6 +87,102 @@ def test_min_p_keeps_a_share_of_the_largest_probability(convert: Any) -> None:
     scores = convert([[0.0, math.log(0.2), math.log(0.099)], [3.0, 0.0, 2.9]])
     kept = np.asarray(keep_min_p(scores, 0.1)) > -np.inf
     assert kept.tolist() == [[True, True, False], [True, False, True]]
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
+def test_few_candidates_are_those_of_any_row(convert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.full((2, 50), -9.0, np.float32)
+    scores[0, [3, 20]], scores[1, 7] = [1.0, 0.5], 2.0
+    tokens, few = few_candidates(convert(scores), 0.5)
+    assert tokens.tolist() == [3, 7, 20]
+    assert few.tolist() == [[1.0, -math.inf, 0.5], [-math.inf, 2.0, -math.inf]]
+    monkeypatch.setattr("causal_qwen.decoding.candidates.FEW", 2)
+    tokens, all_of_them = few_candidates(convert(scores), 0.5)
+    assert tokens is None
+    np.testing.assert_array_equal(all_of_them, keep_min_p(scores, 0.5))
+
+
+LEAST = math.log(0.3)
+
+
+@given(
+    st.lists(st.tuples(IDS, st.integers(0, 3)), min_size=1, max_size=4),
+    st.integers(0, 2**32),
+    st.sampled_from([None, 1]),
+)
+def test_what_is_cut_among_few_candidates_is_what_is_cut_among_all_tokens(
+    rows: list[tuple[list[int], int]], seed: int, number: int | None
+) -> None:
+    texts, lengths = zip(*rows, strict=True)
+    generator = np.random.default_rng(seed)
+    scores = generator.normal(size=(len(rows), 5)).astype(np.float32)
+    edges = generator.integers(0, 4, 5, dtype=np.uint8)
+    rest = (texts, generator.random(len(rows)) < 0.7, lengths)
+    whole = cut_by_text(keep_min_p(scores, 0.3), *rest, edges, number)
+    tokens, few = few_candidates(scores, 0.3)
+    assert tokens is not None
+    assert set(tokens) == {k for row in scores for k in range(5) if row[k] >= row.max() + LEAST}
+    np.testing.assert_array_equal(cut_by_text(few, *rest, edges, number, tokens), whole[:, tokens])
+    parts = torch.from_numpy(few), *rest, torch.from_numpy(edges), number, torch.from_numpy(tokens)
+    np.testing.assert_array_equal(cut_by_text(*parts).numpy(), whole[:, tokens])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"causal_mode": "causal", "individual": [1, 2, 3], "avoid_repeats": 2},
+        {"causal_mode": "causal", "individual": [4, 5, 6], "whole_words": True},
+        {"causal_mode": "causal", "individual": [7, 8, 9], "output_scores": True},
+        {"causal_mode": "sampling", "individual": [1, 2, 3]},
+        {"causal_mode": "sampling", "individual": [1, 2, 3], "top_k": 5, "avoid_repeats": 3},
+        {"causal_mode": "standard"},
+    ],
+)
+def test_a_choice_among_few_candidates_is_the_choice_among_all_tokens(
+    make_model: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: dict[str, Any],
+) -> None:
+    """In both engines; and the mode does choose among few."""
+    model = make_model()
+    model.decision.word_edges[::3] = CONTINUES | OPEN
+    model.save_pretrained(tmp_path)
+    engine = Engine.from_pretrained(tmp_path)
+    rows = [[5, 17, 3, 44], [9, 9, 2, 44], [44, 44, 9, 44]]
+    noise = {"noise_gain": 30.0} if "individual" in call else {}
+    options = {"min_p": 0.02, "max_new_tokens": 12, **noise, **call}
+    seen: list[int] = []
+
+    def counted(tokens: Any, *rest: Any) -> Any:
+        seen.append(len(tokens))
+        return decide_among(tokens, *rest)
+
+    def texts() -> list[list[list[int]]]:
+        named = dict(options)
+        by_torch = model.generate(torch.tensor(rows), **named, return_dict_in_generate=True)
+        named["mode"] = named.pop("causal_mode")
+        named.pop("output_scores", None)
+        by_numpy = engine.generate(rows, **named)
+        return [by_torch.sequences[:, 4:].tolist(), by_numpy.ids[:, by_numpy.new].tolist()]
+
+    for room in ("generation.logits", "engine.generation"):
+        monkeypatch.setattr(f"causal_qwen.{room}.decide_among", counted)
+    found = texts()
+    assert found[0] == found[1]
+    assert seen
+    assert max(seen) < model.config.vocab_size
+    count = len(seen)
+    monkeypatch.setattr("causal_qwen.decoding.candidates.FEW", 0)
+    assert texts() == found
+    assert len(seen) == count
+
+
+def test_a_score_that_is_no_number_is_named(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    model.lm_head.weight.data[50, 0] = math.nan
+    with pytest.raises(ValueError, match="loc_S holds NaN"):
+        said(model)
 
 
 def said(model: Any, prompt: torch.Tensor = PROMPT, **options: Any) -> list[int]:

@@ -423,7 +423,8 @@ signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as th
 with new_directory(Path(sys.argv[1]), overwrite=True) as directory:
     (directory / "half.bin").write_text("half")
     print("writing", flush=True)
-    time.sleep(600)
+    while True:  # a signal that comes just before a sleep does not end it
+        time.sleep(0.05)
 """
 
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 from _damage_requests import Attack
 from _fuzz import IS_ON, seeds
-from _server import CHAT, NAMES, rounded, running, wait_for
+from _server import CHAT, NAMES, rounded, run_async, running, wait_for
 from _tiny import OWN, make_causal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -861,7 +861,7 @@ def test_a_body_that_does_not_arrive_is_408() -> None:
         await guard(scope, receive, send)
         return sent
 
-    start, body = asyncio.run(run())
+    start, body = run_async(run())
     assert start["status"] == 408
     assert (b"connection", b"close") in start["headers"]
     assert body["body"] == b"The request is not whole after 0.01 seconds.\n"

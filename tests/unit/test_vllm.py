@@ -5,13 +5,11 @@ tests/contract/test_vllm.py (slow) compares vLLM itself with `generate`.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import copy
 import gc
 import io
 import json
-import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +19,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
+from _server import run_async
 
 from causal_qwen.decoding.candidates import REACH
 from causal_qwen.decoding.settings import DecodingSettings
@@ -31,7 +30,6 @@ from causal_qwen.serving.requests import RequestError, user_seed
 from causal_qwen.vllm.admission import Served, admit, admitted_settings, prompt_of
 from causal_qwen.vllm.middleware import CausalFields, moved
 from causal_qwen.vllm.plugin import refusal
-from causal_qwen.vllm.pool import make_pool
 from causal_qwen.vllm.prompts import ValuePrompts
 from causal_qwen.vllm.rows import (
     Group,
@@ -325,26 +323,6 @@ def test_a_row_without_its_bar_is_an_error(fresh_model: Callable[..., Any]) -> N
         decide_rows(fake, scores, [Step(0, standard, 3, [1, 2, 3])])
 
 
-@pytest.mark.parametrize("few", [1024, 0])
-def test_a_pool_holds_candidates_and_texts(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    monkeypatch.setattr("causal_qwen.vllm.pool.FEW", few)
-    scores = torch.full((2, 50), -9.0)
-    scores[0, [3, 20]], scores[1, 7] = torch.tensor([1.0, 0.5]), 2.0
-    found = make_pool(scores, 0.5, [[9, 9, 3], [40]])
-    if not few:  # all tokens are too many
-        assert found is None
-        return
-    assert found is not None
-    pool, cut = found
-    assert pool.ids.tolist() == [3, 7, 9, 20, 40]
-    assert cut.tolist() == [
-        [1.0, -math.inf, -math.inf, 0.5, -math.inf],
-        [-math.inf, 2.0, -math.inf, -math.inf, -math.inf],
-    ]
-    assert pool.columns([9, 9, 3]) == [2, 2, 0]
-    assert (pool.column(20), pool.column(21), pool.column(None)) == (3, None, None)
-
-
 def test_texts_are_padded_with_their_own_first_token() -> None:
     """A repetition penalty counts every token once: padding must be no other token."""
     assert pad_texts([[5, 6, 7], [8]]).tolist() == [[5, 6, 7], [8, 8, 8]]
@@ -468,8 +446,8 @@ def test_the_middleware_changes_requests_for_texts_only() -> None:
 
         await CausalFields(app)({**scope, "headers": [(b"content-length", b"17")]}, receive, None)
 
-    asyncio.run(ask("/v1/completions"))
-    asyncio.run(ask("/tokenize"))
+    run_async(ask("/v1/completions"))
+    run_async(ask("/tokenize"))
     (_, body, length), other = seen
     assert json.loads(body) == {"vllm_xargs": {"individual": 7, "named": []}}
     assert int(length) == len(body)

@@ -7,6 +7,9 @@
 A token that is no candidate has the score -inf. All depend on the scores and the text so far, not
 on the noise: every world of a counterfactual has its own candidates, and those of an observed text
 are known. Noise need be added to candidates alone (`move_candidates`).
+
+Columns of scores are all V tokens, or the few of `tokens` (K,), which is much less to read: the
+candidates of any row after min-p, in the order of their ids (`few_candidates`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from causal_qwen.decoding.arrays import Array, array_namespace
 from causal_qwen.options import CONTINUES, OPEN
@@ -32,11 +34,32 @@ def keep_min_p(scores: Array, p: float) -> Array:
     return xp.where(scores < bar, -math.inf, scores)
 
 
+def few_candidates(scores: Array, p: float) -> tuple[Array | None, Array]:
+    """`keep_min_p`, and of the columns those that a row keeps, with their tokens, if they are few.
+    (B, V) -> (K,), (B, K); or None, (B, V)"""
+    xp = array_namespace(scores)
+    bar = xp.max(scores, axis=-1, keepdims=True) + xp.asarray(math.log(p), dtype=scores.dtype)
+    tokens = in_any_row(scores >= bar)
+    if not 0 < len(tokens) <= FEW:
+        return None, keep_min_p(scores, p)
+    return tokens, keep_min_p(scores[:, tokens], p)
+
+
+def in_any_row(is_kept: Array) -> Array:
+    """Columns that a row keeps. (B, V) -> (K,)"""
+    xp = array_namespace(is_kept)
+    return xp.nonzero(xp.max(xp.astype(is_kept, xp.uint8), axis=0))[0]  # torch's `any` is slow
+
+
 def keep_whole_words(
-    scores: Array, texts: Sequence[Any], is_asked: Sequence[bool], edges: Array
+    scores: Array,
+    texts: Sequence[Any],
+    is_asked: Sequence[bool],
+    edges: Array,
+    tokens: Array | None = None,
 ) -> Array:
     """Without the tokens that would continue the last word of the text, except for the likeliest
-    token. (B, V), B texts of ids, B flags, (V,) bits of `text.words` -> (B, V)
+    token. (B, K), B texts of ids, B flags, (V,) bits of `text.words` -> (B, K)
 
     Tokens that begin a word, end it or are none stay. The likeliest token stays in every row: none
     loses all candidates. Bits that are all 0 change nothing.
@@ -47,36 +70,47 @@ def keep_whole_words(
     ids = xp.asarray(last, dtype=xp.int64, device=scores.device)
     is_open = (ids >= 0) & ((edges[ids] & OPEN) != 0)  # (B,)
     is_other = (scores > -math.inf) & (scores < xp.max(scores, axis=-1, keepdims=True))
-    is_cut = is_open[:, None] & is_other & ((edges & CONTINUES) != 0)  # few: fast to choose by
+    own = edges if tokens is None else edges[tokens]
+    is_cut = is_open[:, None] & is_other & ((own & CONTINUES) != 0)  # few: fast to choose by
     return xp.where(is_cut, -math.inf, scores)
 
 
 def avoid_repeats(
-    scores: Array, texts: Sequence[Any], lengths: Sequence[int], number: int | None = None
+    scores: Array,
+    texts: Sequence[Any],
+    lengths: Sequence[int],
+    number: int | None = None,
+    tokens: Array | None = None,
 ) -> Array:
     """Without the tokens that would end a sequence of n tokens which the last REACH tokens of the
     text have already, and without the last token itself unless it is the likeliest again; a row in
-    which no other token is left keeps them. (B, V), B texts of ids, B times n -> (B, V)
+    which no other token is left keeps them. (B, K), B texts of ids, B times n -> (B, K)
 
     n = 0 keeps all. Where the model allows one token only, as inside of a name, it is said again.
     `number` is <NUM>: two of them have two values, and are never the same.
     """
     xp = array_namespace(scores)
-    kept = xp.asarray(scores, copy=True)
+    best = xp.argmax(scores, axis=-1)
+    likeliest = (best if tokens is None else tokens[best]).tolist()
+    column = None if tokens is None else {token: k for k, token in enumerate(tokens.tolist())}
+    rows: list[int] = []
+    columns: list[int] = []
     for row, (text, n) in enumerate(zip(texts, lengths, strict=True)):
         if not n or not len(text):
             continue
-        ids = repeating_tokens(np.asarray(text[-REACH:]), n, number)
-        last = int(text[-1])
-        is_left = last != number and scores[row, last] > -math.inf  # mostly not: no search of V
-        if is_left and last != int(xp.argmax(scores[row])):
-            ids = np.append(ids, last)
-        if len(ids):
-            others = xp.asarray(scores[row], copy=True)
-            others[xp.asarray(ids)] = -math.inf
-            if xp.max(others) > -math.inf:
-                kept[row] = others
-    return kept
+        recent = np.asarray(text[-REACH:]).tolist()
+        found = repeating_tokens(recent, n, number)
+        if recent[-1] not in (number, likeliest[row]):
+            found.add(recent[-1])
+        own = found if column is None else {column[token] for token in found if token in column}
+        rows += [row] * len(own)
+        columns += own
+    if not rows:
+        return scores
+    others = xp.asarray(scores, copy=True)
+    others[xp.asarray(rows), xp.asarray(columns)] = -math.inf
+    is_left = xp.max(others, axis=-1, keepdims=True) > -math.inf
+    return xp.where(is_left, others, scores)
 
 
 def cut_by_text(
@@ -86,23 +120,30 @@ def cut_by_text(
     lengths: Sequence[int],
     edges: Array | None,
     number: int | None = None,
+    tokens: Array | None = None,
 ) -> Array:
-    """`keep_whole_words` in the rows that ask for it, then `avoid_repeats`. (B, V) -> (B, V)"""
+    """`keep_whole_words` in the rows that ask for it, then `avoid_repeats`. (B, K) -> (B, K)"""
     if edges is not None and any(is_asked):
-        scores = keep_whole_words(scores, texts, is_asked, edges)
-    return avoid_repeats(scores, texts, lengths, number) if any(lengths) else scores
+        scores = keep_whole_words(scores, texts, is_asked, edges, tokens)
+    return avoid_repeats(scores, texts, lengths, number, tokens) if any(lengths) else scores
 
 
-def move_candidates(scores: Array, shift: Array, rows_of: Callable[[Array], Array]) -> Array | None:
+def move_candidates(
+    scores: Array,
+    shift: Array,
+    rows_of: Callable[[Array], Array],
+    tokens: Array | None = None,
+) -> Array | None:
     """Scores + W shift, by the rows of W of the candidates alone: a whole product costs the reading
-    of W. None where candidates are many. (B, V), (B, C), token ids (n,) -> (n, C); -> (B, V)"""
+    of W. None where candidates are many. (B, K), (B, C), token ids (n,) -> (n, C); -> (B, K)"""
     xp = array_namespace(scores)
-    rows, tokens = xp.nonzero(scores > -math.inf)
-    if len(tokens) > FEW * len(scores):
+    rows, columns = xp.nonzero(scores > -math.inf)
+    if len(columns) > FEW * len(scores):
         return None
     moved = xp.asarray(scores, copy=True)
-    product = xp.sum(xp.astype(rows_of(tokens), xp.float32) * shift[rows], axis=-1)
-    moved[rows, tokens] += xp.astype(product, scores.dtype)
+    weights = rows_of(columns if tokens is None else tokens[columns])
+    product = xp.sum(xp.astype(weights, xp.float32) * shift[rows], axis=-1)
+    moved[rows, columns] += xp.astype(product, scores.dtype)
     return moved
 
 
@@ -124,18 +165,11 @@ def candidates_along(scores: Array, text: Any, cuts: Cuts) -> Array:
     return cut_by_text(scores, texts, [True] * count, [cuts.n] * count, cuts.edges, cuts.number)
 
 
-def repeating_tokens(
-    text: NDArray[np.int64], n: int, number: int | None = None
-) -> NDArray[np.int64]:
-    """Tokens that followed the last n - 1 tokens of a text before. (T,) -> (k,)"""
-    earlier = len(text) - n + 1  # places where n tokens begin
-    if earlier < 1:
-        return np.zeros(0, np.int64)
-    if number is not None:
-        text = np.where(text == number, -1 - np.arange(len(text)), text)
+def repeating_tokens(text: list[int], n: int, number: int | None = None) -> set[int]:
+    """Tokens that followed the last n - 1 tokens of a text before."""
+    if number is not None:  # no two are the same
+        text = [-1 - place if token == number else token for place, token in enumerate(text)]
     last = text[len(text) - n + 1 :]
-    is_same = np.ones(earlier, bool)
-    for place, token in enumerate(last):
-        is_same &= text[place : place + earlier] == token
-    found: NDArray[np.int64] = np.unique(text[n - 1 :][is_same])
-    return found[found >= 0]
+    places = range(len(text) - n + 1)  # where n tokens begin
+    found = {text[i + n - 1] for i in places if text[i : i + n - 1] == last}
+    return {token for token in found if token >= 0}

@@ -5,7 +5,8 @@
     causal      argmax_k (W u - C)_k,      u = loc_U + T kappa scale_U t       choose_individual
     compatible  softmax(loc_S), or P_k / sum P with normalization="ovr"        one_vs_rest_log_probs
 
-`decide` applies the rule of a mode to the last position of every row.
+`decide` applies the rule of a mode to the last position of every row, `decide_among` where few
+tokens are left to choose from.
 
 P(S_k > C_k + h) grows with (loc_k - C_k - h) / scale_k, so the first two rules maximise that ratio.
 The bar h of the context changes their choice only where scales differ. They compute in float64 and
@@ -65,6 +66,29 @@ def decide(mode: str, loc: Array, scale: Array, head: Head, bar: Array | None = 
     rows = zip(loc, scale, bars, strict=True)
     chosen = [choose_pruned(row, of_u, head, h) for row, of_u, h in rows]
     return xp.asarray(chosen, device=loc.device)
+
+
+def decide_among(
+    tokens: Array, mode: str, loc: Array, scale: Array, head: Head, bar: Array | None = None
+) -> Array:
+    """`decide` among few tokens, whose scales are all computed. (K,), loc_S (B, K) -> (B,)"""
+    xp, threshold = array_namespace(loc), head.threshold[tokens]
+    if xp.any(xp.isnan(loc)):
+        raise ValueError(NO_CHOICE)
+    if mode == "causal":
+        return tokens[choose_individual(loc, threshold)]
+    scale = scale + head.b_noise if mode == "standard" else scale
+    return tokens[choose(loc, exact_scales(scale, tokens, head), threshold, bar)]
+
+
+def exact_scales(scale: Array, tokens: Array, head: Head) -> Array:
+    """scale_S = |W| scale + |a| mean(scale) of some tokens, in float64. (B, C), (K,) -> (B, K)"""
+    xp = array_namespace(scale)
+    scale = xp.astype(scale, xp.float64)
+    exact = scale @ xp.abs(xp.astype(head.rows(tokens), xp.float64)).T
+    noise = xp.astype(head.decision_noise[tokens], xp.float64)
+    exact = exact + noise * xp.mean(scale, axis=-1, keepdims=True)
+    return xp.where(exact > SCALE_FLOOR, exact, SCALE_FLOOR)
 
 
 def margin(loc: Array, threshold: Array, bar: Array | None = None) -> Array:
@@ -128,10 +152,7 @@ def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None
         keep = keep[_may_win(over[keep], product, product)]
     if len(keep) == 0:
         raise ValueError(NO_CHOICE)
-    wide = xp.astype(scale, xp.float64)
-    exact = xp.abs(xp.astype(head.rows(keep), xp.float64)) @ wide
-    exact = exact + xp.astype(head.decision_noise[keep], xp.float64) * xp.mean(wide)
-    exact = xp.where(exact > SCALE_FLOOR, exact, SCALE_FLOOR)
+    exact = exact_scales(scale[None], keep, head)[0]
     return int(keep[choose(loc[keep], exact, head.threshold[keep], bar)])
 
 

@@ -17,8 +17,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen._aliases import forward
-from causal_qwen.decoding.candidates import cut_by_text, keep_min_p, move_candidates
-from causal_qwen.decoding.decision import decide, one_vs_rest_log_probs
+from causal_qwen.decoding.candidates import (
+    cut_by_text,
+    few_candidates,
+    keep_min_p,
+    move_candidates,
+)
+from causal_qwen.decoding.decision import decide, decide_among, one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
@@ -219,22 +224,33 @@ class Generator:
         else:
             if not np.isfinite(u.scale).all():
                 raise FloatingPointError("scale_U is not finite.")
-            if settings.whole_words or settings.avoid_repeats:
-                asked = self.noise.kept_words(), self.noise.avoided_repeats()
-                edges, number = heads.word_edges, self.num_token_id
-                scores = cut_by_text(scores, self._texts(), *asked, edges, number)
-            bar = None if settings.mode == "causal" else heads.bar(loc_scores)
-            scores = self._add_noise(heads, scores, scored)
-            tokens = decide(settings.mode, scores, u.scale, heads, bar)
+            tokens = self._by_rule(heads, scores, scored, u)
         return DecodeStep(tokens, scored.values, loc_scores, u=u, y=scored.values)
 
-    def _add_noise(self, heads: CausalHeads, scores: Float32, scored: Scored) -> Float32:
-        """Of the candidates alone where they are few. (B, V) -> (B, V)"""
+    def _by_rule(self, heads: CausalHeads, scores: Float32, scored: Scored, u: Cauchy) -> Ints:
+        """Among the candidates alone where `min_p` leaves few. (B, V) -> (B,)"""
+        settings, few = self.settings, None
+        if settings.min_p:
+            few, scores = few_candidates(scores, settings.min_p)
+        if settings.whole_words or settings.avoid_repeats:
+            asked = self.noise.kept_words(), self.noise.avoided_repeats()
+            edges, number = heads.word_edges, self.num_token_id
+            scores = cut_by_text(scores, self._texts(), *asked, edges, number, few)
+        scores = self._add_noise(heads, scores, scored, few)
+        bar = None if settings.mode == "causal" else heads.bar(scored.loc_scores)
+        rest = (settings.mode, scores, u.scale, heads, bar)
+        chosen: Ints = decide(*rest) if few is None else decide_among(few, *rest)
+        return chosen
+
+    def _add_noise(
+        self, heads: CausalHeads, scores: Float32, scored: Scored, few: Ints | None
+    ) -> Float32:
+        """Of the candidates alone where they are few. (B, K) -> (B, K)"""
         if scored.shift is not None:
             return scores + scored.shift
         if scored.shift_u is None:
             return scores
-        moved: Float32 | None = move_candidates(scores, scored.shift_u, heads.rows)
+        moved: Float32 | None = move_candidates(scores, scored.shift_u, heads.rows, few)
         return scores + heads.score_shift(scored.shift_u) if moved is None else moved
 
     def _positions(self) -> Ints:
@@ -273,7 +289,7 @@ class Generator:
             scores = keep_top_k(scores, settings.top_k)
         if settings.top_p is not None and settings.top_p < 1:
             scores = keep_top_p(scores, settings.top_p)
-        if settings.min_p:
+        if settings.min_p and settings.mode == "compatible":  # elsewhere `_by_rule` cuts
             scores = keep_min_p(scores, settings.min_p)
         return scores
 

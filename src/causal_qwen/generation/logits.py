@@ -8,7 +8,7 @@ streamers, stopping criteria, caches and compiled forwards work unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from transformers.generation import LogitsProcessor
 from transformers.utils import ModelOutput
 
-from causal_qwen.decoding.candidates import cut_by_text, move_candidates
+from causal_qwen.decoding.candidates import (
+    cut_by_text,
+    few_candidates,
+    in_any_row,
+    keep_min_p,
+    move_candidates,
+)
 from causal_qwen.decoding.decision import (
     EXACT_CANDIDATES,
     NO_CHOICE,
@@ -24,6 +30,8 @@ from causal_qwen.decoding.decision import (
     SLACK,
     choose,
     decide,
+    decide_among,
+    exact_scales,
     margin,
 )
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
@@ -74,11 +82,16 @@ class TorchHead:
         threshold: Tensor,
         b_noise: Tensor,
         decision_noise: Tensor,
-        norms: HeadNorms | None = None,
+        norms_of: Callable[[Tensor], HeadNorms] = HeadNorms,
     ) -> None:
         self.weight, self.threshold = weight.detach(), threshold.detach()
         self.b_noise, self.decision_noise = b_noise.detach().abs(), decision_noise.detach().abs()
-        self.norms = HeadNorms(weight) if norms is None else norms
+        self._norms_of = norms_of
+
+    @functools.cached_property
+    def norms(self) -> HeadNorms:
+        """Computed when a bound first needs them: they cost a pass over W."""
+        return self._norms_of(self.weight)
 
     def row_norms(self) -> Tensor:
         return self.norms.rows
@@ -106,12 +119,22 @@ class TorchHead:
 
 
 class DecisionProcessor(LogitsProcessor):
-    """The last processor: processed loc_S -> scores whose argmax is the mode's choice."""
+    """The last processor: processed loc_S -> scores whose argmax is the mode's choice.
 
-    def __init__(self, model: CausalModel, noise: DecodingNoise, want_scores: bool) -> None:
+    It also cuts by `min_p`: then K candidates are left to read instead of V tokens, here `tokens`.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        noise: DecodingNoise,
+        want_scores: bool,
+        min_p: float | None = None,
+    ) -> None:
         self.model = model
         self.noise = noise
         self.want_scores = want_scores
+        self.min_p = min_p
         self.u: Any = None  # U of the last position, (B, C)
         self.shift_u: Tensor | None = None  # what noise adds to loc_U there, (B, C)
         self.shift: Tensor | None = None  # W shift_u, if it is known, (B, V)
@@ -139,43 +162,68 @@ class DecisionProcessor(LogitsProcessor):
         self.bar = self.model.decision.bar(outputs.logits[:, -1]) if needs_bar else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self.decide(self._cut_by_ids(input_ids, scores))
+        tokens, loc = self._prepare(input_ids, scores)
+        if tokens is None:
+            return self._decide(loc)
+        if self.settings.mode == "causal":
+            over = self._margin(loc, tokens)
+            return over.new_full(scores.shape, -torch.inf).index_copy_(-1, tokens, over)
+        return one_hot(self._choose_token(loc, tokens), scores)
 
     def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The choice itself, in a mode of ours. (B, V) -> (B,)"""
-        loc = self._moved(self._cut_by_ids(input_ids, scores))
-        if self.settings.mode == "causal":
-            return self._margin(loc).argmax(-1)
-        return self._choose_token(loc)
-
-    def _cut_by_ids(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        settings = self.settings
-        if not (settings.whole_words or settings.avoid_repeats):
-            return scores
-        rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
-        return self.cut(scores, [row[max(len(row) - 1 - at, 0) :] for row, at in rows])
-
-    def cut(self, scores: Tensor, texts: Sequence[Any], each: int = 1) -> Tensor:
-        """The candidates of texts; `each` of them in turn belong to one row of the noise. (B, V)"""
-        is_asked = [asked for asked in self.noise.kept_words() for _ in range(each)]
-        lengths = [n for n in self.noise.avoided_repeats() for _ in range(each)]
-        number = self.model.config.num_token_id
-        edges = whole(self.model.decision, "word_edges")
-        return cut_by_text(scores, texts, is_asked, lengths, edges.to(scores.device), number)
+        tokens, loc = self._prepare(input_ids, scores)
+        return self._choose_token(loc, tokens)
 
     def decide(self, loc: Tensor) -> Tensor:
         """loc_S of the candidates -> scores whose argmax is the mode's choice. (B, V)"""
+        return self._decide(self._moved(loc))
+
+    def cut(
+        self, scores: Tensor, texts: Sequence[Any], each: int = 1, tokens: Tensor | None = None
+    ) -> Tensor:
+        """The candidates of texts; `each` of them in turn belong to one row of the noise. (B, K)"""
+        is_asked = [asked for asked in self.noise.kept_words() for _ in range(each)]
+        lengths = [n for n in self.noise.avoided_repeats() for _ in range(each)]
+        number = self.model.config.num_token_id
+        edges = whole(self.model.decision, "word_edges").to(scores.device)
+        return cut_by_text(scores, texts, is_asked, lengths, edges, number, tokens)
+
+    def _prepare(self, input_ids: Tensor, scores: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Candidates, and their loc_S with what noise adds to it. (B, V) -> (K,), (B, K), or None
+        and (B, V)"""
+        tokens, scores = self._candidates(scores)
+        settings = self.settings
+        if settings.whole_words or settings.avoid_repeats:
+            rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
+            texts = [row[max(len(row) - 1 - at, 0) :] for row, at in rows]
+            scores = self.cut(scores, texts, tokens=tokens)
+        return tokens, self._moved(scores, tokens)
+
+    def _candidates(self, scores: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What `min_p` leaves: few tokens, unless all scores are asked for. As `_prepare`."""
+        if not self.min_p:
+            return None, scores
+        if scores.amax(-1).isnan().any():
+            raise ValueError(NO_CHOICE)
+        if self.want_scores or not self._has_rows:
+            return None, keep_min_p(scores, self.min_p)
+        return few_candidates(scores, self.min_p)
+
+    @property
+    def _has_rows(self) -> bool:
+        """Rows of W can be read: it is whole, and here."""
+        return is_plain(self.weight) and not self.weight.is_meta
+
+    def _decide(self, loc: Tensor) -> Tensor:
         mode = self.settings.mode
-        loc = self._moved(loc)
         if mode == "causal":
             over = self._margin(loc)
             if not self.want_scores:
                 return over
             return force_argmax(over.float(), over.argmax(-1))
-        is_here = is_plain(self.weight) and not self.weight.is_meta
-        if mode != "compatible" and not self.want_scores and is_here:
-            chosen = self._choose_token(loc)
-            return torch.full_like(loc, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
+        if mode != "compatible" and not self.want_scores and self._has_rows:
+            return one_hot(self._choose_token(loc), loc)
         decision, bar = self.model.decision, self._bar_on(loc.device)
         threshold = whole(decision, "threshold").to(loc.device)
         u = self.u if mode == "sampling" else self.model.action.widen(self.u)
@@ -186,38 +234,49 @@ class DecisionProcessor(LogitsProcessor):
         chosen = choose(loc, scale, threshold, bar)
         return force_argmax(over_bar(s, bar).log_sf(threshold), chosen)
 
-    def _moved(self, loc: Tensor) -> Tensor:
-        """loc_S and what noise adds to it. (B, V)"""
+    def _moved(self, loc: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """loc_S and what noise adds to it. (B, K)"""
         if self.shift is not None:
-            return loc + self.shift.to(loc.device)
-        return loc if self.shift_u is None else self._add_noise(loc, self.shift_u)
+            shift = self.shift if tokens is None else self.shift[:, tokens.to(self.shift.device)]
+            return loc + shift.to(loc.device)
+        return loc if self.shift_u is None else self._add_noise(loc, self.shift_u, tokens)
 
-    def _margin(self, loc: Tensor) -> Tensor:
-        """W u - C of `causal`. (B, V)"""
-        over: Tensor = margin(loc, whole(self.model.decision, "threshold").to(loc.device))
+    def _margin(self, loc: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """W u - C of `causal`. (B, K)"""
+        threshold = whole(self.model.decision, "threshold").to(loc.device)
+        over: Tensor = margin(loc, threshold if tokens is None else threshold[tokens])
         if over.isnan().any():
             raise ValueError(NO_CHOICE)
         return over
 
-    def _choose_token(self, loc: Tensor) -> Tensor:
-        """The choice of `standard` and `sampling`. (B, V) -> (B,)"""
-        mode, bar, head = self.settings.mode, self._bar_on(loc.device), self._head_on(loc.device)
-        scale = self.u.scale.to(loc.device)
-        chosen = decide_together(
-            scale + head.b_noise if mode == "standard" else scale, loc, head, bar
-        )
-        return decide(mode, loc, scale, head, bar) if chosen is None else chosen
+    def _choose_token(self, loc: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The choice among all tokens, or some. (B, K) -> (B,)"""
+        mode, bar = self.settings.mode, self._bar_on(loc.device)
+        if mode == "causal":
+            chosen = self._margin(loc, tokens).argmax(-1)
+            return chosen if tokens is None else tokens[chosen]
+        head, scale = self._head_on(loc.device), self.u.scale.to(loc.device)
+        if tokens is not None:
+            found: Tensor = decide_among(tokens, mode, loc, scale, head, bar)
+            return found
+        moved = scale + head.b_noise if mode == "standard" else scale
+        together = decide_together(moved, loc, head, bar)
+        return decide(mode, loc, scale, head, bar) if together is None else together
 
     def _bar_on(self, device: torch.device) -> Tensor | None:
         return None if self.bar is None else self.bar.to(device)
 
-    def _add_noise(self, loc: Tensor, shift: Tensor) -> Tensor:
+    def _add_noise(self, loc: Tensor, shift: Tensor, tokens: Tensor | None) -> Tensor:
         """loc_S + W shift, which is computed for the candidates alone where they are few.
-        (B, V), (B, C) -> (B, V)"""
+        (B, K), (B, C) -> (B, K)"""
         head: Any = self.model.lm_head
         if is_plain(self.weight):
             divided = (shift / head_divisor(head)).to(loc.device)
-            moved = move_candidates(loc, divided, lambda ids: self._loaded().to(loc.device)[ids])
+
+            def rows_of(ids: Tensor) -> Tensor:
+                return self._loaded().to(loc.device)[ids]
+
+            moved: Tensor | None = move_candidates(loc, divided, rows_of, tokens)
             if moved is not None:
                 return moved
         return loc + score_shift(shift, head, self.u.loc.dtype).to(loc.device)
@@ -226,29 +285,33 @@ class DecisionProcessor(LogitsProcessor):
         return head_weight(self.model.lm_head) if self.weight.is_meta else self.weight
 
     def _head_on(self, device: torch.device) -> TorchHead:
-        """The head with its norms, which stay on the model for as long as W stays as it is.
+        if self._head is None:
+            decision, action = self.model.decision, self.model.action
+            self._head = TorchHead(
+                self.weight.to(device),
+                whole(decision, "threshold").to(device),
+                whole(action, "b_noise").to(device),
+                whole(action, "decision_noise").to(device),
+                self._norms_of,
+            )
+        return self._head
+
+    def _norms_of(self, weight: Tensor) -> HeadNorms:
+        """Norms of W, which stay on the model for as long as W stays as it is.
 
         Edits through `.data` (a merged LoRA) leave no trace in the version counter, so one
         element of every row is compared, too, once per call of `generate`.
         """
-        if self._head is None:
-            weight = self.weight
-            version = None if weight.is_inference() else weight._version
-            sample = float(weight.flatten()[:: max(weight.shape[1] - 1, 1)].double().sum())
-            key = (weight.data_ptr(), version, weight.shape, weight.dtype, sample)
-            cached = getattr(self.model, "_head_norms", None)
-            if cached is None or cached[0] != key:
-                cached = (key, HeadNorms(weight.to(device)))
-                self.model._head_norms = cached  # type: ignore[attr-defined]
-            decision, action = self.model.decision, self.model.action
-            self._head = TorchHead(
-                weight.to(device),
-                whole(decision, "threshold").to(device),
-                whole(action, "b_noise").to(device),
-                whole(action, "decision_noise").to(device),
-                cached[1],
-            )
-        return self._head
+        own = self.weight
+        version = None if own.is_inference() else own._version
+        sample = float(own.flatten()[:: max(own.shape[1] - 1, 1)].double().sum())
+        key = (own.data_ptr(), version, own.shape, own.dtype, sample)
+        cached = getattr(self.model, "_head_norms", None)
+        if cached is None or cached[0] != key:
+            cached = (key, HeadNorms(weight))
+            self.model._head_norms = cached  # type: ignore[attr-defined]
+        norms: HeadNorms = cached[1]
+        return norms
 
 
 def decide_together(
@@ -267,20 +330,16 @@ def decide_together(
 
     def may_win(of_top: Tensor) -> Tensor:  # the scale of the largest margin, or its worst case
         bound = top / of_top * torch.where(top >= 0, low, high)
-        return in_any_row(over >= bound - SLACK * (1 + bound.abs()) + level)
+        found: Tensor = in_any_row(over >= bound - SLACK * (1 + bound.abs()) + level)
+        return found
 
-    wide = scale.double()
     tokens = may_win(torch.where(top >= 0, high, low))
     if len(tokens) > EXACT_CANDIDATES:
-        best = over.argmax(-1)
-        of_top = (head.rows(best).double().abs() * wide).sum(-1, keepdim=True)
-        of_top = of_top + head.decision_noise[best, None].double() * wide.mean(-1, keepdim=True)
-        tokens = may_win(of_top.clamp_min(SCALE_FLOOR).float())
+        of_top = exact_scales(scale, over.argmax(-1), head).diagonal()[:, None]  # (B, B) -> (B, 1)
+        tokens = may_win(of_top.float())
     if not 0 < len(tokens) <= MOST_TOGETHER:
         return None
-    exact = wide @ head.rows(tokens).double().abs().T
-    exact = exact + head.decision_noise[tokens].double() * wide.mean(-1, keepdim=True)
-    exact = exact.clamp_min(SCALE_FLOOR)  # (B, tokens)
+    exact = exact_scales(scale, tokens, head)  # (B, tokens)
     chosen: Tensor = choose(loc[:, tokens], exact, head.threshold[tokens], bar)
     return tokens[chosen]
 
@@ -303,11 +362,6 @@ def scale_range(scale: Tensor, head: TorchHead) -> tuple[Tensor, Tensor]:
     return low.clamp_min(SCALE_FLOOR), high.clamp_min(SCALE_FLOOR)
 
 
-def in_any_row(is_kept: Tensor) -> Tensor:
-    """Columns that a row keeps. (B, V) -> (K,)"""
-    return is_kept.view(torch.uint8).amax(0).nonzero().squeeze(-1)  # `any` is not vectorised
-
-
 def to_tensors(noise: UNoise, like: Tensor) -> UNoise:
     """Noise in NumPy's arrays -> in float32 on the device of `like`."""
     values, exogenous = (
@@ -320,6 +374,11 @@ def to_tensors(noise: UNoise, like: Tensor) -> UNoise:
 def is_plain(weight: Tensor) -> bool:
     """Neither sharded nor quantised: rows can be read."""
     return type(weight) in (Tensor, nn.Parameter)
+
+
+def one_hot(chosen: Tensor, like: Tensor) -> Tensor:
+    """Scores of the shape of `like`: 0 for the chosen token of every row, -inf for all others."""
+    return torch.full_like(like, -torch.inf).scatter_(-1, chosen.unsqueeze(-1), 0.0)
 
 
 def force_argmax(scores: Tensor, chosen: Tensor) -> Tensor:

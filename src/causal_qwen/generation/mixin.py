@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerationConfig, LogitsProcessorList
+from transformers.generation import GenerationConfig, LogitsProcessorList, MinPLogitsWarper
 from transformers.utils import ModelOutput, logging
 
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
@@ -230,7 +230,10 @@ class CausalGenerationMixin:
         restricting = copy.copy(generation_config)
         restricting.do_sample = not is_compatible
         processors = build(restricting, **kwargs)
-        last = DecisionProcessor(self, noise, bool(generation_config.output_scores))  # type: ignore[arg-type]
+        min_p = None
+        if processors and isinstance(processors[-1], MinPLogitsWarper):
+            min_p = processors.pop().min_p  # the choice begins with it, and then reads few tokens
+        last = DecisionProcessor(self, noise, bool(generation_config.output_scores), min_p)  # type: ignore[arg-type]
         model_kwargs["decision_processor"] = last  # type: ignore[index]
         processors.append(last)
         if is_compatible and generation_config.do_sample:

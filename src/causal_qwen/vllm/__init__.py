@@ -10,7 +10,6 @@ Out:  the choice of every row, decided by the code that decides in `generate`.
     model       Qwen2 of vLLM with an individual U before the scores
     admission   the fields of a request -> its settings and its individual, before it is queued
     rows        the requests of a step: rows with equal rules are decided together
-    pool        the few tokens that a group of rows chooses among
     processor   the logits processors that vLLM's two runners call: which requests are in which rows
     prompts     texts with numbers -> embeddings, for a model that reads values
     middleware  lets HTTP requests name our fields beside OpenAI's

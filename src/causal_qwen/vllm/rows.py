@@ -22,13 +22,12 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from causal_qwen.decoding.candidates import REACH, keep_min_p
+from causal_qwen.decoding.candidates import REACH
 from causal_qwen.decoding.noise import DecodingNoise, JoinedNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor, to_tensors
 from causal_qwen.modeling.action import score_shift
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.vllm.pool import make_pool
 
 
 class Rule(NamedTuple):
@@ -50,10 +49,9 @@ class Group:
     def __init__(self, law: Any, settings: DecodingSettings, noise: DecodingNoise) -> None:
         self.law, self.settings = law, settings
         self.needs_bar = law.decision.has_bar and settings.mode != "causal"  # as in `generate`
-        self.reads_texts = settings.whole_words or settings.avoid_repeats > 0
         self.min_p = settings.min_p if settings.mode != "compatible" else 0.0  # vLLM cuts later
         self.cuts = _cuts(settings)
-        self.decision = DecisionProcessor(law, noise, want_scores=False)
+        self.decision = DecisionProcessor(law, noise, want_scores=False, min_p=self.min_p)
 
     def decide(
         self, scores: Tensor, u: Cauchy, bar: Tensor | None, steps: Sequence[Step]
@@ -67,15 +65,6 @@ class Group:
             scores = self.cuts(pad_texts(texts).to(scores.device), scores)
         texts = [text[-REACH:] for text in texts]  # what follows reads no more
         decision = self.decision
-        pooled = None
-        if self.min_p:
-            pooled = make_pool(scores, self.min_p, texts if self.reads_texts else [])
-            if pooled is None:
-                scores = keep_min_p(scores, self.min_p)
-        if pooled is not None:
-            pool, scores = pooled
-            texts = [pool.columns(text) if self.reads_texts else [0] for text in texts]
-            decision = DecisionProcessor(pool.law(self.law), decision.noise, want_scores=False)
         decision.noise = JoinedNoise([step.row.noise for step in steps])
         decision.u, decision.bar = u, bar
         self._move(decision, [step.length - 1 for step in steps])
@@ -83,8 +72,7 @@ class Group:
         ids = pad_texts(texts)
         if self.settings.mode == "compatible":
             return decision(ids, scores)
-        chosen = decision.choose(ids, scores)
-        return chosen if pooled is None else pool.tokens[chosen]
+        return decision.choose(ids, scores)
 
     def _move(self, decision: DecisionProcessor, positions: Sequence[int]) -> None:
         """Tell a decision what noise adds to U, and to S if all tokens are candidates."""
