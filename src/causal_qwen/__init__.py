@@ -12,10 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from causal_qwen import _aliases, _registration
+from causal_qwen._version import __version__ as __version__
 from causal_qwen.families import FAMILIES, QWEN2
 from causal_qwen.paths import install_hint
-
-__version__ = "0.4.0.dev4"
 
 _MODULES = {  # public name -> the module that defines it, below this package
     "Cauchy": "modeling.cauchy",

@@ -16,11 +16,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from causal_qwen._version import __version__
 from causal_qwen.families import CARD, is_causal
 
 MANIFEST = "manifest.json"
@@ -244,7 +244,7 @@ def write_manifest(directory: Path, files: Iterable[str] | None = None) -> None:
     names = [name for name in found if name not in (MANIFEST, LOCK)]
     record = {
         "format": FORMAT,
-        "version": version("causal-qwen"),
+        "version": __version__,
         "files": {
             name: Entry((directory / name).stat().st_size, file_sha256(directory / name))._asdict()
             for name in names

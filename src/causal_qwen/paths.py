@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from causal_qwen._version import __version__
 from causal_qwen.outputs import damaged_files
 
 EMBEDDED = "smollm2-135m"
@@ -42,7 +42,7 @@ def check_cache_directory() -> None:
 
 def embedded_directory() -> Path:
     """Location of the converted embedded model."""
-    return cache_directory() / f"{EMBEDDED}-{version('causal-qwen')}"
+    return cache_directory() / f"{EMBEDDED}-{__version__}"
 
 
 def is_converted(directory: Path) -> bool:

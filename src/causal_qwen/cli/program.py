@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
+from causal_qwen._version import __version__
 from causal_qwen.cli import engine, generation, regression, serving, setup, training
 from causal_qwen.cli.signals import ExitOnSignals
 from causal_qwen.terminal import escape_unencodable
@@ -37,28 +38,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serving.serve,
 }
 
-app = typer.Typer(
-    name=NAME,
-    help="A language model that decides like an individual.",
-    epilog="Begin with: causal-qwen demo",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-for name, command in COMMANDS.items():
-    app.command(name)(command)
-
 
 def _version(is_asked: bool) -> None:
     if is_asked:
-        from importlib.metadata import version
-
-        typer.echo(f"{NAME} {version(NAME)}")
+        typer.echo(f"{NAME} {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, Option("--version", help="Show the version.", is_eager=True, callback=_version)
@@ -68,13 +54,35 @@ def options(
     """`main` removes --debug; it is declared here for the help page."""
 
 
+def make_app(names: Iterable[str]) -> typer.Typer:
+    """The program with some of its commands: Typer prepares the options of all that it has."""
+    made = typer.Typer(
+        name=NAME,
+        help="A language model that decides like an individual.",
+        epilog="Begin with: causal-qwen demo",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    for name in names:
+        made.command(name)(COMMANDS[name])
+    made.callback()(options)
+    return made
+
+
+app = make_app(COMMANDS)
+
+
 def main() -> None:
     """The entry point. Exits with 1 on errors, 2 on wrong options, 130 or 143 on a signal."""
     escape_unencodable()
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     with ExitOnSignals() as signals:
         try:
-            code = app(args=arguments or ["--help"], prog_name=NAME, standalone_mode=False)
+            is_named = bool(arguments) and arguments[0] in COMMANDS
+            program = make_app(arguments[:1]) if is_named else app
+            code = program(args=arguments or ["--help"], prog_name=NAME, standalone_mode=False)
         except KeyboardInterrupt:
             code = 130
         except Exception as error:

@@ -16,7 +16,6 @@ import contextlib
 import html
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -26,6 +25,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from causal_qwen._version import __version__
 from causal_qwen.serving import analyses
 from causal_qwen.serving import individuals as saved
 from causal_qwen.serving.batching import Closed, QueueFull
@@ -65,7 +65,7 @@ def make_app(
 
 
 def routes(service: Service) -> FastAPI:
-    app = FastAPI(title="CausalQwen", version=version("causal-qwen"), docs_url=None, redoc_url=None)
+    app = FastAPI(title="CausalQwen", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     _add_error_handlers(app)
     _add_texts(app, service)
