@@ -150,6 +150,20 @@ def test_engine_measures_speed_memory_and_context(
     assert "| bar | processor | figure | asked | met |" in page
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("", "--check --shapes 135M --parts decode,batch,prefill,context "),
+        ("--shapes 0.5B --types float32,int8", "--check --shapes 0.5B --types float32,int8 "),
+    ],
+)
+def test_bench_check_measures_every_part(given: str, wanted: str) -> None:
+    """Commas end an argument of make's functions: a list was once cut after its first part."""
+    command = ["make", "-n", "bench-check", f"ARGS={given}", "VENV=none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"benchmarks/engine.py {wanted}" in done.stdout
+
+
 def test_a_ratio_below_its_interval_on_the_page_is_a_regression(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -29,20 +29,22 @@ REACH = 64  # tokens that are not said again: loops are near, and what is far ma
 
 def keep_min_p(scores: Array, p: float) -> Array:
     """Tokens with at least p times the largest probability. (..., V)"""
-    xp = array_namespace(scores)
-    bar = xp.max(scores, axis=-1, keepdims=True) + xp.asarray(math.log(p), dtype=scores.dtype)
-    return xp.where(scores < bar, -math.inf, scores)
+    return array_namespace(scores).where(scores < _least_kept(scores, p), -math.inf, scores)
 
 
 def few_candidates(scores: Array, p: float) -> tuple[Array | None, Array]:
     """`keep_min_p`, and of the columns those that a row keeps, with their tokens, if they are few.
     (B, V) -> (K,), (B, K); or None, (B, V)"""
-    xp = array_namespace(scores)
-    bar = xp.max(scores, axis=-1, keepdims=True) + xp.asarray(math.log(p), dtype=scores.dtype)
-    tokens = in_any_row(scores >= bar)
+    tokens = in_any_row(scores >= _least_kept(scores, p))
     if not 0 < len(tokens) <= FEW:
         return None, keep_min_p(scores, p)
     return tokens, keep_min_p(scores[:, tokens], p)
+
+
+def _least_kept(scores: Array, p: float) -> Array:
+    """(..., V) -> (..., 1)"""
+    xp = array_namespace(scores)
+    return xp.max(scores, axis=-1, keepdims=True) + xp.asarray(math.log(p), dtype=scores.dtype)
 
 
 def in_any_row(is_kept: Array) -> Array:
