@@ -160,7 +160,9 @@ def test_engine_measures_speed_memory_and_context(
 def test_bench_check_measures_every_part(given: str, wanted: str) -> None:
     """Commas end an argument of make's functions: a list was once cut after its first part."""
     command = ["make", "-n", "bench-check", f"ARGS={given}", "VENV=none"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=True
+    )
     assert f"benchmarks/engine.py {wanted}" in done.stdout
 
 
