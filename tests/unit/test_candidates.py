@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.generation import LogitsProcessorList, MinPLogitsWarper
 
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
 from causal_qwen.analysis.posterior import infer_individual
@@ -22,9 +26,9 @@ from causal_qwen.decoding.candidates import (
     few_candidates,
     keep_min_p,
 )
-from causal_qwen.decoding.decision import decide_among
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
+from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.options import CONTINUES, OPEN
 
@@ -152,11 +156,13 @@ def test_a_choice_among_few_candidates_is_the_choice_among_all_tokens(
     rows = [[5, 17, 3, 44], [9, 9, 2, 44], [44, 44, 9, 44]]
     noise = {"noise_gain": 30.0} if "individual" in call else {}
     options = {"min_p": 0.02, "max_new_tokens": 12, **noise, **call}
-    seen: list[int] = []
+    seen: dict[str, list[int]] = {"generation.logits": [], "engine.generation": []}
 
-    def counted(tokens: Any, *rest: Any) -> Any:
-        seen.append(len(tokens))
-        return decide_among(tokens, *rest)
+    def counted(room: str, *inputs: Any) -> Any:
+        tokens, scores = few_candidates(*inputs)
+        if tokens is not None:
+            seen[room].append(len(tokens))
+        return tokens, scores
 
     def texts() -> list[list[list[int]]]:
         named = dict(options)
@@ -166,16 +172,70 @@ def test_a_choice_among_few_candidates_is_the_choice_among_all_tokens(
         by_numpy = engine.generate(rows, **named)
         return [by_torch.sequences[:, 4:].tolist(), by_numpy.ids[:, by_numpy.new].tolist()]
 
-    for room in ("generation.logits", "engine.generation"):
-        monkeypatch.setattr(f"causal_qwen.{room}.decide_among", counted)
+    for room in seen:
+        monkeypatch.setattr(f"causal_qwen.{room}.few_candidates", partial(counted, room))
     found = texts()
     assert found[0] == found[1]
-    assert seen
-    assert max(seen) < model.config.vocab_size
-    count = len(seen)
+    by_torch, by_numpy = seen.values()
+    steps = 12 if "output_scores" not in call else 0  # there all scores are asked for
+    assert (len(by_torch), len(by_numpy)) == (steps, 12)
+    assert max(by_torch + by_numpy) < model.config.vocab_size
     monkeypatch.setattr("causal_qwen.decoding.candidates.FEW", 0)
     assert texts() == found
-    assert len(seen) == count
+    assert (len(by_torch), len(by_numpy)) == (steps, 12)
+
+
+class Counted(MinPLogitsWarper):
+    calls = 0
+
+    def __call__(self, *inputs: Any) -> Any:
+        self.calls += 1
+        return super().__call__(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("call", "texts"),
+    [
+        ({"causal_mode": "standard"}, 1),
+        ({"causal_mode": "causal", "min_p": 0.5, "individual": 3}, 1),
+        ({"causal_mode": "compatible", "normalization": "ovr", "do_sample": True}, 4),
+    ],
+)
+def test_a_processor_of_the_call_runs_as_it_is(
+    make_model: Callable[..., Any], call: dict[str, Any], texts: int
+) -> None:
+    """A cut by min-p that a user passes is not taken for Hugging Face's own."""
+    model, mine = make_model(), Counted(1e-4)
+    found = set()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": 8, "logits_processor": LogitsProcessorList([mine]), **call}
+        found.add(tuple(model.generate(PROMPT, **options)[0].tolist()))
+    assert mine.calls == 4 * 8
+    assert len(found) == texts
+
+
+@pytest.mark.parametrize("mode", ["standard", "sampling", "causal"])
+def test_nothing_of_a_call_is_kept_after_it(
+    make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Not even in a cycle: it may own a copy of W, and a device's memory calls no collector."""
+    made: list[Any] = []
+    begin = DecisionProcessor.__init__
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(DecisionProcessor, "__init__", watched)
+    model = make_model()
+    gc.collect()
+    gc.disable()
+    try:
+        model.generate(PROMPT, causal_mode=mode, max_new_tokens=3)
+        assert [one() for one in made] == [None]
+    finally:
+        gc.enable()
 
 
 def test_a_score_that_is_no_number_is_named(make_model: Callable[..., Any]) -> None:

@@ -23,7 +23,8 @@ import numpy as np
 from causal_qwen.decoding.arrays import Array, array_namespace
 from causal_qwen.options import CONTINUES, OPEN
 
-FEW = 1024  # candidates of a text, on average: their rows of W alone are multiplied
+FEW = 1024  # candidates of a text, on average, whose rows of W alone are multiplied; of a whole
+# batch, which alone are read
 REACH = 64  # tokens that are not said again: loops are near, and what is far may be named again
 
 

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from causal_qwen.decoding.candidates import keep_min_p
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.generation.logits import DecisionProcessor
@@ -193,8 +194,9 @@ class DocumentedCalls:
             asked = {name: options[name] for name in cuts if options.get(name) is not None}
             return self.warpers(**asked)(None, scores).softmax(-1).unflatten(0, input_ids.shape)
 
-        cuts = ("top_k", "top_p", "min_p")
-        scores = self.warpers(**{"top_k": 0, **_given(settings, cuts)})(None, scores)
+        scores = self.warpers(**{"top_k": 0, **_given(settings, ("top_k", "top_p"))})(None, scores)
+        if settings.min_p:
+            scores = keep_min_p(scores, settings.min_p)
         if (moving := noise_everywhere(noise, positions)) is not None:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
             last.shift_u = self.displace(alone, moving)[0].squeeze(1)

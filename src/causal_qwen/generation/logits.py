@@ -292,26 +292,25 @@ class DecisionProcessor(LogitsProcessor):
                 whole(decision, "threshold").to(device),
                 whole(action, "b_noise").to(device),
                 whole(action, "decision_noise").to(device),
-                self._norms_of,
+                functools.partial(norms_of, self.model, self.weight),
             )
         return self._head
 
-    def _norms_of(self, weight: Tensor) -> HeadNorms:
-        """Norms of W, which stay on the model for as long as W stays as it is.
 
-        Edits through `.data` (a merged LoRA) leave no trace in the version counter, so one
-        element of every row is compared, too, once per call of `generate`.
-        """
-        own = self.weight
-        version = None if own.is_inference() else own._version
-        sample = float(own.flatten()[:: max(own.shape[1] - 1, 1)].double().sum())
-        key = (own.data_ptr(), version, own.shape, own.dtype, sample)
-        cached = getattr(self.model, "_head_norms", None)
-        if cached is None or cached[0] != key:
-            cached = (key, HeadNorms(weight))
-            self.model._head_norms = cached  # type: ignore[attr-defined]
-        norms: HeadNorms = cached[1]
-        return norms
+def norms_of(model: Any, own: Tensor, weight: Tensor) -> HeadNorms:
+    """Norms of W on some device, which stay on the model for as long as its `own` W stays as it is.
+
+    Edits through `.data` (a merged LoRA) leave no trace in the version counter, so one
+    element of every row is compared, too, once per call of `generate`.
+    """
+    version = None if own.is_inference() else own._version
+    sample = float(own.flatten()[:: max(own.shape[1] - 1, 1)].double().sum())
+    key = (own.data_ptr(), version, own.shape, own.dtype, sample)
+    cached = getattr(model, "_head_norms", None)
+    if cached is None or cached[0] != key:
+        cached = model._head_norms = (key, HeadNorms(weight))
+    norms: HeadNorms = cached[1]
+    return norms
 
 
 def decide_together(

@@ -230,8 +230,8 @@ class CausalGenerationMixin:
         restricting = copy.copy(generation_config)
         restricting.do_sample = not is_compatible
         processors = build(restricting, **kwargs)
-        min_p = None
-        if processors and isinstance(processors[-1], MinPLogitsWarper):
+        min_p, is_ours = None, not is_compatible and generation_config.min_p is not None
+        if is_ours and isinstance(processors[-1], MinPLogitsWarper):  # not one that a user passes
             min_p = processors.pop().min_p  # the choice begins with it, and then reads few tokens
         last = DecisionProcessor(self, noise, bool(generation_config.output_scores), min_p)  # type: ignore[arg-type]
         model_kwargs["decision_processor"] = last  # type: ignore[index]
