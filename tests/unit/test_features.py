@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,33 @@ def test_poolings_are_means_and_last_tokens_of_the_layers_between(pair: Any) -> 
     for hook in hooks:
         hook.remove()
     assert len(model.model.layers) == 2  # the model itself is not shortened
+
+
+def test_threads_that_share_a_model_read_their_own_hidden_states(pair: Any, tmp_path: Path) -> None:
+    processor, model = pair
+    texts = [f"{'long ' * (i % 7)}text number {i}" for i in range(60)]
+    poolings, cache = (MIDDLE[0], MIDDLE[4]), tmp_path / "features.sqlite"
+    options: dict[str, Any] = {"max_length": 64, "poolings": poolings}
+    expected = [features([text], model, processor, **options) for text in texts]
+    is_over = threading.Event()
+
+    def decode() -> None:
+        prompt = processor("Another request that is decoded meanwhile", return_tensors="pt")
+        while not is_over.is_set():
+            model.generate(**prompt, max_new_tokens=20)
+
+    def read(text: str) -> Any:
+        return features([text], model, processor, cache=cache, **options)
+
+    with ThreadPoolExecutor(3) as pool:
+        other = pool.submit(decode)
+        try:
+            found = list(pool.map(read, texts))
+        finally:
+            is_over.set()
+        other.result()
+    for stored in (found, [read(text) for text in texts]):
+        np.testing.assert_allclose(stored, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_poolings_are_cached_apart_from_last_tokens(pair: Any, tmp_path: Path) -> None:

@@ -376,9 +376,8 @@ def cache(
     if as_json:
         print_json(record)
         return
-    aside = ", ".join(record["set_aside"]) or "none"
     rows = [("path", record["path"]), ("size", decimal(record["size"])), ("rows", record["rows"])]
-    print_table("feature cache", (), [*rows, ("set aside", aside)])
+    print_table("feature cache", (), rows)
     if record["problem"] is not None:
         typer.echo(f"note: {record['problem']}", err=True)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -38,6 +39,8 @@ BACKBONE_FIELDS = (  # config fields that change z and no weight's shape
     *("num_attention_heads", "num_key_value_heads", "hidden_act", "rms_norm_eps"),
     *("rope_parameters", "sliding_window", "layer_types", "num_token_id", "numeric_encoding"),
 )
+
+_READING = threading.Lock()  # of what is stored: one thread at a time computes and writes it
 
 Encoded = tuple[list[int], list[float]]  # ids and values of one text
 
@@ -89,22 +92,8 @@ def pooled_hidden(
     """Hidden states between the layers, pooled over each text's own tokens. -> (B, P, H)"""
     count = len(model.model.layers)
     after = [max(round(pooling.depth * count), 1) for pooling in poolings]  # layers
-    reader = _first_layers(model.model, max(after))
-    states: dict[int, Tensor] = {}
-
-    def keep(place: int) -> Callable[..., None]:
-        def hook(_: Any, __: Any, output: Any) -> None:
-            states[place] = output[0] if isinstance(output, tuple) else output
-
-        return hook
-
-    layers = list(reader.layers)
-    hooks = [layers[n - 1].register_forward_hook(keep(n)) for n in sorted(set(after))]
-    try:
-        _, lengths = _run(model, reader, encoded)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    states: dict[int, Tensor] = {n: torch.empty(0) for n in after}
+    _, lengths = _run(model, _recorded(model.model, states), encoded)
     width = int(lengths.max())
     is_own = torch.arange(width, device=lengths.device) < lengths.unsqueeze(-1)  # (B, T)
     rows, found = torch.arange(len(lengths)), []
@@ -118,11 +107,32 @@ def pooled_hidden(
     return torch.stack(found, 1)
 
 
-def _first_layers(backbone: Any, count: int) -> Any:
-    """The same backbone with its first layers only; weights are shared, the original is not
-    changed."""
+class _RecordedLayer:
+    """A layer that keeps what it returns in the states of one call, if they name its place."""
+
+    def __init__(self, layer: Any, place: int, states: dict[int, Tensor]) -> None:
+        self.layer, self.place, self.states = layer, place, states
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        output = self.layer(*arguments, **options)
+        if self.place in self.states:
+            self.states[self.place] = output[0] if isinstance(output, tuple) else output
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+def _recorded(backbone: Any, states: dict[int, Tensor]) -> Any:
+    """The same backbone with the layers that `states` need, recorded; weights are shared.
+
+    Threads share the original, which a hook would change for all of them.
+    """
     shorter = copy.copy(backbone)
-    shorter._modules = {**backbone._modules, "layers": backbone.layers[:count]}
+    layers = enumerate(backbone.layers[: max(states)], 1)
+    shorter._modules = {name: part for name, part in backbone._modules.items() if name != "layers"}
+    shorter.__dict__["layers"] = [_RecordedLayer(layer, n, states) for n, layer in layers]
+    shorter.__dict__.pop("forward", None)  # accelerate's, which runs the original
     return shorter
 
 
@@ -189,15 +199,16 @@ def features(
             encoded = encode_texts(block, processor, max_length)
             for batch in batches_by_length(encoded):
                 some = [encoded[row] for row in batch]
-                hidden = (
-                    pooled_hidden(model, some, poolings)
-                    if poolings
-                    else hidden_at_end(model, some).unsqueeze(1)
-                )
-                read = hidden.float().cpu().numpy()  # (B, P, H)
-                for name, column in zip(names, read.swapaxes(0, 1), strict=True):
-                    own = (name + block[row] for row in batch)
-                    store.write(dict(zip(own, column, strict=True)))
+                with _READING:
+                    hidden = (
+                        pooled_hidden(model, some, poolings)
+                        if poolings
+                        else hidden_at_end(model, some).unsqueeze(1)
+                    )
+                    read = hidden.float().cpu().numpy()  # (B, P, H)
+                    for name, column in zip(names, read.swapaxes(0, 1), strict=True):
+                        own = (name + block[row] for row in batch)
+                        store.write(dict(zip(own, column, strict=True)))
                 z[[place[block[row]] for row in batch]] = read
                 progress(done := done + len(batch), len(distinct))
     if not poolings:
