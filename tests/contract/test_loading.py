@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Qwen2ForCausalLM
 from transformers.utils import logging
 
-from causal_qwen import CausalQwenForCausalLM
+from causal_qwen import CausalQwenForCausalLM, CausalQwenModel
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import convert, open_model
 from causal_qwen.engine import Engine
@@ -202,6 +202,51 @@ def test_backbone_alone_is_loaded_whole_or_refused(places: dict[str, Path]) -> N
     rewrite(places["causal"], lambda tensors: tensors.pop("model.norm.weight"))
     with pytest.raises(ValueError, match=r"lacks model\.norm\.weight"):
         AutoModel.from_pretrained(places["causal"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_saved_backbone_is_loaded_again(
+    places: dict[str, Path], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    saved = CausalQwenModel.from_pretrained(places["causal"], dtype=dtype)
+    saved.save_pretrained(tmp_path)
+    for kind in (CausalQwenModel, AutoModel):
+        loaded = kind.from_pretrained(tmp_path)
+        assert loaded.dtype == dtype
+        assert loaded.state_dict().keys() == saved.state_dict().keys()
+        for name, tensor in saved.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], tensor)
+            assert loaded.state_dict()[name].dtype == tensor.dtype
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks model\.norm\.weight"):
+        CausalQwenModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_tensor_has_its_type_however_the_model_was_converted(
+    places: dict[str, Path], dtype: torch.dtype
+) -> None:
+    loaded = CausalQwenForCausalLM.from_pretrained(places["causal"], dtype=dtype)
+    moved = CausalQwenForCausalLM.from_pretrained(places["causal"]).to(dtype)
+    types = {name: tensor.dtype for name, tensor in loaded.state_dict().items()}
+    assert types == {name: tensor.dtype for name, tensor in moved.state_dict().items()}
+    assert types["lm_head.weight"] == types["abduction.loc.weight"] == dtype
+    assert types["decision.threshold"] == types["action.b_noise"] == torch.float32
+    assert types["decision.word_edges"] == torch.uint8  # a mask, in every precision
+
+
+def test_a_model_made_without_memory_is_filled_from_a_state(places: dict[str, Path]) -> None:
+    whole = CausalQwenForCausalLM.from_pretrained(places["causal"])
+    with torch.device("meta"):
+        empty = CausalQwenForCausalLM(whole.config)
+    assert all(tensor.is_meta for tensor in empty.state_dict().values())
+    empty.to_empty(device="cpu").load_state_dict(whole.state_dict())
+    empty.model.rotary_emb = whole.model.rotary_emb  # is in no state
+    ids = torch.arange(9).unsqueeze(0)
+    assert torch.equal(empty.eval()(ids).logits, whole(ids).logits)
+    assert torch.equal(empty(ids).scale_U, whole(ids).scale_U)
 
 
 # ---------------------------------------------------------------- what keeps working

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 from causal_qwen.cli import app
@@ -137,3 +139,16 @@ def test_the_engine_refuses_what_it_cannot_do(directory: Path, tmp_path: Path) -
     engine.saved["typical_p"] = 0.9
     with pytest.raises(ValueError, match="typical_p"):
         engine.generate(PROMPT)
+
+
+def test_a_generation_config_of_the_call_asks_for_repeats_and_words_in_sampling(
+    tiny_directory: Path,
+) -> None:
+    _, model = open_model(tiny_directory)
+    given = GenerationConfig(do_sample=True, avoid_repeats=3, whole_words=True)
+    found = model.resolve_settings(generation_config=given)
+    assert (found.mode, found.avoid_repeats, found.whole_words) == ("sampling", 3, True)
+    saved = copy.deepcopy(model.generation_config)
+    assert (saved.avoid_repeats, saved.whole_words) == (2, True)
+    plain = model.resolve_settings(generation_config=saved)
+    assert (plain.mode, plain.avoid_repeats, plain.whole_words) == ("standard", 0, False)

@@ -22,7 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causal_qwen.generation.streaming import stream_text
+from causal_qwen.generation.streaming import TokenStream, stream_text
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
@@ -272,6 +272,50 @@ def test_streamed_text_equals_the_text_of_one_generate_call(loaded: Any, index: 
         for count in range(1, TOKENS + 1)
     ]
     assert [texts[0] for texts in grown] == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_new_tokens": 5},
+        {"forced_eos_token_id": 7},
+        {"begin_suppress_tokens": "the first"},
+        {"exponential_decay_length_penalty": (2, 1.9)},
+        {"no_repeat_ngram_size": 1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_that_count_the_tokens_of_a_call_count_those_of_a_stream(
+    loaded: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, model = loaded
+    inputs, plain = processor(TEXT, return_tensors="pt"), {"causal_mode": "standard"}
+    start = inputs["input_ids"].shape[1]
+    first = model.generate(**inputs, max_new_tokens=TOKENS, **plain)[0, start:].tolist()
+    monkeypatch.setattr(model.generation_config, "eos_token_id", first[1])  # ends after one token
+    if "begin_suppress_tokens" in options:
+        options = {"begin_suppress_tokens": first[:1]}
+    whole = model.generate(**inputs, max_new_tokens=TOKENS, **plain, **options)[0, start:].tolist()
+    assert whole != first[:2]
+    stream = TokenStream(model, processor, inputs, TOKENS, {**plain, **options})
+    list(stream)
+    assert stream.ids[0, start:].tolist() == whole
+
+
+def test_a_stream_that_is_left_ends_its_call(loaded: Any) -> None:
+    processor, model = loaded
+    before = threading.active_count()
+    stream = stream_text(model, processor, [TEXT], 200, causal_mode="standard")
+    assert [next(stream), next(stream)][0] != [""]
+    assert threading.active_count() == before + 1
+    stream.close()
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_call_is_that_of_the_stream(loaded: Any) -> None:
+    processor, model = loaded
+    with pytest.raises(ValueError, match="temperature"):
+        next(stream_text(model, processor, [TEXT], 3, temperature=-1.0))
 
 
 def test_softmax_sampling_restores_the_random_state_of_torch(loaded: Any) -> None:

@@ -94,11 +94,16 @@ def local_directory(path: str | os.PathLike[str], options: Mapping[str, Any] | N
 
 
 def check_files(
-    path: str | os.PathLike[str], options: Mapping[str, Any], config_class: Any
+    path: str | os.PathLike[str],
+    options: Mapping[str, Any],
+    config_class: Any,
+    *,
+    reads_heads: bool = True,
 ) -> dict[str, Any]:
     """The fields of a checkpoint's config.json, once its files were checked.
 
     `options` are those of `from_pretrained`: the hub's, and other fields or another config.
+    A backbone alone has no heads.
     """
     directory, config = local_directory(path, options), options.get("config")
     given = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(options)
@@ -109,7 +114,8 @@ def check_files(
         family_of(fields.get("model_type", CAUSAL))
     names = (*SHAPE_FIELDS, "causal_size", "head_bias")
     if not any(options.get(name) for name in OTHER_WEIGHTS) and options["use_safetensors"]:
-        check_weights(directory, fields | {name: given[name] for name in names if name in given})
+        fields_given = fields | {name: given[name] for name in names if name in given}
+        check_weights(directory, fields_given, reads_heads=reads_heads)
     if has_config:
         check_settings(directory, fields, config_class)
     return fields
@@ -158,7 +164,13 @@ def check_settings(directory: Path, fields: Mapping[str, Any], config_class: Any
         resolve_settings({}, saved, default_mode=fields.get("inference_mode", "standard"))
 
 
-def check_weights(directory: Path, fields: Mapping[str, Any], *, text_part: bool = False) -> None:
+def check_weights(
+    directory: Path,
+    fields: Mapping[str, Any],
+    *,
+    text_part: bool = False,
+    reads_heads: bool = True,
+) -> None:
     """Compare the headers of the weights' files with config.json, before memory is allocated.
 
     With `text_part`, of a model that also sees: `fields` are those of the part that reads.
@@ -177,6 +189,8 @@ def check_weights(directory: Path, fields: Mapping[str, Any], *, text_part: bool
     with file_named(directory / CONFIG):
         check_layers(fields, shapes, str(directory))
         expected = expected_tensors(fields) if has_known_shapes else _described_tensors(fields)
+    if not reads_heads:
+        expected = {name: expected[name] for name in expected if name.startswith("model.")}
     if fields.get("quantization_config") is None:
         if has_known_shapes:
             expected = {**expected, **found_optional(fields, shapes)}
@@ -196,7 +210,8 @@ def check_weights(directory: Path, fields: Mapping[str, Any], *, text_part: bool
         )
     else:
         _check_size(expected, sum(file.stat().st_size for file in headers), directory)
-    check_words(read_optional_json(directory / GENERATION), fields, shapes, str(directory))
+    if reads_heads:
+        check_words(read_optional_json(directory / GENERATION), fields, shapes, str(directory))
     is_ours = is_causal(fields.get("model_type", CAUSAL))
     if not is_ours and (ours := sorted(causal_tensors(fields).keys() & shapes.keys())):
         raise ValueError(

@@ -444,7 +444,9 @@ def load_checked(
     """
     kwargs.setdefault("use_safetensors", True)
     kwargs.setdefault("trust_remote_code", False)
-    fields = {} if path is None else check_files(path, kwargs, cls.config_class)
+    fields = {}
+    if path is not None:
+        fields = check_files(path, kwargs, cls.config_class, reads_heads=reads_heads)
     is_plain = fields.get("model_type") == cls.config_class.family.base
     where = str(path or "The state_dict")
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():

@@ -132,8 +132,9 @@ def resolve_settings(
         named = first_given(explicit["min_p"], explicit["causal_min_p"])
         found["min_p"] = first_given(named, found["min_p"], default)
     if mode != "causal":  # elsewhere a call must ask for it: `sampling` is softmax with min-p
-        found["avoid_repeats"] = first_given(call.get("avoid_repeats"), 0)
-        found["whole_words"] = first_given(call.get("whole_words"), False)
+        asked = explicit if mode == "sampling" else call
+        found["avoid_repeats"] = first_given(asked.get("avoid_repeats"), 0)
+        found["whole_words"] = first_given(asked.get("whole_words"), False)
     do_sample = mode == "compatible" and bool(found["do_sample"])
     if do_sample and found["top_k"] is None:
         found["top_k"] = HF_TOP_K

@@ -1,25 +1,30 @@
 """Streaming: text that grows token by token, and can be stopped between two tokens.
 
-`generate` is called for one token at a time with one cache: the text is the same as that of one
-call, at the same speed, and other work can be done between two tokens.
+A stream is one call of `generate`, with a criterion that shows the running texts after every token.
+Iterated, the call runs in a thread of its own, which waits whenever no token is asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from causal_qwen.decoding.context import context_length
-from causal_qwen.decoding.settings import INDIVIDUAL_FIELDS, DecodingSettings
+from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.generation.steps import RunningTexts
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.text.segmentation import stable_prefix
+
+OnTexts = Callable[[list[str]], bool]  # the new text of every row -> whether to stop
 
 
 @dataclass
@@ -48,35 +53,62 @@ class TokenStream:
         if self.seed is not None:
             self._state = torch.Generator(self._device).manual_seed(self.seed).get_state()
 
-    def __iter__(self) -> Iterator[list[str]]:
-        """The new text of every row after each token, until all rows have ended."""
-        cache = DynamicCache(config=self.model.config)
+    def run(self, on_texts: OnTexts) -> None:
+        """Generate until all rows have ended, or until `on_texts` says so."""
+        if not self.max_new_tokens:
+            return
         ends, is_over = end_ids(self.model), [False] * len(self.ids)
-        options = {name: value for name, value in self.options.items() if value is not None}
-        for _ in range(self.max_new_tokens):
-            with self._random_state():
-                result = self.model.generate(
-                    input_ids=self.ids,
-                    attention_mask=self.mask,
-                    numeric_values=self.values,
-                    past_key_values=cache,
-                    max_new_tokens=1,
-                    return_dict_in_generate=True,
-                    **options,
-                )
-            self.ids, self.values = result.sequences, result.numeric_values
-            self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
-            self.settings = self.settings or result.settings
-            if (individuals := result.get("individual")) is not None:
-                options["individual"] = self.individuals = individuals  # drawn once, then kept
-                for name in INDIVIDUAL_FIELDS:
-                    options.pop(name, None)  # they are the individual's now
-            for row, token in enumerate(self.ids[:, -1].tolist()):
+
+        def show(running: RunningTexts, ids: Tensor, values: Tensor) -> bool:
+            self.ids, self.values = ids, values
+            self.settings, self.individuals = running.settings, running.individuals
+            for row, token in enumerate(ids[:, -1].tolist()):
                 is_over[row] |= token in ends
                 self.lengths[row] += not is_over[row]
-            yield self.texts()
-            if all(is_over):
-                return
+            texts = self.texts()
+            with self._own_random_state():  # that of the caller
+                return on_texts(texts)
+
+        options = {name: value for name, value in self.options.items() if value is not None}
+        with self._own_random_state():
+            self.model.generate(
+                input_ids=self.ids,
+                attention_mask=self.mask,
+                numeric_values=self.values,
+                max_new_tokens=self.max_new_tokens,
+                stopping_criteria=[RunningTexts(show)],
+                **options,
+            )
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """The new text of every row after each token, until all rows have ended."""
+        is_wanted, shown = threading.Semaphore(0), queue.SimpleQueue[Any]()
+        is_closed = threading.Event()
+
+        def hand_over(texts: list[str]) -> bool:
+            shown.put(texts)
+            is_wanted.acquire()
+            return is_closed.is_set()
+
+        def work() -> None:
+            try:
+                self.run(hand_over)
+                shown.put(None)
+            except BaseException as error:
+                shown.put(error)
+
+        thread = threading.Thread(target=copy_context().run, args=(work,), daemon=True)
+        thread.start()
+        try:
+            while (texts := shown.get()) is not None:
+                if isinstance(texts, BaseException):
+                    raise texts
+                yield texts
+                is_wanted.release()
+        finally:
+            is_closed.set()
+            is_wanted.release()
+            thread.join()
 
     def texts(self) -> list[str]:
         """The new text of every row, without its end-of-text token."""
@@ -90,23 +122,26 @@ class TokenStream:
         ]
 
     @contextlib.contextmanager
-    def _random_state(self) -> Iterator[None]:
-        """Softmax sampling draws from the global state of the model's device: set it, and restore
-        it afterwards, so that the tokens are those of one call after `manual_seed(seed)`."""
-        if self._state is None:
+    def _own_random_state(self) -> Iterator[None]:
+        """Softmax sampling draws from the global state of the model's device: exchange it for the
+        stream's, and back, so that the tokens are those of one call after `manual_seed(seed)`."""
+        self._exchange_random_state()
+        try:
             yield
+        finally:
+            self._exchange_random_state()
+
+    def _exchange_random_state(self) -> None:
+        if self._state is None:
             return
         if self._device.type == "cpu":
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(self._state)
-                yield
-                self._state = torch.get_rng_state()
-            return
-        states = torch.get_device_module(self._device)
-        with torch.random.fork_rng(devices=[self._device], device_type=self._device.type):
+            current = torch.get_rng_state()
+            torch.set_rng_state(self._state)
+        else:
+            states = torch.get_device_module(self._device)
+            current = states.get_rng_state(self._device)
             states.set_rng_state(self._state, self._device)
-            yield
-            self._state = states.get_rng_state(self._device)
+        self._state = current
 
 
 def stream_text(
@@ -164,15 +199,20 @@ def generate_text(
     """
     length = min(max_new_tokens, remaining_context(model, inputs))
     stream = TokenStream(model, processor, inputs, length, options, seed)
-    text, shown, is_stopped = "", "", False
-    for (text,) in stream:
+    text = shown = ""
+    is_stopped = False
+
+    def show(texts: list[str]) -> bool:
+        nonlocal text, shown, is_stopped
+        (text,) = texts
         if on_text is not None:
             stable = stable_prefix(text)
             on_text(stable[len(shown) :])
             shown = stable
-        if should_stop is not None and should_stop():
-            is_stopped = True
-            break
+        is_stopped = should_stop is not None and should_stop()
+        return is_stopped
+
+    stream.run(show)
     if on_text is not None:
         on_text(text[len(shown) :])
     ids, values = stream.ids[0, stream.start :], stream.values[0, stream.start :]
