@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, ProgressCallback
+from transformers import EarlyStoppingCallback, ProgressCallback, TrainerState
 from transformers.utils import logging
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
@@ -25,7 +25,7 @@ from causal_qwen.conversion.placement import place_model, resolve_device
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
-from causal_qwen.outputs import KNOWN, LOCK, write_manifest
+from causal_qwen.outputs import KNOWN, LOCK, damaged_files, write_manifest
 from causal_qwen.paths import install_hint
 from causal_qwen.training.authors import (
     Authors,
@@ -35,7 +35,7 @@ from causal_qwen.training.authors import (
     names_of,
     saved_files,
 )
-from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run
+from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run, read_state
 from causal_qwen.training.data import (
     Collator,
     Example,
@@ -168,11 +168,10 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     if checkpoint is None:
         _calibrate(ready, texts, announce)
     trainer = _trainer(ready, args, progress)
-    if checkpoint is not None:
-        _check_unfinished(output, args.max_steps, checkpoint)
+    is_learned = checkpoint is not None and _has_all_steps(output, args.max_steps, checkpoint)
     if _is_first_process() and not run.resume:
         write_record(output, record)  # once nothing is refused any more
-    _learn(trainer, checkpoint, run.patience)
+    _learn(trainer, checkpoint, run.patience, is_learned)
     metrics: dict[str, float] = trainer.evaluate()
     if trainer.authors is not None:
         announce("comparing the individuals on held-out rows")
@@ -219,12 +218,19 @@ def _trainer(
     return trainer
 
 
-def _learn(trainer: CausalTrainer, checkpoint: str | None, patience: int) -> None:
-    """Train; Hugging Face restores the model of a checkpoint, and this the authors."""
+def _learn(trainer: CausalTrainer, checkpoint: str | None, patience: int, is_learned: bool) -> None:
+    """Train; Hugging Face restores the model of a checkpoint, and this the authors. After the last
+    step only the model is restored: Hugging Face would make one more."""
     if checkpoint is not None and trainer.authors is not None:
         trainer.authors.load_state(Path(checkpoint))
-    trainer.train(resume_from_checkpoint=checkpoint)
+    if checkpoint is not None and is_learned:
+        trainer.state = TrainerState.load_from_json(str(Path(checkpoint, STATE)))
     best = trainer.state.best_model_checkpoint if patience else None
+    if checkpoint is not None and is_learned:
+        trainer._load_from_checkpoint(best or checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
+        best = trainer.state.best_model_checkpoint if patience else None
     if best is not None and trainer.authors is not None:
         trainer.authors.load_state(Path(best))
 
@@ -253,13 +259,19 @@ def _compare_authors(trainer: CausalTrainer, ready: Prepared) -> dict[str, float
     return {f"eval_{k}": v for k, v in compare(nll, names, ready.names).items()}
 
 
-def _check_unfinished(output: Path, steps: int, checkpoint: str) -> None:
-    """Refuse to resume a run that has made all of its steps: Hugging Face would make one more."""
-    state = json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8"))
-    if 0 < steps <= state["global_step"]:
-        raise ValueError(
-            f"{output} has made {state['global_step']} of {steps} steps; resume it with more."
-        )
+def _has_all_steps(output: Path, steps: int, checkpoint: str) -> bool:
+    """Whether only the end of a run is missing; refuses a run that has ended, too."""
+    made = _steps_made(Path(checkpoint))
+    if steps <= 0 or made < steps:
+        return False
+    if _steps_made(output) == made and not damaged_files(output):  # the manifest is written last
+        raise ValueError(f"{output} has made {made} of {steps} steps; resume it with more.")
+    return True
+
+
+def _steps_made(directory: Path) -> int:
+    state = read_state(directory)
+    return 0 if state is None else int(state["global_step"])
 
 
 def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
