@@ -58,7 +58,7 @@ HELD_OUT = 0.05
 CALIBRATION_ROWS = 16  # of the training rows
 INDIVIDUALS = (1, 2, 3)  # speak at every evaluation
 PROMPT_TOKENS, SPOKEN_TOKENS = 8, 24
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+NO_LORA = ("in_proj_a", "in_proj_b")  # of Qwen3.5: a number per head
 # Pack by default if padding is so much of a batch, and an epoch still has so many steps.
 PADDING, PACKED_STEPS = 1 / 3, 50
 WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
@@ -412,13 +412,25 @@ def _checkpoint(output: Path, resume: bool) -> str | None:
     return None
 
 
-def check_lora_rank(model: torch.nn.Module, rank: int) -> None:
-    """Refuse a rank above that of the smallest projection, where LoRA would only cost memory."""
-    shapes = {
-        name.rpartition(".")[2]: tuple(module.weight.shape)
-        for name, module in model.named_modules()
-        if name.endswith(LORA_MODULES) and isinstance(module.weight, torch.Tensor)
+def lora_shapes(model: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """The backbone's projections by name: linear modules, and the stacked weights of experts."""
+    modules = {
+        name.rpartition(".")[2]: (module.out_features, module.in_features)
+        for name, module in model.model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not name.endswith(NO_LORA)
     }
+    experts = {
+        name.partition(".mlp.")[2]: tuple(parameter.shape[-2:])
+        for name, parameter in model.model.named_parameters()
+        if ".mlp.experts." in name
+    }
+    return modules, experts
+
+
+def check_lora_rank(model: Any, rank: int) -> None:
+    """Refuse a rank above that of the smallest projection, where LoRA would only cost memory."""
+    modules, experts = lora_shapes(model)
+    shapes = modules | experts
     smallest = min(shapes, key=lambda name: min(shapes[name]))
     rows, columns = shapes[smallest]
     if rank > min(rows, columns):
@@ -439,10 +451,12 @@ def with_lora(model: Any, rank: int) -> Any:
         raise ImportError(
             f"LoRA needs peft, which is not installed: {install_hint('lora')}"
         ) from None
+    modules, experts = lora_shapes(model)
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        target_modules=list(LORA_MODULES),
+        target_modules=list(modules),
+        target_parameters=list(experts) or None,
         modules_to_save=["abduction", "action", "decision"],
         task_type="CAUSAL_LM",
     )
