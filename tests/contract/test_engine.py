@@ -465,7 +465,7 @@ def test_verify_table_contains_the_worst_token() -> None:
 def test_verify_passes_and_writes_report_files(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from causal_qwen.cli import app
+    from causal_qwen.cli.program import app
 
     model = random_checkpoint(tmp_path / "model", TINY, std=0.1, is_causal=True)
     arguments = ["verify", str(model), "-n", "12", "-o", str(tmp_path / "proof")]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from causal_qwen.cli import app
+from causal_qwen.cli.program import app
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.settings import DecodingSettings, resolve_settings
 from causal_qwen.engine import Engine

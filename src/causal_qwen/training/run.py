@@ -64,6 +64,7 @@ PADDING, PACKED_STEPS = 1 / 3, 50
 WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
 
 Announce = Callable[[str], None]
+Shapes = dict[str, tuple[int, ...]]  # of matrices, by name
 
 
 @dataclass
@@ -412,14 +413,14 @@ def _checkpoint(output: Path, resume: bool) -> str | None:
     return None
 
 
-def lora_shapes(model: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def lora_shapes(model: Any) -> tuple[Shapes, Shapes]:
     """The backbone's projections by name: linear modules, and the stacked weights of experts."""
-    modules = {
+    modules: Shapes = {
         name.rpartition(".")[2]: (module.out_features, module.in_features)
         for name, module in model.model.named_modules()
         if isinstance(module, torch.nn.Linear) and not name.endswith(NO_LORA)
     }
-    experts = {
+    experts: Shapes = {
         name.partition(".mlp.")[2]: tuple(parameter.shape[-2:])
         for name, parameter in model.model.named_parameters()
         if ".mlp.experts." in name
