@@ -1,17 +1,16 @@
 """CausalQwen: a language model that decides like an individual.
 
-`import causal_qwen` is light: torch and transformers are imported when a name needs them.
+`import causal_qwen` is light: torch and transformers are imported when a name needs them. It
+changes the process in one way, an import hook: once transformers is imported, its Auto classes
+know ours (`_registration.py`).
 """
 
 from __future__ import annotations
 
-from causal_qwen import _startup as _startup  # first: Ctrl-C during the imports below
-
-# isort: split
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from causal_qwen import _aliases, _registration
+from causal_qwen import _registration
 from causal_qwen._version import __version__ as __version__
 from causal_qwen.families import FAMILIES, QWEN2
 from causal_qwen.paths import install_hint
@@ -82,5 +81,4 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_FAMILIES])
 
 
-_aliases.install()
 _registration.install()

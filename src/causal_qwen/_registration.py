@@ -1,4 +1,5 @@
-"""Registration with Hugging Face's Auto classes, without importing them.
+"""Registration with Hugging Face's Auto classes, without importing them, by an import hook: the
+one change that `import causal_qwen` makes to a process.
 
 `AutoModel.register` needs the class, and importing it while transformers is half imported fails.
 So the names are entered where transformers keeps those of its own models: it imports

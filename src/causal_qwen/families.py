@@ -20,10 +20,10 @@ from typing import Any
 
 PREFIX = "causal_"
 CARD = "README.md"  # of a saved model; users write it
-ACTIVATIONS = ("hidden_act", "hidden_activation")  # by family
-# Written after the activation in config.json once W_loc is trained. The base model's own class
-# would leave W_loc out; it does not know this activation and says so instead.
-TRAINED = " behind a trained W_loc: load it with causal_qwen, or run `causal-qwen export` first"
+# A field of config.json once W_loc is trained, for its readers: the base model's own class leaves
+# W_loc out, and only warns of tensors that it does not know.
+MARK = "w_loc"
+TRAINED = "trained: load it with causal_qwen, or run `causal-qwen export` first"
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,6 @@ FAMILIES = (
 BY_BASE = {family.base: family for family in FAMILIES}
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 QWEN2 = BY_BASE["qwen2"]
-
-
-def mark_trained(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json, refused by loaders that know nothing of W_loc.
-
-    Marked once: two processes that save to one directory may each find the other's mark.
-    """
-    fields = without_mark(fields)
-    name = next(name for name in ACTIVATIONS if fields.get(name) is not None)
-    return {**fields, name: f"{fields[name]}{TRAINED}"}
-
-
-def without_mark(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json as `mark_trained` found them."""
-    given = {name: fields[name] for name in ACTIVATIONS if isinstance(fields.get(name), str)}
-    return {**fields, **{name: value.removesuffix(TRAINED) for name, value in given.items()}}
 
 
 def is_causal(model_type: object) -> bool:

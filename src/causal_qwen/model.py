@@ -26,7 +26,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.families import CARD, mark_trained
+from causal_qwen.families import CARD, MARK, TRAINED
 from causal_qwen.generation.documented_calls import DocumentedCalls
 from causal_qwen.generation.mixin import (
     CausalGenerationMixin,
@@ -527,7 +527,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:
         """Also writes the file through which tools find the CausalQwen classes, a model card if
-        there is none, and, once W_loc is trained, a config.json that plain loaders refuse."""
+        there is none, and, once W_loc is trained, a field of config.json that says so."""
         push, options = kwargs.pop("push_to_hub", False), {}
         if push:
             options = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
@@ -539,7 +539,7 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
             (directory / f"{AUTO_MODULE}.py").write_text(code, encoding="utf-8")
             if not self.is_plain(kwargs.get("state_dict")):
                 fields = json.loads((directory / "config.json").read_text("utf-8"))
-                marked = json.dumps(mark_trained(fields), indent=2) + "\n"
+                marked = json.dumps({**fields, MARK: TRAINED}, indent=2) + "\n"
                 (directory / "config.json").write_text(marked, encoding="utf-8")
             if not (card := directory / CARD).exists():
                 card.write_text(self._own_card(), encoding="utf-8")

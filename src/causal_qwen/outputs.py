@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,8 @@ from causal_qwen.families import CARD, is_causal
 MANIFEST = "manifest.json"
 FORMAT = "causal-qwen"  # of a manifest; other programs write files of that name, too
 LOCK = "causal-qwen.lock"
+PARTIAL = ".causal-qwen-"  # begins the name of a file that is being written
+STALE_SECONDS = 3600
 LISTED = 10  # files that a message names
 EDITABLE = "generation_config.json"  # users edit it: another size is no damage if it is JSON
 # Version 0.3.0 wrote no manifest, and `save_pretrained` writes none: such directories are ours if
@@ -56,6 +59,18 @@ def check_not_inside(output: str | os.PathLike[str], *inputs: str | os.PathLike[
     for one in inputs:
         if Path(one).exists() and Path(one).resolve().is_relative_to(Path(output).resolve()):
             raise ValueError(f"{output} contains {one}, which is read; name another output.")
+
+
+def check_output_file(
+    file: str | os.PathLike[str], overwrite: bool, *inputs: str | os.PathLike[str]
+) -> None:
+    """Refuse a file that exists, unless `overwrite`; and one of the inputs, whatever is asked."""
+    if any(Path(one).exists() and Path(one).resolve() == Path(file).resolve() for one in inputs):
+        raise ValueError(f"{file} is the file which is read; name another output.")
+    if Path(file).is_file() and not overwrite:
+        raise FileExistsError(
+            f"{file} exists; choose another, or overwrite it (--force; overwrite=True)."
+        )
 
 
 def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
@@ -311,33 +326,47 @@ def damaged_parts(directory: Path, *, hashes: bool = False) -> list[str]:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str], overwrite: bool = True) -> Iterator[Path]:
     """A file to write beside `path`; it takes the place of `path` on success, else it is deleted.
+    Without `overwrite`, refuses a `path` that exists, or that has appeared meanwhile.
 
     An existing file keeps its permissions, a new one has those of the user's umask. A link stays
     a link to the new content; a device or a pipe is written directly.
     """
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file.")
+    check_output_file(path, overwrite)
     is_device = Path(path).exists() and not Path(path).is_file()
     place = Path(os.path.realpath(path))
-    partial = place.with_name(f".causal-qwen-{os.urandom(8).hex()}")
+    partial = place.with_name(f"{PARTIAL}{os.urandom(8).hex()}")
     try:
         if is_device:
             yield Path(path)
             return
+        _remove_stale(place.parent)
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         if place.exists():
             partial.chmod(place.stat().st_mode & 0o777)
         yield partial
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
+        check_output_file(path, overwrite)
         partial.replace(place)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise OSError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def _remove_stale(directory: Path) -> None:
+    """Delete what killed processes left of files that they wrote."""
+    for file in directory.glob(f"{PARTIAL}*"):
+        with contextlib.suppress(OSError):  # another process has just removed it
+            if time.time() - file.stat().st_mtime > STALE_SECONDS:
+                file.unlink()
 
 
 def write_text(file: Path, text: str) -> None:

@@ -28,9 +28,10 @@ import typer.main
 from rich.cells import cell_len
 
 from causal_qwen import __version__, terminal
-from causal_qwen.cli import app, doctor, main
 from causal_qwen.cli import demo as demo_parts
+from causal_qwen.cli import doctor, main
 from causal_qwen.cli.chat import Conversation
+from causal_qwen.cli.program import app
 from causal_qwen.conversion.calibration import PERSISTENCE, TEXTS
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual

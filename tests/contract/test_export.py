@@ -25,7 +25,7 @@ from causal_qwen.conversion.base_models import load_tokenizer
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.export import export, plain_model
 from causal_qwen.engine import Engine
-from causal_qwen.families import BY_BASE, TRAINED
+from causal_qwen.families import BY_BASE, MARK, TRAINED
 
 V = 320
 SHAPE: dict[str, Any] = {
@@ -129,20 +129,27 @@ def test_a_constant_of_the_scores_is_folded_as_well_as_possible(saved: Any) -> N
     assert (ours - theirs).abs().mean() < 0.2 * beta.abs().mean()
 
 
-@pytest.mark.ecosystem(
-    "a trained directory opened by the base's own class",
-    "refused: silu behind a trained W_loc: load it with causal_qwen, or run causal-qwen export",
-)
+@pytest.mark.ecosystem("a trained directory opened by the base's own class", "works")
 @pytest.mark.parametrize("base", ["qwen2", "qwen3", "granite"])
-def test_a_trained_checkpoint_is_refused_by_the_plain_class(saved: Any, base: str) -> None:
+def test_config_of_a_trained_checkpoint_is_plain_and_says_what_is_trained(
+    saved: Any, base: str, tmp_path: Path
+) -> None:
+    """The base's own class leaves W_loc out, and says so."""
     path = saved(base, True)
-    with quiet(), pytest.raises(KeyError, match="trained W_loc: load it with causal_qwen"):
-        base_class(BY_BASE[base]).from_pretrained(path)
+    fields = json.loads((path / "config.json").read_text("utf-8"))
+    assert fields["hidden_act"] == "silu"
+    assert fields[MARK] == TRAINED
     with quiet():
+        _, info = base_class(BY_BASE[base]).from_pretrained(path, output_loading_info=True)
         model = CausalQwenForCausalLM.from_pretrained(path)
         auto = AutoModelForCausalLM.from_pretrained(path)
+    assert "abduction.loc.weight" in info["unexpected_keys"]
     assert model.config.hidden_act == auto.config.hidden_act == "silu"
     assert not model.is_plain()
+    model.abduction.loc.weight.data.copy_(torch.eye(*model.abduction.loc.weight.shape))
+    model.abduction.loc.bias.data.zero_()
+    model.save_pretrained(tmp_path)
+    assert MARK not in (tmp_path / "config.json").read_text("utf-8")
 
 
 @pytest.mark.ecosystem("an untrained directory opened by the base's own class", "works")

@@ -12,7 +12,7 @@ import gguf
 import pytest
 import torch
 import transformers
-from _tiny import NUM, OWN, TINY, V, make_base
+from _tiny import NUM, OWN, TINY, V, make_base, make_causal
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -24,11 +24,14 @@ from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.conversion.base_models import load_base
 from causal_qwen.conversion.calibration import BAR_SUM
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import convert
+from causal_qwen.conversion.convert import convert, open_model
 from causal_qwen.engine import Engine
 from causal_qwen.families import BY_BASE, FAMILIES, Family, family_of
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.thresholds import over_bar
+from causal_qwen.training.evaluation import open_checkpoint
+from causal_qwen.training.run import with_lora
 
 NOISELESS = {"sampling": {"temperature": 0.0}, "causal": {"temperature": 0.0}}
 PROMPT = [5, 17, 3, 44, 8, 60, 2]
@@ -280,6 +283,53 @@ def test_lora_trains_and_merges(model: Any) -> None:
         expected = adapted(ids).logits
         merged = adapted.merge_and_unload()
         assert merged(ids).logits == pytest.approx(expected.numpy(), abs=2e-4)
+
+
+PROJECTIONS = {  # what `--lora` adapts, by family; the others have Llama's names
+    "qwen3_moe": "q_proj k_proj v_proj o_proj experts.gate_up_proj experts.down_proj",
+    "qwen3_5_text": "q_proj k_proj v_proj o_proj in_proj_qkv in_proj_z out_proj gate_proj up_proj "
+    "down_proj",
+    "phi3": "qkv_proj o_proj gate_up_proj down_proj",
+}
+LLAMAS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.base)
+def test_a_lora_checkpoint_of_every_family_moves_all_projections_and_is_evaluated(
+    family: Family, byte_tokenizer: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    base, checkpoint = tmp_path / "base", tmp_path / "checkpoint-1"
+    processor = CausalQwenProcessor(byte_tokenizer())
+    make_causal(family.base, vocab_size=300, num_token_id=processor.num_token_id).save_pretrained(
+        base
+    )
+    processor.save_pretrained(base)
+    _, model = open_model(base)
+    before = {name: p.clone() for name, p in model.model.named_parameters()}
+    adapted = with_lora(model, 2)
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    adapted.save_pretrained(checkpoint)
+    model.config.encode_numbers = "value"
+    model.config.save_pretrained(checkpoint)
+    processor.save_pretrained(checkpoint)
+    ids = tokens(2, 9)
+    with torch.no_grad():
+        expected = adapted.eval()(ids).logits
+        opened = open_checkpoint(str(checkpoint))[1]
+        assert opened.config.encode_numbers == "value"
+        assert opened(ids).logits == pytest.approx(expected.numpy(), abs=2e-4)
+    moved = [n for n, p in opened.model.named_parameters() if not torch.equal(p, before[n])]
+    names = PROJECTIONS.get(family.base, LLAMAS).split()
+    of = {
+        n: next((x for x in names if n.removesuffix(".weight").endswith(x)), None) for n in before
+    }
+    assert sorted(moved) == sorted(n for n, projection in of.items() if projection)
+    assert {of[n] for n in moved} == set(names)
 
 
 @pytest.mark.ecosystem("counterfactuals in each family", "works")

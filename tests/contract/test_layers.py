@@ -41,13 +41,11 @@ ROOMS: dict[str, set[str]] = {
     "cli": _LIBRARY | {"serving", "playground"},
     "playground": _LIBRARY | {"serving"},
     "__main__": {"cli"},
-    "_aliases": set(),
-    "_startup": set(),
     "_version": set(),
     "_registration": {"backbones", "families"},
-    "__init__": _LIBRARY | {"_aliases", "_registration", "_startup", "_version"},
+    "__init__": _LIBRARY | {"_registration", "_version"},
 }
-ANYONES = ("_aliases", "_version")  # old names, and the version
+ANYONES = ("_version",)
 NO_TORCH = (
     *("families", "options", "outputs", "paths", "terminal"),
     *("text", "individuals", "decoding", "engine", "tables"),

@@ -52,6 +52,20 @@ def hide(*modules: str) -> str:
     return HIDE.replace("{hidden!r}", repr(set(modules)))
 
 
+def test_importing_the_package_changes_the_process_by_one_import_hook() -> None:
+    """Of the registration with transformers, in a program of our name, too."""
+    run(
+        "import signal, sys\n"
+        "sys.argv = ['causal-qwen', 'demo']\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "hooks, handlers = [*sys.meta_path], [signal.getsignal(one) for one in (2, 15)]\n"
+        "import causal_qwen, causal_qwen.cli\n"
+        "assert [signal.getsignal(one) for one in (2, 15)] == handlers\n"
+        "new = [one for one in sys.meta_path if one not in hooks]\n"
+        "assert [one.__module__ for one in new] == ['causal_qwen._registration'], new\n"
+    )
+
+
 def test_importing_the_package_imports_nothing_heavy() -> None:
     assert run(f"import sys, causal_qwen; {REPORT_HEAVY}") == "heavy:\n"
 

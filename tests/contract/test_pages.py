@@ -123,7 +123,7 @@ def check_requirements(texts: list[str]) -> None:
 
 def parse(words: list[str]) -> None:
     """Read a command line as the command would, options and all, and do no more."""
-    from causal_qwen.cli import app
+    from causal_qwen.cli.program import app
 
     group: Any = typer.main.get_command(app)
     command = group.commands[words[0]]

@@ -24,7 +24,7 @@ from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from causal_qwen import CausalTextRegressor, OpenModel  # noqa: E402
-from causal_qwen.cli import app  # noqa: E402
+from causal_qwen.cli.program import app  # noqa: E402
 from causal_qwen.conversion.convert import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 

@@ -438,6 +438,43 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(
         assert torch.equal(p, q), name
 
 
+@pytest.mark.parametrize(
+    "length",
+    [{"max_steps": 5}, {"max_steps": -1, "num_train_epochs": 1.0}],
+    ids=["steps", "epochs"],
+)
+def test_a_run_killed_before_its_last_save_is_finished_as_if_it_had_not_been(
+    directory: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    length: dict[str, Any],
+) -> None:
+    arguments = {**QUICK, "recalibrate": True, "save_steps": 1000, **length}
+    whole, broken = (
+        Run(str(directory), str(data), str(tmp_path / name), numbers="value", arguments=arguments)
+        for name in ("whole", "broken")
+    )
+    metrics = train(whole)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalTrainer, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(broken)
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    again = train(dataclasses.replace(broken, resume=True))
+    assert again["eval_loss"] == metrics["eval_loss"]
+    for name in ("model.safetensors", "generation_config.json", "config.json"):
+        one, two = (tmp_path / which / name for which in ("whole", "broken"))
+        assert one.read_bytes() == two.read_bytes(), name
+    if length["max_steps"] > 0:
+        with pytest.raises(ValueError, match="has made 5 of 5 steps; resume it with more"):
+            train(dataclasses.replace(broken, resume=True))
+
+
 def test_a_run_without_a_whole_checkpoint_is_not_resumed(
     directory: Path, data: Path, run_copy: Path
 ) -> None:
@@ -545,8 +582,6 @@ def test_a_run_of_version_0_3_0_resumes_without_a_comparison(
         file.unlink()
     longer = {**RUN, "max_steps": RUN["max_steps"] + 2}
     run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=longer)
-    with pytest.raises(ValueError, match="has made 6 of 6 steps"):
-        train(dataclasses.replace(run, resume=True, arguments=RUN))
     with reported(caplog):
         metrics = train(dataclasses.replace(run, resume=True))
     assert "has no readable run.json: it resumes without a comparison" in caplog.text

@@ -93,6 +93,17 @@ def test_min_p_keeps_a_share_of_the_largest_probability(convert: Any) -> None:
     assert kept.tolist() == [[True, True, False], [True, False, True]]
 
 
+@pytest.mark.parametrize(
+    "convert", [np.asarray, lambda rows: torch.tensor(rows, dtype=torch.float64)]
+)
+def test_a_token_at_exactly_min_p_is_kept(convert: Any) -> None:
+    least = math.log(0.1)
+    scores = convert([[0.0, least, math.nextafter(least, -9.0)]])
+    assert keep_min_p(scores, 0.1).tolist() == [[0.0, least, -math.inf]]
+    tokens, few = few_candidates(scores, 0.1)
+    assert (tokens.tolist(), few.tolist()) == ([0, 1], [[0.0, least]])
+
+
 @pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
 def test_few_candidates_are_those_of_any_row(convert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.full((2, 50), -9.0, np.float32)

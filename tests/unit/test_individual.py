@@ -244,9 +244,21 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("safetensors.numpy.save", fail)
     with pytest.raises(OSError, match="no room"):
-        Individual.draw(C, seed=2).save(path)
+        Individual.draw(C, seed=2).save(path, overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["one"]
     assert Individual.load(path) == Individual.draw(C, seed=1)
+
+
+def test_a_saved_individual_replaces_a_file_only_if_asked(tmp_path: Path) -> None:
+    file, link = tmp_path / "precious", tmp_path / "link"
+    file.write_text("precious")
+    link.symlink_to(file)
+    for path in (file, link):
+        with pytest.raises(FileExistsError, match=rf"{path.name} exists; .*overwrite=True"):
+            Individual.draw(C, seed=1).save(path)
+        assert file.read_text() == "precious"
+    Individual.draw(C, seed=1).save(link, overwrite=True)
+    assert Individual.load(file) == Individual.draw(C, seed=1)
 
 
 def test_loading_a_missing_or_foreign_file_raises(tmp_path: Path) -> None:

@@ -285,6 +285,17 @@ def test_a_password_admits_its_user_only() -> None:
         pass
 
 
+def test_a_part_of_the_token_admits_nobody() -> None:
+    one = guarded(Login("secret-token"))
+    for given in ("", "s", "secret", "secret-toke", "secret-token-and-more", "token"):
+        for headers in ({"Authorization": f"Bearer {given}"}, basic("anyone", given)):
+            assert one.get("/", headers=headers).status_code == 401, headers
+        assert one.get(f"/?token={given}").status_code == 401, given
+        cookie = {"Cookie": f"{security.COOKIE}={given}"}
+        assert one.get("/", headers=cookie).status_code == 401, given
+    assert one.get("/", headers={"Authorization": "Bearer secret-token"}).status_code == 200
+
+
 @pytest.mark.parametrize("text", ["ada", "ada:", ":secret", "", ":"])
 def test_a_password_without_its_user_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--auth ada:secret"):

@@ -756,6 +756,11 @@ def test_a_killed_run_is_resumed_where_it_stopped(backend: TorchBackend, tmp_pat
         output.write_bytes(whole[:cut])
         run_lines(backend, source, output)
         assert output.read_bytes() == whole, cut
+    output.write_bytes(b"my notes")  # without a newline, as the part of a killed run
+    with pytest.raises(ValueError, match=r"Line 1 of .* is not of this input"):
+        run_lines(backend, source, output)
+    assert output.read_bytes() == b"my notes"
+    output.write_bytes(whole)
     other = write_lines(tmp_path / "other.jsonl", LINES[1:])
     with pytest.raises(ValueError, match=r"Line 1 of .* is not of this input"):
         run_lines(backend, other, output)

@@ -253,7 +253,7 @@ def test_an_audit_lists_the_wrong_rows_by_their_lines(
     assert record["doubtful"] >= 3
     assert {row["line"] for row in record["worst"][:3]} == {9, 52, 82}
     assert pd.read_csv(output)["line"][:3].tolist() == [row["line"] for row in record["worst"][:3]]
-    assert "labels look wrong" in run(*words).stdout
+    assert "labels look wrong" in run(*words, "--force").stdout
 
 
 def test_an_audit_by_time_lists_only_rows_that_earlier_ones_can_judge(
@@ -268,7 +268,7 @@ def test_an_audit_by_time_lists_only_rows_that_earlier_ones_can_judge(
     judged = {day[line] for line in pd.read_csv(output)["line"]}
     assert judged == set(range(110 - 5 * (110 // 6), 110))  # five folds of a sixth each
     with pytest.raises(ValueError, match="group and time"):
-        run(*words, "--time", "day", "--group", "cut")
+        run(*words, "--force", "--time", "day", "--group", "cut")
 
 
 def test_an_audit_by_groups_judges_a_row_by_other_groups(rings: Any, file: Path) -> None:
@@ -303,3 +303,32 @@ def test_what_if_refuses_what_it_cannot_answer(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run("what-if", fitted, file, *options)
+
+
+# ---------------------------------------------------------------- outputs
+
+
+@pytest.mark.parametrize("command", ["predict", "predict --batch 5", "audit"])
+def test_an_output_replaces_a_file_only_if_asked_and_never_what_is_read(
+    file: Path, fitted: str, tmp_path: Path, command: str
+) -> None:
+    name, *more = command.split()
+    asked = ("audit", file, "-y", "price", "--source", "columns", "-q", *more)
+    asked = asked if name == "audit" else ("predict", fitted, file, *more)
+    data, output, link = file.read_bytes(), tmp_path / "precious.csv", tmp_path / "link.csv"
+    output.write_text("precious")
+    link.symlink_to(output)
+    for place in (output, link):
+        refused = CliRunner().invoke(app, [str(word) for word in (*asked, "-o", place)])
+        assert f"{place} exists" in str(refused.exception)
+        assert "--force" in str(refused.exception)
+        assert output.read_text() == "precious"
+    own = tmp_path / "own.csv"
+    own.symlink_to(file)
+    for place in (file, own):
+        refused = CliRunner().invoke(app, [str(word) for word in (*asked, "-o", place, "--force")])
+        assert "which is read" in str(refused.exception)
+        assert file.read_bytes() == data
+    assert run(*asked, "-o", link, "--force").exit_code == 0
+    assert link.is_symlink()
+    assert len(pd.read_csv(output)) == 110

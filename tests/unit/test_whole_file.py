@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from causal_qwen.outputs import whole_file
+from causal_qwen.outputs import whole_file, write_text
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
@@ -78,3 +79,13 @@ def test_a_directory_or_a_place_in_none_is_refused_by_name(tmp_path: Path) -> No
     gone = tmp_path / "gone" / "new"
     with pytest.raises(OSError, match=f"{gone} cannot be written: No such file"), whole_file(gone):
         pass
+
+
+def test_what_a_killed_process_left_is_removed_by_a_later_save(tmp_path: Path) -> None:
+    stale, fresh = tmp_path / ".causal-qwen-0123", tmp_path / ".causal-qwen-4567"
+    for file in (stale, fresh):
+        file.write_text("a part")
+    old = time.time() - 2 * 3600
+    os.utime(stale, (old, old))
+    write_text(tmp_path / "one", "whole")
+    assert {file.name for file in tmp_path.iterdir()} == {"one", fresh.name}  # another one's work

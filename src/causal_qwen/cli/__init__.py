@@ -24,6 +24,14 @@ Open `program` first. Commands import torch and other large packages inside thei
 that `causal-qwen --help` is fast.
 """
 
-from causal_qwen.cli.program import app, main
+import os
+import signal
 
-__all__ = ["app", "main"]
+
+def main() -> None:
+    """The entry point. Ctrl-C while the program is imported exits with 130, too."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from causal_qwen.cli.program import main as run
+
+    run()

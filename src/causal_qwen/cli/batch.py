@@ -22,6 +22,7 @@ from causal_qwen.serving.requests import RequestError, TextRequest
 from causal_qwen.serving.rows import Backend, Row
 
 ROWS = 8  # texts that are decoded together
+PART = b'{"line":'  # begins every line of an output
 KEPT = ("id", "prompt", "messages")  # copied from the input to the output
 
 
@@ -56,9 +57,9 @@ def resume(output: Path, lines: Iterator[Line]) -> int:
     done = end = 0
     with output.open("rb+") as file:
         for text in file:
-            if not text.endswith(b"\n"):
-                break  # a killed run has left a part
             line = next(lines, None)
+            if not text.endswith(b"\n") and PART.startswith(text[: len(PART)]):
+                break  # a killed run has left a part
             try:
                 record = json.loads(text)
             except ValueError:

@@ -22,6 +22,7 @@ from causal_qwen.generation.streaming import GeneratedText, chat_inputs, context
 from causal_qwen.individuals.individual import SAVED, Individual, parse_individual
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
+from causal_qwen.outputs import whole_file
 
 HELP = {
     "/individual [SEED|FILE]": "show the individual, or continue with another one",
@@ -164,7 +165,8 @@ class Conversation:
         if path.suffix == ".json":
             saved = one and {"noise": one.noise.tolist(), **{n: getattr(one, n) for n in SAVED}}
             record = {"mode": self.mode, "individual": saved, "messages": self.messages}
-            path.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+            with whole_file(path, overwrite=False) as partial:
+                partial.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
             return f"The conversation is saved in {path}."
         if one is None:
             raise ValueError(f"Mode {self.mode} has no individual; use /mode causal.")

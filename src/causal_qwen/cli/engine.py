@@ -167,5 +167,7 @@ def verify(
         output.mkdir(parents=True, exist_ok=True)
         (output / "verify.json").write_text(result.to_json(), encoding="utf-8")
         plot(result, output / "verify.png")
+    if not as_json:
+        typer.echo(result.sentence)
     if not result.is_passed:
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import load
 from causal_qwen.options import Mode, Semantics
+from causal_qwen.outputs import check_output_file, whole_file
 from causal_qwen.terminal import print_json, status
 
 
@@ -68,6 +69,7 @@ def generate(
             help="The texts of --input, line by line; a second run resumes.", callback=opt.writable
         ),
     ] = None,
+    force: opt.ForceFile = False,
     as_json: opt.Json = False,
 ) -> None:
     """Continue a prompt in one of the four modes, token by token; or every prompt of a file.
@@ -81,6 +83,8 @@ def generate(
         return
     if prompt is None:
         raise typer.BadParameter("Missing argument 'PROMPT'.", context)
+    if save_individual is not None:
+        check_output_file(save_individual, force)
     who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
     opt.check_seed(seed, mode)
     processor, causal = load(model, numbers, device, dtype)
@@ -106,7 +110,7 @@ def generate(
         **options,
     )
     if save_individual is not None and result.individual is not None:
-        result.individual.save(save_individual)
+        result.individual.save(save_individual, overwrite=force)
     if as_json:
         record = {**result.to_dict(prompt), "max_new_tokens": max_new_tokens, "chat": chat}
         record["encode_numbers"] = numbers
@@ -235,12 +239,15 @@ def counterfactual(
     html: Annotated[
         Path | None, Option(help="Also write an HTML table.", callback=opt.writable)
     ] = None,
+    force: opt.ForceFile = False,
     as_json: opt.Json = False,
 ) -> None:
     """Compare the texts of one individual before and after an edit.
 
     Example: causal-qwen counterfactual "The king" --prompt "The queen" -i 7
     """
+    if html is not None:
+        check_output_file(html, force)
     who, _ = opt.check_individual(individual or "0", "causal")
     from causal_qwen.analysis.counterfactual import counterfactual as run
     from causal_qwen.analysis.counterfactual import parse_edit
@@ -269,13 +276,14 @@ def counterfactual(
         )
     settings = causal.resolve_settings(causal_mode="causal", **options)
     record = {**settings.to_dict(result.individual), "max_new_tokens": max_new_tokens}
-    _show(result, html, record if as_json else None)
+    _show(result, html, force, record if as_json else None)
 
 
-def _show(result: Any, html: Path | None, record: dict[str, Any] | None) -> None:
+def _show(result: Any, html: Path | None, force: bool, record: dict[str, Any] | None) -> None:
     """A counterfactual as an HTML file, and as JSON with the record of its settings or a table."""
     if html is not None:
-        html.write_text(result.to_html(), encoding="utf-8")
+        with whole_file(html, force) as partial:
+            partial.write_text(result.to_html(), encoding="utf-8")
     if record is None:
         result.show()
     else:

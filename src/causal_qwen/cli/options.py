@@ -121,6 +121,7 @@ Template = Annotated[
 RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
 Force = Annotated[bool, Option("--force", help="Overwrite a directory that this program wrote.")]
+ForceFile = Annotated[bool, Option("--force", help="Overwrite a file that exists.")]
 NoCache = Annotated[bool, Option("--no-cache", help="Neither read nor write the feature cache.")]
 Device = Annotated[
     str, Option("--device", help="auto (an accelerator if there is one), cpu, cuda, cuda:1, mps.")

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import split_model, unless_embedded
-from causal_qwen.outputs import check_output_directory, whole_file
+from causal_qwen.outputs import check_output_directory, check_output_file, whole_file
 from causal_qwen.terminal import print_json, print_table
 
 if TYPE_CHECKING:
@@ -188,6 +188,7 @@ def predict(
         Option(help="Read, predict and write n rows at a time: CSV and parquet.", min=1),
     ] = None,
     no_cache: opt.NoCache = False,
+    force: opt.ForceFile = False,
     as_json: opt.Json = False,
 ) -> None:
     """Predict a median and an interval for every row of a table.
@@ -202,6 +203,7 @@ def predict(
 
     if output is not None:
         table_kind(output)  # refuses a kind that is not written, before the work
+        check_output_file(output, force, data)
     options: dict[str, Any] = {
         "level": level,
         "calibrated": False if raw else None,
@@ -213,14 +215,14 @@ def predict(
     }
     if batch is not None:
         with _noted():
-            rows = _predict_blocks(fitted, data, batch, output, options)
+            rows = _predict_blocks(fitted, data, batch, output, options, force)
         if as_json and output is not None:
             print_json({"output": str(output), "rows": rows})
         return
     with _noted():
         table = predict_table(fitted, data, **options)
     if output is not None:
-        with whole_file(output) as partial:
+        with whole_file(output, force) as partial:
             table.write(partial, output)
         if as_json:
             print_json({"output": str(output), "rows": len(table)})
@@ -250,6 +252,7 @@ def audit(
     dtype: opt.Precision = "auto",
     seed: opt.Seed = 0,
     no_cache: opt.NoCache = False,
+    force: opt.ForceFile = False,
     quiet: Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -262,6 +265,7 @@ def audit(
 
     if output is not None:
         suspicion_kind(output)  # refuses a kind that is not written, before the work
+        check_output_file(output, force, data)
     table, notes = audit_csv(
         data,
         target,
@@ -281,7 +285,7 @@ def audit(
         cache=not no_cache,
     )
     if output is not None:
-        with whole_file(output) as partial:
+        with whole_file(output, force) as partial:
             write_suspicions(table, partial, output, f"{Path(data).name}: {', '.join(target)}")
     if as_json:
         worst = table.head(SHOWN_ROWS).to_dict(orient="records")
@@ -393,7 +397,7 @@ def _noted() -> Iterator[None]:
 
 
 def _predict_blocks(
-    fitted: str, data: str, rows: int, output: Path | None, options: dict[str, Any]
+    fitted: str, data: str, rows: int, output: Path | None, options: dict[str, Any], force: bool
 ) -> int:
     """Write the predictions of a file block by block; -> the number of rows."""
     from causal_qwen.regression.csv_io import predict_blocks
@@ -405,7 +409,7 @@ def _predict_blocks(
             _print_lines(block_lines("csv", block.table, block.predicted, count == 0))
             count += len(block)
         return count
-    with whole_file(output) as partial:
+    with whole_file(output, force) as partial:
         writer = BlockWriter(partial, output)
         try:
             for block in predict_blocks(fitted, data, rows, **options):

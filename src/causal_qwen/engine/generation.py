@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from causal_qwen._aliases import forward
 from causal_qwen.decoding.candidates import (
     cut_by_text,
     few_candidates,
@@ -311,6 +310,3 @@ class Generator:
 def _seeds(rows: int) -> list[int]:
     seeds: list[int] = np.random.default_rng().integers(RANDOM_SEEDS, size=rows).tolist()
     return seeds
-
-
-__getattr__ = forward("engine.generation")  # names of version 0.3.0

@@ -28,7 +28,6 @@ from causal_qwen.engine import threads
 from causal_qwen.engine.kernels import Kernel, can_compile
 from causal_qwen.engine.matrix import MAX_BATCH, Matrix, project
 from causal_qwen.engine.weights import Float32, Stored, check_shapes, release, widen
-from causal_qwen.families import without_mark
 from causal_qwen.options import check_choice
 
 Ints = NDArray[np.int64]
@@ -109,7 +108,7 @@ def check_architecture(fields: Mapping[str, Any]) -> None:
         )
     if model_type in QWEN3 and fields.get("attention_bias"):
         raise ValueError("attention_bias=True: this engine runs Qwen3 without biases.")
-    if (activation := without_mark(fields).get("hidden_act", "silu")) != "silu":
+    if (activation := fields.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
 
 

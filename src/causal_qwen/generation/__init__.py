@@ -13,7 +13,3 @@ Out:  tokens, their values, and the individual of each row.
 
 Open `mixin` first. What a mode decides is in `decoding`.
 """
-
-from causal_qwen._aliases import forward
-
-__getattr__ = forward("generation")  # names of the module that was here in version 0.3.0

@@ -188,8 +188,9 @@ class Individual:
         is_moved = self.is_fresh or self.has_chance
         return replace(self, offset=self.offset + by) if is_moved else self
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file atomically: e, and the other fields as JSON in its header."""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write one safetensors file atomically: e, and the other fields as JSON in its header.
+        A file that exists is replaced only with `overwrite`."""
         from safetensors.numpy import save
 
         from causal_qwen.outputs import whole_file
@@ -197,7 +198,7 @@ class Individual:
         named = {name: getattr(self, name) for name in SAVED}
         fields = json.dumps(named, default=lambda value: value.item())  # of NumPy's numbers
         metadata = {"individual": fields, "format": FORMAT, "sha256": _hash(fields, self.noise)}
-        with whole_file(path) as partial:
+        with whole_file(path, overwrite) as partial:
             partial.write_bytes(save({"noise": self.noise}, metadata))  # with the umask
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from huggingface_hub.dataclasses import strict
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 
-from causal_qwen.families import QWEN2, Family, family_of, without_mark
+from causal_qwen.families import MARK, QWEN2, Family, family_of
 from causal_qwen.options import (
     MODES,
     NUMBER_READINGS,
@@ -205,7 +205,8 @@ class CausalConfig:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        return super().from_dict(without_mark(config_dict), **kwargs)  # type: ignore[misc]
+        fields = {name: value for name, value in config_dict.items() if name != MARK}
+        return super().from_dict(fields, **kwargs)  # type: ignore[misc]
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,3 @@ Out:  a DataFrame with the kind of each column; target values as float64; the sa
 
 Open `files` for a file and `frames` for a table in memory. Nothing here knows a model.
 """
-
-from causal_qwen._aliases import forward
-
-__getattr__ = forward("tables")  # names of the module that was here in version 0.3.0

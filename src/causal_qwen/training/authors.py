@@ -87,7 +87,7 @@ class Authors(nn.Module):
         (output / DIRECTORY).mkdir(exist_ok=True)
         places = [output / file for file in saved_files(self.names)]
         for place, individual in zip(places, self.individuals(model), strict=True):
-            individual.save(place)
+            individual.save(place, overwrite=True)
         return places
 
 

@@ -76,7 +76,7 @@ def _numbered(run: Path) -> list[Path]:
 def read_log(run: Path) -> list[dict[str, float]]:
     """The log of a finished run, or of its newest checkpoint."""
     last = last_checkpoint(run)
-    state = _state(run) or (_state(last) if last is not None else None)
+    state = read_state(run) or (read_state(last) if last is not None else None)
     if state is None:
         raise FileNotFoundError(f"{run} has no checkpoint with a log; is it a training run?")
     log: list[dict[str, float]] = state["log_history"]
@@ -89,11 +89,11 @@ def _damage(checkpoint: Path, hashes: bool) -> str:
         return ", ".join(damaged_files(checkpoint, hashes=hashes))
     if (checkpoint.parent / RECORD).exists():
         return f"it has no {MANIFEST}, so it was not completed"
-    is_readable = _state(checkpoint) is not None  # version 0.3.0 wrote no manifests
+    is_readable = read_state(checkpoint) is not None  # version 0.3.0 wrote no manifests
     return "" if is_readable else f"{STATE} is missing or damaged"
 
 
-def _state(directory: Path) -> dict[str, Any] | None:
+def read_state(directory: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -19,7 +19,7 @@ from causal_qwen.conversion.checkpoint_io import quiet, tokenizer_checked
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.modeling.configuration import CausalConfig
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.paths import install_hint
 from causal_qwen.training.checkpoints import PREFIX, RECORD
@@ -120,13 +120,13 @@ def _open_adapter(directory: Path, device: str, dtype: str) -> tuple[CausalQwenP
         _, model = open_model(base, device, dtype)
         model = PeftModel.from_pretrained(model, str(directory)).merge_and_unload().eval()
         if (directory / "config.json").is_file():
-            trained = CausalQwen2Config.from_pretrained(directory)
+            trained = type(model.config).from_pretrained(directory)
             for name in OF_RUN:
                 setattr(model.config, name, getattr(trained, name))
     return _processor(directory, model.config), model
 
 
-def _processor(checkpoint: Path, config: CausalQwen2Config) -> CausalQwenProcessor:
+def _processor(checkpoint: Path, config: CausalConfig) -> CausalQwenProcessor:
     places = [checkpoint, checkpoint.parent]
     if (source := _source(checkpoint.parent)) is not None:
         places.append(source)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, ProgressCallback
+from transformers import EarlyStoppingCallback, ProgressCallback, TrainerState
 from transformers.utils import logging
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
@@ -25,7 +25,7 @@ from causal_qwen.conversion.placement import place_model, resolve_device
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
-from causal_qwen.outputs import KNOWN, LOCK, write_manifest
+from causal_qwen.outputs import KNOWN, LOCK, damaged_files, write_manifest
 from causal_qwen.paths import install_hint
 from causal_qwen.training.authors import (
     Authors,
@@ -35,7 +35,7 @@ from causal_qwen.training.authors import (
     names_of,
     saved_files,
 )
-from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run
+from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run, read_state
 from causal_qwen.training.data import (
     Collator,
     Example,
@@ -58,12 +58,13 @@ HELD_OUT = 0.05
 CALIBRATION_ROWS = 16  # of the training rows
 INDIVIDUALS = (1, 2, 3)  # speak at every evaluation
 PROMPT_TOKENS, SPOKEN_TOKENS = 8, 24
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+NO_LORA = ("in_proj_a", "in_proj_b")  # of Qwen3.5: a number per head
 # Pack by default if padding is so much of a batch, and an epoch still has so many steps.
 PADDING, PACKED_STEPS = 1 / 3, 50
 WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
 
 Announce = Callable[[str], None]
+Shapes = dict[str, tuple[int, ...]]  # of matrices, by name
 
 
 @dataclass
@@ -168,11 +169,10 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     if checkpoint is None:
         _calibrate(ready, texts, announce)
     trainer = _trainer(ready, args, progress)
-    if checkpoint is not None:
-        _check_unfinished(output, args.max_steps, checkpoint)
+    is_learned = checkpoint is not None and _has_all_steps(output, args.max_steps, checkpoint)
     if _is_first_process() and not run.resume:
         write_record(output, record)  # once nothing is refused any more
-    _learn(trainer, checkpoint, run.patience)
+    _learn(trainer, checkpoint, run.patience, is_learned)
     metrics: dict[str, float] = trainer.evaluate()
     if trainer.authors is not None:
         announce("comparing the individuals on held-out rows")
@@ -219,12 +219,19 @@ def _trainer(
     return trainer
 
 
-def _learn(trainer: CausalTrainer, checkpoint: str | None, patience: int) -> None:
-    """Train; Hugging Face restores the model of a checkpoint, and this the authors."""
+def _learn(trainer: CausalTrainer, checkpoint: str | None, patience: int, is_learned: bool) -> None:
+    """Train; Hugging Face restores the model of a checkpoint, and this the authors. After the last
+    step only the model is restored: Hugging Face would make one more."""
     if checkpoint is not None and trainer.authors is not None:
         trainer.authors.load_state(Path(checkpoint))
-    trainer.train(resume_from_checkpoint=checkpoint)
+    if checkpoint is not None and is_learned:
+        trainer.state = TrainerState.load_from_json(str(Path(checkpoint, STATE)))
     best = trainer.state.best_model_checkpoint if patience else None
+    if checkpoint is not None and is_learned:
+        trainer._load_from_checkpoint(best or checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
+        best = trainer.state.best_model_checkpoint if patience else None
     if best is not None and trainer.authors is not None:
         trainer.authors.load_state(Path(best))
 
@@ -253,13 +260,19 @@ def _compare_authors(trainer: CausalTrainer, ready: Prepared) -> dict[str, float
     return {f"eval_{k}": v for k, v in compare(nll, names, ready.names).items()}
 
 
-def _check_unfinished(output: Path, steps: int, checkpoint: str) -> None:
-    """Refuse to resume a run that has made all of its steps: Hugging Face would make one more."""
-    state = json.loads(Path(checkpoint, STATE).read_text(encoding="utf-8"))
-    if 0 < steps <= state["global_step"]:
-        raise ValueError(
-            f"{output} has made {state['global_step']} of {steps} steps; resume it with more."
-        )
+def _has_all_steps(output: Path, steps: int, checkpoint: str) -> bool:
+    """Whether only the end of a run is missing; refuses a run that has ended, too."""
+    made = _steps_made(Path(checkpoint))
+    if steps <= 0 or made < steps:
+        return False
+    if _steps_made(output) == made and not damaged_files(output):  # the manifest is written last
+        raise ValueError(f"{output} has made {made} of {steps} steps; resume it with more.")
+    return True
+
+
+def _steps_made(directory: Path) -> int:
+    state = read_state(directory)
+    return 0 if state is None else int(state["global_step"])
 
 
 def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -400,13 +413,25 @@ def _checkpoint(output: Path, resume: bool) -> str | None:
     return None
 
 
-def check_lora_rank(model: torch.nn.Module, rank: int) -> None:
-    """Refuse a rank above that of the smallest projection, where LoRA would only cost memory."""
-    shapes = {
-        name.rpartition(".")[2]: tuple(module.weight.shape)
-        for name, module in model.named_modules()
-        if name.endswith(LORA_MODULES) and isinstance(module.weight, torch.Tensor)
+def lora_shapes(model: Any) -> tuple[Shapes, Shapes]:
+    """The backbone's projections by name: linear modules, and the stacked weights of experts."""
+    modules: Shapes = {
+        name.rpartition(".")[2]: (module.out_features, module.in_features)
+        for name, module in model.model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not name.endswith(NO_LORA)
     }
+    experts: Shapes = {
+        name.partition(".mlp.")[2]: tuple(parameter.shape[-2:])
+        for name, parameter in model.model.named_parameters()
+        if ".mlp.experts." in name
+    }
+    return modules, experts
+
+
+def check_lora_rank(model: Any, rank: int) -> None:
+    """Refuse a rank above that of the smallest projection, where LoRA would only cost memory."""
+    modules, experts = lora_shapes(model)
+    shapes = modules | experts
     smallest = min(shapes, key=lambda name: min(shapes[name]))
     rows, columns = shapes[smallest]
     if rank > min(rows, columns):
@@ -427,10 +452,12 @@ def with_lora(model: Any, rank: int) -> Any:
         raise ImportError(
             f"LoRA needs peft, which is not installed: {install_hint('lora')}"
         ) from None
+    modules, experts = lora_shapes(model)
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        target_modules=list(LORA_MODULES),
+        target_modules=list(modules),
+        target_parameters=list(experts) or None,
         modules_to_save=["abduction", "action", "decision"],
         task_type="CAUSAL_LM",
     )
