@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from causal_qwen.serving.requests import user_seed
@@ -262,3 +263,41 @@ def test_sigterm_lets_running_requests_end(tiny_directory: Path, tmp_path: Path)
         assert rest[-1].choices[0].finish_reason == "length"
         assert first.choices[0].replay["causal_mode"] == "standard"
         assert server.process.wait(GUARD) == 143
+
+
+@pytest.mark.slow
+def test_numbers_are_right_while_other_requests_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A served regressor reads its texts with the layers that decode the completions."""
+    pandas = pytest.importorskip("pandas")
+    from causal_qwen.conversion.convert import default_model, open_model
+    from causal_qwen.regression.features import MIDDLE, features
+    from causal_qwen.regression.regressor import CausalTextRegressor
+
+    embedded = default_model()
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
+    processor, model = open_model(embedded)
+    things = [f"{a} {b} {i}" for i in range(15) for a in ("old", "new") for b in ("ring", "lamp")]
+    z = features(things, model, processor, max_length=64, poolings=[MIDDLE[0], MIDDLE[2]])
+    law = np.random.default_rng(0).normal(size=(2, z.shape[-1]))
+    table = pandas.DataFrame({"text": things} | dict(zip("ab", (z * law).sum(-1).T, strict=True)))
+    options: dict[str, Any] = {"text": "text", "sources": ["words", "model"], "verbose": False}
+    regressor = CausalTextRegressor(model=str(embedded), **options).fit(table, ["a", "b"])
+    assert len(regressor.source_.poolings) > 1
+    regressor.save(tmp_path / "priced")
+    asked = [{"text": f"a {thing} of another kind"} for thing in things]
+    expected = regressor.predict(pandas.DataFrame(asked))[:, 0]
+    (tmp_path / "cache" / "features.sqlite").unlink()
+
+    def number(row: dict[str, str]) -> float:
+        answer = server.post("/numbers", {"input": [row], "target": "a"})
+        return float(answer["data"][0]["median"])
+
+    place, given = tmp_path / "people", ("--regressor", str(tmp_path / "priced"))
+    with serving(embedded, place, *given) as server, ThreadPoolExecutor(6) as pool:
+        create, body = server.client().completions.create, {"model": "tiny", "prompt": "a king"}
+        said = [pool.submit(create, max_tokens=200, **body) for _ in range(4)]
+        for _ in range(2):  # computed, then from the cache
+            np.testing.assert_allclose([number(row) for row in asked], expected, rtol=1e-3)
+        assert len({one.result().choices[0].text for one in said}) == 1

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -414,3 +419,29 @@ def test_unusable_individuals_raise() -> None:
         resolve_individuals("Ada", 1, 1, C)
     with pytest.raises(TypeError, match="latent size"):
         Individual.draw("model", seed=1)
+
+
+SAVER = """
+import sys
+from causal_qwen import Individual
+print("saving", flush=True)
+for seed in range(10_000_000):
+    Individual.draw(8, seed=seed % 100).save(sys.argv[1], overwrite=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_save_that_is_killed_leaves_a_whole_individual(tmp_path: Path) -> None:
+    file, moments = tmp_path / "ada.safetensors", random.Random(0)
+    for _ in range(30):
+        command = [sys.executable, "-c", SAVER, str(file)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "saving\n"
+            time.sleep(moments.uniform(0.005, 0.1))
+            process.send_signal(signal.SIGKILL)
+        if file.exists():
+            found = Individual.load(file)
+            assert found.seed is not None
+            np.testing.assert_array_equal(found.noise, Individual.draw(8, seed=found.seed).noise)
+    assert file.exists()
