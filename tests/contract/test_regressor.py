@@ -352,7 +352,7 @@ def test_predict_writes_its_output_whole_or_not_at_all(
     out.parent.mkdir()
     out.write_text("precious")
     out.chmod(0o640)
-    arguments = ["predict", saved, str(tmp_path / "mine.csv"), "-o", str(out)]
+    arguments = ["predict", saved, str(tmp_path / "mine.csv"), "-o", str(out), "--force"]
 
     def full(self: Any) -> Any:
         yield "grade,price"

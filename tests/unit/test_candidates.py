@@ -333,7 +333,8 @@ def test_the_saved_rule_is_of_causal_alone_and_others_ask_for_it() -> None:
     assert resolve_settings({"causal_mode": "causal"}, {}).avoid_repeats == 0
     for mode in ("standard", "sampling", "compatible"):
         assert resolve_settings({"causal_mode": mode}, saved).avoid_repeats == 0
-        assert resolve_settings({"causal_mode": mode}, {}, config=saved).avoid_repeats == 0
+        asked = resolve_settings({"causal_mode": mode}, {}, config=saved).avoid_repeats
+        assert asked == (3 if mode == "sampling" else 0)
     assert resolve_settings({"causal_mode": "sampling", **saved}, {}).avoid_repeats == 3
     for mode in ("standard", "compatible"):
         with pytest.raises(ValueError, match="avoid_repeats= has no effect in mode"):

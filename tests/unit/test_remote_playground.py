@@ -124,7 +124,7 @@ def test_a_file_is_loaded_if_a_seed_draws_its_noise(
     path = individuals.save(one, tmp_path)
     assert state.load([], path) == [one]
     for noisy in (one.mix(two, 0.5), Individual.draw(local.model, seed=1, fresh=True)):
-        noisy.save(tmp_path / "noisy.safetensors")
+        noisy.save(tmp_path / "noisy.safetensors", overwrite=True)
         with pytest.raises(ValueError, match="noise that no seed draws"):
             state.load([], str(tmp_path / "noisy.safetensors"))
     Individual.draw(7, seed=1).save(tmp_path / "stranger.safetensors")

@@ -403,5 +403,5 @@ def test_an_individual_is_saved_with_the_users_permissions(ada: Path) -> None:
     plain = ada.with_name("plain")
     plain.write_text("x")
     assert ada.stat().st_mode == plain.stat().st_mode
-    Individual.draw(8, seed=np.int64(3)).save(ada)  # type: ignore[arg-type]
+    Individual.draw(8, seed=np.int64(3)).save(ada, overwrite=True)  # type: ignore[arg-type]
     assert Individual.load(ada).seed == 3

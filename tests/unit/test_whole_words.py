@@ -319,7 +319,8 @@ def test_the_saved_rule_is_of_causal_alone_and_others_ask_for_it() -> None:
     assert resolve_settings(named, saved).whole_words is False
     for mode in ("standard", "sampling", "compatible"):
         assert resolve_settings({"causal_mode": mode}, saved).whole_words is False
-        assert resolve_settings({"causal_mode": mode}, {}, config=saved).whole_words is False
+        asked = resolve_settings({"causal_mode": mode}, {}, config=saved).whole_words
+        assert asked is (mode == "sampling")
         assert resolve_settings({**named, "causal_mode": mode}, saved).whole_words is False
     assert resolve_settings({"causal_mode": "sampling", **saved}, {}).whole_words is True
     for mode in ("standard", "compatible"):
