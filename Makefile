@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
        -c requirements/tests.lock -c requirements/bench.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app test fuzz chromium lint style format docs notebooks reproduce env clean bench-decode \
+.PHONY: help demo app test fuzz mutants chromium lint style format docs notebooks reproduce env clean bench-decode \
         bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals \
         bench-serving bench-vllm bench-check vllm test-vllm
 
@@ -56,6 +56,10 @@ fuzz: $(TESTS)  ## try thousands of hostile inputs, some minutes (FUZZ_SEED=N re
 		FUZZ=1 FUZZ_SEED=$$seed OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 			$(BIN)/python -m pytest -q -m fuzz -n $(WORKERS) --dist worksteal $(ARGS) || exit 1; \
 	done
+
+# Each mutant breaks one core line of a copy of src/; the tests named beside it must fail.
+mutants: $(TESTS)  ## break 40 core lines, one at a time: a test must fail (ARGS="3 17", or a file)
+	$(BIN)/python scripts/mutants.py $(ARGS)
 
 # vLLM asks for an older transformers: an environment of its own. No dependency of vLLM is resolved:
 # all of them are in the file, but for torch, which goes first, and its siblings, which are not needed.
