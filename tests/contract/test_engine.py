@@ -298,6 +298,12 @@ def test_heads_with_nan_raise_in_every_mode(name: str, mode: str, directory: Pat
         ({"mode": "causal", "individual": "me"}, "individual='me' is neither a seed"),
         ({"mode": "causal", "individual": [0.5, 0.5]}, r"of this model is \(32,\) numbers"),
         ({"temperature": -1}, "temperature=-1"),
+        ({"mode": "causal", "temperature": 1e308}, r"temperature=1e\+308 .* at most 1e16"),
+        ({"mode": "sampling", "temperature": 1e308}, r"temperature=1e\+308 .* at most 1e16"),
+        (
+            {"mode": "compatible", "do_sample": True, "temperature": 1e60},
+            r"temperature=1e\+60 .* at most 1e16",
+        ),
         ({"top_p": 2}, "top_p=2"),
         ({"normalization": "l2"}, "normalization='l2'"),
         ({"value_field": "price"}, "field='price'"),

@@ -190,15 +190,27 @@ def test_version_is_that_of_the_installed_distribution() -> None:
 
 
 def pins(files: str = "*.lock") -> dict[str, str]:
-    """Name -> version, for every line of the lock files."""
+    """Name -> version, for every line of the lock files; hashes are their continuation."""
     lines = [
-        line.split("#")[0].strip()
+        line.split("#")[0].removesuffix("\\").strip()
         for lock in sorted((ROOT / "requirements").glob(files))
         for line in lock.read_text(encoding="utf-8").splitlines()
+        if not line.startswith("    --hash=sha256:")
     ]
     pairs = [line.split("==") for line in lines if line]
     assert all(len(pair) == 2 for pair in pairs), "a lock holds only name==version lines"
     return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_every_pin_has_hashes_except_for_torch() -> None:
+    """torch is a CPU build or a CUDA build, from here or from there."""
+    for lock in sorted((ROOT / "requirements").glob("*.lock")):
+        text = lock.read_text(encoding="utf-8").replace(" \\\n", "")
+        for line in text.splitlines():
+            hashes = re.findall(r" --hash=sha256:[0-9a-f]{64}\b", line)
+            has_none = line.startswith(("#", "torch=="))
+            assert bool(hashes) != has_none, f"{lock.name}: {line[:60]}"
+        assert "://" not in text
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:

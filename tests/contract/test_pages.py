@@ -116,7 +116,7 @@ def check_requirements(texts: list[str]) -> None:
         if wanted.name == project["name"]:
             assert wanted.extras <= set(project["optional-dependencies"]), text
         else:
-            pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", locks, re.MULTILINE))
+            pins = dict(re.findall(r"^([\w.-]+)==(\S+)", locks, re.MULTILINE))
             pinned = {canonicalize_name(name): version for name, version in pins.items()}
             assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), text
 

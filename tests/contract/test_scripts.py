@@ -1,4 +1,4 @@
-"""The four scripts pass on a sound model and fail on a damaged one."""
+"""The four scripts pass on a sound model and fail on a damaged one; mutants are caught."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ NAMES = (
 )
 
 
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 @pytest.fixture(autouse=True)
 def quiet_transformers() -> Iterator[None]:
     """Restore the verbosity that the scripts change."""
@@ -39,11 +48,7 @@ def quiet_transformers() -> Iterator[None]:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], int]:
     def call(name: str, model: Path) -> int:
         monkeypatch.syspath_prepend(str(SCRIPTS))
-        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        script = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(script)
+        script = load(name)
         with pytest.raises(typer.Exit) as stop:
             script.main(model=model)
         return stop.value.exit_code
@@ -128,3 +133,61 @@ def test_a_directory_without_a_model_exits_with_2_and_is_named(tmp_path: Path) -
     )
     assert done.returncode == 2
     assert "config.json" in done.stdout
+
+
+# --- mutants
+
+
+def test_every_mutant_breaks_one_line_and_names_tests_of_the_default_tier() -> None:
+    mutants = load("mutants")
+    assert len(set(mutants.MUTANTS)) == len(mutants.MUTANTS) == 40
+    assert not [reason for one in mutants.MUTANTS if (reason := mutants.misplaced(one))]
+    for one in mutants.MUTANTS:
+        assert one.old != one.new
+        for test in one.tests.split():
+            file, name = test.split("::")
+            assert f"def {name}(" in (SCRIPTS.parent / "tests" / file).read_text("utf-8"), test
+
+
+@pytest.mark.parametrize("old", ["no such line", "import"])
+def test_a_mutant_whose_line_is_not_found_once_fails_by_name(
+    old: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mutants = load("mutants")
+    lost = mutants.MUTANTS[0]._replace(old=old)
+    monkeypatch.setattr(mutants, "MUTANTS", (lost,))
+    assert mutants.main([]) == 1
+    assert old in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "outcome"), [(1, "caught"), (0, "SURVIVED"), (5, "SURVIVED")]
+)
+def test_only_a_failing_test_catches_a_mutant(
+    exit_code: int,
+    outcome: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mutants, seen = load("mutants"), []
+
+    def run_tests(source: Path, tests: list[str]) -> int:
+        seen.append((source / "causal_qwen" / mutants.MUTANTS[0].file).read_text("utf-8"))
+        return exit_code if mutants.MUTANTS[0].new in seen[-1] else 0
+
+    monkeypatch.setattr(mutants, "run_tests", run_tests)
+    assert mutants.main(["1"]) == (outcome != "caught")
+    assert outcome in capsys.readouterr().out
+    assert len(seen) == 2  # without the mutant, then with it
+
+
+@pytest.mark.slow  # some minutes: a process for every mutant
+def test_every_mutant_is_caught() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "mutants.py")],
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -119,6 +119,18 @@ def test_a_call_ranks_before_its_config_and_its_config_before_the_saved_one() ->
     assert settings.named == {"min_density": 0.3}  # a config does not contradict an Individual
 
 
+@pytest.mark.parametrize("mode", ["causal", "compatible"])
+def test_both_engines_take_the_default_mode_of_the_config(
+    tiny_directory: Path, tmp_path: Path, mode: str
+) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(tiny_directory, path)
+    fields = json.loads((path / "config.json").read_text("utf-8")) | {"inference_mode": mode}
+    (path / "config.json").write_text(json.dumps(fields), "utf-8")
+    assert open_model(path)[1].resolve_settings().mode == mode
+    assert Engine.from_pretrained(path).resolve().mode == mode
+
+
 def test_softmax_sampling_has_hugging_faces_implicit_top_k_in_both_engines() -> None:
     assert resolve_settings({"causal_mode": "compatible", "do_sample": True}, {}).top_k == 50
     assert resolve_settings({"causal_mode": "compatible"}, {}).top_k is None

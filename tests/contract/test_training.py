@@ -46,7 +46,7 @@ from causal_qwen.training.metrics import COLUMNS, MetricAccumulator
 from causal_qwen.training.plan import plan
 from causal_qwen.training.progress import TrainingProgress
 from causal_qwen.training.report import write_report
-from causal_qwen.training.run import COMPAT_WEIGHT, Run, evaluate, train
+from causal_qwen.training.run import COMPAT_WEIGHT, Run, evaluate, prepare, train
 from causal_qwen.training.simulation import Finding, simulate, summary
 from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
@@ -897,6 +897,14 @@ def test_an_unknown_column_of_individuals_is_refused(directory: Path, data: Path
 
 
 # ---------------------------------------------------------------- plans
+
+
+def test_held_out_rows_are_not_learned(directory: Path, data: Path, tmp_path: Path) -> None:
+    ready = prepare(Run(str(directory), str(data), str(tmp_path), arguments=RUN))
+    learned, held_out = ([row["text"] for row in x] for x in (ready.rows, ready.held_out_rows))
+    assert sorted(learned + held_out) == sorted(row["text"] for row in ROWS)
+    assert (len(ready.learn), len(ready.held_out)) == (len(learned), len(held_out))
+    assert held_out
 
 
 def test_a_dry_run_counts_and_writes_nothing(

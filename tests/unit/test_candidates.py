@@ -74,7 +74,8 @@ def test_a_token_is_said_twice_in_a_row_only_where_it_is_the_likeliest(convert: 
     assert kept == [[1, 2, 3], [1, -np.inf, 3], [-np.inf, -np.inf, 3], [1, 2, 3], [1, -np.inf, 3]]
     assert avoid_repeats(scores, texts, [2] * 5, number=1)[1].tolist() == [1, 2, 3]
     alone = convert([[-np.inf, 2.0, -np.inf]])
-    assert avoid_repeats(alone, [[1]], [2])[0].tolist() == [-np.inf, 2, -np.inf]
+    for n in (1, 2):  # nothing else is left
+        assert avoid_repeats(alone, [[1]], [n])[0].tolist() == [-np.inf, 2, -np.inf]
 
 
 def test_two_numbers_are_never_the_same_token() -> None:

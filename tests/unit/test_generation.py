@@ -28,6 +28,7 @@ from transformers.generation import (
 from causal_qwen.decoding.decision import choose
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.decoding.settings import resolve_mode
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import draw_noise, to_cauchy
 from causal_qwen.model import CausalQwenForCausalLM
 
@@ -177,6 +178,15 @@ def test_noise_gain_scales_the_noise_as_temperature_does(model: Any, mode: str) 
     by_gain = generate(model, prompts(), mode, noise_gain=2 * GAIN)
     by_temperature = generate(model, prompts(), mode, temperature=2.0)
     assert by_gain == by_temperature != generate(model, prompts(), mode)
+
+
+def test_every_row_has_the_noise_gain_it_was_given(model: Any) -> None:
+    gains, ids = [0.0, 1.0, 5.0], prompts()
+    options = {"causal_mode": "causal", "individual": 3, "max_new_tokens": 4, "pad_token_id": 0}
+    rows = zip(ids, gains, strict=True)
+    alone = [model.generate(row[None], noise_gain=g, **options)[0].tolist() for row, g in rows]
+    assert model.generate(ids, noise_gain=gains, **options).tolist() == alone
+    assert model.generate(ids, noise_gain=gains[0], **options).tolist() != alone
 
 
 def test_temperature_changes_nothing_in_standard(model: Any) -> None:
@@ -965,6 +975,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"causal_mode": "causal", "individual": 2.5}, r"individual=2\.5"),
     ({"causal_mode": "causal", "individual": "me"}, r"individual='me'"),
     ({"causal_mode": "causal", "fresh_noise": "maybe"}, r"fresh_noise='maybe'"),
+    ({"causal_mode": "causal", "temperature": 1e308}, r"temperature=1e\+308 .* at most 1e16"),
+    ({"causal_mode": "sampling", "temperature": 1e30}, r"temperature=1e\+30 .* at most 1e16"),
+    (
+        {"causal_mode": "causal", "temperature": 1e10, "noise_gain": 1e10},
+        r"temperature=1e\+10 .* noise gain of 1e\+10.* at most 1e6",
+    ),
+    (
+        {"causal_mode": "compatible", "do_sample": True, "temperature": 1e60},
+        r"temperature=1e\+60 .* at most 1e16",
+    ),
 ]
 
 
@@ -980,6 +1000,22 @@ def test_invalid_argument_raises_and_names_it(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         model.generate(prompts(), max_new_tokens=2, pad_token_id=0, **bad)
+
+
+def test_an_individual_of_a_boundless_temperature_raises_before_the_prompt_is_read(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Individual.draw(model, seed=7, temperature=1e308)
+    monkeypatch.setattr(model.model, "forward", None)
+    with pytest.raises(ValueError, match=r"temperature=1e\+308 .* at most 1e16"):
+        model.generate(prompts(), max_new_tokens=2, pad_token_id=0, individual=one)
+
+
+@pytest.mark.parametrize("mode", ["causal", "sampling"])
+def test_the_largest_temperature_moves_no_score_to_infinity(model: Any, mode: str) -> None:
+    shared = {"causal_mode": mode, "individual": 7, "max_new_tokens": 2, "pad_token_id": 0}
+    largest = model.generate(prompts(), temperature=1e16, **shared)
+    assert largest.tolist() == model.generate(prompts(), temperature=1e12, **shared).tolist()
 
 
 def test_nan_weights_raise(own: Any) -> None:

@@ -284,6 +284,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(backend: TorchBackend) 
         batcher.submit(job(notify))
         assert done.acquire(timeout=60)
     finally:
+        go_on.set()
         batcher.close()
     with pytest.raises(Closed):
         batcher.submit(job(notify))

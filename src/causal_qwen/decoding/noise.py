@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.settings import DecodingSettings, check_amplitude
 from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.individuals.noise import Noise, to_cauchy
 
@@ -41,7 +41,7 @@ class NoiseGains(NamedTuple):
         """T kappa of an individual on a row."""
         has_own = individual.is_fresh and self.fresh is not None
         gains = np.asarray(self.fresh if has_own else self.shared, dtype=np.float64).reshape(-1)
-        return float(individual.temperature * gains[row % len(gains)])
+        return check_amplitude(individual.temperature, gains[row % len(gains)])
 
     def own_share(self, individual: Individual, position: int) -> float:
         """c: the weight of t, and 1 - c that of eps; 1 without chance."""
@@ -80,7 +80,7 @@ class NoiseGains(NamedTuple):
                 eps = one.chance(position) if source is None else truncated(source, one, position)
                 noise[row] = self.amplitude(one, row) * (1 - self.own_share(one, position)) * eps
             elif source is not None:
-                unit = one.temperature * self.amplitude(source, row)
+                unit = check_amplitude(one.temperature, self.amplitude(source, row))
                 noise[row] = unit * truncated(source, one, position)
         return noise
 
@@ -147,6 +147,7 @@ class DecodingNoise:
             persistence=settings.persistence,
             explicit=settings.named,
         )
+        self._are_moved()  # refuses amplitudes before the prompt is read
         if settings.exogenous is not None:
             self.sources = resolve_individuals(
                 settings.exogenous, prompts, copies, size, fresh=True

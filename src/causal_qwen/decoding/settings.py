@@ -43,6 +43,8 @@ DEFAULTS: dict[str, Any] = {
 SOFTMAX = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 INDIVIDUAL_FIELDS = (*OWN_FIELDS, "fresh_noise")  # an Individual has its own
 HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
+# T kappa, and T of softmax. |t| is at most 3e15: in float32, 1e7 is left for scale_U times |W|.
+MOST_NOISE = 1e16
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ def resolve_settings(
         exogenous=found["exogenous"],
         named={name: call[name] for name in INDIVIDUAL_FIELDS if call.get(name) is not None},
     )
+    if do_sample:
+        check_amplitude(settings.temperature)
     _check_part(mode, explicit)
     for name in ("whole_words", "avoid_repeats"):
         if getattr(settings, name) and mode not in NOISY_MODES:
@@ -213,6 +217,18 @@ def _check_part(mode: str, explicit: Mapping[str, Any]) -> None:
         raise ValueError(f"exogenous= has no effect in mode {mode!r}; use 'causal'.")
     if explicit["normalization"] == "ovr" and mode != "compatible":
         raise ValueError(f"normalization='ovr' has no effect in mode {mode!r}; use 'compatible'.")
+
+
+def check_amplitude(temperature: float, gain: float = 1.0) -> float:
+    """T kappa, unless it is so large that scores would overflow."""
+    amplitude = float(temperature * gain)
+    if amplitude > MOST_NOISE:
+        by = f" with a noise gain of {gain:g}" if gain != 1 else ""
+        raise ValueError(
+            f"temperature={temperature:g} is too large{by}: scores would overflow; use at most "
+            f"1e{math.floor(math.log10(MOST_NOISE / gain))}."
+        )
+    return amplitude
 
 
 def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
