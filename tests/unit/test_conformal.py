@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +15,10 @@ from hypothesis import strategies as st
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.conformal import Conformal, TooFewRows, rows_needed
+from causal_qwen.regression.csv_io import predict_csv
+from causal_qwen.regression.fitted import find_limits
+from causal_qwen.regression.regressor import CausalTextRegressor
+from causal_qwen.regression.source_model import SourceModel
 
 
 def fitted(residuals: list[float], scale: float = 1.0) -> Conformal:
@@ -114,3 +121,73 @@ def test_levels_outside_0_to_1_are_refused(level: float) -> None:
         fitted([1.0]).radius(level)
     with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
         fitted([1.0]).quantile(level)
+
+
+# ---------------------------------------------------------------- of a fitted regressor
+
+
+def line(rows: int, seed: int = 0) -> Any:
+    x = np.linspace(1, 10, rows)
+    noise = np.random.default_rng(seed).normal(0, 0.3, rows)
+    return pandas.DataFrame({"x": x, "price": 50 + 3 * x + noise})
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 8])
+def test_intervals_of_tiny_tables_are_infinite_with_a_warning(rows: int) -> None:
+    table = line(rows)
+    fitted = CausalTextRegressor(sources=["columns"], verbose=False).fit(table, "price")
+    for level, needed in ((0.9, 9), (0.99, 99)):
+        with pytest.warns(TooFewRows, match=f"at least {needed}"):
+            low, high = fitted.predict_interval(table[["x"]], level)
+        assert (low == 0).all()  # the support: prices are positive
+        assert np.isposinf(high).all()
+    assert np.isfinite(fitted.predict(table[["x"]])).all()
+
+
+def test_an_infinite_interval_is_not_cut_at_the_range_of_the_labels() -> None:
+    table = line(40)
+    table["price"] -= 70  # of both signs
+    fitted = CausalTextRegressor(sources=["columns"], verbose=False).fit(table, "price")
+    with pytest.warns(TooFewRows, match="at least 99"):
+        low, high = fitted.predict_interval(table[["x"]], 0.99)
+    assert np.isneginf(low).all()
+    assert np.isposinf(high).all()
+    bounded = CausalTextRegressor(sources=["columns"], support=(-90.0, 90.0), verbose=False)
+    with pytest.warns(TooFewRows):
+        ends = bounded.fit(table, "price").predict_interval(table[["x"]], 0.99)
+    assert {*np.unique(ends)} == {-90.0, 90.0}
+
+
+def test_a_calibrated_interval_may_leave_the_range_of_the_labels_and_a_median_may_not() -> None:
+    limits = find_limits("auto", np.array([-1.0, 0.0, 2.0]), np.ones(3))
+    assert limits.clip(np.array([-9.0, 9.0])).tolist() == [-4.0, 5.0]
+    assert limits.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [-9.0, 9.0]
+    positive = find_limits("auto", np.array([1.0, 2.0]), np.ones(2))
+    assert positive.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [0.0, 9.0]
+
+
+def test_medians_intervals_and_quantiles_are_those_of_one_reading(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = line(60).assign(cost=lambda frame: 90 - frame.x)
+    fitted = CausalTextRegressor(sources=["columns"], verbose=False).fit(table, ["price", "cost"])
+    X, calls, predict = table[["x"]], [], SourceModel.predict
+    low, high = fitted.predict_interval(X, 0.8)
+    expected = fitted.predict(X), low, high, fitted.predict_quantiles(X, (0.2, 0.9))
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return predict(*given)
+
+    monkeypatch.setattr(SourceModel, "predict", counted)
+    median, intervals, curve = fitted.predict_numbers(X, (0.5, 0.8), (0.2, 0.9))
+    found = median, intervals[:, :, 1, 0], intervals[:, :, 1, 1], curve
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(calls) == 1
+    fitted.save(tmp_path / "fitted")
+    table.to_csv(tmp_path / "table.csv", index=False)
+    calls.clear()
+    predicted = predict_csv(tmp_path / "fitted", tmp_path / "table.csv", level=0.8)
+    np.testing.assert_allclose(predicted["price_low"], low[:, 0])
+    assert len(calls) == 2  # one tries the loaded model on a row

@@ -595,7 +595,7 @@ def test_iris_predictor_is_fitted_step_by_step(
     found = predictor.forecast(predictor.example)
     (low, high), (lower, higher) = found.intervals[0.5], found.intervals[0.9]
     assert lower < low < found.median < high < higher
-    assert found.median == pytest.approx(predictor.distribution([predictor.example]).median[0])
+    assert found.median == predictor.median(predictor.distribution([predictor.example]))[0]
     drag = drag_range(predictor.example, 2)
     sweep = predictor.sweep(predictor.example, 2, drag)
     number = find_numbers(predictor.example)[2][1]
@@ -652,7 +652,7 @@ def test_a_regressor_of_columns_is_asked_with_a_line_for_every_column(
     text = predictors.write_lines(row, columns)
     assert predictors.read_lines(text, columns) == row[columns].iloc[0].to_dict()
     found = predictor.forecast(text)
-    assert found.median == pytest.approx(float(priced.predict_distribution(row).median[0]))
+    assert found.median == pytest.approx(float(priced.predict(row)[0]))
     assert found.intervals[0.9] == tuple(float(end[0]) for end in priced.predict_interval(row))
     other = text.replace(f"carat = {row['carat'].iloc[0]}", "carat = 1.9")
     expected = priced.counterfactual(row, 3000.0, carat=1.9)

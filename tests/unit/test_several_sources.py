@@ -25,10 +25,17 @@ from sklearn.ensemble import BaggingRegressor  # noqa: E402
 from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
 
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
-from causal_qwen.regression import experts, reading, saved_regressor, saved_sources  # noqa: E402
+from causal_qwen.regression import (  # noqa: E402
+    experts,
+    reading,
+    saved_regressor,
+    saved_sources,
+    source_model,
+)
 from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
-from causal_qwen.regression.source_model import SourceModel  # noqa: E402
+from causal_qwen.regression.source_choice import split_rows  # noqa: E402
+from causal_qwen.regression.source_model import SourceModel, _Trial  # noqa: E402
 from causal_qwen.regression.sources import similarity  # noqa: E402
 
 QUICK: dict[str, Any] = {"folds": 3, "verbose": False}
@@ -917,3 +924,47 @@ def test_an_interrupted_fit_leaves_nothing_fitted(houses: Any, monkeypatch: Any)
         regressor.fit(houses[:60], "medv")
     with pytest.raises(NotFittedError):
         regressor.predict(houses)
+
+
+def test_a_choice_of_the_fit_is_made_on_the_rows_that_splits_keep_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names of groups promise much to leave-one-out, and nothing for a new group."""
+    rng = np.random.default_rng(0)
+    groups, x = np.repeat(np.arange(12), 8), rng.normal(size=(96, 1))
+    y = rng.normal(0, 10, 12)[groups] + x[:, 0]
+    named = np.hstack([x, 3 * np.eye(12)[groups]])
+    splits = split_rows(96, groups, None, 5, 0)
+    losses = {
+        name: [trial.loss(one, y, np.ones(96)) for one in (x, named)]
+        for name, trial in (
+            ("random", _Trial(np.ones(96), None)),
+            ("groups", _Trial(np.ones(96), splits)),
+        )
+    }
+    assert losses["random"][1] < losses["random"][0] - 2
+    assert losses["groups"][1] > losses["groups"][0] - 0.1
+
+    seen: list[Any] = []
+    real = source_model._Trial
+
+    def kept(weights: Any, splits: Any) -> Any:
+        seen.append(splits)
+        return real(weights, splits)
+
+    monkeypatch.setattr(source_model, "_Trial", kept)
+    table = pd.DataFrame({"x": x[:, 0], "w": rng.normal(size=96)})
+    for options, given in (
+        ({}, {}),
+        ({}, {"groups": groups}),
+        ({"cv": TimeSeriesSplit(3)}, {}),
+    ):
+        fitted = CausalTextRegressor(sources=["columns"], verbose=False, **options)
+        fitted.fit(table, y, **given)
+    none, grouped, ordered = seen
+    assert none is None
+    for training, test in grouped:
+        assert not {*groups[training]} & {*groups[test]}
+    assert len(ordered) == 3
+    for training, test in ordered:
+        assert max(training) < min(test)

@@ -23,6 +23,7 @@ from causal_qwen.playground.provider import LEVELS, Forecast, Sweep, sweep_texts
 from causal_qwen.playground.text_edits import DragRange
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import features
+from causal_qwen.regression.fitted import interval_of, median_of
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor, OpenModel
 from causal_qwen.regression.sentences import to_sentences
@@ -48,7 +49,8 @@ class Predictor:
     note: str
     example: str  # "" if there is none
     distribution: Callable[[list[str]], NumberPrediction] = field(repr=False)
-    interval: Callable[[list[str], float], tuple[Array, Array]] = field(repr=False)
+    median: Callable[[NumberPrediction], Array] = field(repr=False)
+    interval: Callable[[NumberPrediction, float], tuple[Array, Array]] = field(repr=False)
     counterfactual: Callable[[str, float, str], NumberCounterfactual] | None = field(
         default=None, repr=False
     )  # of a text, its observed number and the edited text
@@ -71,15 +73,16 @@ class Predictor:
         )
 
     def forecast(self, text: str) -> Forecast:
-        ends = {level: self.interval([text], level) for level in LEVELS}
+        number = self.distribution([text])
+        ends = {level: self.interval(number, level) for level in LEVELS}
         intervals = {level: (float(low[0]), float(high[0])) for level, (low, high) in ends.items()}
-        distribution = self.distribution([text])[0]
-        return Forecast(distribution, float(distribution.median), intervals)
+        return Forecast(number[0], float(self.median(number)[0]), intervals)
 
     def sweep(self, text: str, index: int, drag: DragRange) -> Sweep:
         """`text` with its `index`-th number moved from one end of its range to the other."""
         values, texts = sweep_texts(text, index, drag)
-        return Sweep(values, self.distribution(texts).median, *self.interval(texts, LEVELS[-1]))
+        number = self.distribution(texts)
+        return Sweep(values, self.median(number), *self.interval(number, LEVELS[-1]))
 
 
 def read_irises() -> tuple[list[str], Array]:
@@ -183,11 +186,14 @@ def _predictor(
         found = regressor.predict_distribution(inputs(texts))
         return found[target] if isinstance(found, dict) else found
 
-    def interval(texts: list[str], level: float) -> tuple[Array, Array]:
-        low, high = regressor.predict_interval(inputs(texts), level)
-        return (low, high) if low.ndim == 1 else (low[:, 0], high[:, 0])
+    def median(number: NumberPrediction) -> Array:
+        return median_of(number, regressor.targets_[target])
 
-    return Predictor(name, note, example, distribution, interval, counterfactual)
+    def interval(number: NumberPrediction, level: float) -> tuple[Array, Array]:
+        low, high = interval_of(number, regressor.targets_[target], level).T
+        return low, high
+
+    return Predictor(name, note, example, distribution, median, interval, counterfactual)
 
 
 def write_lines(row: DataFrame, columns: Sequence[str]) -> str:
@@ -230,5 +236,6 @@ def from_model(model: CausalModel, processor: Processor) -> Predictor:
         "The model's own number head: uncalibrated Cauchy intervals.",
         "",
         distribution,
-        lambda texts, level: distribution(texts).interval(level),
+        lambda number: number.median,
+        lambda number, level: number.interval(level),
     )

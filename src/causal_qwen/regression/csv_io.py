@@ -501,9 +501,9 @@ def _predict(
     regressor: CausalTextRegressor, frame: Any, level: float, calibrated: bool | None
 ) -> Any:
     """Median, low and high. -> (targets, 3, N)"""
-    bounds = regressor.predict_interval(frame, level, calibrated=calibrated)
-    columns = [part.reshape(len(frame), -1).T for part in (regressor.predict(frame), *bounds)]
-    return np.stack(columns, 1)
+    median, interval, _ = regressor.predict_numbers(frame, [level], calibrated=calibrated)
+    bounds = interval[..., 0, 0], interval[..., 0, 1]
+    return np.stack([part.reshape(len(frame), -1).T for part in (median, *bounds)], 1)
 
 
 def _measure(regressor: Any, held_out: Any, targets: Sequence[str]) -> dict[str, dict[str, float]]:

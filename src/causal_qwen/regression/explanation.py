@@ -127,9 +127,9 @@ def explain_predictions(
 
     def predict(rows: Any) -> tuple[Array, Array]:
         given = frame_to_input(regressor, rows)
-        low, high = (part.reshape(len(rows), -1) for part in regressor.predict_interval(given))
-        medians = regressor.predict(given).reshape(len(rows), -1)
-        return medians[:, place], (high - low)[:, place]
+        medians, intervals, _ = regressor.predict_numbers(given)
+        widths = np.diff(intervals[..., 0, :]).reshape(len(rows), -1)
+        return medians.reshape(len(rows), -1)[:, place], widths[:, place]
 
     texts = regressor.source_.table.schema.texts
     baseline = regressor.baseline_

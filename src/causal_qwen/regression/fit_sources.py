@@ -107,6 +107,7 @@ def _fit_source(
             spaces=value_spaces(regressor.value_space),
             seed=regressor.seed_,
             done=done,
+            is_random=regressor.cv is None and groups is None,
         )
         progress(total, total)
     return evidence

@@ -3,14 +3,16 @@
     space, chain, rows that cross-validation has not seen -> Target, TargetEvidence
 
 Residuals of unseen rows in units of the predicted scale calibrate the intervals (`conformal`), each
-by the credibility of its label. `Limits` keeps medians and quantiles inside the support, and a
-scale near those of unseen rows: in symlog space a large scale reaches astronomic values.
+by the credibility of its label. `Limits` keeps medians near the labels, calibrated intervals inside
+the support alone, whose coverage would suffer otherwise, and a scale near those of unseen rows: in
+symlog space a large scale reaches astronomic values.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from causal_qwen.modeling.value_space import ValueSpace
-from causal_qwen.regression.conformal import Conformal, rows_needed
+from causal_qwen.regression.conformal import Conformal
 from causal_qwen.regression.experts import Evidence, with_spread
 from causal_qwen.regression.head import Chain
 from causal_qwen.regression.prediction import NumberPrediction
@@ -36,17 +38,26 @@ STRETCH = 2.0  # by which a predicted scale may leave the range of those of unse
 
 
 class Limits(NamedTuple):
-    """What predictions may be: the support of the values, and the range of the scale."""
+    """What predictions may be: near the labels, of a usual scale, in the support."""
 
     low: float = -math.inf
     high: float = math.inf
     is_whole: bool = False
     least_scale: float = 0.0
     most_scale: float = math.inf
+    floor: float = -math.inf
+    ceiling: float = math.inf
 
     def clip(self, values: Array) -> Array:
+        """Medians, and all that promises no coverage."""
+        return np.clip(self._rounded(values), self.low, self.high)
+
+    def clip_calibrated(self, values: Array) -> Array:
         """Rounding keeps coverage: a whole number inside an interval stays inside."""
-        return np.clip(np.round(values) if self.is_whole else values, self.low, self.high)
+        return np.clip(self._rounded(values), self.floor, self.ceiling)
+
+    def _rounded(self, values: Array) -> Array:
+        return np.round(values) if self.is_whole else values
 
 
 NO_LIMITS = Limits()
@@ -126,8 +137,7 @@ def fit_target(
     )
     target = Target(space, model.stack.chain, limits=limits)
     encoded = space.encode(torch.from_numpy(values)).numpy()
-    if share[tested].sum() >= rows_needed(LEVEL):
-        target.conformal = Conformal.fit(y_dist, encoded[tested], share[tested])
+    target.conformal = Conformal.fit(y_dist, encoded[tested], share[tested])
     unseen, scores, scales = np.full((3, len(values)), np.nan)
     unseen[tested] = limits.clip(space.clamped(y_dist.loc).numpy())
     scores[tested] = (encoded[tested] - y_dist.loc.numpy()) / y_dist.scale.numpy()
@@ -141,7 +151,7 @@ def fit_target(
 
 def find_limits(support: Support, values: Array, trust: Array) -> Limits:
     """The support, and the range of credible labels stretched by its width on either side: a
-    symlog scale would otherwise reach astronomic values."""
+    symlog scale would otherwise reach astronomic medians."""
     credible = values[trust >= 0.5]
     floor, ceiling = (-math.inf, math.inf) if isinstance(support, str) else support
     floor = 0.0 if support in ("positive", "count") else floor
@@ -156,7 +166,8 @@ def find_limits(support: Support, values: Array, trust: Array) -> Limits:
     is_whole = bool((credible == np.round(credible)).all())
     floor = 0.0 if support == "auto" and is_positive else floor
     bounds = max(low - width, floor), min(high + width, ceiling)
-    return Limits(*bounds, is_whole=support == "count" and is_whole)
+    is_count = support == "count" and is_whole
+    return Limits(*bounds, is_whole=is_count, floor=floor, ceiling=ceiling)
 
 
 def conformal_of(target: Target, calibrated: bool | None) -> Conformal | None:
@@ -169,11 +180,43 @@ def conformal_of(target: Target, calibrated: bool | None) -> Conformal | None:
 
 
 def value_at(number: NumberPrediction, target: Target, scales: float) -> Array:
-    """The value so many predicted scales away from the median."""
+    """The end of a calibrated interval, so many predicted scales away from the median."""
     if np.isinf(scales):
-        return target.limits.clip(np.full(len(number.y.loc), scales))
+        return target.limits.clip_calibrated(np.full(len(number.y.loc), scales))
     value = number.space.clamped(number.y.loc + scales * number.y.scale)
-    return target.limits.clip(value.numpy())
+    return target.limits.clip_calibrated(value.numpy())
+
+
+def median_of(number: NumberPrediction, target: Target) -> Array:
+    """The calibrated median, if there are rows enough to calibrate it."""
+    conformal = target.conformal if target.shifts_median else None
+    if conformal is None or not conformal.reaches_level(LEVEL):
+        return target.limits.clip(np.asarray(number.median))
+    return target.limits.clip(value_at(number, target, conformal.quantile(0.5)))
+
+
+def interval_of(
+    number: NumberPrediction, target: Target, level: float, calibrated: bool | None = None
+) -> Array:
+    """Low and high. -> (N, 2)"""
+    conformal = conformal_of(target, calibrated)
+    if conformal is None:
+        return target.limits.clip(np.stack(number.interval(level), -1))
+    radius = conformal.radius(level)
+    return np.stack([value_at(number, target, end) for end in (-radius, radius)], -1)
+
+
+def quantiles_of(
+    number: NumberPrediction,
+    target: Target,
+    quantiles: Sequence[float],
+    calibrated: bool | None = None,
+) -> Array:
+    """-> (N, quantiles)"""
+    conformal = conformal_of(target, calibrated)
+    if conformal is None:
+        return target.limits.clip(np.asarray(number.quantile(list(quantiles))))
+    return np.stack([value_at(number, target, conformal.quantile(p)) for p in quantiles], -1)
 
 
 def say_credibility(name: str, share: float) -> None:

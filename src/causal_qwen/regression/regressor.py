@@ -50,10 +50,11 @@ from causal_qwen.regression.fitted import (
     LEVEL,
     Target,
     TargetEvidence,
-    conformal_of,
     find_limits,
+    interval_of,
+    median_of,
+    quantiles_of,
     say_credibility,
-    value_at,
 )
 from causal_qwen.regression.head import FOLDS, TrainingReport
 from causal_qwen.regression.predict_rows import predict_rows
@@ -292,13 +293,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """Medians: (N,), or (N, targets) for several. Calibrated, if the regressor is."""
-
-        def median(number: NumberPrediction, target: Target) -> Array:
-            if target.conformal is None or not target.shifts_median:
-                return target.limits.clip(np.asarray(number.median))
-            return value_at(number, target, target.conformal.quantile(0.5))
-
-        return self._per_target(X, median)
+        return self._per_target(X, median_of)
 
     def predict_interval(
         self, X: Any, level: float = 0.9, *, calibrated: bool | None = None
@@ -307,33 +302,40 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
         `calibrated`: True for conformal, False for the Cauchy's own; None prefers the first.
         """
-
-        def bounds(number: NumberPrediction, target: Target) -> Array:
-            conformal = conformal_of(target, calibrated)
-            if conformal is None:
-                return target.limits.clip(np.stack(number.interval(level), -1))
-            radius = conformal.radius(level)
-            return np.stack(
-                [value_at(number, target, -radius), value_at(number, target, radius)], -1
-            )
-
-        both = self._per_target(X, bounds)
+        both = self._per_target(
+            X, lambda number, target: interval_of(number, target, level, calibrated)
+        )
         return both[..., 0], both[..., 1]
 
     def predict_quantiles(
         self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95), *, calibrated: Any = None
     ) -> Array:
         """(N, quantiles), or (N, targets, quantiles) for several targets."""
+        return self._per_target(
+            X, lambda number, target: quantiles_of(number, target, quantiles, calibrated)
+        )
 
-        def curve(number: NumberPrediction, target: Target) -> Array:
-            conformal = conformal_of(target, calibrated)
-            if conformal is None:
-                return target.limits.clip(np.asarray(number.quantile(list(quantiles))))
-            return np.stack(
-                [value_at(number, target, conformal.quantile(p)) for p in quantiles], -1
-            )
+    def predict_numbers(
+        self,
+        X: Any,
+        levels: Sequence[float] = (0.9,),
+        quantiles: Sequence[float] = (),
+        *,
+        calibrated: bool | None = None,
+    ) -> tuple[Array, Array, Array]:
+        """Medians as `predict`, intervals (..., levels, 2) and quantiles (..., quantiles), while X
+        is read once."""
 
-        return self._per_target(X, curve)
+        def compute(number: NumberPrediction, target: Target) -> Array:
+            parts = [median_of(number, target)[:, None]]
+            parts += [interval_of(number, target, level, calibrated) for level in levels]
+            if quantiles:
+                parts.append(quantiles_of(number, target, quantiles, calibrated))
+            return np.concatenate(parts, -1)
+
+        found, end = self._per_target(X, compute), 1 + 2 * len(levels)
+        intervals = found[..., 1:end].reshape(*found.shape[:-1], len(levels), 2)
+        return found[..., 0], intervals, found[..., end:]
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""

@@ -53,7 +53,7 @@ FIELDS = (*FIELDS_1, "limits", "seed", "sources")
 # Of format 1, which did not have them:
 PARAMETERS_OF_1 = {"sources": ["model"], "columns": None, "support": "real", "cv": None}
 SCORES = ("scores", "score_weights")  # the tensors of a calibration
-NO_LIMITS = (-math.inf, math.inf, False, 0.0, math.inf)
+NO_LIMITS = (-math.inf, math.inf, False, 0.0, math.inf, -math.inf, math.inf)
 
 
 class Settings(NamedTuple):
@@ -86,12 +86,13 @@ def _is_column(value: Any) -> bool:
 
 
 def _is_limits(value: Any) -> bool:
-    """[low, high, whether whole, least scale, most scale]; null is no bound."""
-    if not (isinstance(value, list) and len(value) == 5 and isinstance(value[2], bool)):
+    """[low, high, whether whole, least scale, most scale, floor, ceiling]; null is no bound."""
+    if not (isinstance(value, list) and len(value) in (5, 7) and isinstance(value[2], bool)):
         return False
-    least, most = value[3:]
+    least, most = value[3:5]
     is_scale = is_number(least) and least >= 0
-    return is_scale and is_bounds(value[:2]) and (most is None or (is_number(most) and most > 0))
+    is_scale &= most is None or (is_number(most) and most > 0)
+    return is_scale and is_bounds(value[:2]) and is_bounds(value[5:] or [None, None])
 
 
 PARAMETERS: dict[str, Check] = {  # of `CausalTextRegressor`; it checks choices and ranges itself
@@ -179,11 +180,11 @@ def _sources(
 def _limits(file: Path, found: Any, targets: list[str]) -> dict[str, tuple[Any, ...]]:
     check_keys(file, "limits", found, targets)
     for name, limits in found.items():
-        what = "[low, high, true or false, the least scale, the most]"
+        what = "[low, high, true or false, the least scale, the most, floor, ceiling]"
         check_field(file, f"limits.{name}", limits, (_is_limits, what))
     return {
         name: tuple(
-            given if one is None else one for one, given in zip(limits, NO_LIMITS, strict=True)
+            given if one is None else one for one, given in zip(limits, NO_LIMITS, strict=False)
         )
         for name, limits in found.items()
     }

@@ -114,14 +114,17 @@ class SourceModel:
         spaces: Sequence[str],
         seed: int = 0,
         done: Callable[[], None] = lambda: None,
+        is_random: bool = True,
     ) -> dict[str, Evidence]:
-        """Fit all targets; `spaces` are the value spaces to choose from."""
+        """Fit all targets; `spaces` are the value spaces to choose from. Spaces, words and readings
+        are chosen on the test rows of `splits`; if these are random, by leave-one-out, which is
+        faster."""
         features = self.table.fit(frame)
         evidence = {}
         with few_threads(len(frame)):
             for name, labels in values.items():
                 found, evidence[name] = self._fit_target(
-                    features, z, labels, weights, splits, spaces, seed, done
+                    features, z, labels, weights, splits, spaces, seed, done, is_random
                 )
                 self.targets[name] = found
                 self.shares[name] = _shares(found, evidence[name].unseen, features)
@@ -137,6 +140,7 @@ class SourceModel:
         spaces: Sequence[str],
         seed: int,
         done: Callable[[], None],
+        is_random: bool,
     ) -> tuple[TargetModel, Evidence]:
         v = torch.from_numpy(labels)
         counted = torch.from_numpy(labels[weights > 0])
@@ -145,17 +149,18 @@ class SourceModel:
         first = linear.design(1.0)
         if first is None and z is not None:
             first = Design.of(_read(z, min(z))(z))
-        space, y, residuals = _choose_space(candidates, v, first, features.get("boosting"), weights)
+        trial = _Trial(weights, None if is_random else splits)
+        space, y, residuals = _choose_space(candidates, v, first, features.get("boosting"), trial)
         factor = 1.0
         if "words" in features and "columns" in features:
             factor = min(
                 WORD_FACTORS,
-                key=lambda one: _unseen_loss(linear.design(one), y, weights, residuals),
+                key=lambda one: trial.loss(linear.design(one), y, residuals),
             )
         reading = None
         if z is not None:
             every = [_read(z, place) for place in z]
-            reading = min(every, key=lambda one: _unseen_loss(one(z), y, weights, residuals))
+            reading = min(every, key=lambda one: trial.loss(one(z), y, residuals))
         design, kernel = linear.design(factor), None
         if "kernel" in self.table.sources and design is not None and len(y) <= MANY_ROWS:
             kernel = similarity(design.x, seed)
@@ -293,7 +298,7 @@ def _read(z: Hidden, place: int) -> Reading:
 
 
 def _choose_space(
-    candidates: Sequence[ValueSpace], v: torch.Tensor, x: Any, trees: Any, weights: Array
+    candidates: Sequence[ValueSpace], v: torch.Tensor, x: Any, trees: Any, trial: _Trial
 ) -> tuple[ValueSpace, Array, Array]:
     """The space in which unseen labels are likelier under a robust linear head, the labels in it,
     and the head's residuals. Without linear features the head reads those of the trees."""
@@ -303,12 +308,40 @@ def _choose_space(
     found = []
     for space in candidates:
         y = space.encode(v).numpy()
-        residuals = y - fit_ridge(x, y, weights, robust=True).unseen
-        slope = float(np.average(space.log_slope(v).numpy(), weights=weights))
-        found.append((cauchy_loss(residuals, weights) - slope, space, y, residuals))
+        residuals = y - trial.unseen(x, y, trial.weights, robust=True)
+        slope = trial.average(space.log_slope(v).numpy())
+        found.append((trial.cauchy(residuals) - slope, space, y, residuals))
     return min(found, key=lambda one: one[0])[1:]
 
 
-def _unseen_loss(x: Any, y: Array, weights: Array, residuals: Array) -> float:
-    """Of a linear head, fitted with the weights of rows whose first residuals were large."""
-    return cauchy_loss(y - fit_ridge(x, y, weights * tail_weights(residuals)).unseen, weights)
+class _Trial:
+    """Linear heads compared on rows that they have not seen: the test rows of `splits`, or all rows
+    by leave-one-out."""
+
+    def __init__(self, weights: Array, splits: Splits | None) -> None:
+        self.weights, self.splits = weights, splits
+        tested = slice(None) if splits is None else np.concatenate([test for _, test in splits])
+        self.is_tested = np.zeros(len(weights), dtype=bool)
+        self.is_tested[tested] = True
+
+    def unseen(self, x: Any, y: Array, weights: Array, *, robust: bool = False) -> Array:
+        """Rows that no split tests keep 0, and count nowhere."""
+        if self.splits is None:
+            return fit_ridge(x, y, weights, robust=robust).unseen
+        design, found = x if isinstance(x, Design) else Design.of(x), np.zeros(len(y))
+        for training, test in self.splits:
+            part = design.take(training), y[training], weights[training]
+            found[test] = fit_ridge(*part, robust=robust)(design.x[test])
+        return found
+
+    def loss(self, x: Any, y: Array, residuals: Array) -> float:
+        """Of a linear head, fitted with the weights of rows whose first residuals were large."""
+        usual = np.ones(len(y))
+        usual[self.is_tested] = tail_weights(residuals[self.is_tested])
+        return self.cauchy(y - self.unseen(x, y, self.weights * usual))
+
+    def cauchy(self, residuals: Array) -> float:
+        return cauchy_loss(residuals[self.is_tested], self.weights[self.is_tested])
+
+    def average(self, values: Array) -> float:
+        return float(np.average(values[self.is_tested], weights=self.weights[self.is_tested]))

@@ -38,6 +38,7 @@ from scipy import optimize
 
 from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.options import check_choice
+from causal_qwen.regression.fitted import median_of
 from causal_qwen.regression.inputs import frame_to_input
 from causal_qwen.regression.reading import read_frame
 from causal_qwen.regression.source_model import SourceModel
@@ -193,8 +194,7 @@ def _world(regressor: CausalTextRegressor, frame: Any, name: str) -> World:
         z = read_frame(regressor, frame, source.poolings) if source.poolings else None
         of_chain = float(source.predict(frame, z)[name][1].scale[0])
     exogenous = scale * min(noise / of_chain, 1 - 1e-9)
-    place = list(regressor.targets_).index(name)
-    median = float(regressor.predict(X).reshape(1, -1)[0, place])
+    median = float(median_of(number, target)[0])
     return World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
 
 

@@ -268,17 +268,14 @@ def _of_regressor(
         values = np.asarray(values)
         return values[:, place] if values.ndim > 1 + inner else values
 
-    medians = column(regressor.predict(rows), 0)
-    intervals = [regressor.predict_interval(rows, level) for level in levels]
-    lows, highs = ([column(pair[end], 0) for pair in intervals] for end in (0, 1))
-    curve = np.zeros((len(inputs), 0))
-    if quantiles:
-        curve = column(regressor.predict_quantiles(rows, quantiles), 1)
+    found = regressor.predict_numbers(rows, levels, quantiles)
+    pairs = zip(found, (0, 2, 1), strict=True)
+    medians, intervals, curve = (column(part, inner) for part, inner in pairs)
     return [
         _record(
             medians[row],
-            [low[row] for low in lows],
-            [high[row] for high in highs],
+            list(intervals[row, :, 0]),
+            list(intervals[row, :, 1]),
             levels,
             curve[row],
             quantiles,
