@@ -69,8 +69,8 @@ def test_unseen_rows_are_judged_beside_the_calibration_rows(priced: Any, rings: 
     table.loc[100, "price"] *= 1000
     found = priced.suspicious(table, "price")
     assert len(found) == 20
-    assert found["row"][0] == 100
-    assert found["credibility"][0] < 0.01
+    assert found.index[0] == found["row"].iloc[0] == 100
+    assert found["credibility"].iloc[0] < 0.01
     assert doubtful(found) == 1
     assert summary(found) == "1 of 20 labels look wrong (credibility below 0.5)."
 

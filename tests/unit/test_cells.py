@@ -9,7 +9,6 @@ import pytest
 
 from causal_qwen.tables.cells import (
     is_date,
-    looks_like_date,
     marks_differ,
     read_amount,
     read_cell,
@@ -80,12 +79,14 @@ def test_a_cell_is_typed_by_itself(cell: str, value: Any) -> None:
     assert all(math.isnan(read_cell(missing)) for missing in ("", " ", "NA", " n/a "))
 
 
-def test_dates_are_read_with_the_year_first_and_recognised_with_the_year_last() -> None:
+def test_dates_are_known_in_the_forms_in_which_they_are_written() -> None:
     for cell in ("2024-05-01", "2024/5/1", "2024-05", "2024-05-01 10:30", "2024-05-01T10:30:00.5Z"):
         assert is_date(cell), cell
-    for cell in ("2024", "2024-13-01", "2024-05-32", "1-2-3", "2024-05/01", "20240501"):
+    for cell in ("5/6/2024", "5/6/24", "05.06.2024", "5-6-2024", "7/31/2020 12:00:05"):
+        assert is_date(cell), cell
+    for cell in ("Jun 12 1998", "12 June 1998", "12-Jun-98", "Fri, Jun. 12, 1998 5:30 PM"):
+        assert is_date(cell), cell
+    for cell in ("2024", "2024-13-01", "2024-05-32", "1-2-3", "2024-05/01", "20240501", "1.5"):
         assert not is_date(cell), cell
-    for cell in ("5/6/2024", "05.06.24", "5-6-2024", "7/31/2020 12:00:05"):
-        assert not is_date(cell)
-        assert looks_like_date(cell)
-    assert not looks_like_date("1.5")
+    for cell in ("1.10.12", "May", "june 12", "12 months", "1/2", "5/6-2024"):
+        assert not is_date(cell), cell

@@ -122,19 +122,20 @@ def _judged(
 
 
 def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
-    """A DataFrame, the least credible label first: the row's name, `label`, `expected`, its
+    """A DataFrame by the index of the rows, the least credible label first: the row's name, `label`, `expected`, its
     interval `low` to `high`, `credibility` and `score`; with several targets also `target`."""
     pandas = require_pandas()
     name = LINE if getattr(index, "name", None) == LINE else "row"
     parts = []
     for target, found in judged.items():
-        part = pandas.DataFrame({name: np.asarray(index), **found._asdict()})
+        rows = np.asarray(index)
+        part = pandas.DataFrame({name: rows, **found._asdict()}, index=rows)
         if len(judged) > 1:
             part.insert(0, "target", target)
         parts.append(part[np.isfinite(found.score)])
-    table = pandas.concat(parts, ignore_index=True)
+    table = pandas.concat(parts)
     order = np.lexsort((-table["score"].abs().to_numpy(), table["credibility"].to_numpy()))
-    return table.iloc[order].reset_index(drop=True)
+    return table.iloc[order]
 
 
 def doubtful(table: Any) -> int:

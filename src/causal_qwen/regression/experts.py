@@ -174,6 +174,7 @@ class Growing:
         else:
             weights = weights * trust
         rows = len(y)
+        x = np.where(np.isfinite(x).any(0), x, 0.0)  # scikit-learn bins no column without values
         self.rows: tuple[Any, Array, Array | None] = x, y, None
         if weights.min() < weights.max():
             self.rows = round_to_bins(x, categories), y, weights

@@ -147,7 +147,7 @@ def baseline_row(frame: Any, schema: Schema) -> Any:
         if name in schema.texts or not len(column):
             cells[name] = "" if name in schema.texts else None
         elif name in schema.numbers:
-            numbers = to_numbers(column)
+            numbers = to_numbers(column, name in schema.day_first)
             is_known = np.isfinite(numbers)
             cells[name] = None
             if is_known.any():

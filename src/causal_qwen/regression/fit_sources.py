@@ -51,7 +51,8 @@ def fit_sources(
         kinds = {TEXT: "text"}
     kinds |= dict.fromkeys(text_names(regressor.text), "text")
     kinds = without_ids(kinds, regressor.columns is not None)
-    schema = with_inner_numbers(Schema.of_kinds(kinds), frame)
+    dates = [name for name, kind in kinds.items() if kind == "date"]
+    schema = with_inner_numbers(Schema.of_kinds(kinds), frame, dates)
     chosen, labels = choose_sources(regressor.sources, schema), (values, weights, groups)
     z = None
     if "model" in chosen:

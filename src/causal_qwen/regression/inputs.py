@@ -46,6 +46,8 @@ def as_table(X: Any) -> Any:
 def known_table(regressor: CausalTextRegressor, X: Any) -> Any:
     """`as_table`; the columns of an array have no names, so they are counted."""
     check_is_fitted(regressor, "targets_")
+    if regressor.columns_ is not None and _is_row(X):
+        X = require_pandas().DataFrame([dict(X)])
     table = as_table(X)
     if regressor.columns_ is None or not (isinstance(X, np.ndarray) and is_table(table)):
         return table
@@ -58,14 +60,27 @@ def known_table(regressor: CausalTextRegressor, X: Any) -> Any:
     return table
 
 
+def _is_row(X: Any) -> bool:
+    """Whether X is one row of a table: a Series, or a dict of values that are no columns."""
+    if isinstance(X, dict):
+        return all(np.ndim(value) == 0 for value in X.values())
+    return hasattr(X, "index") and getattr(X, "ndim", 2) == 1
+
+
 def known_frame(regressor: CausalTextRegressor, X: Any) -> Any:
-    """The columns that were seen in fit; texts are one column."""
+    """The columns that were seen in fit; texts are one column. Those that only name rows may be
+    missing."""
     if regressor.columns_ is None:
         return require_pandas().DataFrame({TEXT: read_texts(X)})
     if not is_table(X):
         raise ValueError("X is not a table; give one with the columns seen in fit.")
-    require_columns(X, regressor.columns_)
-    return X[regressor.columns_]
+    needed = regressor.columns_
+    if regressor.source_ is not None:
+        schema = regressor.source_.table.schema
+        used = {*schema.numbers, *schema.categories, *schema.texts}
+        needed = [name for name in needed if name in used]
+    require_columns(X, needed)
+    return X.reindex(columns=regressor.columns_)
 
 
 def frame_to_input(regressor: CausalTextRegressor, frame: Any) -> Any:

@@ -233,6 +233,8 @@ def read_source_settings(
 ) -> SourceRecord:
     """The part of regressor.json, every field checked; `asked` are the parameter's sources."""
     check_keys(file, "sources", found, FIELDS)
+    if isinstance(found["schema"], dict):
+        found["schema"].setdefault("day_first", [])  # of older files
     check_keys(file, "sources.schema", found["schema"], Schema._fields)
     for kind, names in found["schema"].items():
         check_field(file, f"sources.schema.{kind}", names, NAMES)
@@ -290,7 +292,8 @@ def _check_baseline(file: Path, found: Any, schema: Schema, columns: list[str]) 
         check_field(file, field, cell, CELL)
         if name in schema.texts and cell != "":
             raise wrong(file, field, repr(cell), "an empty text")
-        numbers = to_numbers(baseline_frame({name: cell})[name]) if name in schema.numbers else ()
+        column, is_first = baseline_frame({name: cell})[name], name in schema.day_first
+        numbers = to_numbers(column, is_first) if name in schema.numbers else ()
         if cell is not None and not np.isfinite(numbers).all():
             raise wrong(file, field, repr(cell), "a number or null")
 

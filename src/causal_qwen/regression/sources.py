@@ -13,6 +13,7 @@ splits rows of the result. Kinds of columns are decided on the training rows and
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from causal_qwen.tables.frames import Kind, to_numbers
+from causal_qwen.tables.frames import Kind, calendar, is_day_first, to_numbers
+from causal_qwen.tables.rows import name_rows
 from causal_qwen.text.numerals import encode
 
 Array = NDArray[np.float64]
@@ -49,7 +51,9 @@ LANDMARKS = 600  # training rows, at most, to which a row is compared
 ROUNDED = {"decimals": 6}  # components: rounding errors must not cross a tree's threshold
 TOKEN = r"(?u)\w+|[^\w\s]"
 MOST_INNER_NUMBERS, INNER_SHARE = 8, 0.2  # of a text column
-INNER_NAME, INNER = "number {} of {}", re.compile(r"number ([0-9]+) of (.*)", re.DOTALL)
+CALENDAR = ("year", "month", "weekday", "hour")  # of a date, beside its days since 1970
+INNER = re.compile(rf"(?:number ([0-9]+)|({'|'.join(CALENDAR)})) of (.*)", re.DOTALL)
+LARGEST = 1e150  # whose square is finite
 NUMERIC: tuple[Kind, ...] = ("number", "flag", "date")
 
 
@@ -59,6 +63,7 @@ class Schema(NamedTuple):
     numbers: list[str]
     categories: list[str]
     texts: list[str]
+    day_first: list[str] = []  # of the numbers: dates such as 13/5/2024
 
     @classmethod
     def of_kinds(cls, kinds: dict[str, Kind]) -> Schema:
@@ -69,37 +74,55 @@ class Schema(NamedTuple):
         return cls(*by_kind.values())
 
 
-def typed_cells(frame: Any, schema: Schema) -> Any:
-    """Numbers as float64, categories and texts as str; "" where one is missing."""
+def typed_cells(frame: Any, schema: Schema, *, is_said: bool = True) -> Any:
+    """Numbers as float64, categories and texts as str; "" where one is missing.
+
+    Infinite numbers and those beyond LARGEST count as missing; `is_said`: with a warning.
+    """
     import pandas
 
     cells: dict[str, Any] = {}
     for name in schema.numbers:
-        numbers = to_numbers(frame[name]) if name in frame else _inner_numbers(frame, name)
-        cells[name] = np.where(np.isinf(numbers), np.nan, numbers)
+        numbers = _column_numbers(frame, name, schema)
+        is_large = np.abs(numbers) > LARGEST
+        if is_said and is_large.any():
+            where = name_rows(np.flatnonzero(is_large), frame.index)
+            warnings.warn(
+                f"{name} is infinite in {where}, or beyond {LARGEST:g}, and counts as missing.",
+                stacklevel=2,
+            )
+        cells[name] = np.where(is_large, np.nan, numbers)
     for name in (*schema.categories, *schema.texts):
         pairs = zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)
         cells[name] = np.array(["" if gone else str(value) for value, gone in pairs], dtype=object)
     return pandas.DataFrame(cells, index=frame.index)
 
 
-def with_inner_numbers(schema: Schema, frame: Any) -> Schema:
-    """Numbers inside texts are columns, too: "number 1 of item" in "20 piece Nuggets".
-
-    The first few of every text column, as far as a fifth of its rows have them.
-    """
+def with_inner_numbers(schema: Schema, frame: Any, dates: Sequence[str] = ()) -> Schema:
+    """Numbers inside texts are columns, too: "number 1 of item" in "20 piece Nuggets", the first
+    few of every text column, as far as a fifth of its rows have them; and "month of" a date, where
+    it varies."""
+    schema = schema._replace(day_first=[name for name in dates if is_day_first(frame[name])])
     inner = []
+    for name in dates:
+        days = to_numbers(frame[name], name in schema.day_first)
+        parts = {part: calendar(days, part) for part in CALENDAR}
+        inner += [f"{part} of {name}" for part in parts if np.ptp(parts[part][np.isfinite(days)])]
     for name in schema.texts:
         texts = frame[name].dropna().astype(str)
         counts = np.array([len(encode(text).values) for text in texts])
         for place in range(1, MOST_INNER_NUMBERS + 1):
             if len(counts) and (counts >= place).mean() >= INNER_SHARE:
-                inner.append(INNER_NAME.format(place, name))
+                inner.append(f"number {place} of {name}")
     return schema._replace(numbers=[*schema.numbers, *inner])
 
 
-def _inner_numbers(frame: Any, name: str) -> Array:
-    place, column = INNER.fullmatch(name).groups()  # type: ignore[union-attr]
+def _column_numbers(frame: Any, name: str, schema: Schema) -> Array:
+    if name in frame:
+        return to_numbers(frame[name], name in schema.day_first)
+    place, part, column = INNER.fullmatch(name).groups()  # type: ignore[union-attr]
+    if part is not None:
+        return calendar(to_numbers(frame[column], column in schema.day_first), part)
     found = [encode(str(text)).values[int(place) - 1 : int(place)] for text in frame[column]]
     return np.array([values[0] if values else np.nan for values in found], dtype=np.float64)
 
@@ -145,9 +168,11 @@ class TableFeatures:
     def beyond(self, frame: Any) -> tuple[list[str], Array]:
         """Per row: the numbers outside of the training range in words, and how far outside they
         are, in widths of that range (0 inside)."""
-        cells = typed_cells(frame, self.schema)
+        cells = typed_cells(frame, self.schema, is_said=False)
         notes, distance = [""] * len(cells), np.zeros(len(cells))
         for name, (low, high) in self.ranges.items():
+            if (inner := INNER.fullmatch(name)) and inner[2]:  # the date itself is compared
+                continue
             values = cells[name].to_numpy()
             width = high - low or max(abs(high), 1.0)
             outside = np.nan_to_num(np.maximum(low - values, values - high) / width)
@@ -165,7 +190,7 @@ def _columns(cells: Any, schema: Schema) -> Any:
             SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
         )
         parts.append(("numbers", numbers, schema.numbers))
-    for name in schema.numbers:
+    for place, name in enumerate(schema.numbers):  # scikit-learn's names have no "__"
         known = cells[name].dropna().to_numpy()
         knots = np.unique(np.quantile(known, np.linspace(0, 1, KNOTS)))
         if len(knots) > 2:
@@ -174,7 +199,7 @@ def _columns(cells: Any, schema: Schema) -> Any:
             )
             filled = SimpleImputer(strategy="median")
             parts.append(
-                (f"spline {name}", make_pipeline(filled, spline, StandardScaler()), [name])
+                (f"spline {place}", make_pipeline(filled, spline, StandardScaler()), [name])
             )
     if schema.categories:
         one_hot = OneHotEncoder(handle_unknown="ignore")
@@ -184,11 +209,11 @@ def _columns(cells: Any, schema: Schema) -> Any:
 
 def _words(cells: Any, schema: Schema) -> Any:
     parts = []
-    for name in schema.texts:
+    for place, name in enumerate(schema.texts):
         for kind, vectorizer in (("words", _word_counts()), ("letters", _letter_counts())):
             if len(cells) > LARGE:
                 vectorizer = _leading(vectorizer, cells[name], WORD_COMPONENTS)
-            parts.append((f"{kind} {name}", vectorizer, name))
+            parts.append((f"{kind} {place}", vectorizer, name))
     return ColumnTransformer(parts, sparse_threshold=1.0)
 
 
@@ -204,9 +229,9 @@ def _tree_columns(cells: Any, schema: Schema) -> Any:
         parts.append(("categories", encoder, schema.categories))
     if schema.numbers:
         parts.append(("numbers", "passthrough", schema.numbers))
-    for name in schema.texts:
+    for place, name in enumerate(schema.texts):
         parts.append(
-            (f"words {name}", _leading(_word_counts(), cells[name], TREE_COMPONENTS), name)
+            (f"words {place}", _leading(_word_counts(), cells[name], TREE_COMPONENTS), name)
         )
     return ColumnTransformer(parts, sparse_threshold=0)
 

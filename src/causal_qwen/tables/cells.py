@@ -38,8 +38,18 @@ DATE = re.compile(
     r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
     r"(?:Z|[-+][0-9]{2}:?[0-9]{2})?)?)?"
 )
-# Days before years: not read, as 5/6/2024 is two dates, but refused as a number.
-OTHER_DATE = re.compile(r"[0-9]{1,2}([-/.])[0-9]{1,2}\1[0-9]{2,4}(?: [0-9]{1,2}:[0-9]{2}.*)?")
+CLOCK = r"(?:,? [0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?: ?[AaPp][Mm])?)?"
+# The year last: 5/6/2024, whose day may come first or second; `frames.is_day_first`.
+YEAR_LAST = re.compile(
+    rf"([0-9]{{1,2}})([-/.])([0-9]{{1,2}})\2(?:[0-9]{{4}}|(?<=/)[0-9]{{2}}){CLOCK}"
+)
+MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}[.]?"
+MONTH_NAMED = re.compile(  # Jun 12 1998; 12-Jun-98; Friday, June 12, 1998
+    rf"(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{{0,6}}[.]?,? )?"
+    rf"(?:{MONTH} [0-9]{{1,2}},? |[0-9]{{1,2}}(?:[.]? |-){MONTH}(?:,? |-))"
+    rf"(?:[0-9]{{4}}|[0-9]{{2}}){CLOCK}",
+    re.IGNORECASE,
+)
 
 
 class Amount(NamedTuple):
@@ -87,13 +97,9 @@ def read_target(cell: str) -> Amount | None:
 
 
 def is_date(cell: str) -> bool:
-    """Whether a cell is a date with its year first: 2024-05-01, 2024/5/1, 2024-05-01T10:00Z."""
-    return DATE.fullmatch(cell.strip()) is not None
-
-
-def looks_like_date(cell: str) -> bool:
-    """As `is_date`, and dates with their year last, whose day and month may be either way."""
-    return is_date(cell) or OTHER_DATE.fullmatch(cell.strip()) is not None
+    """Whether a cell is a date: 2024-05-01T10:00Z, 5/6/2024, Jun 12 1998."""
+    text = cell.strip()
+    return any(form.fullmatch(text) for form in (DATE, YEAR_LAST, MONTH_NAMED))
 
 
 def marks_differ(marks: Iterable[str]) -> bool:

@@ -8,7 +8,7 @@
 Kinds, by the first rule that holds; a share counts the cells that are not missing:
 
     flag      booleans
-    date      dates, or texts of which 95% are dates with the year first (2024-05-01T10:00)
+    date      dates, or texts of which 95% are dates (2024-05-01T10:00, 5/6/2024, Jun 12 1998)
     id        see `id_like`
     number    numbers, or texts of which 95% are amounts of one unit ("$1,200", "5%")
     category  a value occurs 3 times on average, or there are at most 20 values that occur 1.5
@@ -34,7 +34,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.tables.cells import is_date, is_missing, marks_differ, read_amount
+from causal_qwen.tables.cells import (
+    DATE,
+    YEAR_LAST,
+    is_date,
+    is_missing,
+    marks_differ,
+    read_amount,
+)
+from causal_qwen.tables.rows import shown
 from causal_qwen.terminal import counted
 
 Kind = Literal["number", "category", "text", "date", "flag", "id"]
@@ -415,10 +423,11 @@ def _are_all(column: Any, kind: type) -> bool:
 # ---------------------------------------------------------------- numbers of a column
 
 
-def to_numbers(column: Any) -> NDArray[np.float64]:
+def to_numbers(column: Any, day_first: bool | None = None) -> NDArray[np.float64]:
     """A column of kind number, flag or date as float64: NaN where a cell is none.
 
-    Amounts keep their number ("5%" is 5), flags are 0 and 1, dates are days since 1970.
+    Amounts keep their number ("5%" is 5), flags are 0 and 1, dates are days since 1970. A few
+    cells do not show whether 5/6/2024 is in May: `day_first` is that of all (`is_day_first`).
     """
     pandas = require_pandas()
     types = pandas.api.types
@@ -428,8 +437,9 @@ def to_numbers(column: Any) -> NDArray[np.float64]:
         return widen(column)
     cells = column.tolist()
     if any(_is_date_cell(cell) for cell in cells[:100]) and _kind(column) == "date":
-        texts = [str(cell) if _is_date_cell(cell) else None for cell in cells]
-        return _days(pandas, pandas.to_datetime(texts, format="ISO8601", utc=True, errors="coerce"))
+        first = is_day_first(column) if day_first is None else day_first
+        texts = pandas.Series([str(cell) if _is_date_cell(cell) else None for cell in cells])
+        return _days(pandas, _parse_dates(pandas, texts, first))
     return np.array([_cell_number(cell) for cell in cells], dtype=np.float64)
 
 
@@ -438,6 +448,39 @@ def _cell_number(cell: Any) -> float:
         return float(cell)
     amount = _amount(cell) if cell is not None else None
     return np.nan if amount is None else amount[0]
+
+
+def _parse_dates(pandas: Any, texts: Any, day_first: bool) -> Any:
+    """NaT where a text is no date of the calendar."""
+    options = {"utc": True, "errors": "coerce"}
+    is_iso = texts.str.strip().str.fullmatch(DATE).fillna(False).astype(bool)
+    found = pandas.to_datetime(texts.where(is_iso), format="ISO8601", **options)
+    others = texts.where(~is_iso)
+    return found.fillna(pandas.to_datetime(others, format="mixed", dayfirst=day_first, **options))
+
+
+def is_day_first(column: Any) -> bool:
+    """Whether 5/6/2024 is in June: a column of texts shows it by a number above 12. A warning says
+    how dates are read that do not show it: 5/6/2024 is in May, 5.6.2024 in June."""
+    texts = (value for value in _distinct(column) if isinstance(value, str))
+    found = [match for text in texts if (match := YEAR_LAST.fullmatch(text.strip()))]
+    if not found or any(int(match[1]) > 12 for match in found):
+        return bool(found)
+    if any(int(match[3]) > 12 for match in found):
+        return False
+    first = found[0][2] == "."
+    warnings.warn(
+        f"{column.name}: dates such as {shown(found[0][0])} are read with the "
+        f"{'day' if first else 'month'} first; write 2024-05-01 if that is wrong.",
+        stacklevel=3,
+    )
+    return first
+
+
+def calendar(days: NDArray[np.float64], part: str) -> NDArray[np.float64]:
+    """The `year`, `month`, `weekday` or `hour` of days since 1970; NaN for NaN."""
+    times = require_pandas().to_datetime(days, unit="D", errors="coerce").round("s")
+    return np.asarray(getattr(times, part.replace("weekday", "day_of_week")), dtype=np.float64)
 
 
 def _days(pandas: Any, times: Any) -> NDArray[np.float64]:

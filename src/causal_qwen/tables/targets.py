@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from causal_qwen.tables.cells import (
     DIGITS,
+    is_date,
     is_missing,
-    looks_like_date,
     marks_differ,
     read_target,
 )
@@ -40,7 +40,7 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
     A column of a DataFrame X that has a target's name must be that target: it is no feature.
     """
     if _are_names(X, y):
-        return _named_columns(X, y), isinstance(y, str)
+        return _named_columns(X, y), isinstance(y, str | int)
     columns, is_single = _columns_of(X, y)
     if not columns:
         raise ValueError("y is empty; give at least one target.")
@@ -74,17 +74,20 @@ def check_variety(name: str, values: Array) -> None:
 
 def _are_names(X: Any, y: Any) -> bool:
     """Whether y names columns; texts such as "$1,200", one per row, are values."""
-    if isinstance(y, str):
+    if isinstance(y, str | int):
         return True
-    if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
+    if not (isinstance(y, list | tuple) and y and all(isinstance(n, str | int) for n in y)):
         return False
-    if is_table(X) and any(name in X.columns for name in y):
-        return True
+    if is_table(X) and (len(y) != len(X) or isinstance(y[0], str)):
+        if any(text_name(name) in X.columns for name in y):
+            return True
+    if not all(isinstance(name, str) for name in y):
+        return False
     return not all(is_missing(cell) or read_target(cell) for cell in y)
 
 
-def _named_columns(X: Any, y: str | Sequence[str]) -> dict[str, Array]:
-    names = [y] if isinstance(y, str) else list(y)
+def _named_columns(X: Any, y: Any) -> dict[str, Array]:
+    names = [text_name(name) for name in ([y] if isinstance(y, str | int) else y)]
     if not is_table(X):
         raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
     check_target_names(names)
@@ -177,7 +180,7 @@ def read_cells(name: str, cells: Sequence[Any], written: Sequence[str] | None = 
             marks.setdefault(amount.mark, row)
             if DIGITS.fullmatch(cell.strip()) is None:
                 amounts.append(row)
-    dates = [row for row in unread if isinstance(cells[row], date) or looks_like_date(texts[row])]
+    dates = [row for row in unread if isinstance(cells[row], date) or is_date(texts[row])]
     if dates and len(dates) >= (len(unread) + np.isfinite(values).sum()) / 2:
         raise _no_date(name, texts[dates[0]])
     if marks_differ(marks):

@@ -1,0 +1,168 @@
+"""Tables that users bring: nearly empty columns, names of any kind, dates as they are written."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from sklearn.compose import make_column_transformer  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import OneHotEncoder  # noqa: E402
+
+from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
+from causal_qwen.tables.frames import column_kinds, to_numbers  # noqa: E402
+
+
+def quick(**options: Any) -> Any:
+    return CausalTextRegressor(**{"folds": 3, "verbose": False, **options})
+
+
+def table(rows: int = 90, seed: int = 0) -> Any:
+    """y = 3 a + 5 [b is "x"] + noise"""
+    rng = np.random.default_rng(seed)
+    a, b = rng.uniform(0, 10, rows), rng.choice(["x", "y"], rows)
+    y = 3 * a + 5 * (b == "x") + rng.normal(0, 0.3, rows)
+    return pd.DataFrame({"a": a, "b": b, "y": y})
+
+
+# --- columns
+
+
+@pytest.mark.parametrize("known", [1, 2])
+@pytest.mark.parametrize("sources", [["boosting"], ["columns", "kernel", "boosting"]])
+def test_a_number_that_few_rows_have_is_no_obstacle(known: int, sources: list[str]) -> None:
+    given = table().assign(rare=[float(row) if row < known else np.nan for row in range(90)])
+    fitted = quick(sources=sources).fit(given, "y")
+    assert np.median(np.abs(fitted.predict(given) - given["y"])) < 1.0
+
+
+def test_column_names_may_have_two_underscores() -> None:
+    given = table().rename(columns={"a": "num__a", "b": "cat__b"})
+    note = [f"note {row % 7} of {row}" for row in range(90)]
+    fitted = quick(sources=["columns", "words", "boosting"])
+    fitted.fit(given.assign(free__text=note), "y")
+    expected = quick(sources=["columns", "words", "boosting"])
+    expected.fit(table().assign(text=note), "y")
+    found = fitted.predict(given.assign(free__text=note))
+    np.testing.assert_allclose(found, expected.predict(table().assign(text=note)))
+
+
+def test_a_column_transformer_may_come_before_the_regressor() -> None:
+    rows = table()
+    before = make_column_transformer(
+        (OneHotEncoder(sparse_output=False), ["b"]), remainder="passthrough"
+    )
+    before.set_output(transform="pandas")
+    together = make_pipeline(before, quick(sources=["columns"])).fit(rows[["a", "b"]], rows["y"])
+    assert np.median(np.abs(together.predict(rows[["a", "b"]]) - rows["y"])) < 0.5
+
+
+# --- dates
+
+DATES = pd.date_range("1990-01-05", periods=200, freq="37D")
+WRITTEN = {
+    "month first": [f"{d.month}/{d.day}/{d.year}" for d in DATES],
+    "with a time": [f"{d.month}/{d.day}/{d.year} 0:00:00" for d in DATES],
+    "day first": [f"{d.day}/{d.month}/{d.year}" for d in DATES],
+    "dots": [f"{d.day:02}.{d.month:02}.{d.year}" for d in DATES],
+    "month in words": [d.strftime("%b %d %Y") for d in DATES],
+    "day and month": [d.strftime("%d %B %Y") for d in DATES],
+    "short": [d.strftime("%d-%b-%y") for d in DATES],
+    "long": [d.strftime("%A, %B %d, %Y") for d in DATES],
+    "clock": [d.strftime("%m/%d/%Y 12:00 AM") for d in DATES],
+    "year first": [d.strftime("%Y-%m-%d") for d in DATES],
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_dates_are_dates_however_they_are_written(how: str) -> None:
+    column = pd.Series(WRITTEN[how], name="when")
+    assert column_kinds(column.to_frame()) == {"when": "date"}
+    days = (DATES - pd.Timestamp(0)).days
+    np.testing.assert_array_equal(to_numbers(column), days)
+
+
+@pytest.mark.parametrize("cells", [["1.2.3", "1.10.12"], ["May", "June"], ["5", "6"], ["1/2", "3/4"]])
+def test_what_only_resembles_a_date_is_none(cells: list[str]) -> None:
+    assert column_kinds(pd.DataFrame({"c": cells * 10}))["c"] != "date"
+
+
+def test_year_month_and_weekday_of_a_date_are_learned(tmp_path: Any) -> None:
+    dates = pd.date_range("2001-01-01", periods=400, freq="3D")
+    written = [f"{d.day}/{d.month}/{d.year}" for d in dates]  # the last ones could be either
+    y = 10.0 * (dates.day_of_week >= 5) + dates.month
+    rows = pd.DataFrame({"when": written, "y": y})
+    fitted = quick(sources=["boosting"]).fit(rows[:330], "y")
+    assert {"when", "year of when", "month of when", "weekday of when"} <= {
+        *fitted.source_.table.schema.numbers
+    }
+    assert np.median(np.abs(fitted.predict(rows[:330]) - y[:330])) < 0.5
+    one = rows.iloc[[4]].assign(when="4/3/2001")  # Sunday, the 4th of March, as in training
+    same = rows.iloc[[4]].assign(when="2001-03-04")
+    np.testing.assert_array_equal(fitted.predict(one), fitted.predict(same))
+    fitted.save(tmp_path / "saved")
+    loaded = CausalTextRegressor.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded.predict(one), fitted.predict(one))
+
+
+def test_dates_whose_day_may_be_the_month_are_named() -> None:
+    rows = table(60).assign(when=[f"{1 + row % 12}/{1 + row % 11}/2001" for row in range(60)])
+    with pytest.warns(UserWarning, match=r"'1/1/2001' are read with the month first"):
+        quick(sources=["columns"]).fit(rows, "y")
+
+
+def test_a_column_that_only_names_rows_is_not_needed_to_predict() -> None:
+    rows = table().assign(id=[f"N{row}A" for row in range(90)])
+    with pytest.warns(UserWarning, match="only name rows: 'id'"):
+        fitted = quick(sources=["columns"]).fit(rows, "y")
+    found = fitted.predict(rows.drop(columns="id"))
+    np.testing.assert_array_equal(found, fitted.predict(rows))
+
+
+# --- names and rows
+
+
+def test_an_integer_column_name_can_be_the_target() -> None:
+    rows = table().rename(columns={"a": 0, "b": 1, "y": 2})
+    fitted = quick(sources=["columns"]).fit(rows, 2)
+    assert list(fitted.targets_) == ["2"]
+    assert np.median(np.abs(fitted.predict(rows) - rows[2])) < 0.5
+    both = quick(sources=["columns"]).fit(rows.assign(z=rows[2] + 1), [2, "z"])
+    assert list(both.targets_) == ["2", "z"]
+
+
+def test_a_row_may_be_a_series_or_a_dict() -> None:
+    rows = table()
+    fitted = quick(sources=["columns"]).fit(rows, "y")
+    expected = fitted.predict(rows.iloc[[3]])
+    np.testing.assert_array_equal(fitted.predict(rows.iloc[3]), expected)
+    np.testing.assert_array_equal(fitted.predict({"a": rows["a"][3], "b": rows["b"][3]}), expected)
+    (low, high), bounds = fitted.predict_interval(rows.iloc[3]), fitted.predict_interval(rows[3:4])
+    assert (low, high) == bounds
+
+
+def test_suspicious_rows_keep_their_index() -> None:
+    rows = table().set_axis([f"r{row}" for row in range(90)])
+    rows.loc["r7", "y"] *= -10
+    with pytest.warns(UserWarning, match="look wrong"):
+        found = quick(sources=["columns"]).fit(rows, "y").suspicious()
+    assert found.index[0] == "r7"
+    assert rows.loc[found.index[:1], "y"].item() == found["label"].iloc[0]
+
+
+def test_infinite_numbers_are_named() -> None:
+    rows = table()
+    rows.loc[4, "a"] = np.inf
+    with pytest.warns(UserWarning, match=r"a is infinite in row 4, or beyond 1e\+150, and counts as m"):
+        fitted = quick(sources=["columns"]).fit(rows, "y")
+    with pytest.warns(UserWarning, match=r"a is infinite in row 4"):
+        fitted.predict(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.predict(rows[:4])
