@@ -88,7 +88,9 @@ def test_dates_are_dates_however_they_are_written(how: str) -> None:
     np.testing.assert_array_equal(to_numbers(column), days)
 
 
-@pytest.mark.parametrize("cells", [["1.2.3", "1.10.12"], ["May", "June"], ["5", "6"], ["1/2", "3/4"]])
+@pytest.mark.parametrize(
+    "cells", [["1.2.3", "1.10.12"], ["May", "June"], ["5", "6"], ["1/2", "3/4"]]
+)
 def test_what_only_resembles_a_date_is_none(cells: list[str]) -> None:
     assert column_kinds(pd.DataFrame({"c": cells * 10}))["c"] != "date"
 
@@ -96,13 +98,14 @@ def test_what_only_resembles_a_date_is_none(cells: list[str]) -> None:
 def test_year_month_and_weekday_of_a_date_are_learned(tmp_path: Any) -> None:
     dates = pd.date_range("2001-01-01", periods=400, freq="3D")
     written = [f"{d.day}/{d.month}/{d.year}" for d in dates]  # the last ones could be either
-    y = 10.0 * (dates.day_of_week >= 5) + dates.month
+    noise = np.random.default_rng(0).normal(0, 1, 400)
+    y = 10.0 * (dates.day_of_week >= 5) + dates.month + noise
     rows = pd.DataFrame({"when": written, "y": y})
     fitted = quick(sources=["boosting"]).fit(rows[:330], "y")
     assert {"when", "year of when", "month of when", "weekday of when"} <= {
         *fitted.source_.table.schema.numbers
     }
-    assert np.median(np.abs(fitted.predict(rows[:330]) - y[:330])) < 0.5
+    assert np.median(np.abs(fitted.predict(rows[:330]) - y[:330])) < 1.0
     one = rows.iloc[[4]].assign(when="4/3/2001")  # Sunday, the 4th of March, as in training
     same = rows.iloc[[4]].assign(when="2001-03-04")
     np.testing.assert_array_equal(fitted.predict(one), fitted.predict(same))
@@ -112,7 +115,9 @@ def test_year_month_and_weekday_of_a_date_are_learned(tmp_path: Any) -> None:
 
 
 def test_dates_whose_day_may_be_the_month_are_named() -> None:
-    rows = table(60).assign(when=[f"{1 + row % 12}/{1 + row % 11}/2001" for row in range(60)])
+    rows = table(60, seed=1).assign(
+        when=[f"{1 + row % 12}/{1 + row % 11}/2001" for row in range(60)]
+    )
     with pytest.warns(UserWarning, match=r"'1/1/2001' are read with the month first"):
         quick(sources=["columns"]).fit(rows, "y")
 
@@ -159,7 +164,9 @@ def test_suspicious_rows_keep_their_index() -> None:
 def test_infinite_numbers_are_named() -> None:
     rows = table()
     rows.loc[4, "a"] = np.inf
-    with pytest.warns(UserWarning, match=r"a is infinite in row 4, or beyond 1e\+150, and counts as m"):
+    with pytest.warns(
+        UserWarning, match=r"a is infinite in row 4, or beyond 1e\+150, and counts as m"
+    ):
         fitted = quick(sources=["columns"]).fit(rows, "y")
     with pytest.warns(UserWarning, match=r"a is infinite in row 4"):
         fitted.predict(rows)

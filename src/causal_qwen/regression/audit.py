@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
+from causal_qwen.regression.fitted import value_at
 from causal_qwen.regression.inputs import as_table, known_targets
 from causal_qwen.tables.files import table_kind
 from causal_qwen.tables.frames import require_pandas
@@ -110,20 +111,20 @@ def judge_training(target: Target, evidence: TargetEvidence) -> Judged:
 def _judged(
     target: Target, labels: Array, y_dist: Cauchy, credibility: Array, scores: Array
 ) -> Judged:
+    middle = target.limits.clip(target.space.clamped(y_dist.loc).numpy())
     if target.conformal is None:
         ends = y_dist.interval(LEVEL)
+        low, high = (target.limits.clip(target.space.clamped(end).numpy()) for end in ends)
     else:
-        reach = target.conformal.radius(LEVEL) * y_dist.scale
-        ends = y_dist.loc - reach, y_dist.loc + reach
-    expected, low, high = (
-        target.limits.clip(target.space.clamped(part).numpy()) for part in (y_dist.loc, *ends)
-    )
-    return Judged(labels, expected, low, high, credibility, scores)
+        radius = target.conformal.radius(LEVEL)
+        low, high = (value_at(y_dist, target, end) for end in (-radius, radius))
+    return Judged(labels, middle, low, high, credibility, scores)
 
 
 def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
-    """A DataFrame by the index of the rows, the least credible label first: the row's name, `label`, `expected`, its
-    interval `low` to `high`, `credibility` and `score`; with several targets also `target`."""
+    """A DataFrame by the index of the rows, the least credible label first: the row's name,
+    `label`, `expected`, its interval `low` to `high`, `credibility` and `score`; with several
+    targets also `target`."""
     pandas = require_pandas()
     name = LINE if getattr(index, "name", None) == LINE else "row"
     parts = []

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.regression.conformal import Conformal
 from causal_qwen.regression.experts import Evidence, with_spread
@@ -179,11 +180,11 @@ def conformal_of(target: Target, calibrated: bool | None) -> Conformal | None:
     return None if calibrated is False else target.conformal
 
 
-def value_at(number: NumberPrediction, target: Target, scales: float) -> Array:
+def value_at(y_dist: Cauchy, target: Target, scales: float) -> Array:
     """The end of a calibrated interval, so many predicted scales away from the median."""
     if np.isinf(scales):
-        return target.limits.clip_calibrated(np.full(len(number.y.loc), scales))
-    value = number.space.clamped(number.y.loc + scales * number.y.scale)
+        return target.limits.clip_calibrated(np.full(len(y_dist.loc), scales))
+    value = target.space.clamped(y_dist.loc + scales * y_dist.scale)
     return target.limits.clip_calibrated(value.numpy())
 
 
@@ -192,7 +193,7 @@ def median_of(number: NumberPrediction, target: Target) -> Array:
     conformal = target.conformal if target.shifts_median else None
     if conformal is None or not conformal.reaches_level(LEVEL):
         return target.limits.clip(np.asarray(number.median))
-    return target.limits.clip(value_at(number, target, conformal.quantile(0.5)))
+    return target.limits.clip(value_at(number.y, target, conformal.quantile(0.5)))
 
 
 def interval_of(
@@ -203,7 +204,7 @@ def interval_of(
     if conformal is None:
         return target.limits.clip(np.stack(number.interval(level), -1))
     radius = conformal.radius(level)
-    return np.stack([value_at(number, target, end) for end in (-radius, radius)], -1)
+    return np.stack([value_at(number.y, target, end) for end in (-radius, radius)], -1)
 
 
 def quantiles_of(
@@ -216,7 +217,7 @@ def quantiles_of(
     conformal = conformal_of(target, calibrated)
     if conformal is None:
         return target.limits.clip(np.asarray(number.quantile(list(quantiles))))
-    return np.stack([value_at(number, target, conformal.quantile(p)) for p in quantiles], -1)
+    return np.stack([value_at(number.y, target, conformal.quantile(p)) for p in quantiles], -1)
 
 
 def say_credibility(name: str, share: float) -> None:

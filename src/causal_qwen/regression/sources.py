@@ -63,7 +63,7 @@ class Schema(NamedTuple):
     numbers: list[str]
     categories: list[str]
     texts: list[str]
-    day_first: list[str] = []  # of the numbers: dates such as 13/5/2024
+    day_first: Sequence[str] = ()  # of the numbers: dates such as 13/5/2024
 
     @classmethod
     def of_kinds(cls, kinds: dict[str, Kind]) -> Schema:

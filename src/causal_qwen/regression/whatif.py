@@ -274,7 +274,10 @@ def _check_value(name: str, value: Any, column: Any, source: SourceModel) -> Non
     if value is None or is_missing(str(value)):
         return
     schema = source.table.schema
-    if name in schema.numbers and not np.isfinite(to_numbers(column, name in schema.day_first)).all():
+    if (
+        name in schema.numbers
+        and not np.isfinite(to_numbers(column, name in schema.day_first)).all()
+    ):
         raise ValueError(f"{name}={value!r} is no finite number; {name} is a column of numbers.")
     known = _categories(source).get(name)
     if known is not None and str(value) not in known:

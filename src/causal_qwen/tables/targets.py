@@ -78,9 +78,9 @@ def _are_names(X: Any, y: Any) -> bool:
         return True
     if not (isinstance(y, list | tuple) and y and all(isinstance(n, str | int) for n in y)):
         return False
-    if is_table(X) and (len(y) != len(X) or isinstance(y[0], str)):
-        if any(text_name(name) in X.columns for name in y):
-            return True
+    may_be_names = len(y) != len(X) or isinstance(y[0], str)  # other whole numbers are values
+    if is_table(X) and may_be_names and any(text_name(name) in X.columns for name in y):
+        return True
     if not all(isinstance(name, str) for name in y):
         return False
     return not all(is_missing(cell) or read_target(cell) for cell in y)
