@@ -97,7 +97,9 @@ def _fit_source(
 
         def done() -> None:
             nonlocal stages
-            progress(stages := min(stages + 1, total), total)
+            stages += 1
+            if stages < total:  # an estimate
+                progress(stages, total)
 
         evidence = source.fit(
             frame,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -61,9 +62,17 @@ def is_missing(text: str) -> bool:
     return not text or text.isspace() or text.strip() in MISSING
 
 
+def stripped(cell: str) -> str:
+    """Without spaces around it, and with the digits 0 to 9 for those of other scripts."""
+    text = cell.strip()
+    if text.isascii():
+        return text
+    return "".join(str(unicodedata.decimal(one)) if one.isdecimal() else one for one in text)
+
+
 def read_cell(cell: str) -> Any:
     """A number, a truth value, NaN or the text itself; digits such as 007 are a name."""
-    text = cell.strip()
+    text = stripped(cell)
     if is_missing(text):
         return math.nan
     if text in TRUTH:
@@ -77,7 +86,7 @@ def read_cell(cell: str) -> Any:
 
 def read_amount(cell: str) -> Amount | None:
     """The number of a cell and its currency or percent mark; None where it has to be guessed."""
-    text = cell.strip()
+    text = stripped(cell)
     if NUMBER.fullmatch(text):
         return _finite(text)
     found = encode(text)
@@ -92,7 +101,7 @@ def read_amount(cell: str) -> Amount | None:
 
 def read_target(cell: str) -> Amount | None:
     """As `read_amount`, and digits of any length and with leading zeros."""
-    text = cell.strip()
+    text = stripped(cell)
     return _finite(text) if DIGITS.fullmatch(text) else read_amount(text)
 
 
