@@ -277,7 +277,7 @@ def test_an_audit_by_groups_judges_a_row_by_other_groups(rings: Any, file: Path)
     table.to_csv(file, index=False)
     words = ("audit", file, "-y", "price", "--source", "columns", "-q", "--json")
     worst = json.loads(run(*words, "--group", "shop").stdout)["worst"]
-    assert {(row["line"] - 2) % 4 for row in worst} == {1}
+    assert {(row["line"] - 2) % 4 for row in worst[:7]} == {1}
 
 
 def test_what_if_answers_in_one_sentence(fitted: str, file: Path, rings: Any) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 Array = NDArray[np.float64]
 
-EVIDENCE = 5.5  # nats
+EVIDENCE = 4.5  # nats
 ROWS = 30  # fewer residuals are no evidence
 MOST = 5000  # residuals that the mixture is fitted to
 TAILS = ((1.0, 2.5), (2.5, 1.0), (2.0, 2.0))  # least degrees of freedom below and above, alone
