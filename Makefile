@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 HASHED := $(PIP) --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app test fuzz mutants chromium lint style format docs notebooks reproduce env clean bench-decode \
+.PHONY: help demo app test test-all fuzz mutants chromium lint style format docs notebooks reproduce env clean bench-decode \
         bench-loss bench-calibration bench-learning bench-numbers bench-engine bench-individuals \
         bench-serving bench-vllm bench-check vllm test-vllm
 
@@ -43,13 +43,17 @@ app: $(APP)  ## open the playground in the browser (ARGS="--port 7861")
 # Bytecode is kept, whatever the environment says: every worker and process imports the same files.
 # Types are checked meanwhile: without its cache, mypy takes most of a minute of one core.
 test: style  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
-	@$(MAKE) --no-print-directory chromium || [ -z "$$CAUSAL_QWEN_REQUIRE_BROWSER" ]
 	@$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 		CAUSAL_QWEN_SCREENSHOTS=build/screenshots \
-		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS); tests=$$?; \
+		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TIER) $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; echo "mypy:"; cat $(TYPES); \
 	[ $$tests -eq 0 ] && [ $$types -eq 0 ]
+
+# The default tier, and what users see: the browser, pages, notebooks, benchmarks, the wheel.
+test-all: $(TESTS)  ## the default tests and those of browser, pages, notebooks, benchmarks and wheel
+	@$(MAKE) --no-print-directory chromium || [ -z "$$CAUSAL_QWEN_REQUIRE_BROWSER" ]
+	@$(MAKE) --no-print-directory test TIER='-m "not slow"'
 
 # Hostile texts, checkpoints, tables, saved objects and API calls: the same seeds, then fresh ones.
 fuzz: $(TESTS)  ## try thousands of hostile inputs, some minutes (FUZZ_SEED=N repeats)

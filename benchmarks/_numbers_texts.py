@@ -19,7 +19,7 @@ import torch
 from _numbers_tables import load
 
 from causal_qwen import CausalTextRegressor
-from causal_qwen.regression.fit_sources import MANY_TEXTS, SAMPLE
+from causal_qwen.regression.regressor import MANY_TEXTS, SAMPLE
 
 ROWS, WORDS, NEW = 5000, 20, 500
 QUICK_ROWS = 200
@@ -41,7 +41,7 @@ def many_texts(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     count = QUICK_ROWS if options.quick else ROWS
     tweets = read_tweets(count + NEW)
     train, new = tweets[:count], tweets[count:]
-    place = "causal_qwen.regression.reading.cache_directory"
+    place = "causal_qwen.regression.regressor.cache_directory"
     with tempfile.TemporaryDirectory() as empty, mock.patch(place, return_value=Path(empty)):
         start = time.perf_counter()
         regressor: Any = CausalTextRegressor(verbose=False, model=options.model)

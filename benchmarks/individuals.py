@@ -200,7 +200,7 @@ def grid_page(r: Row) -> list[str]:
         "default if it has no broken token, at most 3 points more repeated trigrams than "
         f"{BASELINE}, and no less distance between texts. 2 and 4 kappa are recognised more often "
         "than kappa itself; n = 2, kappa and persistence 1 was saved, for texts that are nearly "
-        "as likely as softmax's and return to the same words as seldom ([log](../log.md)).",
+        "as likely as softmax's and return to the same words as seldom.",
         "",
         *table(speaker_columns(r["kinds"]), r["kinds"]),
     ]

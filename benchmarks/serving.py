@@ -31,12 +31,12 @@ from _results import Row, log, make_parser, paired_ratio, parse, span, table
 from _texts import PROMPTS
 
 from causal_qwen.conversion.convert import default_model
+from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.security import BoundNames
 from causal_qwen.serving.server import bind
 from causal_qwen.serving.service import Service
-from causal_qwen.serving.torch_backend import TorchBackend
 
 MODES: tuple[dict[str, Any], ...] = (  # of the clients, in turn
     {"causal_mode": "causal"},
@@ -60,7 +60,7 @@ def prompt_of(client: int) -> str:
 
 
 @contextlib.contextmanager
-def running(backend: TorchBackend, tokens: int) -> Iterator[int]:
+def running(backend: TorchEngine, tokens: int) -> Iterator[int]:
     """A server on a free port of this machine. -> the port"""
     with bind("127.0.0.1", 0) as bound, tempfile.TemporaryDirectory() as directory:
         service = Service(backend, "served", Path(directory), Limits(max_tokens=tokens))
@@ -92,7 +92,7 @@ def ask(port: int, client: int, tokens: int) -> tuple[float, str]:
     return first, text
 
 
-def alone(backend: TorchBackend, client: int, tokens: int) -> str:
+def alone(backend: TorchEngine, client: int, tokens: int) -> str:
     """The text of `generate`."""
     prompt = backend.encode(prompt_of(client))
     ids = torch.tensor([prompt.ids])
@@ -108,7 +108,7 @@ def alone(backend: TorchBackend, client: int, tokens: int) -> str:
     return backend.processor.decode(*new, skip_special_tokens=True)
 
 
-def measure(backend: TorchBackend, clients: int, tokens: int, rounds: int) -> Row:
+def measure(backend: TorchEngine, clients: int, tokens: int, rounds: int) -> Row:
     """Seconds of every peer in every round, times to the first token, and equal texts."""
     waits: dict[str, list[float]] = {"one": [], "many": []}
     texts: dict[str, list[str]] = {}
@@ -189,9 +189,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of every text")
     options = parse(parser, rounds=1, clients=2, tokens=4)
-    backend = TorchBackend.open(options.model or default_model())
+    backend = TorchEngine.open(options.model or default_model())
     backend.model.generation_config.eos_token_id = None  # every text has its full length
-    backend = TorchBackend(backend.model, backend.processor)
+    backend = TorchEngine(backend.model, backend.processor)
     row = measure(backend, options.clients, options.tokens, options.rounds)
     log(row)
     conclude([row], options, page, ("clients", "tokens"), speeds)

@@ -245,7 +245,7 @@ def deviations(images: Tensor, law: Cauchy) -> Tensor:
     """Largest error of the share of draws below a quantile, in standard deviations. -> (K,)"""
     worst = torch.zeros(images.shape[1], dtype=torch.float64)
     for p in QUANTILES:
-        share = (images <= law.quantile(p)).double().mean(0)
+        share = (images <= law.icdf(p)).double().mean(0)
         sigma = math.sqrt(p * (1 - p) / len(images))
         worst = torch.maximum(worst, (share - p).abs().cpu() / sigma)
     return worst

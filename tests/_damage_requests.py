@@ -28,6 +28,8 @@ BODIES: dict[str, dict[str, Any]] = {  # valid ones, to be damaged
         "max_tokens": 2,
         "edit": {"word": "king", "by": "queen"},
     },
+    "/v1/numbers/counterfactual": {"input": {"size": 4}, "observed": 7, "edited": {"size": 5}},
+    "/v1/tokens": {"input": "a king has 7 horses", "index": 3},
     "/v1/numbers": {"input": [{"size": 4.0}, {"size": 1}], "regressor": "price", "levels": [0.5]},
 }
 MODES = ("standard", "sampling", "causal", "compatible")
@@ -114,10 +116,12 @@ class Attack:
     def _paths(self) -> list[tuple[str, str, list[str]]]:
         """(method, path, fields) of every route."""
         found = []
-        for path, methods in self.client.get("/openapi.json").json()["paths"].items():
+        openapi = self.client.get("/openapi.json").json()
+        for path, methods in openapi["paths"].items():
             for method, about in methods.items():
                 content = about.get("requestBody", {}).get("content", {})
-                schema = content.get("application/json", {}).get("schema", {})
+                ref = content.get("application/json", {}).get("schema", {}).get("$ref", "")
+                schema = openapi["components"]["schemas"].get(ref.rpartition("/")[2], {})
                 found.append((method.upper(), path, sorted(schema.get("properties", {}))))
         return sorted(found)
 

@@ -1,4 +1,4 @@
-"""The built playground with a tiny model, as an ASGI application and as a client of its API."""
+"""The page of the playground as an ASGI application, and a client of its API."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from unittest import mock
 from starlette.testclient import TestClient
 
 from causal_qwen.playground import server
-from causal_qwen.playground.provider import Provider
-from causal_qwen.playground.state import AppState
-from causal_qwen.playground.token_view import measure_typical
+from causal_qwen.playground.served import ServedModel
 from causal_qwen.serving.security import BoundNames, Login
 
 URL = "http://127.0.0.1:7860"
@@ -26,42 +24,23 @@ API = "/gradio_api"
 
 
 @contextmanager
-def serve(
-    processor: Any,
-    model: Any,
+def serve_page(
+    model: ServedModel,
     files: Path,
     host: str = "127.0.0.1",
     address: str | None = None,
     login: Login | None = None,
 ) -> Iterator[TestClient]:
-    """A client of the app that `launch` would serve on `host`."""
-    state = AppState("tiny", processor, model)
-    state.typical = state.run(measure_typical)
-    with serve_state(state, files, host, address, login) as client:
-        yield client
-
-
-@contextmanager
-def serve_state(
-    state: Provider,
-    files: Path,
-    host: str = "127.0.0.1",
-    address: str | None = None,
-    login: Login | None = None,
-) -> Iterator[TestClient]:
-    """The same with a model that is opened, here or on a server."""
+    """A client of the page that `launch` would serve on `host`."""
     with mock.patch.dict(os.environ), warnings.catch_warnings():
         server.configure_gradio(files)
         warnings.simplefilter("ignore")  # Gradio leaves event loops open
         from causal_qwen.playground.page import build  # and Gradio
 
-        app = server.make_app(build(state, files), files, BoundNames(host, address or host), login)
+        app = server.make_app(build(model, files), BoundNames(host, address or host), login)
         gc.collect()
-    try:
-        with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
-            yield client
-    finally:
-        state.close()
+    with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
+        yield client
 
 
 def endpoints(client: TestClient) -> dict[str, list[dict[str, Any]]]:

@@ -23,6 +23,15 @@ settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+OUTER = {"browser", "test_pages.py", "test_notebooks.py", "test_benchmarks.py", "test_wheel.py"}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What users see, rather than what the code computes, is in the tier of `make test-all`."""
+    if OUTER & {*item.path.parts}:
+        item.add_marker("outer")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """`make fuzz` ends with the number of cases of every law."""
     if IS_ON:

@@ -32,7 +32,11 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "NumberPrediction": "regression.prediction",
     "OpenModel": "regression.regressor",
     "OtherModel": "analysis.counterfactual",
+    "Session": "session",
+    "Text": "session",
+    "counterfactual": "analysis.counterfactual",
     "infer_individual": "analysis.posterior",
+    "open": "session",
     "stability_violations": "analysis.counterfactual",
 }
 _FAMILIES = {  # classes of the other families of base models, made when they are first needed
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
         ChangedPrompt,
         ChangedToken,
         OtherModel,
+        counterfactual,
         stability_violations,
     )
     from causal_qwen.analysis.gumbel import GumbelIndividual
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
     from causal_qwen.modeling.processor import CausalQwenProcessor
     from causal_qwen.regression.prediction import NumberPrediction
     from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
+    from causal_qwen.session import Session, Text, open
 
 
 def __getattr__(name: str) -> Any:

@@ -31,8 +31,8 @@ PARTIAL = ".causal-qwen-"  # begins the name of a file that is being written
 STALE_SECONDS = 3600
 LISTED = 10  # files that a message names
 EDITABLE = "generation_config.json"  # users edit it: another size is no damage if it is JSON
-# Version 0.3.0 wrote no manifest, and `save_pretrained` writes none: such directories are ours if
-# they have no other files than these, and a config.json of our model type or a regressor's files.
+# `save_pretrained` writes no manifest: such directories are ours if
+# they have no other files than these, and a config.json of our model type or a regressor's file.
 KNOWN = re.compile(
     r"(model/)?("
     r"config\.json|generation_config\.json|causal_qwen_auto\.py"
@@ -40,7 +40,7 @@ KNOWN = re.compile(
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt|tokenizer\.model"
     r"|(processor|preprocessor)_config\.json|chat_template\.(jinja|json)"
     r"|README\.md"
-    r")|regressor\.(json|safetensors)|sources\.skops|manifest\.json"
+    r")|regressor\.skops|manifest\.json"
 )
 
 
@@ -231,7 +231,7 @@ def _check_ours(place: Path, output: str | os.PathLike[str]) -> None:
 
 
 def _is_saved_model(directory: Path) -> bool:
-    if all((directory / f"regressor.{kind}").is_file() for kind in ("json", "safetensors")):
+    if (directory / "regressor.skops").is_file():
         return True
     config = _read_json(directory / "config.json")
     return isinstance(config, dict) and is_causal(config.get("model_type"))

@@ -1,9 +1,8 @@
 """A real server and a real browser: Debian's Chromium, headless, driven by Playwright.
 
-One server process with the first layers of the embedded model serves every test, two requests at
-a time. Screenshots are written to
-$CAUSAL_QWEN_SCREENSHOTS, or to pytest's temporary directory. Without a Chromium the tests are
-skipped; with CAUSAL_QWEN_REQUIRE_BROWSER=1 (CI) they fail.
+One process of `causal-qwen app` with the first layers of the embedded model serves every test.
+Screenshots are written to $CAUSAL_QWEN_SCREENSHOTS, or to pytest's temporary directory. Without a
+Chromium the tests are skipped; with CAUSAL_QWEN_REQUIRE_BROWSER=1 (CI) they fail.
 """
 
 from __future__ import annotations
@@ -12,47 +11,27 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from pandas import DataFrame
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from causal_qwen import CausalTextRegressor
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
 MISSING = "No Chromium on the PATH; install it with: make chromium"
-START_SECONDS = 1800  # a guard; a fresh machine converts the embedded model first
-WAIT_MILLISECONDS = 600_000  # a guard, too
-PARALLEL, WAITING = 2, 1  # fewer than a real server allows, so that few visitors fill the queue
-PRICED = "priced"
+START_SECONDS = 600  # a guard; a fresh machine converts the embedded model first
+WAIT_MILLISECONDS = 180_000  # a guard, too
 KEY = "sesame"  # of the server that a playground asks
 REBOUND = "rebound.example"  # a name that resolves to this machine, as after DNS rebinding
 QUESTION = "weight is 5, kind is b. The price is"
-SWEEP_SECONDS = 0.5  # as slow as a larger model, so that a visitor can type meanwhile
-# Arguments: a port, a directory for a regressor, fitted here, where torch is imported anyway, and
-# the model's directory.
-SERVE = f"""
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from pandas import DataFrame
-from causal_qwen import CausalTextRegressor
-frame = DataFrame({{"weight": range(12), "kind": ["a", "b"] * 6}})
-frame["price"] = 3 * frame["weight"] + 1
-regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
-regressor.fit(frame, "price").save(sys.argv[2])
-print("answer", *regressor.of_sentences().predict(["{QUESTION}"]), flush=True)
-from causal_qwen.playground import launch, state
-sweep = state.Predictor.sweep
-state.Predictor.sweep = lambda *inputs: time.sleep({SWEEP_SECONDS}) or sweep(*inputs)
-state.PARALLEL, state.WAITING = {PARALLEL}, {WAITING}
-launch(sys.argv[3], port=int(sys.argv[1]), open_browser=False)
-"""
 FRAMES = """
 count => new Promise(done => {
   const next = () => count-- ? requestAnimationFrame(next) : requestIdleCallback(done);
@@ -155,6 +134,7 @@ class Visitor:
     def unfold(self) -> None:
         """Show the settings of the first tab."""
         self.page.get_by_text("Temperature, persistence, seed, length").click()
+        self.page.evaluate(FRAMES, 8)  # as in `open`
 
     def fill(self, label: str, value: str) -> None:
         """Write into the visible field with this label."""
@@ -241,56 +221,54 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
-def started(
-    tmp_path_factory: pytest.TempPathFactory, short_directory: Path
-) -> Iterator[tuple[Any, int, Path]]:
-    """A starting server: its process, its port and its log."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    with log.open("w") as out:
-        arguments = [str(port), str(log.parent / PRICED), str(short_directory)]
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *arguments],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+@contextmanager
+def program(*arguments: str) -> Iterator[str]:
+    """A command that serves until Ctrl-C, which closes it cleanly. -> its address"""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "causal_qwen", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "CAUSAL_QWEN_API_KEY": KEY},
+    )
+    assert process.stdout is not None
     try:
-        yield server, port, log
+        lines: list[str] = []
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", "".join(lines))):
+            lines.append(process.stdout.readline())
+            assert lines[-1], f"{arguments[0]} did not open:\n{''.join(lines)}"
+        yield found[0]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 0, rest
+        assert rest.endswith("Closed.\n"), rest
     finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="session")
-def url(started: tuple[Any, int, Path]) -> Iterator[str]:
-    """The address of the running playground; at the end, Ctrl-C must close it cleanly."""
-    server, port, log = started
-    deadline = time.monotonic() + START_SECONDS
-    while "is open at" not in log.read_text():
-        if server.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"The playground did not open:\n{log.read_text()}")
-        time.sleep(0.2)
-    yield f"http://127.0.0.1:{port}/"
-    server.send_signal(signal.SIGINT)
-    assert server.wait(timeout=1800) == 0
-    assert log.read_text().endswith("Closed.\n"), log.read_text()
+def url(short_directory: Path) -> Iterator[str]:
+    """The address of the playground with a model of its own; Ctrl-C must close it cleanly."""
+    model = ("--model", str(short_directory))
+    with program("app", *model, "--port", "0", "--no-browser") as address:
+        yield f"{address}/"
 
 
 @pytest.fixture(scope="session")
-def prices(started: tuple[Any, int, Path], url: str) -> Prices:
+def prices(tmp_path_factory: pytest.TempPathFactory) -> Prices:
     """A visitor's own regressor."""
-    log = started[2]
-    answer = float(re.findall(r"^answer (.*)$", log.read_text(), re.MULTILINE)[0])
-    return Prices(log.parent / PRICED, QUESTION, answer)
+    frame = DataFrame({"weight": range(12), "kind": ["a", "b"] * 6})
+    frame["price"] = 3 * frame["weight"] + 1
+    regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
+    directory = tmp_path_factory.mktemp("regressors") / "priced"
+    regressor.fit(frame, "price").save(directory)
+    return Prices(directory, QUESTION, float(regressor.of_sentences().predict([QUESTION])[0]))
 
 
 @pytest.fixture(scope="session")
-def browser(chromium: str, started: tuple[Any, int, Path]) -> Iterator[Browser]:
-    """Chromium, opened while the server still loads its model."""
+def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         rebinding = f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"
         opened = playwright.chromium.launch(
@@ -328,33 +306,6 @@ def visiting(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., 
 def visit(browser: Browser, url: str, shots: Path) -> Iterator[Callable[..., Visitor]]:
     with visiting(browser, url, shots) as make:
         yield make
-
-
-@contextmanager
-def program(*arguments: str) -> Iterator[str]:
-    """A command that serves until Ctrl-C, which closes it cleanly. -> its address"""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "causal_qwen", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "CAUSAL_QWEN_API_KEY": KEY},
-    )
-    assert process.stdout is not None
-    try:
-        lines: list[str] = []
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+", "".join(lines))):
-            lines.append(process.stdout.readline())
-            assert lines[-1], f"{arguments[0]} did not open:\n{''.join(lines)}"
-        yield found[0]
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=START_SECONDS)
-        assert process.returncode == 0, rest
-        assert rest.endswith("Closed.\n"), rest
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 @pytest.fixture

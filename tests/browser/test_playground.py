@@ -151,9 +151,9 @@ def test_numbers_tab_opens_with_an_example_and_its_prediction(visit: Visit) -> N
     visitor = visit()
     visitor.open("Numbers")
     text = visitor.page.get_by_label(NUMBER_TEXT)
+    visitor.page.locator("svg circle:visible").wait_for()  # 90 rows are read, 60 fitted
     assert text.input_value().startswith("An iris versicolor")
     assert visitor.page.locator(".drag").all_inner_texts() == ["6.1", "2.8", "1.3"]
-    visitor.page.locator("svg circle:visible").wait_for()  # 90 rows are read, 60 fitted
     assert 3 < float(visitor.page.locator(".median").inner_text()) < 6
     visitor.shoot("numbers-opened")
 
@@ -167,7 +167,6 @@ def test_dragged_number_moves_the_prediction(visit: Visit) -> None:
     before = float(median.inner_text())
     text = visitor.page.get_by_label(NUMBER_TEXT)
     assert text.input_value().endswith("petals 1.3 cm wide. The petal length in cm is")
-    assert visitor.page.locator(".cq svg:visible polyline").count() == 2  # density and sweep
     numbers = visitor.page.locator(".drag")
     assert numbers.all_inner_texts() == ["6.1", "2.8", "1.3"]
 
@@ -220,7 +219,7 @@ def test_saved_regressor_predicts(visit: Visit, prices: Any, tmp_path: Path) -> 
     visitor.page.get_by_text("Use another regressor").click()
     for path, message in (
         ("", "The directory is missing"),
-        (str(tmp_path), r"has no regressor\.json"),
+        (str(tmp_path), r"has no regressor\.skops"),
     ):
         visitor.fill("Directory of a saved regressor", path)
         visitor.press("Load this regressor")
@@ -288,8 +287,6 @@ def test_invalid_prompt_is_answered_with_a_message_on_every_tab(visit: Visit) ->
             ("   ", "The text is empty|0 prompts"),
             ("word " * 1000, "4,999 characters"),
         ]
-        if tab == "Generate":
-            prompts.append(("字" * 400, r"\d+ tokens"))
         for prompt, message in prompts:
             visitor.fill(label, prompt)
             visitor.press(button)
@@ -308,32 +305,23 @@ def test_invalid_prompt_is_answered_with_a_message_on_every_tab(visit: Visit) ->
     assert visitor.page.locator(".tokens img").count() == 0
 
 
-def test_generation_stops_others_wait_and_a_full_queue_refuses(visit: Visit) -> None:
-    first, second, third = (visit() for _ in range(3))
-    for visitor in (first, second, third):
-        visitor.unfold()
-        visitor.tokens(80)
-    for visitor in (first, second):
-        visitor.press("Generate")
-        visitor.page.wait_for_function("document.querySelector('.new')?.textContent")
-    third.press("Generate")
-    third.page.get_by_text("Waiting: 1 ahead of you ...").wait_for()
-    third.shoot("waiting")
-    second.open("Individuals")  # and sends one request more
-    second.press("Generate")
-    assert "3 requests" in second.toast()
-
-    first.press("Stop")
-    first.page.wait_for_function("!document.querySelector('.cursor')")
-    texts = first.page.locator(".new").all_inner_texts()
+def test_generation_stops_and_the_page_generates_again(visit: Visit) -> None:
+    visitor, other = visit(), visit()
+    for one in (visitor, other):
+        one.unfold()
+        one.tokens(80)
+        one.press("Generate")
+        one.page.wait_for_function("document.querySelector('.new')?.textContent")
+    visitor.press("Stop")
+    visitor.page.wait_for_function("!document.querySelector('.cursor')")
+    texts = visitor.page.locator(".new").all_inner_texts()
     assert len(texts) == len(MODES)
-    third.page.locator(".card:visible").first.wait_for()  # admitted
-    assert first.page.locator(".new").all_inner_texts() == texts  # and grows no more
-    second.page.context.close()  # a visitor leaves during generation
-    third.press("Stop")
-    first.tokens(2)
-    first.press("Generate")
-    assert list(first.texts()) == MODES
+    other.page.context.close()  # a visitor leaves during generation
+    visitor.page.wait_for_timeout(SETTLE_MS)
+    assert visitor.page.locator(".new").all_inner_texts() == texts  # and grows no more
+    visitor.tokens(2)
+    visitor.press("Generate")
+    assert list(visitor.texts()) == MODES
 
 
 # Light mode in the slow tier only: other tests use it, and the layout is the same.
@@ -350,8 +338,7 @@ def test_every_tab_fits_a_phone(visit: Visit, theme: str) -> None:
             visitor.page.locator(".card:visible, .counterfactual").first.wait_for()
         if tab == "Numbers":
             visitor.page.locator("svg circle:visible").wait_for()
-            density = visitor.page.locator(".cq svg:visible").first.bounding_box()
-            assert density["width"] > 250
+            assert visitor.page.locator(".cq svg:visible").first.bounding_box()["width"] > 250
             drag_by_touch(visitor)
         if tab == "Tokens":
             visitor.page.locator(".tokens button").nth(2).click()
@@ -436,8 +423,7 @@ def test_playground_of_a_server_shows_what_that_of_the_model_shows(
     there = visit_remote()
     both = (visit(), there)
     tabs = there.page.get_by_role("tab")
-    assert [tab.inner_text() for tab in tabs.all()] == TABS[:-1]
-    there.page.get_by_text("so they are left out here").wait_for()
+    assert [tab.inner_text() for tab in tabs.all()] == TABS
     for visitor in both:
         visitor.unfold()
         visitor.tokens(3)
@@ -470,7 +456,7 @@ def test_playground_of_a_server_shows_what_that_of_the_model_shows(
     there.shoot("remote-counterfactual")
 
     there.open("Numbers")
-    there.page.get_by_text("Numbers by the regressor 'priced' of the server").wait_for()
+    there.page.get_by_role("radio", name="the regressor priced").wait_for()
     there.fill(NUMBER_TEXT, prices.text)
     there.press("Predict")
     dot = there.page.locator("svg circle:visible")

@@ -33,13 +33,16 @@ from causal_qwen.cli import doctor, main
 from causal_qwen.cli.chat import Conversation
 from causal_qwen.cli.program import app
 from causal_qwen.conversion.calibration import PERSISTENCE, TEXTS
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.session import Session
+from causal_qwen.session import open as open_session
 
 BENCHMARK_TEXTS = Path(__file__).parents[2] / "benchmarks" / "_texts.py"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
-GENERATING = ("generate", "chat", "counterfactual", "np-generate")
+GENERATING = ("generate", "chat", "counterfactual")
 WITHOUT_JSON = ("app", "serve")
 WITHOUT_MODEL = ("cache", "convert", "doctor", "export", "quantize", "report")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
@@ -124,7 +127,7 @@ def test_every_command_exists_and_demo_is_listed_first() -> None:
             "counterfactual",
             "train",
         ),
-        *("evaluate", "report", "verify", "np-generate", "app", "doctor", "cache"),
+        *("evaluate", "report", "verify", "app", "doctor", "cache"),
         *("audit", "what-if", "serve", "quantize"),
     }
     assert next(iter(COMMANDS)) == "demo"
@@ -185,7 +188,6 @@ def test_the_example_in_the_help_of_a_command_parses(command: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("causal-qwen np", {"np-generate"}),
         ("causal-qwen generate --individ", {"--individual"}),
         ("causal-qwen chat --mode c", {"causal", "compatible"}),
     ],
@@ -206,16 +208,17 @@ def test_show_completion_prints_the_script_for_bash() -> None:
     assert done.stdout.rstrip().endswith("causal-qwen")
 
 
-# ---------------------------------------------------------------- generate and np-generate
+# ---------------------------------------------------------------- generate
 
 
-@pytest.mark.parametrize("command", ["generate", "np-generate"])
+@pytest.mark.parametrize("engine", ["torch", "numpy"])
 def test_the_embedded_model_is_the_default(
-    command: str, tiny_directory: Path, tmp_path: Path
+    engine: str, tiny_directory: Path, tmp_path: Path
 ) -> None:
     """The cache of this test holds a tiny model in its place."""
     (tmp_path / f"smollm2-135m-{version('causal-qwen')}").symlink_to(tiny_directory)
-    asked = (command, "The train was late, so", "-i", "7", "-n", "8", "--json")
+    asked = ("generate", "The train was late, so", "-i", "7", "-n", "8", "--json")
+    asked = (*asked, "--engine", engine)
     done = here(*asked, CAUSAL_QWEN_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
@@ -258,7 +261,7 @@ class Pieces(io.StringIO):
 
 
 def test_a_text_with_numbers_is_printed_token_by_token(opened: Any, tmp_path: Path) -> None:
-    processor, model = copy.deepcopy(opened)
+    processor, model = copy.deepcopy((opened.processor, opened.model))
     model.decision.threshold.data[model.config.num_token_id] -= 50.0  # it says numbers
     processor.encode_numbers = model.config.encode_numbers = "value"
     model.save_pretrained(tmp_path)
@@ -311,35 +314,47 @@ REPLAYED = {  # field of a record -> option that repeats it
 @pytest.mark.parametrize(
     "asked", [[], ["-i", "7"], ["-i", "7", "--mode", "sampling"], ["-i", "7", "-t", "2"]]
 )
-def test_generate_and_np_generate_agree_under_every_saved_config(
+def test_both_engines_agree_under_every_saved_config(
     configured: Callable[..., str], saved: dict[str, Any], asked: list[str]
 ) -> None:
     words = ("Hi there", "-m", configured(**saved), "-n", "8", "--json", *asked)
     if not asked and saved.get("do_sample"):
         words = (*words, "-i", "3", "--mode", "sampling")  # else each draws its own individual
-    torch, numpy = (json.loads(here(one, *words).stdout) for one in ("generate", "np-generate"))
+    torch, numpy = (
+        json.loads(here("generate", *words, "--engine", one).stdout) for one in ("torch", "numpy")
+    )
     assert torch["text"] == numpy["text"]
     same = {"mode", "individual", "do_sample", "fresh_noise", "min_p", *OWN_FIELDS}
     assert {name: torch[name] for name in same} == {name: numpy[name] for name in same}
 
 
-@pytest.mark.parametrize("command", ["generate", "np-generate"])
-def test_an_individual_implies_the_causal_mode(command: str, tiny_directory: Path) -> None:
-    words = (command, "Hi there", "-m", str(tiny_directory), "-n", "8", "--json", "-i", "7")
+@pytest.mark.parametrize("engine", ["torch", "numpy"])
+def test_an_individual_implies_the_causal_mode(engine: str, tiny_directory: Path) -> None:
+    words = (
+        "generate",
+        "--engine",
+        engine,
+        "Hi there",
+        "-m",
+        str(tiny_directory),
+        "-n",
+        "8",
+        "--json",
+        "-i",
+        "7",
+    )
     implied = json.loads(here(*words).stdout)
     assert implied["mode"] == "causal"
     assert implied == json.loads(here(*words, "--mode", "causal").stdout)
 
 
 @pytest.mark.parametrize(
-    ("command", "saved"),
+    ("engine", "saved"),
     [
-        ("generate", {"temperature": 0.7, "min_density": 0.3}),
-        ("np-generate", {}),
-        pytest.param("generate", {}, marks=pytest.mark.slow),
-        pytest.param(
-            *("np-generate", {"temperature": 0.7, "min_density": 0.3}), marks=pytest.mark.slow
-        ),
+        ("torch", {"temperature": 0.7, "min_density": 0.3}),
+        ("numpy", {}),
+        pytest.param("torch", {}, marks=pytest.mark.slow),
+        pytest.param("numpy", {"temperature": 0.7, "min_density": 0.3}, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(
@@ -355,9 +370,9 @@ def test_an_individual_implies_the_causal_mode(command: str, tiny_directory: Pat
     ],
 )
 def test_a_json_record_replays_its_text(
-    command: str, saved: dict[str, Any], asked: list[str], configured: Callable[..., str]
+    engine: str, saved: dict[str, Any], asked: list[str], configured: Callable[..., str]
 ) -> None:
-    words = (command, "Hi", "-m", configured(**saved), "--json")
+    words = ("generate", "--engine", engine, "Hi", "-m", configured(**saved), "--json")
     record = json.loads(here(*words, "-n", "8", *asked).stdout)
     assert record["mode"] == (asked[1] if asked else "standard")
     given = [(option, record[name]) for name, option in REPLAYED.items()]
@@ -368,7 +383,7 @@ def test_a_json_record_replays_its_text(
     assert again["text"] == record["text"]
 
 
-@pytest.mark.parametrize("command", ["generate", "np-generate"])
+@pytest.mark.parametrize("engine", ["torch", "numpy"])
 @pytest.mark.parametrize(
     ("asked", "given"),
     [
@@ -382,15 +397,15 @@ def test_a_json_record_replays_its_text(
     ],
 )
 def test_the_replay_hint_generates_the_same_text(
-    command: str, asked: list[str], given: str, configured: Callable[..., str]
+    engine: str, asked: list[str], given: str, configured: Callable[..., str]
 ) -> None:
     model = configured(min_density=0.3)
-    drawn = here(command, "a b", "-m", model, "-n", "9", *asked)
+    drawn = here("generate", "a b", "-m", model, "--engine", engine, "-n", "9", *asked)
     (tail,) = re.findall(r"^replay: (.*)$", drawn.stderr, re.MULTILINE)
     words = shlex.split(tail)
-    assert words[:2] == ["--model", model]
-    assert re.sub(r"\d{5,}", "N", shlex.join(words[2:])).replace(" --max-new-tokens 9", "") == given
-    again = here(command, "a b", *words)
+    assert words[:4] == ["--model", model, "--engine", engine]
+    assert re.sub(r"\d{5,}", "N", shlex.join(words[4:])).replace(" --max-new-tokens 9", "") == given
+    again = here("generate", "a b", *words)
     assert again.stdout == drawn.stdout
     assert "replay" not in again.stderr
 
@@ -409,44 +424,56 @@ def test_version_is_printed() -> None:
 
 def test_a_text_ends_with_the_context(tiny_directory: Path) -> None:
     asked = ("x" * 2040, "-m", str(tiny_directory), "-n", "50", "--json")
-    record = json.loads(here("np-generate", *asked).stdout)
+    record = json.loads(here("generate", *asked, "--watch").stdout)
     assert len(record["tokens"]) == 8  # of 2048
     assert json.loads(here("generate", *asked).stdout)["text"] == record["text"]
 
 
-def test_np_generate_takes_the_model_as_argument_or_option(tiny_directory: Path) -> None:
+def test_np_generate_is_an_old_name(tiny_directory: Path) -> None:
     asked = ("-n", "4", "--json", "--mode", "causal", "-i", "3")
     first = here("np-generate", str(tiny_directory), "Hi there", *asked)
     named = here("np-generate", "Hi there", "--model", str(tiny_directory), *asked)
+    watched = here("generate", "Hi there", "-m", str(tiny_directory), "--watch", *asked)
     assert first.returncode == 0, first.stderr
-    assert json.loads(first.stdout) == json.loads(named.stdout)
+    assert json.loads(first.stdout) == json.loads(named.stdout) == json.loads(watched.stdout)
     assert json.loads(first.stdout)["individual"] == 3
-    both = here("np-generate", "a", "b", "--model", "c")
-    assert "Two models were given, a and c" in both.stderr
 
 
-def test_np_generate_uses_a_saved_individual(tiny_directory: Path, tmp_path: Path) -> None:
+def test_numpy_uses_a_saved_individual(tiny_directory: Path, tmp_path: Path) -> None:
     size = json.loads((tiny_directory / "config.json").read_text("utf-8"))["causal_size"] or 32
     Individual.draw(size, seed=5, temperature=3.0, persistence=PERSISTENCE).save(
         tmp_path / "ada.safetensors"
     )
-    asked = ("np-generate", str(tiny_directory), "Hi", "-n", "6", "--json", "--mode", "causal")
+    asked = (
+        "generate",
+        "--engine",
+        "numpy",
+        "-m",
+        str(tiny_directory),
+        "Hi",
+        "-n",
+        "6",
+        "--json",
+        "--mode",
+        "causal",
+    )
     saved = here(*asked, "-i", str(tmp_path / "ada.safetensors"))
     seed = here(*asked, "-i", "5", "-t", "3")
     assert json.loads(saved.stdout)["text"] == json.loads(seed.stdout)["text"]
 
 
-def test_np_generate_finds_a_hub_model_in_the_cache(tiny_directory: Path, tmp_path: Path) -> None:
+def test_numpy_finds_a_hub_model_in_the_cache(tiny_directory: Path, tmp_path: Path) -> None:
     kept = tmp_path / "hub" / "models--me--tiny"
     (kept / "snapshots").mkdir(parents=True)
     (kept / "snapshots" / "abc").symlink_to(tiny_directory)
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text("abc", encoding="utf-8")
     settings = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = causal_qwen("np-generate", "me/tiny", "Hi", "-n", "3", "-q", **settings)
+    by_numpy = ("generate", "--engine", "numpy", "Hi", "-n", "3", "-q", "-m")
+    done = causal_qwen(*by_numpy, "me/tiny", **settings)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == here("np-generate", str(tiny_directory), "Hi", "-n", "3", "-q").stdout
-    gone = causal_qwen("np-generate", "me/other", "Hi", **settings)
+    assert done.stdout == here(*by_numpy, str(tiny_directory)).stdout
+    gone = causal_qwen(*by_numpy, "me/other", **settings)
     assert gone.returncode == 1
     assert re.fullmatch("causal-qwen: me/other .*\n", gone.stderr)
 
@@ -534,7 +561,7 @@ def test_a_damaged_conversation_is_refused_and_the_present_one_goes_on(
     opened: Any, tmp_path: Path, record: str
 ) -> None:
     (tmp_path / "talk.json").write_text(record, encoding="utf-8")
-    talk = Conversation(*opened, mode="sampling", individual=7, max_new_tokens=2)
+    talk = Conversation(opened, mode="sampling", individual=7, max_new_tokens=2)
     talk.ask("hello")
     before = (talk.mode, talk.source, talk.messages)
     with pytest.raises(ValueError, match="is not a conversation with this model"):
@@ -597,12 +624,12 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_chat(tiny_director
 
 
 @pytest.fixture(scope="module")
-def opened(tiny_directory: Path) -> tuple[Any, Any]:
-    return open_model(tiny_directory)
+def opened(tiny_directory: Path) -> Session:
+    return open_session(str(tiny_directory), "torch")
 
 
 def test_one_individual_answers_every_turn(opened: Any) -> None:
-    talk = Conversation(*opened, individual=7, max_new_tokens=6)
+    talk = Conversation(opened, individual=7, max_new_tokens=6)
     answers = [talk.ask("hello"), talk.ask("and you?")]
     assert answers[0].individual == answers[1].individual == talk.individual
     assert [one["role"] for one in talk.messages] == ["user", "assistant"] * 2
@@ -621,10 +648,12 @@ def test_one_individual_answers_every_turn(opened: Any) -> None:
 def test_a_loaded_conversation_continues_the_saved_one(
     opened: Any, mode: str, tmp_path: Path
 ) -> None:
-    talk = Conversation(*opened, mode=mode, individual=7, temperature=2.0, max_new_tokens=5)
+    talk = Conversation(
+        opened, mode=mode, individual=7, max_new_tokens=5, options={"temperature": 2.0}
+    )
     talk.ask("hello")
     talk.command(f"/save {tmp_path / 'talk.json'}")
-    other = Conversation(*opened, mode="compatible", max_new_tokens=5)
+    other = Conversation(opened, mode="compatible", max_new_tokens=5)
     assert "1 turns" in other.command(f"/load {tmp_path / 'talk.json'}")
     assert (other.mode, other.individual) == (talk.mode, talk.individual)
     assert other.ask("and you?").text == talk.ask("and you?").text
@@ -633,8 +662,8 @@ def test_a_loaded_conversation_continues_the_saved_one(
 def test_a_long_conversation_drops_its_oldest_turns_and_keeps_its_system_message(
     opened: Any,
 ) -> None:
-    room = opened[1].config.max_position_embeddings
-    talk = Conversation(*opened, mode="standard", system="Be kind.", max_new_tokens=4)
+    room = opened.engine.context
+    talk = Conversation(opened, mode="standard", system="Be kind.", max_new_tokens=4)
     talk.ask("a" * (room // 2))
     talk.ask("b" * (room // 2))
     assert talk.messages[0]["content"].startswith("b")
@@ -645,7 +674,7 @@ def test_a_long_conversation_drops_its_oldest_turns_and_keeps_its_system_message
 
 
 def test_a_new_individual_in_a_chat_offers_to_delete_the_old_ones_words(opened: Any) -> None:
-    talk = Conversation(*opened, individual=7, max_new_tokens=4)
+    talk = Conversation(opened, individual=7, max_new_tokens=4)
     assert "/reset" not in talk.command("/individual 3")  # nothing is said yet
     talk.ask("hello")
     assert "/reset" not in talk.command("/individual")  # the same individual stays
@@ -653,7 +682,7 @@ def test_a_new_individual_in_a_chat_offers_to_delete_the_old_ones_words(opened: 
     assert "1 earlier turn" in reply
     assert "/reset" in reply
     talk.command("/reset")
-    fresh = Conversation(*opened, individual=4, max_new_tokens=4)
+    fresh = Conversation(opened, individual=4, max_new_tokens=4)
     assert talk.ask("hello").text == fresh.ask("hello").text
 
 
@@ -699,12 +728,13 @@ def test_counterfactual_has_the_defaults_of_the_model(configured: Callable[..., 
 
 
 def test_yarn_scaling_allows_a_longer_conversation(opened: Any) -> None:
-    processor, model = opened
+    model = opened.model
     stretched = copy.copy(model)
     stretched.config = copy.deepcopy(model.config)
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     stretched.config.rope_parameters = yarn
-    talk = Conversation(processor, stretched, mode="standard", max_new_tokens=4)
+    session = Session(TorchEngine(stretched, opened.processor))
+    talk = Conversation(session, mode="standard", max_new_tokens=4)
     talk.ask("c" * model.config.max_position_embeddings)
     assert len(talk.messages) == 2
 
@@ -713,6 +743,7 @@ def test_yarn_scaling_allows_a_longer_conversation(opened: Any) -> None:
 
 
 def test_doctor_prints_the_same_facts_as_json_and_as_text() -> None:
+    default_model()  # is converted
     done = here("doctor", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -767,7 +798,13 @@ def test_a_cache_that_is_a_file_is_named_with_its_cure(
         f"{tmp_path}/file is not a directory, and the cache needs one; set CAUSAL_QWEN_CACHE to a "
         "directory, or unset it."
     )
-    for line in ("cache", "cache --json", "cache --clear", "generate x", "np-generate x"):
+    for line in (
+        "cache",
+        "cache --json",
+        "cache --clear",
+        "generate x",
+        "generate x --engine numpy",
+    ):
         done = here(*line.split())
         assert (done.returncode, done.stdout) == (1, ""), line
         assert done.stderr.splitlines()[-1] == f"causal-qwen: {sentence}", line
@@ -974,7 +1011,7 @@ ERRORS = {  # a command line with {places} -> the key token of its error
     "generate x --seed 3 --mode standard": "--seed",
     "generate x --seed 3 --mode sampling": "--seed",
     "generate x --seed 3 -m {model}": "--seed",
-    "np-generate x --seed 3 --mode causal": "--seed",
+    "generate x --engine numpy --seed 3 --mode causal": "--seed",
     "generate x --model nowhere": "nowhere",
     "generate x -m {root}/empty": "empty/config.json",
     "generate x -m {root}/broken": "broken/config.json",
@@ -990,10 +1027,9 @@ ERRORS = {  # a command line with {places} -> the key token of its error
     "counterfactual x --prompt y -m {root}/broken": "broken/config.json",
     "counterfactual {long} --prompt y -m {model}": "3000",
     "counterfactual x --token 99=y -m {model} -n 2": "99",
-    "np-generate x -i 3 --mode standard": "--individual",
-    "np-generate x -m {root}/empty": "empty/config.json",
-    "np-generate {long} -m {model}": "3000",
-    "np-generate a b --model c": "a and c",
+    "generate x --engine numpy -i 3 --mode standard": "--individual",
+    "generate x --engine numpy -m {root}/empty": "empty/config.json",
+    "generate {long} --engine numpy -m {model}": "3000",
     "verify nowhere": "nowhere",
     "convert {model} {root}/new": "CausalQwen",
     "convert {root}/empty {root}/new": "empty/config.json",
@@ -1009,7 +1045,7 @@ ERRORS = {  # a command line with {places} -> the key token of its error
     "fit {root}/rows.csv -y price -o .. --force": "..",
     "fit {root}/rows.csv -y price -o {root}/new -m {root}/empty": "empty/config.json",
     "predict only.csv": "fit",
-    "predict {root}/empty {root}/rows.csv": "regressor.json",
+    "predict {root}/empty {root}/rows.csv": "regressor.skops",
     "train": "--data",
     "train -d {root}/rows.jsonl -o {root}/new --steps 0": "--steps",
     "train -d {root}/rows.jsonl -o {root}/full -m {model}": "full",
@@ -1052,9 +1088,7 @@ def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[
         ("counterfactual x --prompt ", "--prompt"),
         ("counterfactual x --prompt y --html {root}", "--html"),
         ("counterfactual x --prompt y --semantics loud", "'pearl', 'disco'"),
-        ("np-generate {model}", "PROMPT"),
-        ("np-generate x --mode loud", "--mode"),
-        ("np-generate x --dtype loud", "'float32'"),
+        ("generate x --dtype loud", "'float32'"),
         ("verify {model} --prompt ", "--prompt"),
         ("verify {model} -o {root}/rows.csv", "--output"),
         ("convert {base} {root}/new --init loud", "'calibrated', 'documents'"),
@@ -1072,7 +1106,6 @@ def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[
         ("generate x --top-k 0", "--top-k"),
         ("generate x --seed -1", "--seed"),
         (f"generate x --seed {2**64}", "--seed"),
-        ("np-generate x --min-density 1.5", "--min-density"),
         (f"fit rows.csv -y price -o new --seed {2**32}", "--seed"),
         ("fit rows.csv -y price -o new --calibration -1", "--calibration"),
         ("fit rows.csv -y price -o ", "--output"),
@@ -1154,11 +1187,21 @@ def test_ctrl_c_ends_generate_without_a_traceback(tiny_directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["np-generate", pytest.param("generate", marks=pytest.mark.slow)],  # which imports torch
+    "engine",
+    ["numpy", pytest.param("torch", marks=pytest.mark.slow)],  # which is slow to import
 )
-def test_ctrl_c_ends_a_process_without_a_traceback(command: str, tiny_directory: Path) -> None:
-    arguments = [*PROGRAM, command, "Hi there", "-m", str(tiny_directory), "-n", "2000"]
+def test_ctrl_c_ends_a_process_without_a_traceback(engine: str, tiny_directory: Path) -> None:
+    arguments = [
+        *PROGRAM,
+        "generate",
+        "--engine",
+        engine,
+        "Hi there",
+        "-m",
+        str(tiny_directory),
+        "-n",
+        "2000",
+    ]
     with started(*arguments) as process:
         assert process.stdout is not None
         assert process.stdout.read(2) == "Hi"  # it speaks

@@ -47,8 +47,9 @@ def test_saved_individual_reproduces_its_text_in_another_process_and_engine(
     here = processor.decode(said(model, [ids[0]], ada)[0], [0.0] * NEW)
     ada.save(tmp_path / "ada.safetensors")
     who = ("-m", str(short_directory), "-i", str(tmp_path / "ada.safetensors"))
+    numpy = ("--engine", "numpy", "--json")
     done = subprocess.run(  # in NumPy, whose program starts at once
-        [sys.executable, "-m", "causal_qwen", "np-generate", TEXT, *who, "-n", str(NEW), "--json"],
+        [sys.executable, "-m", "causal_qwen", "generate", TEXT, *who, "-n", str(NEW), *numpy],
         capture_output=True,
         text=True,
         check=True,

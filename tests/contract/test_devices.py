@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from causal_qwen.conversion import placement
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.generation.streaming import generate_text
+from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.regression.features import Pooling, features
 from causal_qwen.regression.head import ValueLoss, train_model
-from causal_qwen.regression.reading import open_reader
 from causal_qwen.regression.regressor import CausalTextRegressor
+from causal_qwen.session import Session
 from causal_qwen.training.metrics import MetricAccumulator
 from causal_qwen.training.run import Run, check_training_device, training_arguments
 
@@ -128,15 +127,18 @@ def test_features_and_texts_follow_the_model(tiny_directory: Path) -> None:
         ]
 
     expected = read(here)
-    inputs = processor("The king", return_tensors="pt")
-    options: dict[str, Any] = {"max_new_tokens": 4, "causal_mode": "causal", "individual": 7}
-    text = generate_text(here, processor, inputs, **options).text
+
+    def write(model: Any) -> str:
+        session = Session(TorchEngine(model, processor))
+        return session.generate("The king", 7, max_new_tokens=4).text
+
+    text = write(here)
     edit = ChangedToken(2, 70)
     both = counterfactual(here, "The king", 7, edit, processor=processor, max_new_tokens=4)
     with pretending():
         for one, other in zip(read(there), expected, strict=True):
             assert np.allclose(one, other, atol=1e-5)
-        assert generate_text(there, processor, inputs, **options).text == text
+        assert write(there) == text
         again = counterfactual(there, "The king", 7, edit, processor=processor, max_new_tokens=4)
         assert again.counterfactual.new_ids == both.counterfactual.new_ids
         assert np.allclose(again.shift_U, both.shift_U, atol=1e-4)
@@ -399,10 +401,9 @@ def test_a_saved_regressor_has_the_dtype_of_fit_and_no_device(
         model=str(tiny_directory), device="cpu", dtype="bfloat16", **options
     ).fit(texts, np.arange(16.0))
     fitted.save(tmp_path / "saved")
-    saved = json.loads((tmp_path / "saved" / "regressor.json").read_text("utf-8"))["parameters"]
-    assert (saved["device"], saved["dtype"]) == ("auto", "bfloat16")
     again = CausalTextRegressor.load(tmp_path / "saved")
-    assert (again.device, open_reader(again)[1].dtype) == ("auto", torch.bfloat16)
+    assert (again.device, again.dtype) == ("auto", "bfloat16")
+    assert (again.device, again._open_reader()[1].dtype) == ("auto", torch.bfloat16)
     assert again.predict(texts) == pytest.approx(fitted.predict(texts))
     with pytest.raises(ValueError, match=r"^device='cuda:7' is not available here"):
         CausalTextRegressor.load(tmp_path / "saved", device="cuda:7")

@@ -88,10 +88,10 @@ def test_engine_generates_where_torch_cannot_be_imported(directory: Path) -> Non
     assert text == processor.decode(ids[0][start:], values[0][start:])
 
 
-def test_np_generate_runs_where_torch_cannot_be_imported(directory: Path) -> None:
+def test_generate_runs_where_torch_cannot_be_imported(directory: Path) -> None:
     code = (
         "from causal_qwen.cli import main\n"
-        "sys.argv = ['causal-qwen', 'np-generate', sys.argv[1], 'It costs 12.5 or', '-n', '5']\n"
+        "sys.argv = ['causal-qwen', 'generate', '-m', sys.argv[1], 'It costs 12.5 or', '-n', '5']\n"
         "main()\n"
     )
     out = run_without_torch(code, str(directory))
@@ -345,23 +345,28 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_np_generate_prints_the_text_and_optional_details(directory: Path) -> None:
-    plain = command("np-generate", str(directory), "It costs", "-n", "6", "--quiet")
+def test_watching_prints_the_text_and_optional_details(directory: Path) -> None:
+    watched = ("generate", "It costs", "-m", str(directory), "--watch", "-n")
+    plain = command(*watched, "6", "--quiet")
     assert plain.returncode == 0, plain.stderr
-    told = command("np-generate", str(directory), "It costs", "-n", "6", "--json", "--summary")
+    told = command(
+        "generate", "It costs", "-m", str(directory), "--watch", "-n", "6", "--json", "--summary"
+    )
     record = json.loads(told.stdout)
     assert plain.stdout == record["text"] + "\n"
     whole = Engine.from_pretrained(directory).generate("It costs", max_new_tokens=6)
     assert record["text"] == whole.text
     assert len(record["tokens"]) == 6
     assert record["tokens"][0]["summary"]["P_sum"] > 0
-    shown = command("np-generate", str(directory), "It costs", "-n", "2", "--attention")
+    shown = command(
+        "generate", "It costs", "-m", str(directory), "--watch", "-n", "2", "--attention"
+    )
     assert shown.stdout.count("attention") == 2
 
 
-def test_np_generate_fails_with_one_sentence(directory: Path) -> None:
+def test_numpy_fails_with_one_sentence(directory: Path) -> None:
     truncate(directory)
-    done = command("np-generate", str(directory), "Hello")
+    done = command("generate", "Hello", "-m", str(directory), "--engine", "numpy")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "damaged or truncated" in done.stderr

@@ -16,7 +16,7 @@ _GROUND = {"families", "options", "outputs", "paths", "terminal"}
 _TORCH_FREE = {"options", "text", "individuals", "decoding"}
 _MODEL = _TORCH_FREE | {"families", "modeling", "generation", "model", "backbones"}
 _WORK = {"engine", "conversion", "analysis", "tables", "training", "regression"}
-_LIBRARY = _GROUND | _MODEL | _WORK
+_LIBRARY = _GROUND | _MODEL | _WORK | {"engines", "session"}
 ROOMS: dict[str, set[str]] = {
     "families": set(),
     "options": set(),
@@ -33,6 +33,8 @@ ROOMS: dict[str, set[str]] = {
     "backbones": _TORCH_FREE | {"families", "modeling", "model"},
     "conversion": _GROUND | _MODEL | {"engine"},
     "analysis": _GROUND | _MODEL | {"engine", "conversion"},
+    "engines": _GROUND | _MODEL | {"engine", "conversion"},
+    "session": _GROUND | _MODEL | {"engine", "engines", "conversion", "analysis"},
     "tables": {"paths", "terminal", "text"},
     "training": _GROUND | _MODEL | {"conversion", "tables"},
     "regression": _GROUND | _MODEL | {"conversion", "tables", "training"},

@@ -123,8 +123,9 @@ def test_the_package_and_its_command_line_import_without_torch() -> None:
 
 def test_requests_are_resolved_without_torch_and_a_web_server() -> None:
     """So that every server can use the one vocabulary."""
-    hidden = (*HEAVY, "fastapi", "starlette", "uvicorn", "pydantic")
-    code = "from causal_qwen.serving import requests, batching, replies, numpy_backend"
+    hidden = (*HEAVY, "fastapi", "starlette", "uvicorn", "prometheus_client")
+    code = "from causal_qwen.serving import requests, batching, replies\n"
+    code += "from causal_qwen.engines import numpy"
     run(f"{hide(*hidden)}\n{code}")
 
 
@@ -144,14 +145,15 @@ def test_a_missing_torch_extra_raises_one_sentence_with_the_cure(hidden: set[str
 
 
 def test_a_missing_package_is_advised_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from causal_qwen.regression import csv_io, prediction, regressor
+    from causal_qwen.regression import prediction, regressor
+    from causal_qwen.tables.frames import require_pandas
 
     again = importlib.util.spec_from_file_location("again", regressor.__file__)
     assert again is not None
     assert again.loader is not None
     loader, module = again.loader, importlib.util.module_from_spec(again)
     for missing, extra, call in (
-        ("pandas", "tables", lambda: csv_io.read_csv("none.csv")),
+        ("pandas", "tables", lambda: require_pandas()),
         ("matplotlib", "plot", lambda: prediction.NumberPrediction.plot(None)),  # type: ignore[arg-type]
         ("sklearn.base", "tables", lambda: loader.exec_module(module)),
     ):

@@ -270,7 +270,7 @@ RUN_DOCS = [
     page
     for page in DOCS
     if any(language in ("bash", "python") for language, _ in blocks(page))
-    and page.name not in ("maths.md", "log.md", "training.md")
+    and page.name not in ("maths.md", "training.md")
 ]
 
 
@@ -376,7 +376,7 @@ def test_the_figures_of_a_readme_are_those_of_the_results(path: Path) -> None:
             places = len(said.partition(".")[2])
             assert any(abs(x - float(said)) <= 0.501 * 10**-places for x in figures), (said, page)
             checked += 1
-    assert checked > 15
+    assert checked >= 10
 
 
 def test_the_citation_is_of_this_version() -> None:

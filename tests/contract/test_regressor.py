@@ -290,8 +290,7 @@ def test_columns_weights_and_several_targets_reach_the_regressor(
         folds=2,
         calibration=0.0,
     )
-    settings = json.loads((tmp_path / "saved" / "regressor.json").read_text())
-    assert settings["columns"] == ["grade"]
+    assert CausalTextRegressor.load(tmp_path / "saved").columns_ == ["grade"]
     predicted = predict_csv(tmp_path / "saved", tmp_path / "table.csv", level=0.5)
     assert (predicted["tax_predicted"] < 0).all()
     assert predicted["price_predicted"].median() < 1e4
@@ -440,7 +439,7 @@ def test_identifiers_are_left_out_with_a_note_unless_they_are_named(
         assert bool(notes) == (name == "all")
         if notes:
             assert notes[0].startswith("2 columns that name rows are left out: 'ring_id', 'row'")
-        return json.loads((tmp_path / name / "regressor.json").read_text())["columns"]
+        return CausalTextRegressor.load(tmp_path / name).columns_
 
     assert columns("all") == ["grade"]
     assert columns("named", columns=["ring_id", "grade"]) == ["ring_id", "grade"]

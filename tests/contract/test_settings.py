@@ -82,8 +82,8 @@ def test_the_command_line_resolves_as_python_does(directory: Path, mode: str | N
         call["individual"] = 7
     settings = engine.resolve(mode, **call)
     expected = engine.generate(PROMPT, mode=mode, max_new_tokens=NEW, **call)
-    for command in ("generate", "np-generate"):
-        arguments = [command, PROMPT, "--model", str(directory), *options]
+    for name in ("torch", "numpy"):
+        arguments = ["generate", PROMPT, "--model", str(directory), "--engine", name, *options]
         run = CliRunner().invoke(app, [*arguments, "--max-new-tokens", str(NEW), "--json"])
         assert run.exit_code == 0, run.output
         record = json.loads(run.stdout.splitlines()[-1])

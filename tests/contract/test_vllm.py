@@ -440,7 +440,7 @@ def post(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
 
 def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> None:
     from causal_qwen.conversion.convert import default_model, open_model
-    from causal_qwen.generation.streaming import chat_inputs
+    from causal_qwen.engines.torch import chat_inputs
     from causal_qwen.serving.requests import user_seed
 
     processor, model = open_model(str(default_model()))

@@ -109,7 +109,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def test_the_bare_install_prints_help_and_imports_without_torch(bare: Environment) -> None:
     done = bare.run("causal-qwen", "--help")
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "chat", "np-generate", "app", "doctor"):
+    for command in ("demo", "chat", "generate", "app", "doctor"):
         assert command in done.stdout
     code = "import causal_qwen, causal_qwen.engine, sys; print('torch' in sys.modules)"
     code += "; print(causal_qwen.__file__)"
@@ -136,34 +136,34 @@ def test_doctor_in_the_bare_install_names_what_is_missing(bare: Environment) -> 
     assert "torch missing" in shown.stdout
 
 
-def test_np_generate_runs_in_the_bare_install(bare: Environment, tiny_directory: Path) -> None:
+def test_generate_runs_in_the_bare_install(bare: Environment, tiny_directory: Path) -> None:
     from causal_qwen.engine import Engine
 
-    done = bare.run("causal-qwen", "np-generate", str(tiny_directory), "It costs", "-n", "5", "-q")
+    done = bare.run(
+        "causal-qwen", "generate", "It costs", "-m", str(tiny_directory), "-n", "5", "-q"
+    )
     assert done.returncode == 0, done.stderr
     result = Engine.from_pretrained(tiny_directory).generate("It costs", max_new_tokens=5)
     assert done.stdout == result.text + "\n"
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "cure"),
     [
-        ("generate", "Hello"),
-        ("fit", "x.csv", "--target", "y", "--output", "z"),
-        ("np-generate", "Hello"),  # the embedded model is not converted yet
-        pytest.param(("chat",), marks=pytest.mark.slow),
-        pytest.param(("demo",), marks=pytest.mark.slow),
-        pytest.param(("train", "--mock"), marks=pytest.mark.slow),
+        ("generate Hello", "torch is not installed: pip install '.[torch]'"),
+        ("fit x.csv --target y --output z", "sklearn is not installed: pip install '.[tables]'"),
+        pytest.param("chat", "torch is not installed", marks=pytest.mark.slow),
+        pytest.param("demo", "torch is not installed", marks=pytest.mark.slow),
+        pytest.param("train --mock", "torch is not installed", marks=pytest.mark.slow),
     ],
-    ids=lambda arguments: arguments[0],
 )
-def test_a_command_that_needs_torch_names_the_cure_in_one_sentence(
-    bare: Environment, arguments: tuple[str, ...]
+def test_a_command_whose_extra_is_missing_names_the_cure_in_one_sentence(
+    bare: Environment, arguments: str, cure: str
 ) -> None:
-    done = bare.run("causal-qwen", *arguments)
+    done = bare.run("causal-qwen", *arguments.split())
     assert done.returncode == 1
     (error,) = (line for line in done.stderr.splitlines() if not line.endswith("..."))
-    assert error.startswith("causal-qwen: torch is not installed: pip install '.[torch]'")
+    assert error.startswith(f"causal-qwen: {cure}")
 
 
 def test_every_extra_exists_and_requires_only_its_own_packages() -> None:
@@ -176,7 +176,7 @@ def test_every_extra_exists_and_requires_only_its_own_packages() -> None:
                 own[extra] |= {f"[{e}]" for e in wanted.extras} if wanted.extras else {name}
     assert own["torch"] == {"accelerate", "gguf", "torch", "transformers"}
     assert own["train"] == {"[torch]", "datasets"}
-    assert own["app"] == {"[tables]", "gradio"}
+    assert own["app"] == {"[serve]", "[tables]", "gradio"}
     assert own["serve"] == {"fastapi", "jinja2", "uvicorn"}
     assert own["all"] == {f"[{extra}]" for extra in EXTRAS - {"all", "torch"}}
 

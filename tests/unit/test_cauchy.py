@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import Tensor
 
-import causal_qwen
 from causal_qwen.modeling.cauchy import Cauchy
 
 LOC, SCALE = -1.7, 0.35
@@ -58,18 +56,6 @@ def test_log_sf_and_log_cdf_are_the_logarithms_of_both_tails() -> None:
     z = (VALUES - LOC) / SCALE
     check(cauchy().log_sf(torch.from_numpy(VALUES)), log_cdf(-z), 1e-11)
     check(cauchy().log_cdf(torch.from_numpy(VALUES)), log_cdf(z), 1e-11)
-
-
-def test_names_of_version_0_3_give_the_same_results() -> None:
-    variable: Any = causal_qwen.Cauchy(*cauchy())
-    for old, new in {
-        "exceedance": "sf",
-        "log_exceedance": "log_sf",
-        "log_shortfall": "log_cdf",
-        "quantile": "icdf",
-    }.items():
-        value = torch.full_like(variable.loc, 0.25)
-        assert torch.equal(getattr(variable, old)(value), getattr(variable, new)(value)), old
 
 
 def test_log_prob_is_scipys_log_density_and_nll_its_negative() -> None:
@@ -180,7 +166,7 @@ def test_variable_at_minus_infinity_has_sf_zero() -> None:
 # --- gradients
 
 
-FUNCTIONS = ["cdf", "exceedance", "log_exceedance", "log_shortfall", "log_prob", "crps"]
+FUNCTIONS = ["cdf", "sf", "log_sf", "log_cdf", "log_prob", "crps"]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

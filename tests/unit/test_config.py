@@ -600,7 +600,7 @@ def test_plain_qwen2_configuration_becomes_causal(
     plain.save_pretrained(tmp_path)
     for config in (
         CausalQwen2Config.from_pretrained(tmp_path),
-        CausalQwen2Config.from_qwen2(plain),
+        CausalQwen2Config.from_base(plain),
     ):
         assert type(config) is CausalQwen2Config
         assert config.to_dict()["model_type"] == "causal_qwen2"
@@ -616,7 +616,7 @@ def test_overrides_replace_fields_of_a_plain_configuration(
     tiny_fields: dict[str, Any], tmp_path: Path
 ) -> None:
     plain = Qwen2Config(**tiny_fields)
-    config = CausalQwen2Config.from_qwen2(plain, inference_mode="causal", gate_alpha=0.2)
+    config = CausalQwen2Config.from_base(plain, inference_mode="causal", gate_alpha=0.2)
     assert (config.inference_mode, config.gate_alpha) == ("causal", 0.2)
     plain.save_pretrained(tmp_path)
     config = CausalQwen2Config.from_pretrained(tmp_path, inference_mode="causal")

@@ -17,9 +17,8 @@ from _fuzz import seeds
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from causal_qwen.regression.csv_io import read_csv  # noqa: E402
-from causal_qwen.tables.csv_dialect import find_separator  # noqa: E402
-from causal_qwen.tables.files import read_table  # noqa: E402
+from causal_qwen.tables.csv_table import find_separator  # noqa: E402
+from causal_qwen.tables.files import PredictedTable, read_table  # noqa: E402
 
 
 @pytest.fixture
@@ -32,10 +31,14 @@ def write(tmp_path: Path) -> Any:
     return write
 
 
+def read_frame(path: Path) -> Any:
+    return read_table(path).frame().reset_index(drop=True)
+
+
 def refusal(path: Path) -> str:
     """The one sentence with which a file is refused."""
     with pytest.raises((ValueError, OSError)) as caught:
-        read_csv(path)
+        read_frame(path)
     sentence = str(caught.value)
     assert path.name in sentence
     assert "\n" not in sentence
@@ -67,7 +70,7 @@ def test_a_row_with_too_few_cells_is_refused_and_its_line_named(write: Any, row:
 def test_lines_are_counted_as_editors_count_them(write: Any) -> None:
     path = write('note,price\n"two\nlines",1\n\nplain,2,3\n')
     assert "line 5 has 3 cells" in refusal(path)
-    assert read_table(write('note,price\n"two\r\nlines",1\r\nplain,2\r\n')).lines == [2, 4]
+    assert read_table(write('note,price\n"two\r\nlines",1\r\nplain,2\r\n')).places == [2, 4]
 
 
 # --- other formats
@@ -101,7 +104,7 @@ def test_the_separator_is_found(write: Any, mark: str, quoted: bool) -> None:
     rows = [["grade", "price", "note"], ["A", "1", "x y"], ["B", "2", ""]]
     cells = [[f'"{cell}"' if quoted else cell for cell in row] for row in rows]
     table = read_table(write("\n".join(map(mark.join, cells))))
-    assert table.separator == mark
+    assert table.source.separator == mark
     assert list(table.columns) == rows[0]
     assert table.columns["note"] == ["x y", ""]
 
@@ -138,7 +141,10 @@ def test_unicode_files_are_read_and_given_back_byte_for_byte(write: Any, encodin
     content = "grade;size\r\nsehr groß;1\r\n价;2\r\n".encode(encoding)
     table = read_table(write(content))
     assert table.columns == {"grade": ["sehr groß", "价"], "size": ["1", "2"]}
-    assert "".join([table.header, *table.records]).encode(table.encoding) == content
+    assert (
+        "".join([table.source.header, *table.source.records]).encode(table.source.encoding)
+        == content
+    )
 
 
 def test_another_encoding_is_named_by_the_user_after_an_error_that_names_it(write: Any) -> None:
@@ -160,7 +166,7 @@ def test_another_encoding_is_named_by_the_user_after_an_error_that_names_it(writ
 
 def test_a_file_with_semicolons_has_decimal_commas(write: Any) -> None:
     table = read_table(write("a;b;c;d\n1,5;1.234,50 €;007;1.500\n-0,25;12 €;x, y;3\n"))
-    assert table.decimal == ","
+    assert table.source.decimal == ","
     frame = table.frame()
     assert frame["a"].tolist() == [1.5, -0.25]
     assert frame["b"].tolist() == ["1234.50 €", "12 €"]
@@ -186,7 +192,7 @@ def test_certain_cells_decide_the_decimal_mark(
     write: Any, content: str, decimal: str, value: Any
 ) -> None:
     table = read_table(write(content))
-    assert table.decimal == decimal
+    assert table.source.decimal == decimal
     assert table.frame()["a"].tolist() == [value]
 
 
@@ -214,36 +220,64 @@ def test_predicted_cells_are_appended_as_the_file_is_written(
     write: Any, content: str, expected: str
 ) -> None:
     predicted = {"p": np.array([0.5]), "q r": np.array([np.inf])}
-    assert "".join(read_table(write(content)).with_predictions(predicted)) == expected
+    assert "".join(PredictedTable(read_table(write(content)), predicted).csv()) == expected
 
 
 # --- cells and lines
 
 
 def test_semicolons_inside_cells_are_no_separators(write: Any) -> None:
-    frame = read_csv(write('note,price\na; b; c,1\n"d; e",2\n'))
+    frame = read_frame(write('note,price\na; b; c,1\n"d; e",2\n'))
     assert frame["note"].tolist() == ["a; b; c", "d; e"]
-    assert read_csv(write('"a;b"\n1\n2\n')).columns.tolist() == ["a;b"]
+    assert read_frame(write('"a;b"\n1\n2\n')).columns.tolist() == ["a;b"]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(write: Any) -> None:
     table = read_table(write("\ufeffgrade,price\nA,1\n"))
     assert list(table.columns) == ["grade", "price"]
-    assert table.header == "\ufeffgrade,price\n"
+    assert table.source.header == "\ufeffgrade,price\n"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_every_line_end_is_read_and_kept(write: Any, end: str) -> None:
     table = read_table(write(f"grade,price{end}A,1{end}B,2"))
     assert table.columns == {"grade": ["A", "B"], "price": ["1", "2"]}
-    assert table.records == [f"A,1{end}", "B,2"]
+    assert table.source.records == [f"A,1{end}", "B,2"]
 
 
 def test_compressed_files_are_read_and_damaged_ones_refused(write: Any) -> None:
     packed = gzip.compress(b"grade,price\nA,1\n" * 1)
-    assert read_csv(write(packed, "rows.csv.gz"))["price"].tolist() == [1]
-    assert "decompressed" in refusal(write(packed[:-9], "cut.csv.gz"))
-    assert "decompressed" in refusal(write(b"grade,price\nA,1\n", "plain.csv.gz"))
+    assert read_frame(write(packed, "rows.csv.gz"))["price"].tolist() == [1]
+    assert "cannot be read as CSV" in refusal(write(packed[:-9], "cut.csv.gz"))
+    assert "cannot be read as CSV" in refusal(write(b"grade,price\nA,1\n", "plain.csv.gz"))
+
+
+# --- points that may separate thousands
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_noted"),
+    [
+        (["987", "1.234"], True),
+        (["987", "1.234", "12.500", "", "NA"], True),
+        (["987", "1.234", "1.2"], False),
+        (["1.234", "2.345"], False),  # nothing beside them
+        (["1987", "1.234"], False),
+    ],
+)
+def test_points_that_may_separate_thousands_are_noted(
+    write: Any, cells: list[str], is_noted: bool
+) -> None:
+    path = write("\n".join(f"{cell},x" for cell in ["price", *cells]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read_table(path)
+        read_table(path, decimal=".")  # which is named: no note
+    notes = [str(one.message) for one in caught]
+    assert len(notes) == is_noted
+    for note in notes:
+        assert "price has '1.234', which is read as a number below 1000; name" in note
+        assert "--decimal ," in note
 
 
 # --- values
@@ -252,7 +286,7 @@ def test_compressed_files_are_read_and_damaged_ones_refused(write: Any) -> None:
 def test_columns_of_one_kind_are_typed_as_pandas_types_them(write: Any) -> None:
     content = 'a,b,c,d,e,f\n7,1.10,,True,,x\n"8"," 2",,False,,""\n9,-3e2,0,True,,y\n'
     path = write(content)
-    pd.testing.assert_frame_equal(read_csv(path), pd.read_csv(path))
+    pd.testing.assert_frame_equal(read_frame(path), pd.read_csv(path))
 
 
 def test_cells_stay_available_as_they_are_written(write: Any) -> None:
@@ -262,7 +296,7 @@ def test_cells_stay_available_as_they_are_written(write: Any) -> None:
 
 def test_an_unnamed_column_has_the_name_that_pandas_gives_it(write: Any) -> None:
     path = write(",price\n0,5\n1,6\n")
-    assert read_csv(path).columns.tolist() == pd.read_csv(path).columns.tolist()
+    assert read_frame(path).columns.tolist() == pd.read_csv(path).columns.tolist()
 
 
 def test_empty_lines_between_rows_are_skipped_with_a_warning(write: Any) -> None:
@@ -317,43 +351,51 @@ def test_a_name_that_is_read_as_missing_is_shown(write: Any) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing")
-@pytest.mark.parametrize("seed", seeds(40, 400))
-def test_a_valid_file_is_read_exactly(seed: int, write: Any) -> None:
-    content, columns = random_csv(seed)
-    table = read_table(write(content))
-    assert table.columns == columns
-    body = "".join([table.header, *table.records]).encode(table.encoding)
-    assert content.startswith(body)
-    assert content[len(body) :].strip() == b""  # empty lines after the last row
-    assert [len(column) for column in table.frame().to_dict("list").values()] == [
-        len(column) for column in columns.values()
-    ]
+@pytest.mark.filterwarnings("ignore:.*read as missing", "ignore:.*number below 1000")
+def test_a_valid_file_is_read_exactly(write: Any, record_property: Any) -> None:
+    cases = seeds(40, 400)
+    record_property("cases", len(cases))
+    for seed in cases:
+        content, columns = random_csv(seed)
+        table = read_table(write(content))
+        assert table.columns == columns
+        body = "".join([table.source.header, *table.source.records]).encode(table.source.encoding)
+        assert content.startswith(body)
+        assert content[len(body) :].strip() == b""  # empty lines after the last row
+        assert [len(column) for column in table.frame().to_dict("list").values()] == [
+            len(column) for column in columns.values()
+        ]
 
 
 @pytest.mark.fuzz
-@pytest.mark.filterwarnings("ignore:.*read as missing")
-@pytest.mark.parametrize("seed", seeds(80, 600))
+@pytest.mark.filterwarnings("ignore:.*read as missing", "ignore:.*number below 1000")
 @pytest.mark.filterwarnings("ignore:.*skipped, being empty")
-def test_a_damaged_file_is_read_as_it_is_written_or_refused(seed: int, write: Any) -> None:
-    path = write(damaged_csv(seed))
-    try:
-        table = read_table(path)
-    except (ValueError, OSError) as error:
-        table, sentence = None, str(error)
-    if table is None:
-        assert path.name in sentence
-        assert "\n" not in sentence
-        return
-    text = path.read_bytes().decode(table.encoding).removeprefix("\ufeff")
-    lines = io.StringIO(text, newline="")
-    rows = [row for row in csv.reader(lines, delimiter=table.separator, strict=True) if row]
-    width = len(table.columns)
-    if width > 1:  # a line of nothing but white space is skipped, with a warning
-        rows = [row for row in rows if len(row) > 1 or row[0].strip()]
-    assert all(len(row) == width for row in rows if "".join(row).strip() or width > 1)
-    if width > 1:
-        whole = [row for row in rows if len(row) == width]
-        cells = [list(row) for row in zip(*table.columns.values(), strict=True)]
-        assert cells == whole[1:]
-    table.frame()
+def test_a_damaged_file_is_read_as_it_is_written_or_refused(
+    write: Any, record_property: Any
+) -> None:
+    cases = seeds(80, 600)
+    record_property("cases", len(cases))
+    for seed in cases:
+        path = write(damaged_csv(seed))
+        try:
+            table = read_table(path)
+        except (ValueError, OSError) as error:
+            table, sentence = None, str(error)
+        if table is None:
+            assert path.name in sentence
+            assert "\n" not in sentence
+            continue
+        text = path.read_bytes().decode(table.source.encoding).removeprefix("\ufeff")
+        lines = io.StringIO(text, newline="")
+        rows = [
+            row for row in csv.reader(lines, delimiter=table.source.separator, strict=True) if row
+        ]
+        width = len(table.columns)
+        if width > 1:  # a line of nothing but white space is skipped, with a warning
+            rows = [row for row in rows if len(row) > 1 or row[0].strip()]
+        assert all(len(row) == width for row in rows if "".join(row).strip() or width > 1)
+        if width > 1:
+            whole = [row for row in rows if len(row) == width]
+            cells = [list(row) for row in zip(*table.columns.values(), strict=True)]
+            assert cells == whole[1:]
+        table.frame()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import sys
@@ -141,9 +142,9 @@ BAD_FILES = [
     ("a.jsonl", "", None, "a.jsonl is empty"),
     ("a.jsonl", " \n\n", None, "a.jsonl is empty"),
     ("a.txt", "\n", None, "a.txt is empty"),
-    ("a.csv", "a,b\n", "{a}", "a.csv is empty"),
-    ("a.jsonl", '{"text": "x"}\n\n{"text": ', None, r"a.jsonl:3: .*JSON.* column 10"),
-    ("a.jsonl", '["text"]', None, "a.jsonl:1: list"),
+    ("a.csv", "a,b\n", "{a}", "a.csv has a header and no rows"),
+    ("a.jsonl", '{"text": "x"}\n\n{"text": ', None, "a.jsonl, line 3 is not JSON"),
+    ("a.jsonl", '["text"]', None, "a.jsonl, line 1 is no object"),
     ("a.jsonl", '{"text": "x"}\n{"id": 7}', None, "a.jsonl:2: the row has 'id'"),
     ("a.jsonl", "{}", None, "a.jsonl:1: the row has nothing"),
     ("a.jsonl", '{"text": " "}', None, "a.jsonl:1: `text` is empty"),
@@ -154,7 +155,7 @@ BAD_FILES = [
     ("a.jsonl", '{"prompt": "x", "completion": ""}', None, "1: `completion` is empty"),
     ("a.jsonl", '{"messages": []}', None, "1: `messages`"),
     ("a.jsonl", '{"messages": [{"role": "user"}]}', None, "1: `messages`"),
-    ("a.jsonl", b'{"text": "\xff"}', None, "a.jsonl is not UTF-8"),
+    ("a.jsonl", b'{"text": "\xff"}', None, "a.jsonl, line 1 is not UTF-8"),
     ("a.csv", CSV, None, r"a.csv needs a template"),
     ("a.csv", CSV, "{colour} {x}", "a.csv:2: .*'colour'.* 'carat', 'cut', 'price'"),
     ("a.csv", CSV, "costs $price", r"costs \$price"),
@@ -164,16 +165,16 @@ BAD_FILES = [
     ("a.csv", "a,b\n1,2\n3,4,5\n", "{a}", "line 3 has 3 cells and the header 2: '3,4,5'; quote"),
     ("a.csv", 'a,b\n"1\n1",2\n\n3\n', "{a}", "a.csv, line 5 has 1 cell"),
     ("a.csv", "a,b,a\n1,2,3\n", "{b}", "a.csv has two columns 'a'; rename"),
-    ("a.csv", 'a,b\n1,"2\n', "{a}", "a.csv:2: .*CSV"),
+    ("a.csv", 'a,b\n1,"2\n', "{a}", "a.csv, line 2 is not CSV"),
     ("a.csv", "a,b\n,2\n", "{a}", "a.csv:2: `text` is empty"),
     ("a.json", "[]", None, "a.json is empty"),
-    ("a.json", '{"text": "x"}', None, "a.json is not an array"),
-    ("a.json", '[{"text": "x"},\n 3 4]', None, "a.json:2: invalid JSON"),
+    ("a.json", '{"text": "x"}', None, "a.json is no table"),
+    ("a.json", '[{"text": "x"},\n 3 4]', None, "a.json is not JSON"),
     ("a.json", '[{"text": "x"}, {"id": 7}]', None, "a.json:2: the row has 'id'"),
     ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "from 'dog'; known"),
     ("a.jsonl", '{"conversations": "x"}', None, "`conversations` must be a list"),
     ("a.jsonl", '{"prompt": [1], "completion": [2]}', None, "`prompt` must be a list of objects"),
-    ("a.xml", "[]", None, r"a.xml .*\.jsonl, \.json, \.csv, \.txt"),
+    ("a.xml", "[]", None, r"a.xml .*\.jsonl, .*\.csv, .*\.txt"),
 ]
 
 
@@ -183,6 +184,31 @@ def test_bad_file_is_refused_with_line_and_reason(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_rows(written(tmp_path, name, content), template)
+
+
+FIT_FILES = {  # that `fit` reads
+    "a.csv": "carat;price\r\n0,7;2757\r\n1,5;9000\r\n".encode("utf-16"),
+    "a.tsv": b"carat\tprice\n0,7\t2757\n1,5\t9000\n",
+    "a.csv.gz": gzip.compress(b'carat,price\n"0,7",2757\n"1,5",9000\n'),
+    "a.ndjson": b'{"carat": "0,7", "price": 2757}\n{"carat": "1,5", "price": 9000}\n',
+    "a.json": b'{"carat": ["0,7", "1,5"], "price": [2757, 9000]}',
+}
+
+
+@pytest.mark.parametrize("name", [*FIT_FILES, "a.parquet"])
+def test_train_reads_what_fit_reads(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "a.parquet":
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.table({"carat": ["0,7", "1,5"], "price": [2757, 9000]})
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    else:
+        path.write_bytes(FIT_FILES[name])
+    rows = read_rows(path, "{carat} costs |||{price}")
+    assert [row["prompt"] + row["completion"] for row in rows] == [
+        "0,7 costs 2757",
+        "1,5 costs 9000",
+    ]
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

@@ -15,15 +15,19 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from causal_qwen.decoding.decision import EXACT_CANDIDATES, SCALE_FLOOR, choose, choose_pruned
+from causal_qwen.decoding.decision import (
+    EXACT_CANDIDATES,
+    SCALE_FLOOR,
+    choose,
+    choose_pruned,
+    decide_together,
+)
 from causal_qwen.engine.matrix import Matrix
 from causal_qwen.generation.logits import (
     BLOCKS,
     HeadNorms,
     TorchHead,
     block_edges,
-    decide_together,
-    scale_range,
 )
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
@@ -350,7 +354,7 @@ def test_the_range_of_a_batchs_scales_holds_every_scale() -> None:
     by_mean = 0  # cases in which the mean of scale_U bounds better than its extremes
     for kind, case in random_cases(2_000):
         head = torch_head(case)
-        low, high = scale_range(case.scale[None], head)
+        low, high = head.scale_range(case.scale[None])
         exact = case.weight.double().abs() @ case.scale.double()
         exact = exact + case.noise.double() * case.scale.double().mean()
         exact = exact.clamp_min(SCALE_FLOOR)

@@ -69,11 +69,9 @@ def test_a_table_of_any_library_becomes_the_same_dataframe(kind: str) -> None:
     np.testing.assert_array_equal(frame["f"], [0.1, np.nan])
 
 
-def test_arrays_have_the_given_names_or_numbered_ones() -> None:
+def test_arrays_have_numbered_names() -> None:
     array = np.arange(6.0).reshape(3, 2)
     assert to_frame(array).columns.tolist() == ["x0", "x1"]
-    named = to_frame(array, feature_names=np.array(["a", "b"]))
-    assert named.to_dict("list") == {"a": [0, 2, 4], "b": [1, 3, 5]}
     records = np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f4")])
     assert to_frame(records).to_dict("list") == {"a": [1], "b": [2.5]}
     mixed = to_frame([[1, "a"], [2, "b"]])
@@ -120,11 +118,6 @@ def test_what_is_no_table_is_refused_in_one_sentence(
     with pytest.raises(error, match=message) as caught:
         to_frame(X)
     assert "\n" not in str(caught.value)
-
-
-def test_names_for_another_number_of_columns_are_refused() -> None:
-    with pytest.raises(ValueError, match="1 name for 2 columns"):
-        to_frame(np.zeros((3, 2)), feature_names=["a"])
 
 
 def test_a_sparse_matrix_is_refused_with_the_cure() -> None:

@@ -161,6 +161,7 @@ def test_suspicious_rows_keep_their_index() -> None:
     assert rows.loc[found.index[:1], "y"].item() == found["label"].iloc[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*look wrong")
 def test_infinite_numbers_are_named() -> None:
     rows = table()
     rows.loc[4, "a"] = np.inf
@@ -173,3 +174,46 @@ def test_infinite_numbers_are_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted.predict(rows[:4])
+
+
+@pytest.mark.parametrize("groups", [None, [f"g{row % 9}" for row in range(90)]])
+def test_the_order_of_rows_moves_no_prediction(groups: list[str] | None) -> None:
+    given = table().assign(note=[f"note {row % 7} of {row}" for row in range(90)])
+    order = np.random.default_rng(1).permutation(90)
+    mixed = given.iloc[order]
+    options = {"sources": ["columns", "words", "kernel", "boosting"]}
+    one = quick(**options).fit(given, "y", groups=groups)
+    of_mixed = None if groups is None else np.array(groups)[order]
+    other = quick(**options).fit(mixed, "y", groups=of_mixed)
+    np.testing.assert_allclose(other.predict(given), one.predict(given), rtol=1e-9)
+    np.testing.assert_allclose(
+        other.predict_interval(given), one.predict_interval(given), rtol=1e-9
+    )
+    judged = one.suspicious(), other.suspicious()
+    np.testing.assert_allclose(*(found.sort_index()["score"] for found in judged), rtol=1e-6)
+    np.testing.assert_array_equal(judged[1]["label"], given["y"][judged[1].index])
+
+
+def test_a_splitter_is_given_the_rows_in_their_own_order() -> None:
+    from sklearn.model_selection import TimeSeriesSplit
+
+    fitted = quick(sources=["columns"], cv=TimeSeriesSplit(3)).fit(table(), "y")
+    is_tested = np.isfinite(fitted.evidence_["y"].scores)
+    assert is_tested.tolist() == [False] * 24 + [True] * 66
+
+
+# --- wide tables
+
+
+def test_a_wide_table_is_announced_and_a_wider_one_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("causal_qwen.regression.workload.MANY_COLUMNS", 3)
+    quick(sources=["columns"], verbose=True).fit(table(), "y")
+    assert "3 columns need about 1 seconds." in capsys.readouterr().err
+    quick(sources=["columns"], verbose=True, columns=["a"]).fit(table(), "y")
+    quick(sources=["columns"]).fit(table(), "y")
+    assert "columns need" not in capsys.readouterr().err
+    wide = pd.DataFrame(np.zeros((3, 20_001)))
+    with pytest.raises(ValueError, match=r"20,001 columns, and 20,000 are the most; name those"):
+        quick(sources=["columns"]).fit(wide, 0)

@@ -32,7 +32,6 @@ from causal_qwen.outputs import (
 )
 from causal_qwen.paths import embedded_directory, is_converted
 
-V03 = Path(__file__).parents[1] / "fixtures/v0.3.0"
 DAY = 86_400
 
 
@@ -232,14 +231,6 @@ def test_overwriting_names_at_most_ten_files_of_others(tmp_path: Path) -> None:
         (tmp_path / "out" / f"{number}.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"write: 10\.txt, .*, 19\.txt, and more; move"):
         check_output_directory(tmp_path / "out", overwrite=True)
-
-
-@pytest.mark.parametrize("name", ["model", "regressor", "scratch_regressor"])
-def test_directories_of_version_0_3_0_are_overwritten_on_request(tmp_path: Path, name: str) -> None:
-    copy(V03 / name, tmp_path / "out")
-    assert list(foreign_files(tmp_path / "out")) == []
-    write(tmp_path / "out", overwrite=True)
-    assert files_of(tmp_path / "out") == ["config.json", "manifest.json", "model/weights.bin"]
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "qwen2"}', '{"port": 80}', "[]", "not JSON"])

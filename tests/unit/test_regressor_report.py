@@ -60,7 +60,7 @@ def test_the_command_recognises_a_regressor(
 ) -> None:
     monkeypatch.setattr(CausalTextRegressor, "load", lambda path, device="auto": priced)
     (tmp_path / "priced").mkdir()
-    (tmp_path / "priced" / "regressor.json").write_text("{}")
+    (tmp_path / "priced" / "regressor.skops").write_text("{}")
     new = rings[90:].assign(shop="Müller")
     new.to_csv(tmp_path / "new.csv", index=False, sep="|", encoding="latin-1")
     words = ["report", str(tmp_path / "priced"), str(tmp_path / "new.csv"), "--json"]
@@ -69,4 +69,4 @@ def test_the_command_recognises_a_regressor(
     record = json.loads(done.stdout)
     assert record["page"] == str(tmp_path / "priced-report" / "index.html")
     assert len(record["pictures"]) == 3
-    assert [path.name for path in (tmp_path / "priced").iterdir()] == ["regressor.json"]
+    assert [path.name for path in (tmp_path / "priced").iterdir()] == ["regressor.skops"]

@@ -15,10 +15,9 @@ pytest.importorskip("sklearn")
 from typer.testing import CliRunner, Result  # noqa: E402
 
 from causal_qwen.cli.program import app  # noqa: E402
-from causal_qwen.regression import csv_io, fit_sources  # noqa: E402
+from causal_qwen.regression import csv_io, regressor  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
-from causal_qwen.tables.csv_table import read_csv_blocks, read_csv_table  # noqa: E402
-from causal_qwen.tables.files import read_blocks  # noqa: E402
+from causal_qwen.tables.files import read_blocks, read_table  # noqa: E402
 
 
 def run(*words: Any) -> Result:
@@ -103,7 +102,7 @@ def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -
     path = tmp_path / "grouped.csv"
     rings.assign(shop=[f"shop {row % 11}" for row in range(110)]).to_csv(path, index=False)
     seen: list[Any] = []
-    original = fit_sources.split_rows
+    original = regressor.split_rows
 
     def splits(rows: int, groups: Any, *how: Any) -> Any:
         found = original(rows, groups, *how)
@@ -111,7 +110,7 @@ def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_sources, "split_rows", splits)
+        patch.setattr(regressor, "split_rows", splits)
         report = json.loads(run("fit", path, *FIT, "--group", "shop", "--calibration", 0.05).stdout)
     assert report["calibration_rows"] == 10  # of the 6 that were asked for: a whole shop
     assert not any("too few" in note for note in report["notes"])  # 9 are enough
@@ -219,14 +218,14 @@ def test_a_csv_file_in_blocks_is_the_same_file(tmp_path: Path) -> None:
     text = 'a;b\r\n"x\r\ny";1,5\r\n\r\nü;2,5\r\nz;3\r\n'
     path.write_bytes(text.encode("utf-16"))
     with pytest.warns(UserWarning, match="being empty"):
-        whole = read_csv_table(path)
+        whole = read_table(path)
     with pytest.warns(UserWarning, match="being empty"):
-        blocks = list(read_csv_blocks(path, 2))
+        blocks = list(read_blocks(path, 2))
     assert [len(block) for block in blocks] == [2, 1]
     assert [cell for block in blocks for cell in block.columns["a"]] == whole.columns["a"]
-    assert [line for block in blocks for line in block.lines] == whole.lines
-    assert [record for block in blocks for record in block.records] == whole.records
-    assert {block.decimal for block in blocks} == {","}
+    assert [line for block in blocks for line in block.places] == whole.places
+    assert [record for block in blocks for record in block.source.records] == whole.source.records
+    assert {block.source.decimal for block in blocks} == {","}
 
 
 @pytest.mark.parametrize(("name", "message"), [("a.json", "--batch reads"), ("b.csv", "no rows")])

@@ -15,11 +15,11 @@ from causal_qwen.regression.sentences import (  # noqa: E402 - pandas is an extr
     ask_for,
     empty_columns,
     join_sentences,
-    read_targets,
     read_texts,
     to_sentences,
     used_columns,
 )
+from causal_qwen.tables.targets import read_targets  # noqa: E402
 
 
 @pytest.fixture

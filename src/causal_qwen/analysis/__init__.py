@@ -7,6 +7,7 @@ Out:  the text of the same individual after an edit, individuals that could have
     token_sequence  one text as ids and values, and the model's outputs before each token
     counterfactual  the same individual after an edit of prompt, token, number or model
     rendering       a counterfactual as a table, HTML or JSON
+    token_view      one token -> the scores and the U that chose it
     posterior       individuals that could have written an observed text
     gumbel          the baseline: Gumbel-max sampling
     verify          the NumPy engine against torch, layer by layer and token by token

@@ -43,8 +43,8 @@ from causal_qwen.analysis.token_sequence import (
     show_tokens,
 )
 from causal_qwen.decoding.candidates import Cuts, candidates_along
+from causal_qwen.decoding.context import end_ids
 from causal_qwen.decoding.settings import INDIVIDUAL_FIELDS
-from causal_qwen.generation.streaming import end_ids
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -159,7 +159,6 @@ class World:
             "tokens": self.tokens,
             "softmax": np.exp(self.log_prob).tolist(),
             "P": self.probability.tolist(),  # one-vs-rest
-            "probability": self.probability.tolist(),  # its name in 0.3.0
             "log_prob": self.log_prob.tolist(),
             "number": self.number.tolist(),
         }

@@ -10,7 +10,7 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     generation  the commands demo, generate, chat, counterfactual
     regression  fit, predict, audit, what-if, cache
     training    train, evaluate, report
-    engine      np-generate, verify, quantize
+    engine      verify, quantize
     serving     serve
     setup       doctor, convert, app
     demo        what `demo` shows

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from causal_qwen.engines.engine import Engine, Row
 from causal_qwen.individuals.individual import Individual, parse_individual
 from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
-from causal_qwen.serving.rows import Backend, Row
 
 ROWS = 8  # texts that are decoded together
 PART = b'{"line":'  # begins every line of an output
@@ -76,7 +76,7 @@ def resume(output: Path, lines: Iterator[Line]) -> int:
 
 
 def run(
-    backend: Backend,
+    engine: Engine,
     source: Path,
     output: Path,
     defaults: Mapping[str, Any],
@@ -88,13 +88,13 @@ def run(
     lines = read_lines(source)
     for _ in range(done):
         next(lines)
-    batcher = Batcher(backend, limits)
+    batcher = Batcher(engine, limits)
     failed, running = 0, deque[_Task]()
     try:
         with output.open("a", encoding="utf-8") as file:
             for line in [*lines, None]:
                 if line is not None:
-                    running.append(_Task(line, backend, batcher, defaults, limits))
+                    running.append(_Task(line, engine, batcher, defaults, limits))
                 while running and (line is None or len(running) >= 2 * limits.max_rows):
                     record = running.popleft().finish()
                     failed += "error" in record
@@ -113,7 +113,7 @@ class _Task:
     def __init__(
         self,
         line: Line,
-        backend: Backend,
+        engine: Engine,
         batcher: Batcher,
         defaults: Mapping[str, Any],
         limits: Limits,
@@ -126,19 +126,19 @@ class _Task:
             request = TextRequest.parse({**defaults, **fields}, kind, limits)
             if len(request.prompts) * request.n != 1:
                 raise RequestError("a line asks for one text; write one line for each")
-            call = request.resolve(backend.resolve, backend.default_mode, _find)
-            encode = backend.encode_chat if request.is_chat else backend.encode
+            call = request.resolve(engine.resolve, engine.default_mode, _find)
+            encode = engine.encode_chat if request.is_chat else engine.encode
             prompt = encode(request.prompts[0])
-            length = min(request.max_tokens, backend.context - len(prompt.ids))
+            length = min(request.max_tokens, engine.context - len(prompt.ids))
             if not prompt.ids or length < 1:
                 raise RequestError(
-                    f"the prompt has {len(prompt.ids)} tokens; use 1 to {backend.context - 1}"
+                    f"the prompt has {len(prompt.ids)} tokens; use 1 to {engine.context - 1}"
                 )
         except ValueError as error:
             self.error = " ".join(str(error).split())
             return
         row = Row(prompt, *call.of_copy(0), length, request.alternatives)
-        self.reply = Reply(request, call, [row], backend, "")
+        self.reply = Reply(request, call, [row], engine, "")
         batcher.submit(Job([row], request.stop, self.events.put))
 
     def finish(self) -> dict[str, Any]:

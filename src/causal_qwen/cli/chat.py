@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from causal_qwen.cli.turns import common_command, interruption
-from causal_qwen.generation.streaming import GeneratedText, chat_inputs, context_of, generate_text
-from causal_qwen.individuals.individual import SAVED, Individual, parse_individual
-from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.individuals.individual import OWN_FIELDS, SAVED, Individual, parse_individual
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
 from causal_qwen.outputs import whole_file
+from causal_qwen.session import Session, Text
 
 HELP = {
     "/individual [SEED|FILE]": "show the individual, or continue with another one",
@@ -33,6 +32,7 @@ HELP = {
     "/help": "show this list",
     "/quit": "quit, like Ctrl-D; Ctrl-C stops an answer",
 }
+OF_INDIVIDUALS = ("min_density", "persistence", "whole_words", "avoid_repeats")
 
 
 class Conversation:
@@ -40,29 +40,14 @@ class Conversation:
 
     def __init__(
         self,
-        processor: Processor,
-        model: CausalModel,
-        *,
+        session: Session,
         mode: str = "causal",
         individual: int | Individual | None = None,
         system: str | None = None,
-        temperature: float | None = None,
-        min_density: float | None = None,
-        persistence: float | None = None,
-        min_p: float | None = None,
-        whole_words: bool | None = None,
-        avoid_repeats: int | None = None,
         max_new_tokens: int = 200,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.processor, self.model = processor, model
-        self.noise_options: dict[str, Any] = {
-            "temperature": temperature,
-            "min_density": min_density,
-            "persistence": persistence,
-        }
-        self.min_p = min_p
-        self.cuts = {"whole_words": whole_words, "avoid_repeats": avoid_repeats}  # of individuals
-        self.max_new_tokens = max_new_tokens
+        self.session, self.max_new_tokens, self.options = session, max_new_tokens, options or {}
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []  # user and assistant in turn
         self.source = secrets.randbelow(10_000) if individual is None else individual
@@ -75,8 +60,15 @@ class Conversation:
             return None
         if isinstance(self.source, Individual):
             return self.source
-        is_fresh = self.mode == "sampling"
-        return Individual.draw(self.model, seed=self.source, fresh=is_fresh, **self.noise_options)
+        own = {name: self.options[name] for name in OWN_FIELDS if name in self.options}
+        resolve = self.session.engine.resolve
+        return self.session.individual_of(
+            resolve(causal_mode=self.mode, individual=self.source, **own)
+        )
+
+    @property
+    def size(self) -> int:
+        return self.session.engine.size
 
     @property
     def name(self) -> str:
@@ -86,39 +78,37 @@ class Conversation:
         seed = "" if individual.seed is None else f" {individual.seed}"
         return individual.name or f"individual{seed}"
 
-    def ask(self, message: str, on_text: Callable[[str], None] | None = None) -> GeneratedText:
+    def ask(self, message: str, on_text: Callable[[str], None] | None = None) -> Text:
         """One turn. Ctrl-C stops the answer; its beginning is kept."""
-        space = context_of(self.model) - self.max_new_tokens
+        engine = self.session.engine
+        space = engine.context - self.max_new_tokens
         turns = [*self.messages, {"role": "user", "content": message}]
-        inputs = chat_inputs(self.processor, [*self.system, *turns])
-        while (length := inputs["input_ids"].shape[1]) > space:
+        while (length := len(engine.encode_chat([*self.system, *turns]).ids)) > space:
             if len(turns) == 1:
                 raise ValueError(
                     f"The message has {length} tokens and the model reads {space} beside its "
                     "answer; shorten it."
                 )
             turns = turns[2:]  # drop the oldest turn
-            inputs = chat_inputs(self.processor, [*self.system, *turns])
-        individual = self.individual
-        options = self.noise_options if individual is None else {}  # an Individual has its own
-        options = {**options, "min_p": self.min_p}
-        if individual is not None:
-            options |= self.cuts
-        if self.mode == "compatible" and (options["temperature"] or self.min_p is not None):
-            options["do_sample"] = True  # as in `generate`
+        individual, options = self.individual, dict(self.options)
+        if individual is not None:  # which has its own temperature, truncation and persistence
+            options = {name: one for name, one in options.items() if name not in OWN_FIELDS}
+        else:
+            options = {name: one for name, one in options.items() if name not in OF_INDIVIDUALS}
+        stream = self.session.stream(
+            [*self.system, *turns],
+            individual,
+            mode=self.mode,
+            max_new_tokens=self.max_new_tokens,
+            **options,
+        )
         with interruption() as is_interrupted:
-            answer = generate_text(
-                self.model,
-                self.processor,
-                inputs,
-                max_new_tokens=self.max_new_tokens,
-                seed=secrets.randbelow(2**62) if self.mode == "compatible" else None,
-                on_text=on_text,
-                should_stop=is_interrupted,
-                causal_mode=self.mode,
-                individual=individual,
-                **options,
-            )
+            for text in stream:
+                if on_text is not None:
+                    on_text(text)
+                if is_interrupted():
+                    stream.stop()
+        answer = stream.result
         self.messages = [*turns, {"role": "assistant", "content": answer.text.strip()}]
         return answer
 
@@ -150,9 +140,10 @@ class Conversation:
     def _use(self, individual: int | Individual) -> None:
         if self.mode not in NOISY_MODES:
             raise ValueError(f"Mode {self.mode} has no individual; use /mode causal.")
-        size = self.model.config.causal_size
-        if isinstance(individual, Individual) and individual.size != size:
-            raise ValueError(f"{individual!r} belongs to another model; this one has size={size}.")
+        if isinstance(individual, Individual) and individual.size != self.size:
+            raise ValueError(
+                f"{individual!r} belongs to another model; this one has size={self.size}."
+            )
         before, self.source = self.source, individual
         try:
             _ = self.individual
@@ -183,7 +174,7 @@ class Conversation:
             messages, saved = check_messages(record["messages"]), record["individual"]
             self.mode = check_choice("mode", record["mode"], MODES)
             if saved is not None:
-                noise = saved.pop("noise") or np.empty((0, self.model.config.causal_size))  # fresh
+                noise = saved.pop("noise") or np.empty((0, self.size))  # fresh
                 self._use(Individual(np.array(noise), **saved))
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             self.mode = mode

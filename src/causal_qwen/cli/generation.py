@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import load
+from causal_qwen.cli.models import load, open_model
 from causal_qwen.options import Mode, Semantics
 from causal_qwen.outputs import check_output_file, whole_file
 from causal_qwen.terminal import print_json, status
+
+if TYPE_CHECKING:
+    from causal_qwen.session import Session
 
 
 def demo(
@@ -35,8 +38,10 @@ def generate(
     context: typer.Context,
     prompt: opt.Prompt = None,
     model: opt.ModelName = "",
+    engine: opt.Engine = "auto",
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
+    dtype: opt.EnginePrecision = "auto",
+    kernel: opt.Kernel = "numpy",
     mode: opt.DecodingMode = None,
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
@@ -51,6 +56,18 @@ def generate(
     max_new_tokens: opt.NewTokens = 60,
     numbers: opt.Numbers = None,
     chat: opt.Chat = False,
+    watch: Annotated[
+        bool, Option("--watch", help="Show every token and its probability (NumPy engine).")
+    ] = False,
+    attention: Annotated[bool, Option("--attention", help="Watch, with attention.")] = False,
+    summary: Annotated[
+        bool, Option("--summary", help="Watch, with figures of U, S, P and Y.")
+    ] = False,
+    prompt_lookup: Annotated[
+        int,
+        Option(help="Watch, guessing up to n tokens: the same text in fewer passes.", min=0),
+    ] = 0,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
     save_individual: Annotated[
         Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
     ] = None,
@@ -76,39 +93,42 @@ def generate(
 
     Example: causal-qwen generate "The train was late" --individual 7
     """
+    is_watched = watch or attention or summary or prompt_lookup > 0
     if source is not None or output is not None:
         if prompt is not None or source is None or output is None or save_individual is not None:
             raise ValueError("--input and --output go together, without a PROMPT.")
-        _generate_lines(context, source, output)
-        return
-    if prompt is None:
+    elif prompt is None:
         raise typer.BadParameter("Missing argument 'PROMPT'.", context)
     if save_individual is not None:
         check_output_file(save_individual, force)
     who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
     opt.check_seed(seed, mode)
-    processor, causal = load(model, numbers, device, dtype)
-    from causal_qwen.generation.streaming import chat_inputs, generate_text
-
-    options, seed = opt.decoding_options(
-        context, causal.resolve_settings, causal_mode=mode, individual=who
+    if is_watched and engine == "torch":
+        raise ValueError("--watch shows the NumPy engine; leave out --engine torch.")
+    session = open_model(
+        model,
+        "numpy" if is_watched else engine,
+        device=device,
+        dtype=dtype,
+        kernel=kernel,
+        numbers=numbers,
     )
-    messages = [{"role": "user", "content": prompt}]
-    inputs = chat_inputs(processor, messages) if chat else processor(prompt, return_tensors="pt")
-    unprinted = [] if chat else [prompt]  # printed with the first text, so not before an error
-
-    def write(text: str) -> None:
-        print(unprinted.pop() if unprinted else "", text, sep="", end="", flush=True)
-
-    result = generate_text(
-        causal,
-        processor,
-        inputs,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        on_text=None if as_json else write,
-        **options,
-    )
+    if source is not None and output is not None:
+        _generate_lines(session, context.params, source, output)
+        return
+    assert prompt is not None
+    options = {"mode": mode, "seed": seed, **opt.decoding_options(context)}
+    if is_watched:
+        _watch(context, session, prompt, {"individual": who, **options})
+        return
+    begin = [{"role": "user", "content": prompt}] if chat else prompt
+    stream = session.stream(begin, who, max_new_tokens=max_new_tokens, **options)
+    opt.check_seed(seed, stream.settings.mode)
+    unprinted = [] if chat or quiet else [prompt]  # with the first text, so not before an error
+    for text in stream:
+        if not as_json:
+            print(unprinted.pop() if unprinted else "", text, sep="", end="", flush=True)
+    result = stream.result
     if save_individual is not None and result.individual is not None:
         result.individual.save(save_individual, overwrite=force)
     if as_json:
@@ -117,35 +137,57 @@ def generate(
         record["individual"] = individual if record["individual"] is None else record["individual"]
         print_json(record)
         return
-    write("\n")
-    opt.print_replay(context, result.settings.mode, options["individual"], seed)
+    print()
+    if not quiet:
+        drawn = None if result.individual is None else result.individual.seed
+        opt.print_replay(context, result.settings.mode, drawn, result.seed)
 
 
-def _generate_lines(context: typer.Context, source: Path, output: Path) -> None:
+def _watch(context: typer.Context, session: Session, prompt: str, options: dict[str, Any]) -> None:
+    """The live view of the NumPy engine."""
+    from causal_qwen.decoding.draws import complete_call
+    from causal_qwen.engine.watch import as_record, watch
+
+    engine, given = session.model, context.params
+    options, seed = complete_call(engine.resolve, options, options.pop("seed"))
+    opt.check_seed(given["seed"], engine.resolve(**options).mode)
+    settings, who = engine.resolve(**options), options["individual"]
+    call: dict[str, Any] = {name: given[name] for name in ("max_new_tokens", "chat")}
+    call |= {"seed": seed, "prompt_lookup": given["prompt_lookup"]}
+    if given["as_json"]:
+        steps = list(engine.stream(prompt, summarize=given["summary"], **options, **call))
+        record = settings.to_dict(None if isinstance(who, int) else who)
+        record["individual"] = who if isinstance(who, int) else given["individual"]
+        print_json({**as_record(prompt, steps), **record, **call})
+        return
+    views = {name: given[name] for name in ("quiet", "attention", "summary")}
+    watch(engine, prompt, **views, **options, **call)
+    if not given["quiet"]:
+        opt.print_replay(context, settings.mode, who, seed)
+
+
+def _generate_lines(session: Session, given: dict[str, Any], source: Path, output: Path) -> None:
     """Options are the defaults of all lines."""
-    given = context.params
-    opt.check_seed(given["seed"], given["mode"])
-    processor, causal = load(*(given[name] for name in ("model", "numbers", "device", "dtype")))
     from causal_qwen.cli.batch import ROWS, run
     from causal_qwen.serving.limits import Limits
-    from causal_qwen.serving.torch_backend import TorchBackend
 
-    noise = ("individual", "temperature", "min_density", "persistence")
-    names = (*noise, "min_p", "whole_words", "avoid_repeats", "top_k", "top_p", "seed")
+    names = (*opt.NOISE, "individual", "top_k", "top_p", "seed")
     defaults = {name: given[name] for name in names if given[name] is not None}
     defaults |= {"max_tokens": given["max_new_tokens"]}
     if given["mode"] is not None:
         defaults["causal_mode"] = given["mode"]
-    backend = TorchBackend(causal, processor)
-    limits = Limits(ROWS, 10 * ROWS, backend.context, backend.context)
+    context = session.engine.context
+    limits = Limits(ROWS, 10 * ROWS, context, context)
     with status() as progress:
-        failed = run(backend, source, output, defaults, limits, progress)
+        failed = run(session.engine, source, output, defaults, limits, progress)
     if failed:
         raise ValueError(f"{failed} of the new lines of {output} are errors; see their 'error'.")
 
 
 def chat(
+    context: typer.Context,
     model: opt.ModelName = "",
+    engine: opt.Engine = "auto",
     device: opt.Device = "auto",
     dtype: opt.Precision = "auto",
     mode: Annotated[Mode, Option(help="Decision rule.")] = "causal",
@@ -176,43 +218,28 @@ def chat(
     """
     from causal_qwen.cli.turns import Speaker, run
 
-    settings: dict[str, Any] = {
-        "temperature": temperature,
-        "min_density": min_density,
-        "persistence": persistence,
-        "min_p": min_p,
-        "whole_words": whole_words,
-        "avoid_repeats": avoid_repeats,
-    }
+    settings = opt.decoding_options(context)
     conversation: Speaker
     if url is not None:
         if model or numbers:
             raise ValueError("--url names the server, which has a model: leave out --model.")
         from causal_qwen.cli.remote_chat import RemoteConversation
 
-        given = {name: value for name, value in settings.items() if value is not None}
         conversation = RemoteConversation(
-            url, api_key, mode, individual, system, max_new_tokens, given
+            url, api_key, mode, individual, system, max_new_tokens, settings
         )
     else:
         who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
-        processor, causal = load(model, numbers, device, dtype)
         from causal_qwen.cli.chat import Conversation
 
-        conversation = Conversation(
-            processor,
-            causal,
-            mode=mode,
-            individual=who,
-            system=system,
-            max_new_tokens=max_new_tokens,
-            **settings,
-        )
+        session = open_model(model, engine, device=device, dtype=dtype, numbers=numbers)
+        conversation = Conversation(session, mode, who, system, max_new_tokens, settings)
     if run(conversation, as_json=as_json):
         raise typer.Exit(1)
 
 
 def counterfactual(
+    context: typer.Context,
     text: Annotated[str, Argument(help="The factual beginning.", callback=opt.given)],
     individual: opt.IndividualName = "0",
     prompt: Annotated[
@@ -249,31 +276,27 @@ def counterfactual(
     if html is not None:
         check_output_file(html, force)
     who, _ = opt.check_individual(individual or "0", "causal")
-    from causal_qwen.analysis.counterfactual import counterfactual as run
     from causal_qwen.analysis.counterfactual import parse_edit
-    from causal_qwen.generation.streaming import remaining_context
 
     edit = parse_edit(prompt, token, number, other_model)
-    processor, causal = load(model, None, device, dtype)
+    session = open_model(model, "torch", device=device, dtype=dtype)
+    causal = session.model
     if other_model is not None:
         edit = parse_edit(other_model=load(other_model, None, device, dtype)[1])
     encoding = "value" if number is not None else None
-    inputs = processor(text, return_tensors="pt", encode_numbers=encoding)
-    own = {"temperature": temperature, "min_density": min_density, "persistence": persistence}
-    named = own | {"min_p": min_p, "whole_words": whole_words, "avoid_repeats": avoid_repeats}
-    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    inputs = session.processor(text, return_tensors="pt", encode_numbers=encoding)
+    room = session.engine.context - inputs["input_ids"].shape[1]
+    if room < 1:
+        raise ValueError(
+            f"The prompt has {inputs['input_ids'].shape[1]} tokens; this model reads 1 to "
+            f"{session.engine.context - 1}."
+        )
+    options = opt.decoding_options(context)
     with status() as progress:
         progress("generating both texts")
-        result = run(
-            causal,
-            inputs,
-            who,
-            edit,
-            semantics=semantics,
-            processor=processor,
-            max_new_tokens=min(max_new_tokens, remaining_context(causal, inputs)),
-            **options,
-        )
+        length = min(max_new_tokens, room)
+        named = {"semantics": semantics, "max_new_tokens": length, **options}
+        result = session.counterfactual(inputs, edit, who, **named)
     settings = causal.resolve_settings(causal_mode="causal", **options)
     record = {**settings.to_dict(result.individual), "max_new_tokens": max_new_tokens}
     _show(result, html, force, record if as_json else None)

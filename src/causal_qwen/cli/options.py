@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
-from causal_qwen.options import NOISY_MODES, DType, Mode, NumberReading
-
-if TYPE_CHECKING:
-    from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.options import NOISY_MODES, DType, EngineName, Mode, NumberReading
 
 
 def given(value: str | None) -> str | None:
@@ -129,6 +125,14 @@ Device = Annotated[
 Precision = Annotated[
     DType, Option("--dtype", help="Type of the weights in memory. auto: as in the file.")
 ]
+EnginePrecision = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "int8"],
+    Option("--dtype", help="Type of the weights in memory; int8 on NumPy. auto: as in the file."),
+]
+Kernel = Annotated[
+    Literal["numpy", "numba"], Option(help="Products of the NumPy engine: NumPy's or numba's.")
+]
+Engine = Annotated[EngineName, Option("--engine", help="torch, numpy (needs no torch), or auto.")]
 Separator = Annotated[
     str | None,
     Option(help="Separator of a CSV file: , ; | or tab. Default: found.", callback=given),
@@ -161,16 +165,13 @@ def check_seed(seed: int | None, mode: str | None) -> None:
         raise ValueError(f"--seed has no effect in --mode {mode}; {cure}, or --mode compatible.")
 
 
-def decoding_options(
-    context: typer.Context, resolve: Callable[..., DecodingSettings], **options: Any
-) -> tuple[dict[str, Any], int | None]:
-    """-> options of `generate`, softmax seed. Draws the individual or the seed if none is given."""
-    from causal_qwen.decoding.draws import SOFTMAX_CALL, complete_call
+NOISE = ("temperature", "min_density", "persistence", "min_p", "whole_words", "avoid_repeats")
 
-    names = (*SOFTMAX_CALL, "min_density", "persistence", "whole_words", "avoid_repeats")
-    options |= {name: context.params[name] for name in names}
-    check_seed(context.params["seed"], resolve(**options).mode)
-    return complete_call(resolve, options, context.params["seed"])
+
+def decoding_options(context: typer.Context) -> dict[str, Any]:
+    """What a command line says of the noise and the candidates."""
+    names = (*NOISE, "top_k", "top_p")
+    return {name: context.params[name] for name in names if context.params.get(name) is not None}
 
 
 def print_replay(context: typer.Context, mode: str, individual: Any, seed: int | None) -> None:
@@ -188,3 +189,12 @@ def print_replay(context: typer.Context, mode: str, individual: Any, seed: int |
         if names:
             words += [max(names, key=len)] + ([] if isinstance(value, bool) else [str(value)])
     typer.echo(f"replay: {shlex.join(words)}", err=True)
+
+
+def split_model(first: str, second: str, model: str) -> tuple[str, str]:
+    """The arguments [MODEL] OTHER, where MODEL may be left out or given as --model."""
+    if second and model:
+        raise ValueError(f"Two models were given, {first} and {model}: leave one out.")
+    if not second and not model and Path(first).is_dir():
+        return first, ""  # a model, and nothing after it
+    return (first, second) if second else (model, first)

@@ -13,12 +13,12 @@ import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import split_model, unless_embedded
+from causal_qwen.conversion.location import unless_embedded
 from causal_qwen.outputs import check_output_directory, check_output_file, whole_file
 from causal_qwen.terminal import print_json, print_table
 
 if TYPE_CHECKING:
-    from causal_qwen.regression.csv_io import PredictedTable
+    from causal_qwen.tables.files import PredictedTable
 
 
 Sources = Annotated[
@@ -195,7 +195,7 @@ def predict(
 
     Example: causal-qwen predict priced more-rings.csv --level 0.8 --output answers.csv
     """
-    fitted, data = split_model(first, second, model)
+    fitted, data = opt.split_model(first, second, model)
     if not (fitted and data):
         raise ValueError("`predict` needs the directory that `fit` wrote, and a file.")
     from causal_qwen.regression.csv_io import predict_table
@@ -313,9 +313,9 @@ def what_if(
     ] = None,
     level: Level = 0.9,
     semantics: Annotated[
-        Literal["individual", "pearl"],
-        Option(help="Draw exogenous noise again, or keep all noise."),
-    ] = "individual",
+        Literal["pearl", "disco"],
+        Option(help="Keep all noise, or draw exogenous noise again."),
+    ] = "disco",
     model: FittedModel = "",
     device: opt.Device = "auto",
     separator: opt.Separator = None,
@@ -328,7 +328,7 @@ def what_if(
 
     Example: causal-qwen what-if priced rings.csv --row 3 --observed 2835 --set carat=1.0
     """
-    fitted, data = split_model(first, second, model)
+    fitted, data = opt.split_model(first, second, model)
     if not (fitted and data):
         raise ValueError("`what-if` needs the directory that `fit` wrote, and a file.")
     from causal_qwen.regression.csv_io import what_if_csv

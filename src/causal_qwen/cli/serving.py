@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import directory_of, path_of, unless_embedded
+from causal_qwen.conversion.location import unless_embedded
 from causal_qwen.paths import EMBEDDED
 
 
 def serve(
     model: opt.ModelName = "",
-    engine: Annotated[
-        Literal["torch", "numpy"], Option(help="Torch, in batches; or NumPy, without torch.")
-    ] = "torch",
+    engine: opt.Engine = "auto",
     device: opt.Device = "auto",
     dtype: opt.Precision = "auto",
     host: Annotated[
@@ -67,7 +65,7 @@ def serve(
     named = unless_embedded(model)
     shown = name or (EMBEDDED if named is None else Path(named).name)
     launch(
-        str(directory_of(model)) if engine == "numpy" else path_of(model),
+        model,
         name=shown,
         individuals=individuals or data_directory() / "individuals" / shown,
         engine=engine,
@@ -86,7 +84,7 @@ def _named_directory(text: str) -> tuple[str, Path]:
     """NAME=DIRECTORY, or a directory that is its own name."""
     name, equals, path = text.partition("=")
     directory = Path(path if equals else name)
-    if not (directory / "regressor.json").is_file():
+    if not (directory / "regressor.skops").is_file():
         raise FileNotFoundError(
             f"{directory} is not a regressor's directory; write one with causal-qwen fit."
         )

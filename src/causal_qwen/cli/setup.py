@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import check_model, path_of, unless_embedded
+from causal_qwen.conversion.location import check_model, path_of, unless_embedded
 from causal_qwen.options import ExportFormat, ExportType, Initialization
 from causal_qwen.outputs import check_output_directory
 from causal_qwen.terminal import print_json, print_table, status

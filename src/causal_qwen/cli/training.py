@@ -10,10 +10,12 @@ import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import path_of
+from causal_qwen.conversion.location import path_of
 from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
-ROW_FILES = (".jsonl", ".json", ".csv", ".txt")  # `training.data.READERS`; other names: datasets
+ROW_FILES = (  # `training.data.READERS`; other names: datasets
+    *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
+)
 
 
 # Long because it names every option. Those that are named like fields of `CausalTrainingArguments`
@@ -265,7 +267,7 @@ def report(
     """
     with status(not as_json) as progress:
         progress("drawing")
-        if (run / "regressor.json").is_file():
+        if (run / "regressor.skops").is_file():
             from causal_qwen.regression.csv_io import report_csv
 
             dialect = {"separator": separator, "encoding": encoding, "decimal": decimal}

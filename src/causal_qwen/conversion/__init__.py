@@ -3,6 +3,7 @@
 In:   a hub name, a directory, a GGUF file or a loaded model.
 Out:  a directory with the causal model, its tokenizer and its generation settings.
 
+    location       the files of a model, by its name
     base_models    find and load the base model; Llama -> Qwen2
     calibration    decision noise, thresholds, gamma and noise gains
     convert        base + calibration -> model; save to a directory, load from one

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causal_qwen.generation.streaming import end_ids
+from causal_qwen.decoding.context import end_ids
 from causal_qwen.individuals.noise import draw_noise, to_cauchy
 from causal_qwen.modeling.abduction import inverse_activation
 from causal_qwen.modeling.action import row_norms
@@ -41,7 +41,7 @@ REST_STEP = 32  # of the other tokens, every so many
 NOISE_POSITIONS = 256  # positions at which choices are counted
 DRAWS = 64  # of noise, at each of them
 NEW_TOKENS = 40
-# Defaults of individuals, saved by calibration, chosen on a grid (docs/log.md):
+# Defaults of individuals, saved by calibration, chosen on a grid:
 MIN_P = 0.1
 PERSISTENCE = 1.0
 NOISE_LAW = "mixture"

@@ -206,7 +206,7 @@ def check_weights(
     elif is_causal(fields.get("model_type")) and _is_written_by_quantize(fields):
         raise ValueError(
             f"{directory} has int8 weights, which only the NumPy engine reads: use `causal-qwen "
-            "np-generate`, or the model that was quantised."
+            "generate --engine numpy`, or the model that was quantised."
         )
     else:
         _check_size(expected, sum(file.stat().st_size for file in headers), directory)

@@ -19,3 +19,9 @@ def array_namespace(array: Array) -> Any:
     import array_api_compat
 
     return array_api_compat.array_namespace(array)
+
+
+def in_any_row(is_kept: Array) -> Array:
+    """Columns that a row keeps. (B, V) -> (K,)"""
+    xp = array_namespace(is_kept)
+    return xp.nonzero(xp.max(xp.astype(is_kept, xp.uint8), axis=0))[0]  # torch's `any` is slow

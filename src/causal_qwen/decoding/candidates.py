@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from causal_qwen.decoding.arrays import Array, array_namespace
+from causal_qwen.decoding.arrays import Array, array_namespace, in_any_row
 from causal_qwen.options import CONTINUES, OPEN
 
 FEW = 1024  # candidates of a text, on average, whose rows of W alone are multiplied; of a whole
@@ -46,12 +46,6 @@ def _least_kept(scores: Array, p: float) -> Array:
     """(..., V) -> (..., 1)"""
     xp = array_namespace(scores)
     return xp.max(scores, axis=-1, keepdims=True) + xp.asarray(math.log(p), dtype=scores.dtype)
-
-
-def in_any_row(is_kept: Array) -> Array:
-    """Columns that a row keeps. (B, V) -> (K,)"""
-    xp = array_namespace(is_kept)
-    return xp.nonzero(xp.max(xp.astype(is_kept, xp.uint8), axis=0))[0]  # torch's `any` is slow
 
 
 def keep_whole_words(
@@ -143,8 +137,10 @@ def move_candidates(
     rows, columns = xp.nonzero(scores > -math.inf)
     if len(columns) > FEW * len(scores):
         return None
-    moved = xp.asarray(scores, copy=True)
     weights = rows_of(columns if tokens is None else tokens[columns])
+    if weights is None:
+        return None
+    moved = xp.asarray(scores, copy=True)
     product = xp.sum(xp.astype(weights, xp.float32) * shift[rows], axis=-1)
     moved[rows, columns] += xp.astype(product, scores.dtype)
     return moved

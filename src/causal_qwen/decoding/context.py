@@ -1,4 +1,4 @@
-"""Context length of a model, RoPE scaling included."""
+"""Context: how many tokens a model reads, and which of them end a text."""
 
 from __future__ import annotations
 
@@ -13,3 +13,17 @@ def context_length(max_position_embeddings: int, rope: Mapping[str, Any] | None)
         return max_position_embeddings
     trained = rope.get("original_max_position_embeddings", max_position_embeddings)
     return max(max_position_embeddings, int(trained * rope["factor"]))
+
+
+def end_ids(model: Any) -> set[int]:
+    """The tokens that end a text."""
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        return set()
+    return {eos} if isinstance(eos, int) else set(eos)
+
+
+def context_of(model: Any) -> int:
+    """How many tokens a model reads and generates together."""
+    config = model.config
+    return context_length(config.max_position_embeddings, config.rope_parameters)

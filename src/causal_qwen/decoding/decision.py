@@ -5,8 +5,7 @@
     causal      argmax_k (W u - C)_k,      u = loc_U + T kappa scale_U t       choose_individual
     compatible  softmax(loc_S), or P_k / sum P with normalization="ovr"        one_vs_rest_log_probs
 
-`decide` applies the rule of a mode to the last position of every row, `decide_among` where few
-tokens are left to choose from.
+`decide` applies the rule of a mode to the last position of every row.
 
 P(S_k > C_k + h) grows with (loc_k - C_k - h) / scale_k, so the first two rules maximise that ratio.
 The bar h of the context changes their choice only where scales differ. They compute in float64 and
@@ -19,13 +18,14 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from causal_qwen.decoding.arrays import Array, array_namespace
+from causal_qwen.decoding.arrays import Array, array_namespace, in_any_row
 
 TIE = 1e-5  # relative difference below which two scales count as equal
 SLACK = 1e-4  # rounding allowance of every float32 bound: positive sums of <= 1000s of terms
 SCALE_FLOOR = 1e-12  # a zeroed embedding row (padding) would otherwise give 0/0
 NO_CHOICE = "loc_S holds NaN: no token can be chosen; check the model's weights and config.json."
 EXACT_CANDIDATES = 64  # so few are decided in float64 without further pruning
+MOST_TOGETHER = 512  # candidates whose scales are computed for a whole batch
 
 
 class Head(Protocol):
@@ -34,9 +34,14 @@ class Head(Protocol):
     threshold: Array  # C (V,)
     b_noise: Array  # |b| (C,)
     decision_noise: Array  # |a| (V,)
+    has_rows: bool  # rows of W can be read: it is whole, and here
 
     def row_norms(self) -> Array:
         """||W_k||_1 of every token. -> (V,)"""
+
+    def scale_range(self, scale: Array) -> tuple[Array, Array] | None:
+        """What scale_S of every token lies between, up to rounding; None if it is not known.
+        (B, C) -> (B, 1) twice"""
 
     def bound_by_blocks(self, scale: Array, rows: Array) -> tuple[Array, Array] | None:
         """Bounds of (|W| scale)_k for some tokens, tighter than by row norms; None if there are
@@ -48,9 +53,19 @@ class Head(Protocol):
     def rows(self, ids: Array) -> Array:
         """Rows of W. (n,) -> (n, C)"""
 
+    def score_scales(self, scale: Array) -> Array:
+        """scale_S of every token. (B, C) -> (B, V)"""
 
-def decide(mode: str, loc: Array, scale: Array, head: Head, bar: Array | None = None) -> Array:
-    """The token of every row. loc_S (B, V), scale_U (B, C) -> (B,)
+
+def decide(
+    mode: str,
+    loc: Array,
+    scale: Array,
+    head: Head,
+    bar: Array | None = None,
+    tokens: Array | None = None,
+) -> Array:
+    """The token of every row, among all or few tokens. loc_S (B, K), scale_U (B, C) -> (B,)
 
     `loc` has what noise adds to it, and -inf where a token is no candidate; `bar` is h of every
     row (B, 1), of the scores before both.
@@ -58,27 +73,23 @@ def decide(mode: str, loc: Array, scale: Array, head: Head, bar: Array | None = 
     xp = array_namespace(loc)
     if mode == "compatible":
         return xp.argmax(loc, axis=-1)
+    threshold = head.threshold if tokens is None else head.threshold[tokens]
+    if (mode == "causal" or tokens is not None) and xp.any(xp.isnan(loc)):
+        raise ValueError(NO_CHOICE)
     if mode == "causal":
-        return choose_individual(loc, head.threshold)
-    if mode == "standard":
-        scale = scale + head.b_noise
+        chosen = choose_individual(loc, threshold)
+        return chosen if tokens is None else tokens[chosen]
+    scale = scale + head.b_noise if mode == "standard" else scale
+    if tokens is not None:
+        return tokens[choose(loc, exact_scales(scale, tokens, head), threshold, bar)]
+    if not head.has_rows:
+        return choose(loc, head.score_scales(scale), threshold, bar)
+    if (together := decide_together(scale, loc, head, bar)) is not None:
+        return together
     bars = [None] * len(loc) if bar is None else bar
     rows = zip(loc, scale, bars, strict=True)
     chosen = [choose_pruned(row, of_u, head, h) for row, of_u, h in rows]
     return xp.asarray(chosen, device=loc.device)
-
-
-def decide_among(
-    tokens: Array, mode: str, loc: Array, scale: Array, head: Head, bar: Array | None = None
-) -> Array:
-    """`decide` among few tokens, whose scales are all computed. (K,), loc_S (B, K) -> (B,)"""
-    xp, threshold = array_namespace(loc), head.threshold[tokens]
-    if xp.any(xp.isnan(loc)):
-        raise ValueError(NO_CHOICE)
-    if mode == "causal":
-        return tokens[choose_individual(loc, threshold)]
-    scale = scale + head.b_noise if mode == "standard" else scale
-    return tokens[choose(loc, exact_scales(scale, tokens, head), threshold, bar)]
 
 
 def exact_scales(scale: Array, tokens: Array, head: Head) -> Array:
@@ -122,6 +133,36 @@ def one_vs_rest_log_probs(
     log_p = xp.log(xp.atan2(xp.astype(scale, xp.float64), -margin(loc, threshold, bar)))
     top = xp.max(log_p, axis=-1, keepdims=True)
     return log_p - top - xp.log(xp.sum(xp.exp(log_p - top), axis=-1, keepdims=True))
+
+
+def decide_together(scale: Array, loc: Array, head: Head, bar: Array | None = None) -> Array | None:
+    """`choose` for the rows of a batch, if few tokens may win in any; None if many may.
+
+    scale_U (B, C), loc_S (B, V), h (B, 1) -> (B,). One bound for all tokens of a row, so that V is
+    read few times: the winner's ratio (loc - C - h) / scale is not less than that of the token with
+    the largest margin, whose scale is bounded as all are and, if that leaves many tokens, computed.
+    """
+    xp = array_namespace(loc)
+    if (bounds := head.scale_range(xp.astype(scale, xp.float32))) is None:
+        return None
+    low, high = bounds
+    over = xp.astype(loc, xp.float32) - head.threshold
+    level = 0.0 if bar is None else xp.astype(bar, xp.float32)
+    top = xp.max(over, axis=-1, keepdims=True) - level  # (B, 1)
+
+    def may_win(of_top: Array) -> Array:  # the scale of the largest margin, or its worst case
+        bound = top / of_top * xp.where(top >= 0, low, high)
+        return in_any_row(over >= bound - SLACK * (1 + xp.abs(bound)) + level)
+
+    tokens = may_win(xp.where(top >= 0, high, low))
+    if len(tokens) > EXACT_CANDIDATES:
+        best = xp.argmax(over, axis=-1)
+        of_top = xp.linalg.diagonal(exact_scales(scale, best, head))[:, None]  # (B, B) -> (B, 1)
+        tokens = may_win(xp.astype(of_top, xp.float32))
+    if not 0 < len(tokens) <= MOST_TOGETHER:
+        return None
+    exact = exact_scales(scale, tokens, head)  # (B, tokens)
+    return tokens[choose(loc[:, tokens], exact, head.threshold[tokens], bar)]
 
 
 def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None) -> int:

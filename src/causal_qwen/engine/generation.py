@@ -16,15 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from causal_qwen.decoding.candidates import (
-    cut_by_text,
-    few_candidates,
-    keep_min_p,
-    move_candidates,
-)
-from causal_qwen.decoding.decision import decide, decide_among, one_vs_rest_log_probs
+from causal_qwen.decoding.candidates import keep_min_p
+from causal_qwen.decoding.decision import one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.step import Position, Rules, choose_tokens
 from causal_qwen.engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
 from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
 from causal_qwen.engine.sampling import (
@@ -227,30 +223,13 @@ class Generator:
         return DecodeStep(tokens, scored.values, loc_scores, u=u, y=scored.values)
 
     def _by_rule(self, heads: CausalHeads, scores: Float32, scored: Scored, u: Cauchy) -> Ints:
-        """Among the candidates alone where `min_p` leaves few. (B, V) -> (B,)"""
-        settings, few = self.settings, None
-        if settings.min_p:
-            few, scores = few_candidates(scores, settings.min_p)
-        if settings.whole_words or settings.avoid_repeats:
-            asked = self.noise.kept_words(), self.noise.avoided_repeats()
-            edges, number = heads.word_edges, self.num_token_id
-            scores = cut_by_text(scores, self._texts(), *asked, edges, number, few)
-        scores = self._add_noise(heads, scores, scored, few)
-        bar = None if settings.mode == "causal" else heads.bar(scored.loc_scores)
-        rest = (settings.mode, scores, u.scale, heads, bar)
-        chosen: Ints = decide(*rest) if few is None else decide_among(few, *rest)
+        """(B, V) -> (B,)"""
+        mode, noise = self.settings.mode, self.noise
+        bar = None if mode == "causal" else heads.bar(scored.loc_scores)
+        at = Position(u.scale, scored.shift_u, scored.shift, bar)
+        rules = Rules(mode, self.settings.min_p, noise.kept_words(), noise.avoided_repeats())
+        chosen: Ints = choose_tokens(scores, at, rules, self._texts(), heads)
         return chosen
-
-    def _add_noise(
-        self, heads: CausalHeads, scores: Float32, scored: Scored, few: Ints | None
-    ) -> Float32:
-        """Of the candidates alone where they are few. (B, K) -> (B, K)"""
-        if scored.shift is not None:
-            return scores + scored.shift
-        if scored.shift_u is None:
-            return scores
-        moved: Float32 | None = move_candidates(scores, scored.shift_u, heads.rows, few)
-        return scores + heads.score_shift(scored.shift_u) if moved is None else moved
 
     def _positions(self) -> Ints:
         """The position of the last token, among the row's tokens that are not padding. -> (B,)"""
@@ -302,7 +281,7 @@ class Generator:
         self, heads: CausalHeads, scores: Float32, u: Cauchy, bar: Float64 | None
     ) -> Float32:
         """log(P_k / sum P); -inf stays -inf. (B, V)"""
-        scale = np.stack([heads.score_scale(row) for row in heads.widen(u).scale])
+        scale = heads.score_scales(heads.widen(u).scale)
         log_p = one_vs_rest_log_probs(scores, scale, heads.threshold, bar)
         return np.where(scores == NEVER, NEVER, log_p).astype(np.float32)
 

@@ -154,6 +154,7 @@ class CausalHeads:
         self.word_edges = parameters.get(WORD_EDGES, no_edges).astype(np.uint8)  # (V,) of bits
         self.direction = widen(parameters["model.value_direction"])  # (H,)
         self._norms: Float32 | None = None  # ||W_k||_1, computed on first use
+        self.num_token_id: int | None = fields.get("num_token_id")
 
     @property
     def size(self) -> int:
@@ -241,7 +242,15 @@ class CausalHeads:
         scale = np.maximum(u.scale @ np.abs(self.value_weight), np.float32(SCALE_FLOOR))
         return Cauchy(u.loc @ self.value_weight + self.value_bias, scale)
 
-    # ------------------------------------------------------------ as in `decoding.decision.Head`
+    # ------------------------------------------------------------ as in `decoding.step.Law`
+
+    has_rows = True
+
+    def scale_range(self, scale: Float32) -> None:
+        return None  # `choose_pruned` row by row is as fast in NumPy
+
+    def score_scales(self, scale: Float32) -> Float32:
+        return np.stack([self.score_scale(row) for row in scale])
 
     def row_norms(self) -> Float32:
         if self._norms is None:

@@ -5,9 +5,7 @@ Out:  tokens, their values, and the individual of each row.
 
     mixin             `CausalGenerationMixin`: every override of a private Hugging Face method
     values            `ValueTracker`: the values beside the tokens of a call
-    steps             `RunningTexts`: the texts of a call, shown after every token
     logits            `DecisionProcessor`: the mode as the last logits processor
-    streaming         text that appears token by token, and can be stopped
     pipeline          `text-generation` that reads and returns numbers as values
     documented_calls  the calls and attribute names of the source documents
 

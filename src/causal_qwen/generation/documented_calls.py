@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from causal_qwen.decoding.candidates import keep_min_p
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.step import choose_tokens
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.mixin import noise_at
 from causal_qwen.modeling.abduction import AbductionNetwork
@@ -184,25 +184,24 @@ class DocumentedCalls:
         scores = output.loc_S.flatten(0, 1).float()  # (BT, V)
         with drawing_from(generator, self.device):
             noise = self.decoding_noise(settings, len(input_ids))
-        last = DecisionProcessor(self, noise, want_scores=False)  # type: ignore[arg-type]
+        last = DecisionProcessor(self, noise, False, settings.min_p)  # type: ignore[arg-type]
         last.u, last.bar = u, self.decision.bar(scores)
 
         if is_compatible:
             if settings.normalization == "ovr":
-                scores = last.decide(scores)
+                scores = last(input_ids.flatten()[:, None], scores)
             cuts = (*WHOLE, "min_p")
             asked = {name: options[name] for name in cuts if options.get(name) is not None}
             return self.warpers(**asked)(None, scores).softmax(-1).unflatten(0, input_ids.shape)
 
         scores = self.warpers(**{"top_k": 0, **_given(settings, ("top_k", "top_p"))})(None, scores)
-        if settings.min_p:
-            scores = keep_min_p(scores, settings.min_p)
         if (moving := noise_everywhere(noise, positions)) is not None:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
             last.shift_u = self.displace(alone, moving)[0].squeeze(1)
-        if settings.whole_words or settings.avoid_repeats:
-            scores = last.cut(scores, texts_so_far(input_ids, positions), input_ids.shape[1])
-        return last.decide(scores).argmax(-1).unflatten(0, input_ids.shape)
+        law, texts = last.law_on(scores.device), texts_so_far(input_ids, positions)
+        rules = last.rules(input_ids.shape[1])
+        chosen: Tensor = choose_tokens(scores, last.position(law), rules, texts, law)
+        return chosen.unflatten(0, input_ids.shape)
 
     def generate_step_by_step(
         self,

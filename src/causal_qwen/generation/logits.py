@@ -8,7 +8,7 @@ streamers, stopping criteria, caches and compiled forwards work unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,26 +16,10 @@ from torch import Tensor, nn
 from transformers.generation import LogitsProcessor
 from transformers.utils import ModelOutput
 
-from causal_qwen.decoding.candidates import (
-    cut_by_text,
-    few_candidates,
-    in_any_row,
-    keep_min_p,
-    move_candidates,
-)
-from causal_qwen.decoding.decision import (
-    EXACT_CANDIDATES,
-    NO_CHOICE,
-    SCALE_FLOOR,
-    SLACK,
-    choose,
-    decide,
-    decide_among,
-    exact_scales,
-    margin,
-)
+from causal_qwen.decoding.decision import NO_CHOICE, SCALE_FLOOR, SLACK, choose, margin
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.step import Position, Rules, add_noise, candidates, choose_tokens
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import head_divisor, head_weight, score_shift
 from causal_qwen.modeling.cauchy import Cauchy
@@ -44,7 +28,6 @@ from causal_qwen.modeling.thresholds import over_bar
 
 BLOCKS = 96  # column blocks of the second bound
 ROWS_AT_ONCE = 4096
-MOST_TOGETHER = 512  # candidates whose scales are computed for a whole batch
 
 
 class HeadNorms:
@@ -76,6 +59,8 @@ class HeadNorms:
 class TorchHead:
     """The law's parameters as `decoding.decision` needs them."""
 
+    has_rows = True
+
     def __init__(
         self,
         weight: Tensor,
@@ -102,6 +87,23 @@ class TorchHead:
         units = self.norms.rows + self.decision_noise
         return float(units.min()), float(units.max())
 
+    def scale_range(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """scale_U (B, C) -> (B, 1) twice. With m the mean of scale_U, and units ||W_k||_1 + |a_k|,
+        which conversion makes nearly equal:
+
+            scale_k = |W_k| scale_U + |a_k| m <= max(scale_U) unit_k
+                    = m unit_k + (|W_k| - its mean) (scale_U - m)
+                    <= m unit_k + uneven ||scale_U - m||
+        """
+        least, most = self.unit_range
+        low, high = scale.aminmax(dim=-1, keepdim=True)
+        mean = scale.mean(-1, keepdim=True)
+        beside = self.norms.uneven * (scale - mean).norm(dim=-1, keepdim=True)
+        by_mean = mean * least * (1 - SLACK) - beside * (1 + SLACK)
+        low = torch.maximum(low * least * (1 - SLACK), by_mean)
+        high = torch.minimum(high * most, mean * most + beside) * (1 + SLACK)
+        return low.clamp_min(SCALE_FLOOR), high.clamp_min(SCALE_FLOOR)
+
     def bound_by_blocks(self, scale: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         parts = scale.tensor_split(block_edges(len(scale)))
         low_high = torch.stack([torch.stack([part.min(), part.max()]) for part in parts])
@@ -118,10 +120,47 @@ class TorchHead:
         return self.weight[ids]
 
 
+class ModelLaw(TorchHead):
+    """The law of a model on the device of its scores, during one call of `generate`.
+
+    An offloaded W stays so: it is too large to be kept here, and the head multiplies by it.
+    """
+
+    def __init__(self, model: CausalModel, device: torch.device, dtype: torch.dtype) -> None:
+        weight = model.lm_head.weight
+        self.model, self.device, self.dtype = model, device, dtype
+        own = weight if weight.is_meta else head_weight(model.lm_head)
+        super().__init__(
+            own if own.is_meta else own.to(device),
+            whole(model.decision, "threshold").to(device),
+            whole(model.action, "b_noise").to(device),
+            whole(model.action, "decision_noise").to(device),
+            functools.partial(norms_of, model, own),
+        )
+        self.is_plain = is_plain(own)
+        self.has_rows = self.is_plain and not own.is_meta
+        self.word_edges = whole(model.decision, "word_edges").to(device)
+        self.num_token_id: int | None = model.config.num_token_id
+        self.divisor = head_divisor(model.lm_head)
+
+    def rows(self, ids: Tensor) -> Any:
+        if not self.is_plain:
+            return None
+        weight = head_weight(self.model.lm_head) if self.weight.is_meta else self.weight
+        return weight.to(self.device)[ids]
+
+    def score_shift(self, shift: Tensor) -> Tensor:
+        shift = shift * self.divisor
+        return score_shift(shift, self.model.lm_head, self.dtype).to(self.device)
+
+    def score_scales(self, scale: Tensor) -> Tensor:
+        return self.model.action.score_scale(scale, self.model.lm_head).to(self.device)
+
+
 class DecisionProcessor(LogitsProcessor):
     """The last processor: processed loc_S -> scores whose argmax is the mode's choice.
 
-    It also cuts by `min_p`: then K candidates are left to read instead of V tokens, here `tokens`.
+    It also cuts by `min_p`: then K candidates are left to read instead of V tokens.
     """
 
     def __init__(
@@ -140,18 +179,11 @@ class DecisionProcessor(LogitsProcessor):
         self.shift: Tensor | None = None  # W shift_u, if it is known, (B, V)
         self.positions: list[int] = []  # of the last token of every row, padding not counted
         self.bar: Tensor | None = None  # h there, (B, 1)
-        self._head: TorchHead | None = None
+        self._law: ModelLaw | None = None
 
     @property
     def settings(self) -> DecodingSettings:
         return self.noise.settings
-
-    @functools.cached_property
-    def weight(self) -> Tensor:
-        """W, which does not change during a call of `generate`. An offloaded one stays so: it is
-        too large to be kept here, and the head multiplies by it."""
-        weight = self.model.lm_head.weight
-        return weight if weight.is_meta else head_weight(self.model.lm_head)
 
     def observe(self, outputs: ModelOutput) -> None:
         """Take U, what noise adds to it and to the scores, and the bar from the model's outputs."""
@@ -162,139 +194,58 @@ class DecisionProcessor(LogitsProcessor):
         self.bar = self.model.decision.bar(outputs.logits[:, -1]) if needs_bar else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        tokens, loc = self._prepare(input_ids, scores)
-        if tokens is None:
-            return self._decide(loc)
-        if self.settings.mode == "causal":
-            over = self._margin(loc, tokens)
-            return over.new_full(scores.shape, -torch.inf).index_copy_(-1, tokens, over)
-        return one_hot(self._choose_token(loc, tokens), scores)
+        if self.settings.mode == "compatible" or self.want_scores:
+            return self._scores(input_ids, scores)
+        return one_hot(self.choose(input_ids, scores), scores)
 
     def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The choice itself, in a mode of ours. (B, V) -> (B,)"""
-        tokens, loc = self._prepare(input_ids, scores)
-        return self._choose_token(loc, tokens)
+        law = self.law_on(scores.device)
+        texts = self._texts(input_ids)
+        chosen: Tensor = choose_tokens(scores, self.position(law), self.rules(), texts, law)
+        return chosen
 
-    def decide(self, loc: Tensor) -> Tensor:
-        """loc_S of the candidates -> scores whose argmax is the mode's choice. (B, V)"""
-        return self._decide(self._moved(loc))
-
-    def cut(
-        self, scores: Tensor, texts: Sequence[Any], each: int = 1, tokens: Tensor | None = None
-    ) -> Tensor:
-        """The candidates of texts; `each` of them in turn belong to one row of the noise. (B, K)"""
-        is_asked = [asked for asked in self.noise.kept_words() for _ in range(each)]
+    def rules(self, each: int = 1) -> Rules:
+        """How the rows choose; `each` of them in turn belong to one row of the noise."""
+        words = [is_kept for is_kept in self.noise.kept_words() for _ in range(each)]
         lengths = [n for n in self.noise.avoided_repeats() for _ in range(each)]
-        number = self.model.config.num_token_id
-        edges = whole(self.model.decision, "word_edges").to(scores.device)
-        return cut_by_text(scores, texts, is_asked, lengths, edges, number, tokens)
+        return Rules(self.settings.mode, self.min_p, words, lengths)
 
-    def _prepare(self, input_ids: Tensor, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Candidates, and their loc_S with what noise adds to it. (B, V) -> (K,), (B, K), or None
-        and (B, V)"""
-        tokens, scores = self._candidates(scores)
-        settings = self.settings
-        if settings.whole_words or settings.avoid_repeats:
-            rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
-            texts = [row[max(len(row) - 1 - at, 0) :] for row, at in rows]
-            scores = self.cut(scores, texts, tokens=tokens)
-        return tokens, self._moved(scores, tokens)
+    def position(self, law: ModelLaw) -> Position:
+        """What is known of the last position, on the device of the scores."""
+        shift_u = None if self.shift_u is None else (self.shift_u / law.divisor).to(law.device)
+        shift, bar = (None if one is None else one.to(law.device) for one in (self.shift, self.bar))
+        return Position(self.u.scale.to(law.device), shift_u, shift, bar)
 
-    def _candidates(self, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What `min_p` leaves: few tokens, unless all scores are asked for. As `_prepare`."""
-        if not self.min_p:
-            return None, scores
-        if scores.amax(-1).isnan().any():
-            raise ValueError(NO_CHOICE)
-        if self.want_scores or not self._has_rows:
-            return None, keep_min_p(scores, self.min_p)
-        return few_candidates(scores, self.min_p)
+    def law_on(self, device: torch.device) -> ModelLaw:
+        if self._law is None:
+            self._law = ModelLaw(self.model, device, self.u.loc.dtype)
+        return self._law
 
-    @property
-    def _has_rows(self) -> bool:
-        """Rows of W can be read: it is whole, and here."""
-        return is_plain(self.weight) and not self.weight.is_meta
+    def _texts(self, input_ids: Tensor) -> list[Any]:
+        """The tokens of every row that are not padding."""
+        if not self.settings.whole_words and not self.settings.avoid_repeats:
+            return []
+        rows = zip(input_ids.cpu().numpy(), self.positions, strict=True)
+        return [row[max(len(row) - 1 - at, 0) :] for row, at in rows]
 
-    def _decide(self, loc: Tensor) -> Tensor:
-        mode = self.settings.mode
+    def _scores(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores of all tokens: W u - C, log P, or in `compatible` log(P_k / sum P). (B, V)"""
+        law, mode = self.law_on(scores.device), self.settings.mode
+        at, rules = self.position(law), self.rules()
+        _, loc = candidates(scores, rules, self._texts(input_ids), law, are_few=False)
+        loc = add_noise(loc, at, law)
         if mode == "causal":
-            over = self._margin(loc)
-            if not self.want_scores:
-                return over
+            over: Tensor = margin(loc, law.threshold)
+            if over.isnan().any():
+                raise ValueError(NO_CHOICE)
             return force_argmax(over.float(), over.argmax(-1))
-        if mode != "compatible" and not self.want_scores and self._has_rows:
-            return one_hot(self._choose_token(loc), loc)
-        decision, bar = self.model.decision, self._bar_on(loc.device)
-        threshold = whole(decision, "threshold").to(loc.device)
         u = self.u if mode == "sampling" else self.model.action.widen(self.u)
-        scale = self.model.action.score_scale(u.scale, self.model.lm_head).to(loc.device)
-        s = Cauchy(loc, scale)
+        s = Cauchy(loc, law.score_scales(u.scale))
         if mode == "compatible":
-            return decision.log_normalized(s, bar)
-        chosen = choose(loc, scale, threshold, bar)
-        return force_argmax(over_bar(s, bar).log_sf(threshold), chosen)
-
-    def _moved(self, loc: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """loc_S and what noise adds to it. (B, K)"""
-        if self.shift is not None:
-            shift = self.shift if tokens is None else self.shift[:, tokens.to(self.shift.device)]
-            return loc + shift.to(loc.device)
-        return loc if self.shift_u is None else self._add_noise(loc, self.shift_u, tokens)
-
-    def _margin(self, loc: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """W u - C of `causal`. (B, K)"""
-        threshold = whole(self.model.decision, "threshold").to(loc.device)
-        over: Tensor = margin(loc, threshold if tokens is None else threshold[tokens])
-        if over.isnan().any():
-            raise ValueError(NO_CHOICE)
-        return over
-
-    def _choose_token(self, loc: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """The choice among all tokens, or some. (B, K) -> (B,)"""
-        mode, bar = self.settings.mode, self._bar_on(loc.device)
-        if mode == "causal":
-            chosen = self._margin(loc, tokens).argmax(-1)
-            return chosen if tokens is None else tokens[chosen]
-        head, scale = self._head_on(loc.device), self.u.scale.to(loc.device)
-        if tokens is not None:
-            found: Tensor = decide_among(tokens, mode, loc, scale, head, bar)
-            return found
-        moved = scale + head.b_noise if mode == "standard" else scale
-        together = decide_together(moved, loc, head, bar)
-        return decide(mode, loc, scale, head, bar) if together is None else together
-
-    def _bar_on(self, device: torch.device) -> Tensor | None:
-        return None if self.bar is None else self.bar.to(device)
-
-    def _add_noise(self, loc: Tensor, shift: Tensor, tokens: Tensor | None) -> Tensor:
-        """loc_S + W shift, which is computed for the candidates alone where they are few.
-        (B, K), (B, C) -> (B, K)"""
-        head: Any = self.model.lm_head
-        if is_plain(self.weight):
-            divided = (shift / head_divisor(head)).to(loc.device)
-
-            def rows_of(ids: Tensor) -> Tensor:
-                return self._loaded().to(loc.device)[ids]
-
-            moved: Tensor | None = move_candidates(loc, divided, rows_of, tokens)
-            if moved is not None:
-                return moved
-        return loc + score_shift(shift, head, self.u.loc.dtype).to(loc.device)
-
-    def _loaded(self) -> Tensor:
-        return head_weight(self.model.lm_head) if self.weight.is_meta else self.weight
-
-    def _head_on(self, device: torch.device) -> TorchHead:
-        if self._head is None:
-            decision, action = self.model.decision, self.model.action
-            self._head = TorchHead(
-                self.weight.to(device),
-                whole(decision, "threshold").to(device),
-                whole(action, "b_noise").to(device),
-                whole(action, "decision_noise").to(device),
-                functools.partial(norms_of, self.model, self.weight),
-            )
-        return self._head
+            return self.model.decision.log_normalized(s, at.bar)
+        chosen = choose(loc, s.scale, law.threshold, at.bar)
+        return force_argmax(over_bar(s, at.bar).log_sf(law.threshold), chosen)
 
 
 def norms_of(model: Any, own: Tensor, weight: Tensor) -> HeadNorms:
@@ -311,54 +262,6 @@ def norms_of(model: Any, own: Tensor, weight: Tensor) -> HeadNorms:
         cached = model._head_norms = (key, HeadNorms(weight))
     norms: HeadNorms = cached[1]
     return norms
-
-
-def decide_together(
-    scale: Tensor, loc: Tensor, head: TorchHead, bar: Tensor | None
-) -> Tensor | None:
-    """`choose` for the rows of a batch, if few tokens may win in any; None if many may.
-
-    scale_U (B, C), loc_S (B, V), h (B, 1) -> (B,). One bound for all tokens of a row, so that V is
-    read few times: the winner's ratio (loc - C - h) / scale is not less than that of the token with
-    the largest margin, whose scale is bounded as all are and, if that leaves many tokens, computed.
-    """
-    over = loc.float() - head.threshold
-    level = 0.0 if bar is None else bar.float()
-    top = over.amax(-1, keepdim=True) - level  # (B, 1)
-    low, high = scale_range(scale.float(), head)
-
-    def may_win(of_top: Tensor) -> Tensor:  # the scale of the largest margin, or its worst case
-        bound = top / of_top * torch.where(top >= 0, low, high)
-        found: Tensor = in_any_row(over >= bound - SLACK * (1 + bound.abs()) + level)
-        return found
-
-    tokens = may_win(torch.where(top >= 0, high, low))
-    if len(tokens) > EXACT_CANDIDATES:
-        of_top = exact_scales(scale, over.argmax(-1), head).diagonal()[:, None]  # (B, B) -> (B, 1)
-        tokens = may_win(of_top.float())
-    if not 0 < len(tokens) <= MOST_TOGETHER:
-        return None
-    exact = exact_scales(scale, tokens, head)  # (B, tokens)
-    chosen: Tensor = choose(loc[:, tokens], exact, head.threshold[tokens], bar)
-    return tokens[chosen]
-
-
-def scale_range(scale: Tensor, head: TorchHead) -> tuple[Tensor, Tensor]:
-    """What scale_S of every token lies between, up to rounding. scale_U (B, C) -> (B, 1) twice
-
-    With m the mean of scale_U, and units ||W_k||_1 + |a_k|, which conversion makes nearly equal:
-
-        scale_k = |W_k| scale_U + |a_k| m <= max(scale_U) unit_k
-                = m unit_k + (|W_k| - its mean) (scale_U - m) <= m unit_k + uneven ||scale_U - m||
-    """
-    least, most = head.unit_range
-    low, high = scale.aminmax(dim=-1, keepdim=True)
-    mean = scale.mean(-1, keepdim=True)
-    beside = head.norms.uneven * (scale - mean).norm(dim=-1, keepdim=True)
-    by_mean = mean * least * (1 - SLACK) - beside * (1 + SLACK)
-    low = torch.maximum(low * least * (1 - SLACK), by_mean)
-    high = torch.minimum(high * most, mean * most + beside) * (1 + SLACK)
-    return low.clamp_min(SCALE_FLOOR), high.clamp_min(SCALE_FLOOR)
 
 
 def to_tensors(noise: UNoise, like: Tensor) -> UNoise:

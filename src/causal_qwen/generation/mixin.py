@@ -19,7 +19,6 @@ from transformers.utils import ModelOutput, logging
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_given, resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor, to_tensors
-from causal_qwen.generation.steps import RunningTexts
 from causal_qwen.generation.values import ValueTracker
 from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.options import NOISY_MODES
@@ -313,9 +312,6 @@ class CausalGenerationMixin:
         return updated
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        for criterion in kwargs.get("stopping_criteria") or ():
-            if isinstance(criterion, RunningTexts):
-                criterion.begin(kwargs)
         return _complete(super()._sample(*args, **kwargs), kwargs)  # type: ignore[misc]
 
     def _beam_search(self, *args: Any, **kwargs: Any) -> Any:

@@ -90,15 +90,6 @@ class Cauchy(NamedTuple):
         return self.scale / math.pi * bracket
 
 
-for _old, _new in (  # names of 0.3.0
-    ("exceedance", Cauchy.sf),
-    ("log_exceedance", Cauchy.log_sf),
-    ("log_shortfall", Cauchy.log_cdf),
-    ("quantile", Cauchy.icdf),
-):
-    setattr(Cauchy, _old, _new)
-
-
 def _log_tail(scale: Tensor, distance: Tensor) -> Tensor:
     """log(atan2(scale, distance) / pi): the log-probability of the tail beyond `distance`.
 

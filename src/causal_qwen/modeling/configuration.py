@@ -283,11 +283,6 @@ class CausalQwen2Config(CausalConfig, Qwen2Config):
     family = QWEN2
     model_type = QWEN2.model_type
 
-    @classmethod
-    def from_qwen2(cls, config: Qwen2Config, **overrides: Any) -> Self:
-        """`from_base`, by its name in 0.3.0."""
-        return cls.from_base(config, **overrides)
-
 
 def _number_or(value: float | int | str, default: float) -> float:
     return default if isinstance(value, str) else float(value)

@@ -64,10 +64,6 @@ class HeadParams(NamedTuple):
         bias = 0.0 if self.bias is None else self.bias
         return torch.cat([(part.to(_wide(part.dtype)) + bias).logsumexp(-1) for part in parts])
 
-    def exceedance(self, u: Cauchy, k: int) -> Tensor:
-        """`sf`, by its name in 0.3.0."""
-        return self.sf(u, k)
-
 
 class LossSettings(NamedTuple):
     cls_weight: float

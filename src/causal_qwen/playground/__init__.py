@@ -1,29 +1,20 @@
-"""Playground: one page in the browser, offline, to try every feature.
+"""Playground: one page in the browser, offline, to try every feature. A client of the server.
 
-    launch()                                # what `causal-qwen app` does
-    launch(url="http://127.0.0.1:8000")     # with the model of a server, without torch
+    launch()                                # what `causal-qwen app` does: server and page
+    launch(url="http://127.0.0.1:8000")     # the page of another server's model, without torch
 
 In:   a model directory or a server, and what a visitor types, clicks and drags.
 Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, Numbers, Tokens.
 
-    page             the tabs, their components and handlers
-    server           a model -> the page on 127.0.0.1
-    uploads          uploaded files -> within a total size, then deleted
-    provider         what the page asks of a model, here or on a server
-    state            a model here, which all visitors share: its worker, the predictors
-    remote           a model on a server, through its routes
-    worker           the thread that runs the model, and the queue in front of it
-    modes            the four decoding modes, side by side
-    individuals      the individuals of one visitor
-    counterfactuals  the fields of an edit -> the two texts of one individual
-    predictors       a text -> a number with its uncertainty
-    token_view       one token -> the scores and the U that chose it
-    text_edits       prompts, numbers and drags are checked
-    rendering        all of these -> HTML and SVG
+    server     the page on an address of this machine
+    page       the tabs, their components and handlers (page.css, numbers.js, tokens.js)
+    served     what the page asks of the routes of `causal-qwen serve`
+    fields     what a visitor writes -> prompts, individuals, edits and ranges
+    rendering  texts, comparisons, forecasts and token views -> HTML and SVG
+    local      without `--url`: a server in this process, its regressors
 
-Open `page` first, then `provider`. Only `page` and `server` import Gradio; `state` and what only it
-imports (`counterfactuals`, `predictors`, `token_view`) need torch. Which requests are answered
-(Host, Origin, password, length) is decided in `serving.security`.
+Open `page` first, then `served`. `local` imports torch; `page` and `server` import Gradio. Which
+requests are answered (Host, Origin, password, length) is decided in `serving.security`.
 """
 
 from causal_qwen.playground.server import launch

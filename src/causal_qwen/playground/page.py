@@ -1,7 +1,4 @@
-"""Page: the tabs, their components and event handlers. Nothing is computed here.
-
-Does not import torch: the model is its provider's.
-"""
+"""Page: the tabs, their components and event handlers. Nothing is computed here. No torch."""
 
 from __future__ import annotations
 
@@ -10,138 +7,77 @@ import itertools
 import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground import individuals, modes, rendering, text_edits, uploads
-from causal_qwen.playground.provider import OWN_HEAD, NumberSource, Provider, Sweep
-from causal_qwen.playground.text_edits import DragRange
+from causal_qwen.playground import fields, rendering
+from causal_qwen.playground.fields import DragRange
+from causal_qwen.playground.served import FIRST, TABS, TEMPERATURE, TEXTS_ONLY, ServedModel, Sweep
+from causal_qwen.playground.served import request_fields as as_request
 from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
+
+if TYPE_CHECKING:
+    from causal_qwen.playground.local import LocalServer
 
 Curve = tuple[tuple[str, int], Sweep]  # the text without one number, its index, and the sweep
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
 TITLE = "CausalQwen playground"
 MAX_TEXTS = 12  # generated at once
-MAX_PATH = 4096  # characters
+PARALLEL, WAITING = 4, 24  # calls of one function; Gradio shows the place in its queue
 KEEP_SECONDS = (600, 3600)  # files are looked at every 10 minutes, deleted after an hour
 PROMPT = "The old lighthouse keeper opened the door and"
 PROMPTS = f"{PROMPT}\nThe best way to learn is to"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
 TEXT_HINT = "Write a text that ends before a number, and press Predict."
+FIRST_NOTE = "The iris regressor is fitted when this tab is first opened, which may take a minute."
+SERVED_NOTE = "For a regressor that reads columns write a line for each, such as carat = 0.7."
+OWN_HEAD = "the model's own number head, if it was trained on values"
 STOP_MS = 500  # after which no more updates of a stopped stream arrive
-TEXT_ID, PREDICTION_CLASS = "number-text", "prediction"
-TOKEN_JS = """
-element.addEventListener('click', event => {
-  const button = event.target.closest('button[data-index]');
-  if (!button) return;
-  window.clicked = Number(button.dataset.index);
-  trigger('select');
-});
-"""
-# The browser's own input event also reports pasted, deleted and composed text; Gradio's does not.
-TEXT_JS = f"""
-document.addEventListener('input', event => {{
-  if (!event.target.closest('#{TEXT_ID}')) return;
-  for (const old of document.querySelectorAll('.{PREDICTION_CLASS} .cq'))
-    old.classList.add('stale');
-  setTimeout(() => trigger('edit'));
-}});
-"""
-DRAG_JS = """
-const PIXELS = 320;  // from one end of the range to the other
-let held = null;
-const numberAt = event => event.target.closest('[data-index]');
-const read = number => Object.fromEntries(
-  ['index', 'low', 'high', 'step', 'value'].map(name => [name, Number(number.dataset[name])]));
-const move = (number, wanted) => {
-  const {index, low, high, step, value} = read(number);
-  const near = low + Math.round((wanted - low) / step) * step;
-  const now = Number(Math.min(Math.max(near, low), high).toPrecision(12));
-  if (now === value) return;
-  number.dataset.value = number.textContent = now;
-  number.setAttribute('aria-valuenow', now);
-  window.dragged = [index, now, low, high, step];
-  trigger('input');
-};
-element.addEventListener('pointerdown', event => {
-  const number = numberAt(event);
-  if (!number) return;
-  event.preventDefault();
-  number.focus();
-  number.setPointerCapture(event.pointerId);
-  held = {number, from: event.clientX, value: read(number).value};
-});
-element.addEventListener('pointermove', event => {
-  if (!held) return;
-  const {low, high} = read(held.number);
-  move(held.number, held.value + (event.clientX - held.from) / PIXELS * (high - low));
-});
-for (const end of ['pointerup', 'pointercancel']) element.addEventListener(end, () => held = null);
-element.addEventListener('keydown', event => {
-  const number = numberAt(event);
-  if (!number) return;
-  const {low, high, step, value} = read(number);
-  const stride = Math.max(step, (high - low) / 50);
-  const wanted = {
-    ArrowLeft: value - stride, ArrowDown: value - stride, Home: low,
-    ArrowRight: value + stride, ArrowUp: value + stride, End: high,
-  }[event.key];
-  if (wanted === undefined) return;
-  event.preventDefault();
-  move(number, wanted);
-});
-"""
+CSS, NUMBERS_JS, TOKENS_JS = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("page.css", "numbers.js", "tokens.js")
+)
 # Gradio drops the data of a deferred event, but reads its inputs when the event runs.
 LAST_INPUT_JS = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
-CSS = (
-    rendering.CSS
-    + """
-.gradio-container { width: 100%; max-width: 72rem !important; margin: 0 auto; }
-.tab-wrapper button.selected { color: var(--primary-700); }
-.dark .tab-wrapper button.selected { color: var(--primary-300); }
-.min_value, .max_value, ::placeholder {
-  color: color-mix(in srgb, var(--body-text-color) 68%, transparent) !important; }
-/* all five tabs on a phone, instead of some in a menu */
-@media (max-width: 30rem) { .tab-wrapper button { padding: 0 .1rem; font-size: .7rem; } }
-"""
-)
 
 
-def build(state: Provider, files: Path) -> gr.Blocks:
+def build(model: ServedModel, files: Path, local: LocalServer | None = None) -> gr.Blocks:
     """The whole page for one model; every visitor has a list of individuals of their own.
 
-    Saved individuals are written to `files`, to be downloaded.
+    Saved individuals are written to `files`, to be downloaded. `local` is the model's server, if
+    it runs in this process: it opens directories of regressors.
     """
+    place = "." if local else f" at `{model.client.address}`."
+    left_out = "" if model.has_analyses else f" {TEXTS_ONLY}."
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
         gr.Markdown(
             "# CausalQwen\nA language model that infers an individual, U, from the context and "
-            f"then decides what this individual writes. Model: `{state.name}`{state.place}."
+            f"then decides what this individual writes. Model: `{model.name}`{place}{left_out}"
         )
-        mine = gr.State(state.draw_first())
+        mine = gr.State([model.draw(seed, name, TEMPERATURE) for name, seed in FIRST.items()])
         choices: list[Any] = []  # components in which an individual is selected
         with gr.Tabs(overflow_behavior="wrap"):  # a menu hides the last on some phones
-            for name in state.tabs:
+            for name in TABS if model.has_analyses else TABS[:2]:
                 with gr.Tab(name) as tab:
                     if name == "Generate":
-                        _generate_tab(state)
+                        _generate_tab(model)
                     elif name == "Individuals":
-                        choices += _individuals_tab(state, mine, files)
+                        choices += _individuals_tab(model, mine, files)
                     elif name == "Counterfactual":
-                        choices.append(_counterfactual_tab(state, mine))
+                        choices.append(_counterfactual_tab(model, mine))
                     elif name == "Numbers":
-                        _numbers_tab(state, tab)
+                        _numbers_tab(model, tab, local)
                     else:
-                        _tokens_tab(state)
+                        _tokens_tab(model)
         mine.change(_choices, [mine, *choices], choices)
-    page.queue(default_concurrency_limit=None)  # the state has an admission queue of its own
+    page.queue(default_concurrency_limit=PARALLEL, max_size=WAITING)
     return page
 
 
@@ -152,8 +88,6 @@ def report_errors(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterat
     def stream(*arguments: Any) -> Iterator[Any]:
         try:
             yield from handler(*arguments)
-        except CancelledError:
-            return  # the server is closing
         except Exception as error:
             message = str(error)
             if not isinstance(error, ValueError | OSError):  # not the visitor's mistake
@@ -165,29 +99,11 @@ def report_errors(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterat
     return stream
 
 
-def queued(state: Provider, status: gr.HTML | None = None) -> Callable[..., Callable[..., Any]]:
-    """A handler that waits for its turn with the model; `status` shows the place in the queue."""
-
-    def decorate(handler: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
-        @report_errors
-        @functools.wraps(handler)
-        def stream(*arguments: Any) -> Iterator[Any]:
-            with state.queue.enter() as wait:
-                while ahead := wait():
-                    if status is not None:
-                        yield {status: rendering.note(f"Waiting: {ahead} ahead of you ...")}
-                yield from handler(*arguments)
-
-        return stream
-
-    return decorate
-
-
 # ---------------------------------------------------------------- the tabs
 # A tab is one function, of more than 60 lines where needed: its handlers share its components.
 
 
-def _generate_tab(state: Provider) -> None:
+def _generate_tab(model: ServedModel) -> None:
     prompt = _text_box("Prompt", PROMPT)
     with gr.Row():
         start = gr.Button("Generate", variant="primary")
@@ -196,32 +112,30 @@ def _generate_tab(state: Provider) -> None:
         with gr.Row():
             sampling = _temperature("Temperature of sampling")
             causal = _temperature("Temperature of causal")
-            compatible = _temperature("Temperature of compatible", modes.COMPATIBLE_TEMPERATURE, 2)
+            compatible = _temperature("Temperature of compatible", fields.COMPATIBLE_TEMPERATURE, 2)
         with gr.Row():
-            persistence = _persistence(state)
+            persistence = _persistence(model)
             seed = gr.Textbox("1", label="Individual (seed)", min_width=120)
-            tokens = _new_tokens(state, 30)
+            tokens = _new_tokens(model, 30)
     output = gr.HTML(rendering.note("The texts of the four modes appear here."), label="Texts")
 
-    @queued(state, output)
+    @report_errors
     def run(text: str, hot: float, t: float, soft: float, own: float, who: str, n: int) -> Any:
-        text = state.check_prompt(text)
-        number = individuals.parse_seed(who)
-        four = modes.four_modes(hot, t, soft, own, number)
-        titles = [(mode.name, mode.note, text) for mode in four]
-        yield from _growing_cards(titles, state.stream_modes(text, four, n, number))
+        text, number = fields.read_text(text), fields.read_seed(who)
+        four = fields.four_modes(hot, t, soft, own, number)
+        titles = [(one, fields.MODE_NOTES[one].format(seed=number), text) for one in four]
+        bodies = ({"prompt": text, **options} for options in four.values())
+        yield from _growing_cards(titles, model.stream(bodies, n))
 
     inputs = [prompt, sampling, causal, compatible, persistence, seed, tokens]
     running = [trigger(run, inputs, output) for trigger in (start.click, prompt.submit)]
     _cancel(stop, running, output)
 
 
-# Long, as the tab: its components, and the handlers that refer to them.
-def _individuals_tab(state: Provider, mine: gr.State, files: Path) -> list[Any]:
+def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[Any]:
     """-> the components in which an individual is selected"""
     first = mine.value
-    saved_files = files / "saved"
-    saved_files.mkdir(exist_ok=True)
+    names = fields.names(first)
     table = gr.HTML(rendering.individuals_table(first))
     with gr.Row():
         with gr.Column():
@@ -231,60 +145,54 @@ def _individuals_tab(state: Provider, mine: gr.State, files: Path) -> list[Any]:
                 seed = gr.Textbox(label="Seed", placeholder="random", min_width=120)
             with gr.Row():
                 temperature = _temperature("Temperature")
-                persistence = _persistence(state)
+                persistence = _persistence(model)
             draw = gr.Button("Draw", variant="primary")
         with gr.Column():
             gr.Markdown("### Save and load")
-            saved = _individual_box(first, "Individual to save")
+            saved = gr.Dropdown(names, value=names[0], label="Individual to save")
             with gr.Row():
-                save = gr.DownloadButton(
-                    "Save to a file", value=individuals.save(first[0], saved_files)
-                )
-                load = gr.UploadButton("Load from a file", file_types=[individuals.SUFFIX])
+                save = gr.DownloadButton("Save to a file", value=fields.save(first[0], files))
+                load = gr.UploadButton("Load from a file", file_types=[fields.SUFFIX])
     gr.Markdown("### Generate with every selected individual after every prompt")
-    names = individuals.names(first)
     speakers = gr.CheckboxGroup(names, value=names, label="Individuals")
-    prompts = _text_box(f"Prompts, one per line, up to {text_edits.MAX_PROMPTS}", PROMPTS)
-    tokens = _new_tokens(state, 24)
+    prompts = _text_box(f"Prompts, one per line, up to {fields.MAX_PROMPTS}", PROMPTS)
+    tokens = _new_tokens(model, 24)
     with gr.Row():
         start = gr.Button("Generate", variant="primary")
         stop = gr.Button("Stop")
     output = gr.HTML(rendering.note("The texts appear here."), label="Texts")
 
     @report_errors
-    def on_draw(them: list[Individual], *fields: Any) -> Iterator[tuple[Any, ...]]:
-        yield state.draw(them, *fields), "", ""
+    def on_draw(
+        them: list[Individual], who: str, number: str, t: float, own: float
+    ) -> Iterator[tuple[Any, ...]]:
+        drawn = model.draw(fields.read_seed(number), (who or "").strip(), t, own)
+        yield fields.add(them, drawn), "", ""
 
     @report_errors
     def on_load(them: list[Individual], path: str | None) -> Iterator[list[Individual]]:
         if not path:
             raise ValueError("No file is uploaded; choose one.")
-        try:
-            yield state.load(them, path)
-        finally:
-            if not Path(path).is_relative_to(saved_files):  # which the page itself offers
-                uploads.remove(Path(path))
+        more = fields.load(them, path, model.size)
+        as_request(more[-1])  # refuses noise that no seed draws
+        yield more
 
     def on_save(them: list[Individual], selected: str) -> str:
-        return individuals.save(individuals.find(them, selected), saved_files)
+        return fields.save(fields.find(them, selected), files)
 
-    @queued(state, output)
+    @report_errors
     def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
-        speaking = individuals.select(them, selected)
-        texts = state.check_prompts(lines)
+        speaking = [fields.find(them, one) for one in dict.fromkeys(selected or ())]
+        texts = fields.read_prompts(lines)
         rows = [(one, text) for text in texts for one in speaking]
         if not 0 < len(rows) <= MAX_TEXTS:
             raise ValueError(
                 f"{len(speaking)} individuals and {len(texts)} prompts make {len(rows)} texts; "
                 f"select 1 to {MAX_TEXTS}."
             )
-        who, after = map(list, zip(*rows, strict=True))
-        stream = state.stream_individuals(after, who, n)
-        titles = [
-            (str(x.name), "from a file" if x.seed is None else f"seed {x.seed}", text)
-            for x, text in rows
-        ]
-        yield from _growing_cards(titles, stream)
+        titles = [(str(one.name), f"seed {one.seed}", text) for one, text in rows]
+        bodies = ({"prompt": text, **as_request(one)} for one, text in rows)
+        yield from _growing_cards(titles, model.stream(bodies, n))
 
     for trigger in (draw.click, name.submit, seed.submit):
         trigger(on_draw, [mine, name, seed, temperature, persistence], [mine, name, seed])
@@ -296,12 +204,12 @@ def _individuals_tab(state: Provider, mine: gr.State, files: Path) -> list[Any]:
     return [saved, speakers]
 
 
-def _counterfactual_tab(state: Provider, mine: gr.State) -> Any:
+def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
     """-> the component in which an individual is selected"""
     prompt = _text_box("Prompt", EDITED_PROMPT)
+    names, kinds = fields.names(mine.value), fields.KINDS
     with gr.Row():
-        speaker = _individual_box(mine.value, "Speaker")
-        kinds = text_edits.KINDS
+        speaker = gr.Dropdown(names, value=names[0], label="Speaker")
         kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
     with gr.Row() as words:
         word = gr.Textbox("daughter", label="Word to replace, in the prompt or the generated text")
@@ -311,7 +219,7 @@ def _counterfactual_tab(state: Provider, mine: gr.State) -> Any:
         number = gr.Textbox("12", label="Replacement")
     with gr.Row(visible=False) as prompts:
         other_prompt = _text_box("Replacement", "The queen's dog had 7 puppies and")
-    tokens = _new_tokens(state, 16)
+    tokens = _new_tokens(model, 16)
     compare = gr.Button("Compare", variant="primary")
     hint = "The text of the speaker appears here, before and after the change."
     output = gr.HTML(rendering.note(hint), label="Comparison")
@@ -321,16 +229,15 @@ def _counterfactual_tab(state: Provider, mine: gr.State) -> Any:
         "index": index,
         "number": number,
         "other_prompt": other_prompt,
-        "max_new_tokens": tokens,
     }
 
-    @queued(state, output)
+    @report_errors
     def run(
-        them: list[Individual], name: str, text: str, change: str, *fields: Any
+        them: list[Individual], name: str, text: str, change: str, n: int, *values: Any
     ) -> Iterator[str]:
-        named = dict(zip(edit, fields, strict=True))
-        who = individuals.find(them, name)
-        yield rendering.comparison(state.compare(who, text, change, **named))
+        named = dict(zip(edit, values, strict=True))
+        found = model.compare(fields.find(them, name), text, change, n, named)
+        yield rendering.comparison(found)
 
     kind.change(
         lambda change: [gr.update(visible=change == one) for one in kinds],
@@ -340,58 +247,52 @@ def _counterfactual_tab(state: Provider, mine: gr.State) -> Any:
     )
     prompt.change(_number_box, [prompt, index], index, show_progress="hidden")
     for trigger in (compare.click, prompt.submit, word.submit, other_word.submit, number.submit):
-        trigger(run, [mine, speaker, prompt, kind, *edit.values()], output)
+        trigger(run, [mine, speaker, prompt, kind, tokens, *edit.values()], output)
     return speaker
 
 
-# Long, as the tab: its components, and the handlers that refer to them.
-def _numbers_tab(state: Provider, tab: gr.Tab) -> None:
+def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> None:
     versions = itertools.count()
 
     def draw_text(words: str) -> str:
-        return rendering.draggable_text((words or "")[: text_edits.MAX_CHARACTERS], next(versions))
+        return rendering.draggable_text((words or "")[: fields.MAX_CHARACTERS], next(versions))
 
-    first = state.start
-    example = first.text
-    note = gr.HTML(rendering.note(first.note))
-    text = _text_box("Text that ends before a number", example, lines=3, name=TEXT_ID)
+    first_key = next(iter(model.regressors), "")
+    note = gr.HTML(rendering.note(FIRST_NOTE if local else SERVED_NOTE))
+    text = _text_box("Text that ends before a number", "", lines=3, name="number-text")
     predict = gr.Button("Predict", variant="primary")
-    sentence = gr.HTML(draw_text(example), js_on_load=TEXT_JS + DRAG_JS)
+    sentence = gr.HTML(draw_text(""), js_on_load=NUMBERS_JS)
     with gr.Row():
         with gr.Column(min_width=300):
-            picture = gr.HTML(label="Prediction", elem_classes=PREDICTION_CLASS)
+            picture = gr.HTML(label="Prediction", elem_classes="prediction")
         with gr.Column(min_width=300):
-            sweep = gr.HTML(label="Prediction for other numbers", elem_classes=PREDICTION_CLASS)
-    if state.has_what_if:
-        with gr.Accordion("Had the text been different", open=False):
-            with gr.Row():
-                observed = gr.Textbox(
-                    label="Observed value", placeholder="the number seen", scale=1
-                )
-                other = gr.Textbox(example, label="The same text, edited", scale=4)
-            ask = gr.Button("Ask")
-            answered = gr.HTML()
-    uses = _predictor_choice(state)
-    key = gr.State(first.key)  # of the visitor's predictor
+            sweep = gr.HTML(label="Prediction for other numbers", elem_classes="prediction")
+    with gr.Accordion("Had the text been different", open=False):
+        with gr.Row():
+            observed = gr.Textbox(label="Observed value", placeholder="the number seen", scale=1)
+            other = gr.Textbox(label="The same text, edited", lines=3, scale=4)
+        ask = gr.Button("Ask")
+        answered = gr.HTML()
+    key = gr.State(first_key)  # the visitor's regressor; "" is the model's own head
     curve: gr.State = gr.State(None)  # the last sweep
     dragged = gr.JSON(visible=False)  # index, value and range, set by the browser
 
-    def show(predictor: NumberSource, words: str | None) -> Iterator[Update]:
+    def show(asked: str, words: str) -> Iterator[Update]:
         """Everything below the text; then the sweep of its last number."""
-        words = state.check_prompt(words)
-        found = state.call(predictor.forecast, words)
-        drawn = rendering.forecast_picture(predictor.name, found)
+        found = model.forecast(asked, words)
+        drawn = rendering.forecast_picture(asked or OWN_HEAD, found)
         update: Update = {sentence: draw_text(words), picture: drawn, curve: None}
         numbers = find_numbers(words)
         if not numbers:
             yield update | {sweep: ""}
             return
         yield update
-        last, drag = len(numbers) - 1, text_edits.drag_range(words, len(numbers) - 1)
-        yield show_sweep(predictor, words, last, numbers[-1][1], drag, found.median)
+        last = len(numbers) - 1
+        drag = fields.drag_range(words, last)
+        yield show_sweep(asked, words, last, numbers[-1][1], drag, found.median)
 
     def show_sweep(
-        predictor: NumberSource,
+        asked: str,
         words: str,
         index: int,
         value: float,
@@ -399,69 +300,46 @@ def _numbers_tab(state: Provider, tab: gr.Tab) -> None:
         median: float,
         known: Curve | None = None,
     ) -> Update:
-        if known is None:
-            swept = state.call(predictor.sweep, words, index, drag)
-            known = (fixed_part(words, index), swept)
+        fixed = replace_number(words, index, 0.0), index  # while the number is dragged
+        if known is None or known[0] != fixed:
+            known = fixed, model.sweep(asked, words, index, drag)
         return {sweep: rendering.sweep_picture(known[1], index, value, median), curve: known}
 
-    def fixed_part(words: str, index: int) -> tuple[str, int]:
-        """What stays the same while a number is dragged."""
-        return replace_number(words, index, 0.0), index
-
-    @queued(state, note)
-    def on_open(asked: str) -> Iterator[Update]:
-        for progress in state.prepare(asked):
-            yield {note: rendering.note(progress)}
-
-    @queued(state)
+    @report_errors
     def on_predict(asked: str, words: str) -> Iterator[Update]:
-        yield from show(state.predictor(asked), words)
+        yield from show(asked, fields.read_text(words))
 
-    @queued(state)
-    def on_first(asked: str, words: str | None, known: Curve | None) -> Iterator[Update]:
-        if known is None and (words or "").strip():
-            yield from show(state.predictor(asked), words)
-
-    @queued(state)
+    @report_errors
     def on_drag(asked: str, words: str, known: Curve | None, now: list[float]) -> Iterator[Update]:
-        index, value, drag = text_edits.check_drag(now)
-        state.check_prompt(words)
-        predictor = state.predictor(asked)
-        words = replace_number(words, index, value)
-        found = state.call(predictor.forecast, words)
-        yield {text: words, picture: rendering.forecast_picture(predictor.name, found)}
-        if known is not None and known[0] != fixed_part(words, index):
-            known = None
-        yield show_sweep(predictor, words, index, value, drag, found.median, known)
+        index, value, *ends = now
+        words = replace_number(fields.read_text(words), int(index), value)
+        found = model.forecast(asked, words)
+        drawn = rendering.forecast_picture(asked or OWN_HEAD, found)
+        yield {text: words, picture: drawn}
+        yield show_sweep(asked, words, int(index), value, DragRange(*ends), found.median, known)
 
-    @queued(state)
-    def on_use(asked: str) -> Iterator[Update]:
-        """Another predictor, with its example; a directory is read anew."""
-        asked = text_edits.check_length("directory", (asked or "").strip(), MAX_PATH)
-        predictor = state.predictor(asked, is_new=True)
-        yield {key: asked, note: rendering.note(predictor.note), text: predictor.example}
-        if predictor.example:
-            yield from show(predictor, predictor.example)
+    @report_errors
+    def on_ask(asked: str, words: str, seen: str, edited: str) -> Iterator[str]:
+        number = fields.read_number(seen)
+        before, after = (fields.read_text(one) for one in (words, edited))
+        yield rendering.note(model.what_if(asked, before, number, after))
+
+    def use(opened: Any) -> Iterator[Update]:
+        """Another regressor of this process, with its example."""
+        begin = {text: opened.example, other: opened.example}
+        yield {key: opened.name, note: rendering.note(opened.note), **begin}
+        if opened.example:
+            yield from show(opened.name, opened.example)
         else:
             hint = rendering.note(TEXT_HINT)
             yield {sentence: draw_text(""), picture: hint, sweep: "", curve: None}
 
-    def on_ask(asked: str, words: str, seen: str, edited: str) -> Iterator[str]:
-        before, after = (state.check_prompt(one) for one in (words, edited))
-        seen = text_edits.check_length("observed value", seen or "", MAX_PATH)
-        predictor = state.predictor(asked)
-        yield rendering.note(state.call(predictor.what_if, before, seen, after))
-
     answer = [sentence, picture, sweep, curve]
-    if state.has_what_if:
-        run_ask = queued(state, answered)(on_ask)
-        for trigger in (ask.click, observed.submit, other.submit):
-            trigger(run_ask, [key, text, observed, other], answered)
-    opened = tab.select(on_open, key, note, show_progress="hidden")
-    opened.then(on_first, [key, text, curve], answer, show_progress="hidden")
-    sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
     for trigger in (predict.click, text.submit):
         trigger(on_predict, [key, text], answer)
+    for trigger in (ask.click, observed.submit, other.submit):
+        trigger(on_ask, [key, text, observed, other], answered)
+    sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
     sentence.input(
         on_drag,
         [key, text, curve, dragged],
@@ -470,16 +348,22 @@ def _numbers_tab(state: Provider, tab: gr.Tab) -> None:
         show_progress="hidden",
         trigger_mode="always_last",
     )
-    for trigger, chosen in uses:
-        trigger(on_use, chosen, [key, note, text, *answer])
+    if local is None:
+        titles = [(f"the regressor {one}", one) for one in model.regressors] or [(OWN_HEAD, "")]
+        chosen = gr.Radio(titles, value=first_key, label="Numbers by")
+        chosen.input(lambda asked: asked, chosen, key)
+    else:
+        _local_regressors(local, use, tab, text, [key, note, text, other, *answer])
 
 
-def _predictor_choice(state: Provider) -> list[tuple[Any, Any]]:
-    """-> events by which another predictor is chosen, and the component that holds its key"""
-    if state.offered is not None:
-        titles = [(title, key) for key, title in state.offered.items()]
-        chosen = gr.Radio(titles, value=state.start.key, label="Numbers by")
-        return [(chosen.input, chosen)]
+def _local_regressors(
+    local: LocalServer,
+    use: Callable[[Any], Iterator[Update]],
+    tab: gr.Tab,
+    text: gr.Textbox,
+    outputs: list[Any],
+) -> None:
+    """The iris regressor, directories of this machine, and the model's own head."""
     with gr.Accordion("Use another regressor", open=False):
         path = gr.Textbox(
             label="Directory of a saved regressor",
@@ -489,36 +373,49 @@ def _predictor_choice(state: Provider) -> list[tuple[Any, Any]]:
             load = gr.Button("Load this regressor")
             own_head = gr.Button("Use the model's own number head")
             irises = gr.Button("Use the iris regressor")
-    return [
-        (load.click, path),
-        (path.submit, path),
-        (own_head.click, gr.State(OWN_HEAD)),
-        (irises.click, gr.State(state.start.key)),
-    ]
+
+    @report_errors
+    def on_first(words: str) -> Iterator[Update]:
+        if not words:
+            yield from use(local.open_irises())
+
+    @report_errors
+    def on_irises() -> Iterator[Update]:
+        yield from use(local.open_irises())
+
+    @report_errors
+    def on_load(directory: str) -> Iterator[Update]:
+        yield from use(local.open_regressor((directory or "").strip()))
+
+    @report_errors
+    def on_own_head() -> Iterator[Update]:
+        yield from use(local.own_head())
+
+    tab.select(on_first, text, outputs, show_progress="hidden")
+    irises.click(on_irises, None, outputs)
+    own_head.click(on_own_head, None, outputs)
+    for trigger in (load.click, path.submit):
+        trigger(on_load, path, outputs)
 
 
-def _tokens_tab(state: Provider) -> None:
-    def buttons(words: str, pressed: int | None = None) -> str:
-        return rendering.token_buttons(state.split_tokens(words), pressed)
-
+def _tokens_tab(model: ServedModel) -> None:
     text = _text_box("Text", PROMPT)
     show = gr.Button("Show tokens", variant="primary")
-    tokens = gr.HTML(buttons(PROMPT), js_on_load=TOKEN_JS)
+    tokens = gr.HTML(rendering.token_buttons(model.tokens(PROMPT)), js_on_load=TOKENS_JS)
     output = gr.HTML(rendering.note(CLICK_HINT))
     shown = gr.State(PROMPT)  # the text whose tokens are on the page
     clicked = gr.JSON(visible=False)  # the index of a token, set by the browser
 
     @report_errors
     def on_show(words: str) -> Iterator[tuple[str, str, str]]:
-        words = state.check_prompt(words)
-        yield buttons(words), words, rendering.note(CLICK_HINT)
+        words = fields.read_text(words)
+        buttons = rendering.token_buttons(model.tokens(words))
+        yield buttons, words, rendering.note(CLICK_HINT)
 
-    @queued(state)
-    def on_click(words: str, index: Any) -> Iterator[tuple[str, str]]:
-        if not isinstance(index, int):
-            raise ValueError(CLICK_HINT)
-        view = state.explain_token(words, index)
-        yield buttons(words, index), rendering.token_view(view)
+    @report_errors
+    def on_click(words: str, index: int) -> Iterator[tuple[str, str]]:
+        view = model.explain_token(words, index)
+        yield rendering.token_buttons(model.tokens(words), index), rendering.token_view(view)
 
     for trigger in (show.click, text.submit):
         trigger(on_show, text, [tokens, shown, output])
@@ -539,29 +436,22 @@ def _text_box(label: str, value: str, lines: int = 2, name: str | None = None) -
     return gr.Textbox(value, label=label, lines=lines, max_lines=8, min_width=240, elem_id=name)
 
 
-def _temperature(
-    label: str, value: float = individuals.TEMPERATURE, maximum: float = 3
-) -> gr.Slider:
+def _temperature(label: str, value: float = TEMPERATURE, maximum: float = 3) -> gr.Slider:
     return gr.Slider(0, maximum, value, step=0.05, label=label)
 
 
-def _persistence(state: Provider) -> gr.Slider:
-    return gr.Slider(0, 1, state.persistence, step=0.05, label="Persistence")
+def _persistence(model: ServedModel) -> gr.Slider:
+    return gr.Slider(0, 1, model.persistence, step=0.05, label="Persistence")
 
 
-def _new_tokens(state: Provider, value: int) -> gr.Slider:
-    most = state.max_new_tokens
+def _new_tokens(model: ServedModel, value: int) -> gr.Slider:
+    most = model.max_new_tokens
     return gr.Slider(1, most, min(value, most), step=1, precision=0, label="New tokens")
-
-
-def _individual_box(them: Sequence[Individual], label: str) -> gr.Dropdown:
-    names = individuals.names(them)
-    return gr.Dropdown(names, value=names[0], label=label)
 
 
 def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
     """The new individual is offered and selected, in addition to others where many can be."""
-    names = individuals.names(them)
+    names = fields.names(them)
     return [
         gr.update(choices=names, value=[*one, names[-1]] if isinstance(one, list) else names[-1])
         for one in selected
@@ -570,12 +460,8 @@ def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
 
 def _number_box(text: str, selected: Any = None) -> gr.Dropdown:
     """The numbers of a text; the selected one stays selected if it still exists."""
-    found = [
-        (f"{surface} (number {index + 1})", index)
-        for index, (surface, _) in enumerate(
-            find_numbers((text or "")[: text_edits.MAX_CHARACTERS])
-        )
-    ]
+    numbers = enumerate(find_numbers((text or "")[: fields.MAX_CHARACTERS]))
+    found = [(f"{surface} (number {index + 1})", index) for index, (surface, _) in numbers]
     index = selected if isinstance(selected, int) else 0
     value = min(max(index, 0), len(found) - 1) if found else None
     # The browser may send a selection before it has the choices of a new text: `compare` checks it.

@@ -16,85 +16,16 @@ import numpy as np
 
 from causal_qwen.analysis.rendering import ComparedWorlds, to_html
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground.provider import LEVELS, Density, Forecast, Sweep
-from causal_qwen.playground.text_edits import MAX_MAGNITUDE, drag_range
+from causal_qwen.playground.fields import MAX_MAGNITUDE, drag_range
+from causal_qwen.playground.served import LEVELS, Forecast, Sweep
 from causal_qwen.text.numerals import encode, render
 
 if TYPE_CHECKING:
-    from causal_qwen.playground.token_view import TokenView
+    from causal_qwen.analysis.token_view import TokenView
 
-CSS = """
-.cq { --accent: #0f766e; --warm: #b3541e; color: var(--body-text-color); line-height: 1.5;
-  --soft: color-mix(in srgb, var(--body-text-color) 68%, transparent); }
-.dark .cq { --accent: #4fd1c0; --warm: #f2a66b; }
-.cq.stale { opacity: .4; }
-.cq p { margin: .35em 0; }
-.cq .grid { display: grid; gap: .75rem;
-  grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); }
-.cq .card { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: .7rem .9rem;
-  background: var(--background-fill-primary); overflow-wrap: anywhere; min-height: 7.5rem; }
-.cq .card h4 { margin: 0; font-size: 1rem; color: var(--body-text-color); }
-.cq .note, .cq .prompt { color: var(--soft); }
-.cq .note { font-size: .875rem; }
-.cq .text { white-space: pre-wrap; margin-top: .5rem; }
-.cq .cursor { color: var(--accent); }
-.cq .scroll { overflow-x: auto; }
-.cq table, .cq thead, .cq tbody, .cq tr { border: 0 !important; }
-.cq table { border-collapse: collapse; font-size: .875rem; width: 100%; margin: .5rem 0; }
-.cq th, .cq td { text-align: right; padding: .25rem .5rem; white-space: pre;
-  border: 0 !important; border-bottom: 1px solid var(--border-color-primary) !important;
-  color: var(--body-text-color); }
-.cq th { font-weight: 600; white-space: nowrap; }
-.cq .left { text-align: left; font-family: var(--font-mono); }
-.cq tr.chosen td { background: color-mix(in srgb, var(--accent) 16%, transparent); }
-.cq .counterfactual table:first-of-type th { width: 1%; }
-.cq .counterfactual table:first-of-type td { white-space: pre-wrap; }
-.cq .counterfactual td:empty:last-child,
-.cq table:not(:has(td:last-child:not(:empty))) th:last-child { display: none; }
-.cq svg { display: block; width: 100%; max-width: 32rem; height: auto; margin: .5rem 0; }
-.cq svg text { font: 12px var(--font); fill: var(--body-text-color); }
-.cq svg .soft { fill: var(--soft); }
-.cq svg .axis { stroke: var(--soft); stroke-opacity: .45; }
-.cq svg .line { stroke: var(--accent); fill: none; stroke-width: 2; }
-.cq svg .area { fill: var(--accent); opacity: .16; }
-.cq svg .bar { fill: var(--accent); opacity: .75; }
-.cq svg .minus { fill: var(--warm); opacity: .75; }
-.cq svg .mark { stroke: var(--warm); stroke-width: 2; }
-.cq svg .dot { fill: var(--warm); }
-.cq .tokens { display: flex; flex-wrap: wrap; gap: .3rem; }
-.cq .tokens button { margin: 0; padding: .3rem .45rem; min-height: 2.1rem;
-  font: .95rem var(--font-mono); border: 1px solid var(--border-color-primary); border-radius: 6px;
-  white-space: pre; cursor: pointer; background: var(--background-fill-primary);
-  color: var(--body-text-color); }
-.cq .tokens button:hover, .cq .tokens button:focus-visible { border-color: var(--accent); }
-.cq .tokens button[aria-pressed="true"] { border-color: var(--accent);
-  box-shadow: 0 0 0 1px var(--accent);
-  background: color-mix(in srgb, var(--accent) 18%, transparent); }
-.cq .sentence { font-size: 1.05rem; line-height: 2.2; white-space: pre-wrap;
-  overflow-wrap: anywhere; }
-.cq .drag { cursor: ew-resize; touch-action: none; user-select: none; color: var(--accent);
-  font-weight: 600; padding: .25rem .4rem; border-radius: 6px; border-bottom: 2px dotted;
-  background: color-mix(in srgb, var(--accent) 12%, transparent); }
-.cq .drag:hover, .cq .drag:focus { outline: 2px solid var(--accent); }
-.cq .median { font-size: 1.35rem; font-weight: 600; }
-.cq .pair { display: grid; gap: .25rem 2rem; align-items: start; }
-@media (min-width: 60rem) { .cq .pair { grid-template-columns: 2fr 3fr; } }
-@media (max-width: 30rem) {
-  .cq svg text { font-size: 14px; }
-  .cq table { font-size: .7rem; }
-  .cq th, .cq td { padding: .2rem .15rem; }
-  .cq th { white-space: normal; vertical-align: bottom; }
-  .cq td.left { white-space: pre-wrap; overflow-wrap: anywhere; }
-  .cq .counterfactual th:nth-child(5) { overflow-wrap: anywhere; }
-  .cq .counterfactual td { white-space: pre-wrap !important; overflow-wrap: anywhere; }
-  .cq .counterfactual :is(th, td):is(:nth-child(4), :nth-child(7)) { display: none; }
-}
-"""
 WIDTH, LEFT, RIGHT = 360, 14, 346  # of every picture, and between which it is drawn
 LABEL_WIDTH = 140  # of the text below an interval
-DENSITY_TAILS = (0.03, 0.97)
 MAX_REACH = 8  # times the middle half, to each side: farther tails would dwarf it
-POINTS = 120
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 CURSOR = "<span class='cursor'>▍</span>"  # the text is still growing
 Card = tuple[str, str, str, str]  # title, note, prompt, generated text
@@ -188,21 +119,16 @@ def draggable_text(text: str, version: int) -> str:
 
 
 def forecast_picture(name: str, forecast: Forecast) -> str:
-    """Density, if it is known, median and intervals."""
-    y, median, wide = forecast.distribution, forecast.median, forecast.intervals[LEVELS[-1]]
-    base, top = 112, 12
-    if y is None:
-        low, high = _reach(forecast)
-        base = 30
-    else:
-        ends = [float(y.quantile(p)) for p in DENSITY_TAILS] + [x for x in wide if math.isfinite(x)]
-        reach = min(MAX_REACH * (float(y.quantile(0.75)) - float(y.quantile(0.25))), MAX_MAGNITUDE)
-        low, high = max(min(ends), median - reach), min(max(ends), median + reach)
-    x = _scale(low, high, LEFT, RIGHT)
-    parts = [] if y is None else _density(y, np.linspace(low, high, POINTS), x, base, top)
-    parts += [
+    """Median and intervals."""
+    median, wide, base = forecast.median, forecast.intervals[LEVELS[-1]], 30
+    ends = [median, *(end for pair in forecast.intervals.values() for end in pair)]
+    found = [end for end in ends if math.isfinite(end)]
+    low, high = min(found), max(found)
+    space = min(max((high - low) / 10, abs(high) / 1000, 1e-9), MAX_MAGNITUDE)
+    x = _scale(low - space, high + space, LEFT, RIGHT)
+    parts = [
         _line("axis", LEFT, base, RIGHT, base),
-        _line("mark", x(median), top, x(median), base),
+        _line("mark", x(median), 12, x(median), base),
     ]
     for row, (level, (start, end)) in enumerate(sorted(forecast.intervals.items())):
         middle = min(max((x(start) + x(end)) / 2, LABEL_WIDTH / 2), WIDTH - LABEL_WIDTH / 2)
@@ -216,31 +142,8 @@ def forecast_picture(name: str, forecast: Forecast) -> str:
         f"<p class='note'>{_escape(name)}</p>"
         f"<p><span class='median'>{_number(median)}</span> <span class='note'>median · "
         f"{LEVELS[-1]:.0%} interval {_range(*wide)}</span></p>"
-        + _svg(base + 78, f"{'' if y is None else 'Density, '}median and intervals", *parts)
+        + _svg(base + 78, "Median and intervals", *parts)
     )
-
-
-def _density(
-    y: Density, values: Any, x: Callable[[float], float], base: float, top: float
-) -> list[str]:
-    """The density as an area; its highest point is at `top`."""
-    log_density = y.log_prob(values)
-    height = _scale(0, 1, base, top)
-    curve = _points(map(x, values), map(height, np.exp(log_density - log_density.max())))
-    first, last = x(values[0]), x(values[-1])
-    return [
-        _tag("polygon", class_="area", points=f"{first:.1f},{base} {curve} {last:.1f},{base}"),
-        _tag("polyline", class_="line", points=curve),
-    ]
-
-
-def _reach(forecast: Forecast) -> tuple[float, float]:
-    """The ends of a picture without a density: those of the finite intervals, and some space."""
-    found = [end for ends in forecast.intervals.values() for end in ends if math.isfinite(end)]
-    low, high = min(found, default=forecast.median), max(found, default=forecast.median)
-    low, high = min(low, forecast.median), max(high, forecast.median)
-    space = min(max((high - low) / 10, abs(high) / 1000, 1e-9), MAX_MAGNITUDE)
-    return low - space, high + space
 
 
 def sweep_picture(sweep: Sweep, index: int, value: float, median: float) -> str:

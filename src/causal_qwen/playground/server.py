@@ -1,5 +1,4 @@
-"""Server: a model, here or at a URL -> the page, served on this machine only unless `--host` says
-otherwise.
+"""Server: the page of a served model, on this machine only unless `--host` says otherwise.
 
 The page loads nothing from other hosts and reports nothing: fonts are the system's, scripts come
 with Gradio, and its analytics are off.
@@ -7,6 +6,7 @@ with Gradio, and its analytics are off.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,11 @@ from causal_qwen.paths import install_hint
 from causal_qwen.serving.sockets import address_of, bind
 
 if TYPE_CHECKING:
-    from causal_qwen.playground.provider import Provider
+    from causal_qwen.playground.local import LocalServer
     from causal_qwen.serving.security import BoundNames, Guard, Login
 
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
 MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
-MAX_FILES_BYTES = 20_000_000  # of all uploaded and saved individuals; the oldest are deleted
 MAX_CONNECTIONS = 200
 MAX_SESSIONS = 1000  # whose individuals are kept, the latest
 CLOSE_SECONDS = 2  # for running requests to end
@@ -52,37 +52,35 @@ def launch(
     """Serve the page for a model (the embedded one by default) until Ctrl-C.
 
     `auth` is "user:password". Without it, an address of other machines is protected by a token.
-    With `url`, the model is that of `causal-qwen serve` there, and torch is not needed.
+    With `url`, the model is that of `causal-qwen serve` there, and torch is not needed; without, a
+    server is started in this process.
     """
-    with bind(host, port) as bound:  # before a model is loaded
+    with ExitStack() as opened:
+        bound = opened.enter_context(bind(host, port))  # before a model is loaded
         files = Path(tempfile.gettempdir(), f"causal-qwen-{secrets.token_hex(8)}")
         configure_gradio(files)
         _check_gradio()
         from causal_qwen.playground.page import build
+        from causal_qwen.playground.served import ServedModel
         from causal_qwen.serving.security import BoundNames, Login
 
         names = BoundNames(host, bound.getsockname()[0])
         login = None if auth is None else Login.parse(auth)
         if login is None and not names.is_loopback:
             login = Login.draw_token()
-        state: Provider
+        local: LocalServer | None = None
         if url is None:
-            from causal_qwen.playground.state import AppState
+            from causal_qwen.playground.local import LocalServer
 
             print("Opening the model ...", flush=True)
-            state = AppState.open(model, device, dtype)
-        else:
-            from causal_qwen.playground.remote import RemoteState
-
-            state = RemoteState.open(url, api_key)
+            local = opened.enter_context(LocalServer(model, device, dtype, files / "individuals"))
+            url, api_key = local.url, local.key
+        served = ServedModel.open(url, api_key)
+        opened.callback(served.client.close)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
-        try:
-            app = make_app(build(state, files), files, names, login)
-            # a model here ends its step; a server may take minutes, and is not waited for
-            _serve(app, bound, host, open_browser, None if url is None else state.close)
-        finally:
-            state.close()
-            shutil.rmtree(files)
+        opened.callback(shutil.rmtree, files)
+        app = make_app(build(served, files, local), names, login)
+        _serve(app, bound, host, open_browser, served.client.close)
 
 
 def configure_gradio(files: Path) -> None:
@@ -91,13 +89,12 @@ def configure_gradio(files: Path) -> None:
     os.environ["GRADIO_TEMP_DIR"] = str(files)
 
 
-def make_app(page: Any, files: Path, names: BoundNames, login: Login | None = None) -> Guard:
-    """The page as an ASGI application that answers to `names` only; its files are in `files`."""
+def make_app(page: Any, names: BoundNames, login: Login | None = None) -> Guard:
+    """The page as an ASGI application that answers to `names` only."""
     import gradio
     from fastapi import FastAPI
 
     from causal_qwen.playground.page import CSS
-    from causal_qwen.playground.uploads import BoundedFiles
     from causal_qwen.serving.security import Guard
 
     page.state_session_capacity = MAX_SESSIONS
@@ -127,8 +124,43 @@ def make_app(page: Any, files: Path, names: BoundNames, login: Login | None = No
     # A browser opens six connections to one server: with a heartbeat beside every tab, three that
     # generate would leave none for Stop. Gradio keeps the latest sessions without it.
     page.config["connect_heartbeat"] = False
-    bounded = BoundedFiles(app, files, MAX_FILES_BYTES, page.fns)
-    return Guard(bounded, names, MAX_REQUEST_BYTES, login)
+    return Guard(NoAddresses(app), names, MAX_REQUEST_BYTES, login)
+
+
+class NoAddresses:
+    """ASGI middleware: a file of a request is an upload, never an address that Gradio fetches."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.responses import PlainTextResponse
+
+        from causal_qwen.serving.security import replay
+
+        if scope["type"] == "http" and scope["method"] == "POST":
+            body: bytes = (await receive())["body"]  # whole: `Guard` has read it
+            if _names_address(body):
+                message = "Files are uploaded, not fetched from an address.\n"
+                await PlainTextResponse(message, 400)(scope, receive, send)
+                return
+            receive = replay(body, receive)
+        await self.app(scope, receive, send)
+
+
+def _names_address(body: bytes) -> bool:
+    try:
+        nodes = [json.loads(body)]
+    except (ValueError, RecursionError):  # a form, or what Gradio cannot read either
+        return False
+    for node in nodes:  # grows as it goes
+        if isinstance(node, dict):
+            if "://" in str(node.get("path", "")):  # `url` is where the page shows a file
+                return True
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
+    return False
 
 
 def _check_gradio() -> None:
@@ -147,7 +179,7 @@ def _serve(
     bound: socket.socket,
     host: str,
     open_browser: bool,
-    on_close: Callable[[], None] | None,
+    on_close: Callable[[], None],
 ) -> None:
     from causal_qwen.serving.connections import serve_app
 

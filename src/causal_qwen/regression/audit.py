@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
-from causal_qwen.regression.fitted import value_at
-from causal_qwen.regression.inputs import as_table, known_targets
+from causal_qwen.regression.fitted import LEVEL, value_at
 from causal_qwen.tables.files import table_kind
-from causal_qwen.tables.frames import require_pandas
+from causal_qwen.tables.frames import as_table, require_pandas
 from causal_qwen.tables.rows import LINE, row_index
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-LEVEL = 0.9  # of the interval of what is expected
 DOUBTFUL = 0.5  # a label that is less credible looks wrong
 PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
 <style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}
@@ -63,7 +61,7 @@ def find_suspicious(regressor: CausalTextRegressor, X: Any = None, y: Any = None
         }
         return suspicion_table(judged, regressor.rows_)
     X = as_table(X)
-    values = known_targets(regressor, X, y)
+    values = regressor._known_targets(X, y)
     found = regressor.predict_distribution(X)
     by_name = found if isinstance(found, dict) else {next(iter(regressor.targets_)): found}
     judged = {

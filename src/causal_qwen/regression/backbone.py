@@ -11,10 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.conversion.checkpoint_io import local_directory
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.paths import EMBEDDED, HUB_NAME
+from causal_qwen.paths import EMBEDDED
 from causal_qwen.terminal import status
 
 Pair = tuple[Any, Any]  # processor and model
@@ -91,16 +90,13 @@ def loaded_record(record: Record, directory: Path, model: Source = None) -> Reco
     if model is not None:
         return {**record, **record_of(model)}
     name, path, relative = str(record["name"]), record.get("path"), record.get("relative")
-    if name == EMBEDDED or ("path" in record and path is None):
-        return {**record, "path": None}
-    places = [path, relative and os.path.join(directory, relative), name]
-    for place in places:
-        if place and os.path.isdir(place):
+    if path is None:
+        return record
+    for place in (path, os.path.join(directory, str(relative)), name):
+        if os.path.isdir(place):
             return {**record, "path": os.path.abspath(place)}
-    if path is None and HUB_NAME.fullmatch(name):  # of 0.3.0, which did not record what it was
-        return {**record, "path": str(local_directory(name, {"local_files_only": True}))}
     raise FileNotFoundError(
-        f"The backbone {name} of {directory} is not at {path or os.path.abspath(name)}; pass "
+        f"The backbone {name} of {directory} is not at {path}; pass "
         "model= with the directory to which it has moved."
     )
 

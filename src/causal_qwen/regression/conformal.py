@@ -42,10 +42,6 @@ class Conformal:
     scores: NDArray[np.float64]
     weights: NDArray[np.float64]
 
-    def __setstate__(self, state: dict[str, NDArray[np.float64]]) -> None:
-        """Pickles of version 0.3 have no weights."""
-        self.__dict__.update({"weights": np.ones(len(state["scores"])), **state})
-
     @classmethod
     def fit(cls, y_dist: Cauchy, y: ArrayLike, weights: ArrayLike | None = None) -> Conformal:
         """From predictions for calibration rows and their values, both in the head's space."""

@@ -3,7 +3,8 @@
     report = fit_csv("diamonds.csv", ["price"], "priced")
     predict_csv("priced", "more.csv", level=0.9).to_csv("priced.csv")
 
-Used by `causal-qwen fit` and `causal-qwen predict`.
+Used by `causal-qwen fit`, `audit`, `predict`, `what-if` and `report`. The options `separator`,
+`encoding` and `decimal` are a text file's, if they cannot be found.
 """
 
 from __future__ import annotations
@@ -12,37 +13,28 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.model_selection import TimeSeriesSplit
 
 from causal_qwen.outputs import check_not_inside, check_output_directory
 from causal_qwen.regression.conformal import rows_needed
+from causal_qwen.regression.fitted import LEVEL
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.report import write_regressor_report
 from causal_qwen.regression.sentences import template_columns, text_names
 from causal_qwen.regression.whatif import NumberCounterfactual
-from causal_qwen.tables.csv_table import open_output
-from causal_qwen.tables.files import (
-    Table,
-    csv_lines,
-    predicted_frame,
-    read_blocks,
-    read_table,
-    records,
-    table_kind,
-    text_encoding,
-    write_typed,
-)
+from causal_qwen.tables.files import PredictedTable, Table, read_blocks, read_table
 from causal_qwen.tables.frames import id_like, to_numbers
 from causal_qwen.tables.rows import name_rows, require_columns
 from causal_qwen.tables.targets import check_target_names
 from causal_qwen.terminal import counted
 
-LEVEL = 0.9
+File = str | os.PathLike[str]
+
 SUFFIXES = ("predicted", "low", "high")  # of the predicted columns' names
 NUMBERS = "write numbers as 1870.5, without units"
 BEYOND = "beyond_training"  # a column of notes on rows outside of the training range
@@ -50,10 +42,13 @@ HELD_OUT = 0.2  # share of rows, where a regressor is not calibrated by cross-va
 TRUE, FALSE = ("true", "yes", "y", "1", "1.0"), ("false", "no", "n", "0", "0.0", "")
 
 
+# ---------------------------------------------------------------- fit and audit
+
+
 def fit_csv(
-    data: str | os.PathLike[str],
+    data: File,
     targets: Sequence[str],
-    output: str | os.PathLike[str],
+    output: File,
     *,
     columns: Sequence[str] = (),
     weight: str | None = None,
@@ -63,9 +58,6 @@ def fit_csv(
     calibration: float | None = None,
     overwrite: bool = False,
     seed: int = 0,
-    separator: str | None = None,
-    encoding: str | None = None,
-    decimal: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Fit, calibrate and save a regressor; returns row counts, metrics and notes.
@@ -77,8 +69,7 @@ def fit_csv(
     names a column of row weights, `group` one whose rows stay on one side of every split, `time`
     one by which rows are ordered, so that later rows test earlier ones, `trusted` one that marks
     rows whose labels are right, the only ones that calibrate. None of them is learned from unless
-    it is in `columns`. `settings` are those of `CausalTextRegressor`; `separator`, `encoding` and
-    `decimal` are a text file's, if they cannot be found.
+    it is in `columns`. `settings` are those of `CausalTextRegressor` and of the file.
     """
     if calibration is not None and not 0 <= calibration < 1:
         raise ValueError(f"calibration={calibration} must be a share of rows, 0 to below 1.")
@@ -87,12 +78,10 @@ def fit_csv(
     model = settings.get("model")
     check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
-    regressor = CausalTextRegressor(
-        random_state=seed, columns=list(columns) or None, cv=_splitter(group, time), **settings
-    )
+    dialect, regressor = _regressor(settings, columns, group, time, seed)
     roles = [one for one in (weight, group, time, trusted) if one is not None]
     with _collected(notes):
-        table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
+        table = read_table(data, **dialect)
         frame = _typed_rows(table, targets, columns, weight, roles)
         used = _used_columns(frame, targets, columns, roles, settings)
         if calibration is None:
@@ -101,12 +90,7 @@ def fit_csv(
         order = np.random.default_rng(seed).permutation(len(frame))
         training, held_out = _split(frame, order, group, time, count)
         names = targets[0] if len(targets) == 1 else list(targets)
-        regressor.fit(
-            training[used],
-            names,
-            sample_weight=training[weight] if weight else None,
-            groups=training[group].astype(str).to_numpy() if group else None,
-        )
+        _fit(regressor, training, used, names, group, training[weight] if weight else None)
         trust = None if trusted is None else _truth(held_out if count else training, trusted)
         if count:
             metrics = _measure(regressor, held_out[used], targets)
@@ -122,62 +106,76 @@ def fit_csv(
                 "more rows or a larger --calibration.",
                 stacklevel=2,
             )
-    regressor.set_params(cv=None)  # it has split the rows, and JSON has no splitters
     regressor.save(output, overwrite=overwrite)
     counts = {"rows": len(training), "calibration_rows": len(held_out)}
     return {**counts, "targets": metrics, **_findings(regressor), "notes": notes}
 
 
 def audit_csv(
-    data: str | os.PathLike[str],
+    data: File,
     targets: Sequence[str],
     *,
     columns: Sequence[str] = (),
     group: str | None = None,
     time: str | None = None,
     seed: int = 0,
-    separator: str | None = None,
-    encoding: str | None = None,
-    decimal: str | None = None,
     **settings: Any,
 ) -> tuple[Any, list[str]]:
     """The rows of a file by the credibility of their labels (`audit`), and notes. `group` and
     `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
     check_target_names(targets)
     notes: list[str] = []
-    regressor = CausalTextRegressor(
-        random_state=seed, columns=list(columns) or None, cv=_splitter(group, time), **settings
-    )
+    dialect, regressor = _regressor(settings, columns, group, time, seed)
     if regressor.reads_sentences():
         raise ValueError("an audit cross-validates; give another --source beside the model.")
     roles = [one for one in (group, time) if one is not None]
     with _collected(notes):
-        table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
-        frame = _typed_rows(table, targets, columns, None, roles)
+        frame = _typed_rows(read_table(data, **dialect), targets, columns, None, roles)
         used = _used_columns(frame, targets, columns, roles, settings)
         frame, _ = _split(frame, np.arange(len(frame)), group, time)
-        regressor.fit(
-            frame[used],
-            targets[0] if len(targets) == 1 else list(targets),
-            groups=frame[group].astype(str).to_numpy() if group else None,
-        )
+        _fit(regressor, frame, used, targets[0] if len(targets) == 1 else list(targets), group)
     return regressor.suspicious(), notes
 
 
-def _splitter(group: str | None, time: str | None) -> Any:
-    """Of rows in the order of `time`; None splits by groups, or at random."""
+def _regressor(
+    settings: dict[str, Any],
+    columns: Sequence[str],
+    group: str | None,
+    time: str | None,
+    seed: int,
+) -> tuple[dict[str, str | None], CausalTextRegressor]:
+    """The options of the file, which are taken out of `settings`, and an unfitted regressor. `time`
+    splits rows in its order; None splits them by groups, or at random."""
     if group is not None and time is not None:
         raise ValueError("group and time both decide the splits; give one of them.")
-    if time is None:
-        return None
-    from sklearn.model_selection import TimeSeriesSplit
+    dialect = {name: settings.pop(name, None) for name in ("separator", "encoding", "decimal")}
+    splitter = None if time is None else TimeSeriesSplit()
+    options: dict[str, Any] = {
+        "columns": list(columns) or None,
+        "cv": splitter,
+        "random_state": seed,
+    }
+    return dialect, CausalTextRegressor(**options, **settings)
 
-    return TimeSeriesSplit()
+
+def _fit(
+    regressor: CausalTextRegressor,
+    frame: Any,
+    used: list[str],
+    targets: str | list[str],
+    group: str | None,
+    weights: Any = None,
+) -> None:
+    groups = frame[group].astype(str).to_numpy() if group else None
+    regressor.fit(frame[used], targets, sample_weight=weights, groups=groups)
+
+
+# ---------------------------------------------------------------- questions to a saved regressor
 
 
 def what_if_csv(
-    model: str | os.PathLike[str],
-    data: str | os.PathLike[str],
+    model: File,
+    data: File,
     row: int,
     changes: Mapping[str, Any],
     *,
@@ -185,45 +183,40 @@ def what_if_csv(
     target: str | None = None,
     cache: bool | None = None,
     device: str = "auto",
-    separator: str | None = None,
-    encoding: str | None = None,
-    decimal: str | None = None,
-    **options: Any,
+    level: float = LEVEL,
+    semantics: str = "disco",
+    **dialect: str | None,
 ) -> NumberCounterfactual:
     """A counterfactual of one row of a file, counted from 1; `observed` is its own target if it
-    has one. `options` are those of `CausalTextRegressor.counterfactual`."""
-    table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
+    has one."""
+    table = read_table(data, **dialect)
     if not 1 <= row <= len(table):
         raise ValueError(f"row {row} is not in {data}, which has rows 1 to {len(table)}.")
-    regressor = CausalTextRegressor.load(model, device=device)
-    if cache is not None:
-        regressor.set_params(cache=cache)
+    regressor = _loaded(model, cache, device)
     name = regressor.target_name(target)
     if observed is None:
         if name not in table.columns:
             raise ValueError(f"{data} has no column {name!r}; give the number seen, --observed.")
         observed = float(table.numbers(name)[row - 1])
-    frame = table.frame()
-    given: Any = frame.iloc[[row - 1]]
     if regressor.columns_ is None:
         raise ValueError(f"{model} was fitted on texts, not on a table; use Python.")
-    return regressor.counterfactual(given, observed, dict(changes), target=name, **options)
+    given = table.frame().iloc[[row - 1]]
+    options: dict[str, Any] = {"target": name, "level": level, "semantics": semantics}
+    return regressor.counterfactual(given, observed, dict(changes), **options)
 
 
 def report_csv(
-    model: str | os.PathLike[str],
-    data: str | os.PathLike[str] | None = None,
+    model: File,
+    data: File | None = None,
     targets: Sequence[str] = (),
     device: str = "auto",
     **dialect: str | None,
 ) -> Path:
     """Pictures of a saved regressor (`report`), in the directory MODEL-report; returns the page.
 
-    `data` has rows that `fit` has not seen; `targets` are its columns, in the order of `fit`;
-    `dialect` are the `separator`, `encoding` and `decimal` of a text file.
+    `data` has rows that `fit` has not seen; `targets` are its columns, in the order of `fit`.
     """
-    regressor = CausalTextRegressor.load(model, device=device)
-    regressor.set_params(verbose=False)
+    regressor = _loaded(model, None, device).set_params(verbose=False)
     place = Path(model).resolve()
     output = place.with_name(f"{place.name}-report")
     if data is None:
@@ -234,11 +227,7 @@ def report_csv(
     return write_regressor_report(regressor, output, place.name, frame, y)
 
 
-def predict_csv(
-    model: str | os.PathLike[str],
-    data: str | os.PathLike[str],
-    **options: Any,
-) -> Any:
+def predict_csv(model: File, data: File, **options: Any) -> Any:
     """The table with a median and an interval beside it for every target: a DataFrame.
 
     The options are those of `predict_table`. The cells of a CSV file are texts, exactly as the file
@@ -248,20 +237,18 @@ def predict_csv(
 
 
 def predict_table(
-    model: str | os.PathLike[str],
-    data: str | os.PathLike[str],
+    model: File,
+    data: File,
     *,
     level: float = LEVEL,
     calibrated: bool | None = None,
     cache: bool | None = None,
     device: str = "auto",
-    separator: str | None = None,
-    encoding: str | None = None,
-    decimal: str | None = None,
+    **dialect: str | None,
 ) -> PredictedTable:
     """A file and the columns predicted for it. `cache` replaces the regressor's own setting."""
-    table = read_table(data, separator=separator, encoding=encoding, decimal=decimal)
-    predictor = _Predictor(model, level, calibrated, cache, device)
+    table = read_table(data, **dialect)
+    predictor = _Predictor(_loaded(model, cache, device), level, calibrated)
     predicted = predictor(table)
     if not predictor.beyond:
         del predicted[BEYOND]
@@ -270,8 +257,8 @@ def predict_table(
 
 
 def predict_blocks(
-    model: str | os.PathLike[str],
-    data: str | os.PathLike[str],
+    model: File,
+    data: File,
     rows: int,
     *,
     level: float = LEVEL,
@@ -282,27 +269,24 @@ def predict_blocks(
 ) -> Iterator[PredictedTable]:
     """`predict_table`, so many rows at a time, at constant memory. Every block has the column
     `beyond_training`, because later rows are not known yet; a warning counts them at the end."""
-    predictor = _Predictor(model, level, calibrated, cache, device)
+    predictor = _Predictor(_loaded(model, cache, device), level, calibrated)
     for table in read_blocks(data, rows, **dialect):
         yield PredictedTable(table, predictor(table))
     predictor.warn_beyond()
+
+
+def _loaded(model: File, cache: bool | None, device: str) -> CausalTextRegressor:
+    regressor = CausalTextRegressor.load(model, device=device)
+    return regressor if cache is None else regressor.set_params(cache=cache)
 
 
 class _Predictor:
     """A loaded regressor -> the predicted columns of tables, and what it has seen in them."""
 
     def __init__(
-        self,
-        model: str | os.PathLike[str],
-        level: float,
-        calibrated: bool | None,
-        cache: bool | None,
-        device: str,
+        self, regressor: CausalTextRegressor, level: float, calibrated: bool | None
     ) -> None:
-        self.regressor = CausalTextRegressor.load(model, device=device)
-        if cache is not None:
-            self.regressor.set_params(cache=cache)
-        self.level, self.calibrated = level, calibrated
+        self.regressor, self.level, self.calibrated = regressor, level, calibrated
         self.rows = self.beyond = 0
         self.example = ""
 
@@ -333,48 +317,7 @@ class _Predictor:
             )
 
 
-@dataclass(frozen=True)
-class PredictedTable:
-    """A file and the columns predicted for it."""
-
-    table: Table
-    predicted: dict[str, NDArray[Any]]  # numbers; notes as texts
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def frame(self) -> Any:
-        """A DataFrame: the file's cells (of a CSV file, texts), the predicted ones as numbers."""
-        return predicted_frame(self.table, self.predicted)
-
-    def records(self) -> list[dict[str, Any]]:
-        """The rows of `frame` with JSON's values."""
-        return records(self.table, self.predicted)
-
-    def csv(self) -> Iterator[str]:
-        """The file's own lines, each followed by its predicted cells."""
-        return csv_lines(self.table, self.predicted)
-
-    def csv_bytes(self) -> Iterator[bytes]:
-        """`csv` in the encoding of the file: byte for byte the user's own columns."""
-        encoding = text_encoding(self.table)
-        return (line.encode(encoding) for line in self.csv())
-
-    def write(self, place: Path, name: str | os.PathLike[str]) -> None:
-        """Write to `place`, as the kind of file that the extension of `name` says."""
-        if table_kind(name) != "csv":
-            write_typed(self.table, self.predicted, place, name)
-            return
-        with open_output(place, name) as file:
-            file.writelines(self.csv_bytes())
-
-
-def read_csv(path: str | os.PathLike[str], **dialect: str | None) -> Any:
-    """A table with a header and at least one row: a DataFrame of typed values.
-
-    `separator`, `encoding` and `decimal` are those of a text file, if they cannot be found.
-    """
-    return read_table(path, **dialect).frame().reset_index(drop=True)
+# ---------------------------------------------------------------- rows
 
 
 @contextmanager

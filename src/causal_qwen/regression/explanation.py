@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.regression.inputs import as_table, frame_to_input, known_frame
 from causal_qwen.regression.sentences import UNKNOWN
 from causal_qwen.regression.sources import Schema
-from causal_qwen.tables.frames import to_numbers
+from causal_qwen.tables.frames import as_table, to_numbers
 from causal_qwen.tables.rows import TEXT
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Predict = Callable[[Any], tuple[Array, Array]]  # rows of a DataFrame -> medians, widths
 
-LEVEL = 0.9
 MOST_GROUPS = 12  # of the words of one text
 SHOWN = 6  # parts in a repr
 SHOWN_LETTERS = 30  # of a value
@@ -122,11 +120,11 @@ def explain_predictions(
             "explain needs a regressor of several sources, whose baseline is a typical "
             'training row; fit one without sources=["model"].'
         )
-    name, frame = regressor.target_name(target), known_frame(regressor, as_table(X))
+    name, frame = regressor.target_name(target), regressor._known_frame(as_table(X))
     place = list(regressor.targets_).index(name)
 
     def predict(rows: Any) -> tuple[Array, Array]:
-        given = frame_to_input(regressor, rows)
+        given = regressor._to_input(rows)
         medians, intervals, _ = regressor.predict_numbers(given)
         widths = np.diff(intervals[..., 0, :]).reshape(len(rows), -1)
         return medians.reshape(len(rows), -1)[:, place], widths[:, place]

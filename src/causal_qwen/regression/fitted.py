@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace
@@ -72,33 +71,6 @@ class Target:
     chain: Chain | None = None
     conformal: Conformal | None = None
     limits: Limits = NO_LIMITS
-    shifts_median: bool = True  # by calibration; False in files of format 1, which did not
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The chain and the calibration, as they are saved."""
-        found = {} if self.chain is None else dict(self.chain.state_dict())
-        if self.conformal is not None:
-            found["scores"] = torch.from_numpy(self.conformal.scores)
-            if self.shifts_median:
-                found["score_weights"] = torch.from_numpy(self.conformal.weights)
-        return found
-
-    @classmethod
-    def from_tensors(
-        cls, space: ValueSpace, tensors: dict[str, Tensor], limits: Limits = NO_LIMITS
-    ) -> Target:
-        target = cls(space, limits=limits)
-        scores, weights = tensors.get("scores"), tensors.get("score_weights")
-        if Chain.SIZES in tensors:
-            causal_size, hidden_size = tensors[Chain.SIZES].shape
-            target.chain = Chain(hidden_size, causal_size)
-            own = target.chain.state_dict()
-            target.chain.load_state_dict({name: tensors[name] for name in own})
-        if scores is not None:
-            given = np.ones(len(scores)) if weights is None else weights.numpy()
-            target.conformal = Conformal(scores.numpy(), given)
-            target.shifts_median = weights is not None
-        return target
 
 
 class TargetEvidence(NamedTuple):
@@ -110,6 +82,10 @@ class TargetEvidence(NamedTuple):
     credibility: Array  # the probability that the label is right
     peers: dict[str, Array]  # medians of single methods
     scales: Array  # predicted, in the head's space
+
+    def take(self, rows: NDArray[np.int64]) -> TargetEvidence:
+        arrays = {name: part[rows] for name, part in self._asdict().items() if name != "peers"}
+        return TargetEvidence(**arrays, peers={name: one[rows] for name, one in self.peers.items()})
 
     def errors(self) -> dict[str, float]:
         """The median absolute error of every method on unseen rows; ours is "together"."""
@@ -190,7 +166,7 @@ def value_at(y_dist: Cauchy, target: Target, scales: float) -> Array:
 
 def median_of(number: NumberPrediction, target: Target) -> Array:
     """The calibrated median, if there are rows enough to calibrate it."""
-    conformal = target.conformal if target.shifts_median else None
+    conformal = target.conformal
     if conformal is None or not conformal.reaches_level(LEVEL):
         return target.limits.clip(np.asarray(number.median))
     return target.limits.clip(value_at(number.y, target, conformal.quantile(0.5)))

@@ -272,8 +272,6 @@ def _residual_loss(residuals: Tensor, weights: Tensor) -> float:
 class Chain(nn.Module):
     """z -> U -> Y: the model's own abduction and action, of C coordinates."""
 
-    SIZES = "abduction.loc.weight"  # the parameter of shape (C, H)
-
     def __init__(self, hidden_size: int, causal_size: int) -> None:
         super().__init__()
         config = CausalQwen2Config(
@@ -286,12 +284,14 @@ class Chain(nn.Module):
         self.abduction, self.action = AbductionNetwork(config), ActionNetwork(config)
         self.requires_grad_(False).double()  # components are small differences of large features
 
-    @classmethod
-    def shapes(cls, causal_size: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """The names and shapes of its parameters; nothing is allocated."""
-        with torch.device("meta"):
-            parameters = cls(hidden_size, causal_size).state_dict()
-        return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    def __getstate__(self) -> dict[str, Any]:
+        """Arrays, which skops saves, too."""
+        return {name: parameter.numpy() for name, parameter in self.state_dict().items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        causal_size, hidden_size = state["abduction.loc.weight"].shape
+        self.__init__(hidden_size, causal_size)  # type: ignore[misc]
+        self.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
 
     def forward(self, z: Tensor) -> tuple[Cauchy, Cauchy]:
         """U' (N, C) and Y (N,)"""

@@ -20,12 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.tables.rows import LINE as LINE
-from causal_qwen.tables.rows import is_table as is_table
-from causal_qwen.tables.rows import name_rows as name_rows
-from causal_qwen.tables.rows import require_columns as require_columns
-from causal_qwen.tables.rows import row_index as row_index
-from causal_qwen.tables.targets import read_targets as read_targets
+from causal_qwen.tables.rows import name_rows, require_columns
 from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import render
 from causal_qwen.training.data import PLACE

@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.kernel_approximation import Nystroem
 from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.model_selection import GroupKFold, KFold, check_cv
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -37,9 +39,11 @@ from sklearn.preprocessing import (
 
 from causal_qwen.tables.frames import Kind, calendar, is_day_first, to_numbers
 from causal_qwen.tables.rows import name_rows
+from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import encode
 
 Array = NDArray[np.float64]
+Sources = str | Sequence[str]
 
 SOURCES = ("columns", "words", "kernel", "boosting", "model")
 LARGE = 4000  # rows; of more, the linear head takes the leading components of the words
@@ -54,6 +58,7 @@ MOST_INNER_NUMBERS, INNER_SHARE = 8, 0.2  # of a text column
 CALENDAR = ("year", "month", "weekday", "hour")  # of a date, beside its days since 1970
 INNER = re.compile(rf"(?:number ([0-9]+)|({'|'.join(CALENDAR)})) of (.*)", re.DOTALL)
 LARGEST = 1e150  # whose square is finite
+LEAST_ROWS = 2  # with a weight, of a training part
 NUMERIC: tuple[Kind, ...] = ("number", "flag", "date")
 
 
@@ -183,6 +188,18 @@ class TableFeatures:
         return notes, distance
 
 
+class Spline(SplineTransformer):
+    """Copies and files are without its B-splines, which follow from the knots."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: one for name, one in super().__getstate__().items() if name != "bsplines_"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "n_features_in_" in state:
+            self.fit(self.knots)
+
+
 def _columns(cells: Any, schema: Schema) -> Any:
     parts: list[tuple[str, Any, Any]] = []
     if schema.numbers:
@@ -194,9 +211,7 @@ def _columns(cells: Any, schema: Schema) -> Any:
         known = cells[name].dropna().to_numpy()
         knots = np.unique(np.quantile(known, np.linspace(0, 1, KNOTS)))
         if len(knots) > 2:
-            spline = SplineTransformer(
-                knots=knots[:, None], extrapolation="linear", include_bias=False
-            )
+            spline = Spline(knots=knots[:, None], extrapolation="linear", include_bias=False)
             filled = SimpleImputer(strategy="median")
             parts.append(
                 (f"spline {place}", make_pipeline(filled, spline, StandardScaler()), [name])
@@ -250,7 +265,7 @@ def _letter_counts() -> Any:
 
 def _leading(vectorizer: Any, texts: Any, count: int) -> Any:
     """The leading components of what a vectorizer finds in these texts."""
-    features = len(vectorizer.fit(texts).vocabulary_)
+    features = len(clone(vectorizer).fit(texts).vocabulary_)
     components = TruncatedSVD(min(count, features), random_state=0)
     return make_pipeline(vectorizer, components, FunctionTransformer(np.round, kw_args=ROUNDED))
 
@@ -264,3 +279,70 @@ def similarity(x: Any, seed: int = 0) -> Nystroem:
     gamma = 0.5 / float(np.median(apart)) if len(apart) else 1.0
     known = sparse.csr_matrix(x) if sparse.issparse(x) else x  # which skops saves, no csr_array
     return Nystroem(gamma=gamma, n_components=len(rows), random_state=seed).fit(known)
+
+
+# ---------------------------------------------------------------- choice
+
+
+def source_names(sources: Sources) -> list[str]:
+    return [sources] if isinstance(sources, str) else list(dict.fromkeys(sources))
+
+
+def without_ids(kinds: dict[str, Kind], is_asked_for: bool) -> dict[str, Kind]:
+    """Columns that only name rows are left out, with a warning, unless there are no others or
+    they were asked for: then they are categories."""
+    ids = [name for name, kind in kinds.items() if kind == "id"]
+    if not ids:
+        return kinds
+    if len(ids) == len(kinds) or is_asked_for:
+        return {**kinds, **dict.fromkeys(ids, "category")}
+    names = ", ".join(map(repr, ids))
+    warnings.warn(f"left out, because they only name rows: {names}.", stacklevel=4)
+    return kinds
+
+
+def choose_sources(sources: Sources, schema: Schema) -> list[str]:
+    """Those that the table has, in the order of SOURCES. The language model can always be asked
+    for; `auto` takes it only for texts."""
+    has = {
+        "columns": bool(schema.numbers or schema.categories),
+        "words": bool(schema.texts),
+        "kernel": True,
+        "boosting": True,
+        "model": bool(schema.texts),
+    }
+    if sources == "auto":
+        return [name for name in SOURCES if has[name]]
+    chosen = source_names(sources)
+    if not any(has[name] or name == "model" for name in chosen):
+        raise ValueError(
+            f"sources={sources!r}: the table has no {' or '.join(chosen)}; add another."
+        )
+    found = [name for name in SOURCES if name in chosen and (has[name] or name == "model")]
+    if "kernel" in found and not {"columns", "words"} & {*found}:
+        raise ValueError(
+            f"sources={sources!r}: 'kernel' compares rows by columns and words; add one of them."
+        )
+    return found
+
+
+def split_rows(
+    rows: int, groups: Any, cv: Any, folds: int, seed: int, weights: Any = None
+) -> list[tuple[Any, Any]]:
+    """(training, test) rows: by `cv`, else by groups, else at random. All training parts need rows
+    whose weight is above 0."""
+    if cv is not None:
+        splitter = check_cv(cv)
+    elif groups is not None:
+        splitter = GroupKFold(min(folds, len(np.unique(groups))))
+    else:
+        splitter = KFold(min(folds, rows), shuffle=True, random_state=seed)
+    splits = list(splitter.split(np.zeros(rows), None, groups))
+    has_weight = np.ones(rows, bool) if weights is None else weights > 0
+    least = min(has_weight[training].sum() for training, _ in splits)
+    if not has_weight.all() and least < LEAST_ROWS:
+        raise ValueError(
+            f"{counted(int(has_weight.sum()), 'row has', 'rows have')} a weight above 0, too few "
+            f"to split {rows} rows for cross-validation; give more rows a weight."
+        )
+    return splits

@@ -37,10 +37,8 @@ import torch
 from scipy import optimize
 
 from causal_qwen.modeling.value_space import ValueSpace
-from causal_qwen.options import check_choice
+from causal_qwen.options import SEMANTICS, check_choice
 from causal_qwen.regression.fitted import median_of
-from causal_qwen.regression.inputs import frame_to_input
-from causal_qwen.regression.reading import read_frame
 from causal_qwen.regression.source_model import SourceModel
 from causal_qwen.tables.cells import is_missing
 from causal_qwen.tables.frames import require_pandas, to_frame, to_numbers
@@ -50,7 +48,6 @@ from causal_qwen.text.numerals import render
 if TYPE_CHECKING:
     from causal_qwen.regression.regressor import CausalTextRegressor
 
-SEMANTICS = ("individual", "pearl")
 NEAR = 1e-5  # of the scale: poles that are closer cancel
 WIDEST = 1e12  # of a bracket, in scales
 SHOWN_VALUES = 8
@@ -175,14 +172,14 @@ def number_counterfactual(
         level=level,
         semantics=semantics,
         changes=changed(frame, other, edits),
-        beyond=regressor.beyond_training(frame_to_input(regressor, other))[0],
+        beyond=regressor.beyond_training(regressor._to_input(other))[0],
         **found,
     )
 
 
 def _world(regressor: CausalTextRegressor, frame: Any, name: str) -> World:
     """The law of one row, its scale divided into the individual's share and chance."""
-    X = frame_to_input(regressor, frame)
+    X = regressor._to_input(frame)
     found = regressor.predict_distribution(X)
     number = found[name] if isinstance(found, dict) else found
     target, source = regressor.targets_[name], regressor.source_
@@ -191,7 +188,7 @@ def _world(regressor: CausalTextRegressor, frame: Any, name: str) -> World:
     scale = float(number.y.scale[0])
     of_chain = scale  # before it is clamped or widened
     if source is not None:
-        z = read_frame(regressor, frame, source.poolings) if source.poolings else None
+        z = regressor._read_frame(frame, source.poolings) if source.poolings else None
         of_chain = float(source.predict(frame, z)[name][1].scale[0])
     exogenous = scale * min(noise / of_chain, 1 - 1e-9)
     median = float(median_of(number, target)[0])

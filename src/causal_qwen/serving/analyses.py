@@ -1,57 +1,36 @@
-"""Analyses: counterfactuals and numbers, for which a request calls the model directly. Torch only.
+"""Analyses: requests that call the model directly, beside the batch. Torch only.
 
-counterfactual   one edit -> the same individual's two texts, and where they part
-numbers          texts or rows -> medians, intervals and quantiles, from a fitted regressor or
-                 the number head of a model that was trained on values
+counterfactual         one edit -> the same individual's two texts, and where they part
+numbers                texts or rows -> medians, intervals and quantiles, from a fitted regressor or
+                       the number head of a model that was trained on values
+number_counterfactual  a text or row, its observed number and an edit -> the number after the edit
+tokens                 a text -> its tokens; how one of them was chosen
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from causal_qwen.options import SEMANTICS, check_choice
-from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.requests import (
-    Field,
+from causal_qwen.serving.requests import TextRequest
+from causal_qwen.serving.schemas import (
+    CounterfactualBody,
+    Edit,
+    NumberCounterfactualBody,
+    NumbersBody,
     RequestError,
-    TextRequest,
-    check_fields,
-    fields_of,
+    TokensBody,
 )
 from causal_qwen.serving.service import Service
 from causal_qwen.terminal import finite
 from causal_qwen.text.edits import replace_number, replace_word
 
-EDITS = {
-    "prompt": Field((str,), "Another prompt."),
-    "messages": Field((list,), "Another conversation."),
-    "word": Field((str,), "A word of the prompt, or of the last message, that `by` replaces."),
-    "number": Field((int,), "The number of the prompt, from 0, that gets the value `by`."),
-    "token": Field((int,), "The token of the factual text, from 0, that becomes `by`."),
-    "by": Field((str, int, float), "What replaces a word, a number or a token."),
-}
-COUNTERFACTUAL_FIELDS = {
-    **fields_of("chat"),
-    **fields_of("completion"),
-    "edit": Field((dict,), f"One of {', '.join(EDITS)}; the last three with `by`."),
-    "semantics": Field((str,), "pearl (all noise is kept) or disco (chance is drawn anew)."),
-}
-NUMBER_FIELDS = {
-    "model": Field((str,), "The id of the served model."),
-    "input": Field((str, list, dict), "A text or a row (an object), or a list of them."),
-    "regressor": Field((str,), "The name of a regressor; the only one if left out."),
-    "target": Field((str,), "The target of a regressor with several."),
-    "levels": Field((list,), "Levels of the intervals; [0.9] by default."),
-    "quantiles": Field((list,), "Probabilities of quantiles, such as [0.1, 0.5]."),
-}
-MAX_INPUTS = 256
 MISTAKES = (ValueError, KeyError, TypeError, ArithmeticError)  # of what a request asks for
-MAX_LEVELS = 20
 LEVEL = 0.9  # of an interval where none is named
 
 
-def _torch_backend(service: Service) -> Any:
+def _torch_engine(service: Service) -> Any:
     if service.backend.kind != "torch":
         raise RequestError("This server runs without torch; it answers texts only.", None, 501)
     return service.backend
@@ -60,31 +39,13 @@ def _torch_backend(service: Service) -> Any:
 # ---------------------------------------------------------------- counterfactuals
 
 
-def parse_counterfactual(body: Any, limits: Limits) -> tuple[TextRequest, dict[str, Any], str]:
-    """-> the factual text's request, the edit, the semantics"""
-    given = check_fields(body, COUNTERFACTUAL_FIELDS)
-    edit = check_fields(given.pop("edit", {}), EDITS, {})
-    kinds = set(edit) - {"by"}
-    if len(kinds) != 1 or ("by" in edit) != (kinds <= {"word", "number", "token"}):
-        raise RequestError(
-            "edit needs one of prompt and messages, or one of word, number and token beside by.",
-            "edit",
-        )
-    try:
-        semantics = check_choice("semantics", given.pop("semantics", "pearl"), SEMANTICS)
-    except ValueError as error:
-        raise RequestError(str(error), "semantics") from None
-    kind = "chat" if "messages" in given else "completion"
-    request = TextRequest.parse({"causal_mode": "causal", **given}, kind, limits)
+def counterfactual(service: Service, body: CounterfactualBody) -> Callable[[], dict[str, Any]]:
+    """Check a request. -> the work"""
+    backend = _torch_engine(service)
+    request = TextRequest.of(body, service.limits)
+    request.settings.setdefault("causal_mode", "causal")
     if request.n != 1 or request.stream or request.stop or len(request.prompts) != 1:
         raise RequestError("A counterfactual is of one prompt, without n, stop and stream.")
-    return request, edit, semantics
-
-
-def counterfactual(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
-    """Check a request. -> the work"""
-    backend = _torch_backend(service)
-    request, edit, semantics = parse_counterfactual(body, service.limits)
     service.check_model(request.model)
     call = request.resolve(backend.resolve, backend.default_mode, service.individuals.find)
     if not call.settings.is_noisy:
@@ -97,7 +58,7 @@ def counterfactual(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
 
     def work() -> dict[str, Any]:
         from causal_qwen.analysis import counterfactual as analysis
-        from causal_qwen.generation.streaming import chat_inputs
+        from causal_qwen.engines.torch import chat_inputs
 
         room = [request.max_tokens]  # for new tokens, in both worlds
 
@@ -109,13 +70,13 @@ def counterfactual(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
         prompt = request.prompts[0]
         options = {name: value for name, value in call.options.items() if value is not None}
         try:
-            text, change = read(prompt), _edit(analysis, edit, prompt, read, backend.processor)
+            text, change = read(prompt), _edit(analysis, body.edit, prompt, read, backend.processor)
             found = analysis.counterfactual(
                 backend.model,
                 text,
                 options.pop("individual"),
                 change,
-                semantics=semantics,
+                semantics=body.semantics,
                 exogenous=options.pop("exogenous", None),
                 mode=options.pop("causal_mode"),
                 processor=backend.processor,
@@ -134,31 +95,28 @@ def counterfactual(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
 
 
 def _edit(
-    analysis: Any, edit: dict[str, Any], prompt: Any, read: Callable[[Any], Any], processor: Any
+    analysis: Any, edit: Edit, prompt: Any, read: Callable[[Any], Any], processor: Any
 ) -> Any:
     """The edit of a request as one of the analysis's."""
-    if "token" in edit:
-        by = edit["by"]
-        return analysis.ChangedToken(edit["token"], by if isinstance(by, int) else str(by))
-    if "prompt" in edit or "messages" in edit:
-        other = edit.get("prompt") or edit.get("messages")
-        if isinstance(other, str) == isinstance(prompt, list):
+    by = edit.by
+    if edit.token is not None:
+        return analysis.ChangedToken(edit.token, by if isinstance(by, int) else str(by))
+    if edit.prompt is not None or edit.messages is not None:
+        if (edit.messages is None) == isinstance(prompt, list):
             raise RequestError("edit must be of the factual text's kind, a prompt or messages.")
-        kind = "completion" if isinstance(other, str) else "chat"
-        field = {"completion": "prompt", "chat": "messages"}[kind]
-        (other,) = TextRequest.parse({field: other}, kind, Limits()).prompts
-        return analysis.ChangedPrompt(read(other))
+        return analysis.ChangedPrompt(
+            read(edit.prompt or [message.plain() for message in edit.messages or ()])
+        )
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    if "number" in edit:
-        if isinstance(edit["by"], str):
-            raise RequestError("by must be a number where a number is edited.", "edit")
+    if edit.number is not None:
+        value = float(by)  # type: ignore[arg-type]
         if processor.encode_numbers == "value":
-            return analysis.ChangedNumber(edit["number"], float(edit["by"]))
-        changed: str | None = replace_number(text, edit["number"], float(edit["by"]))
+            return analysis.ChangedNumber(edit.number, value)
+        changed: str | None = replace_number(text, edit.number, value)
     else:
-        changed = replace_word(text, edit["word"], str(edit["by"]))
+        changed = replace_word(text, str(edit.word), str(by))
     if changed is None:
-        raise RequestError(f"{edit['word'][:100]!r} is not a word of the prompt.", "edit")
+        raise RequestError(f"{str(edit.word)[:100]!r} is not a word of the prompt.", "edit")
     if isinstance(prompt, str):
         return analysis.ChangedPrompt(read(changed))
     return analysis.ChangedPrompt(read([*prompt[:-1], {**prompt[-1], "content": changed}]))
@@ -167,25 +125,14 @@ def _edit(
 # ---------------------------------------------------------------- numbers
 
 
-def numbers(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
+def numbers(service: Service, body: NumbersBody) -> Callable[[], dict[str, Any]]:
     """Check a request. -> the work"""
-    backend = _torch_backend(service)
-    given = check_fields(body, NUMBER_FIELDS, {})
-    service.check_model(given.get("model"))
-    inputs = given.get("input", [])
-    inputs = inputs if isinstance(inputs, list) else [inputs]
-    is_text = all(isinstance(one, str) and one.strip() for one in inputs)
-    is_row = all(isinstance(one, dict) and one for one in inputs)
-    if not 0 < len(inputs) <= MAX_INPUTS or not (is_text or is_row):
-        raise RequestError(f"input must be 1 to {MAX_INPUTS} texts, or so many rows.", "input")
-    levels = _shares("levels", given["levels"]) if "levels" in given else None
-    quantiles = _shares("quantiles", given.get("quantiles", []))
-    name = given.get("regressor")
-    if name is None and len(service.regressors) == 1:
-        (name,) = service.regressors
-    if name is not None and name not in service.regressors:
-        known = ", ".join(service.regressors) or "none (start it with --regressor)"
-        raise RequestError(f"There is no regressor {name!r}; this server has {known}.", None, 404)
+    backend = _torch_engine(service)
+    service.check_model(body.model)
+    inputs: list[Any] = body.input if isinstance(body.input, list) else [body.input]
+    is_row = isinstance(inputs[0], dict)
+    quantiles = body.quantiles or []
+    name = _regressor_name(service, body.regressor)
     if name is None and (is_row or backend.model.config.encode_numbers != "value"):
         raise RequestError(
             "The number head of this model is not trained; start the server with --regressor "
@@ -196,10 +143,10 @@ def numbers(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
     def work() -> dict[str, Any]:
         try:
             if name is None:
-                found = _of_model(backend, inputs, levels or [LEVEL], quantiles)
+                found = _of_model(backend, inputs, body.levels or [LEVEL], quantiles)
             else:
-                regressor = _open_regressor(service, name)
-                found = _of_regressor(regressor, inputs, given.get("target"), levels, quantiles)
+                regressor = open_regressor(service, name)
+                found = _of_regressor(regressor, inputs, body.target, body.levels, quantiles)
         except MISTAKES as error:
             raise RequestError(str(error)) from None
         data = [{"index": index, **finite(one)} for index, one in enumerate(found)]
@@ -208,11 +155,79 @@ def numbers(service: Service, body: Any) -> Callable[[], dict[str, Any]]:
     return work
 
 
-def _shares(name: str, values: list[Any]) -> list[float]:
-    is_share = all(isinstance(one, float | int) and 0 < one < 1 for one in values)
-    if not is_share or len(values) > MAX_LEVELS:
-        raise RequestError(f"{name} must be up to {MAX_LEVELS} numbers between 0 and 1.", name)
-    return [float(one) for one in values]
+def _regressor_name(service: Service, name: str | None) -> str | None:
+    """The only one where none is named; None if there is none."""
+    if name is None and len(service.regressors) == 1:
+        (name,) = service.regressors
+    if name is not None and name not in service.regressors:
+        known = ", ".join(service.regressors) or "none (start it with --regressor)"
+        raise RequestError(f"There is no regressor {name!r}; this server has {known}.", None, 404)
+    return name
+
+
+def number_counterfactual(
+    service: Service, body: NumberCounterfactualBody
+) -> Callable[[], dict[str, Any]]:
+    """Check a request. -> the work"""
+    _torch_engine(service)
+    service.check_model(body.model)
+    before: Any = body.input
+    after: Any = body.edited
+    if isinstance(before, str) != isinstance(after, str) or before == after:
+        raise RequestError("edited must be another text, or another row, as input is.", "edited")
+    name = _regressor_name(service, body.regressor)
+    if name is None:
+        raise RequestError("The model's own head keeps no individual; name a regressor.")
+
+    def work() -> dict[str, Any]:
+        from causal_qwen.tables.rows import TEXT
+
+        try:
+            regressor = open_regressor(service, name)
+            target = regressor.target_name(body.target)
+            row, changes = before, {TEXT: after}
+            if isinstance(before, str):
+                regressor = regressor if regressor.columns_ is None else regressor.of_sentences()
+            else:
+                row = dict.fromkeys(regressor.columns_ or ()) | before
+                changes = {one: cell for one, cell in after.items() if cell != row.get(one)}
+            found = regressor.counterfactual(row, body.observed, changes, target=target)
+        except MISTAKES as error:
+            raise RequestError(str(error)) from None
+        shown = {one: getattr(found, one) for one in ("factual", "median", "low", "high", "level")}
+        return {"object": "number.counterfactual", "regressor": name, **finite(shown)}
+
+    return work
+
+
+# ---------------------------------------------------------------- tokens
+
+_TYPICAL: WeakKeyDictionary[Service, Any] = WeakKeyDictionary()  # U in ordinary text, measured once
+
+
+def tokens(service: Service, body: TokensBody) -> Callable[[], dict[str, Any]]:
+    """Check a request. -> the work"""
+    backend = _torch_engine(service)
+    service.check_model(body.model)
+    text = body.input
+    service.encode(text, is_chat=False)  # within the limits
+
+    def work() -> dict[str, Any]:
+        from causal_qwen.analysis import token_view
+
+        opened = backend.model, backend.processor
+        found = {"object": "tokens", "tokens": token_view.split_tokens(*opened, text)}
+        if body.index is not None:
+            if service not in _TYPICAL:
+                _TYPICAL[service] = token_view.measure_typical(*opened)
+            try:
+                view = token_view.explain_token(*opened, text, body.index, _TYPICAL[service])
+            except MISTAKES as error:
+                raise RequestError(str(error), "index") from None
+            found["view"] = finite(view.to_dict())
+        return found
+
+    return work
 
 
 def _record(median: Any, lows: Any, highs: Any, levels: Any, curve: Any, quantiles: Any) -> Any:
@@ -297,7 +312,7 @@ def _check_reach(conformal: Any, levels: list[float], quantiles: list[float]) ->
         )
 
 
-def _open_regressor(service: Service, name: str) -> Any:
+def open_regressor(service: Service, name: str) -> Any:
     """A fitted regressor, loaded at its first use; on the served model if it was fitted on it."""
     from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
 

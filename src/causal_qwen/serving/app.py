@@ -12,14 +12,15 @@ Errors are answered in OpenAI's form, with one sentence. A client that disconnec
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import html
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -29,9 +30,20 @@ from causal_qwen._version import __version__
 from causal_qwen.serving import analyses
 from causal_qwen.serving import individuals as saved
 from causal_qwen.serving.batching import Closed, QueueFull
-from causal_qwen.serving.individuals import DRAW_FIELDS
 from causal_qwen.serving.replies import error_body
-from causal_qwen.serving.requests import Field, RequestError, TextRequest, fields_of
+from causal_qwen.serving.requests import TextRequest
+from causal_qwen.serving.schemas import (
+    ChatBody,
+    CompletionBody,
+    CounterfactualBody,
+    DrawBody,
+    NumberCounterfactualBody,
+    NumbersBody,
+    RequestError,
+    TextBody,
+    TokensBody,
+    sentence,
+)
 from causal_qwen.serving.security import BoundNames, Guard, Login, Refusal
 from causal_qwen.serving.service import Run, Service
 
@@ -76,7 +88,7 @@ def routes(service: Service) -> FastAPI:
 
 
 class Counted:
-    """Middleware: counts requests by route and status."""
+    """Middleware: counts requests by route and status; bodies are JSON, whatever they say."""
 
     def __init__(self, app: FastAPI, service: Service) -> None:
         self.app, self.service = app, service
@@ -89,6 +101,8 @@ class Counted:
                 self.service.metrics.add("requests_total", route=route, status=status)
             await send(message)
 
+        if scope["type"] == "http":
+            MutableHeaders(scope=scope)["content-type"] = "application/json"
         await self.app(scope, receive, count)
 
 
@@ -104,6 +118,8 @@ def _refusal(refusal: Refusal) -> Response:
 
 def as_response(error: Exception) -> JSONResponse:
     """The answer to a request that fails."""
+    if isinstance(error, RequestValidationError):
+        error = sentence(error.errors())
     if isinstance(error, RequestError):
         return JSONResponse(error_body(str(error), error.status, error.param), error.status)
     if isinstance(error, QueueFull):
@@ -121,34 +137,25 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return as_response(error)
 
-    for kind in (RequestError, QueueFull, Closed, HTTPException, ValueError, OSError, Exception):
+    for kind in (
+        RequestValidationError,
+        RequestError,
+        QueueFull,
+        Closed,
+        HTTPException,
+        ValueError,
+        OSError,
+        Exception,
+    ):
         app.add_exception_handler(kind, answer)
-
-
-async def _body(request: Request) -> Any:
-    try:
-        return await request.json()
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not JSON ({error}).") from None
-
-
-def _documented(fields: Mapping[str, Field], required: Sequence[str] = ()) -> dict[str, Any]:
-    """OpenAPI's description of a body."""
-    schema = {
-        "type": "object",
-        "properties": {name: field.schema for name, field in fields.items()},
-        "required": list(required),
-        "additionalProperties": False,
-    }
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
 # ---------------------------------------------------------------- texts
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
-    async def answer(request: Request, kind: str) -> Response:
-        asked = TextRequest.parse(await _body(request), kind, service.limits)
+    async def answer(request: Request, body: TextBody) -> Response:
+        asked = TextRequest.of(body, service.limits)
         run = await service.start(asked)
         watcher = asyncio.create_task(_cancel_when_gone(request, run))
         if asked.stream:
@@ -161,15 +168,15 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             watcher.cancel()
             run.cancel()
 
-    @app.post("/v1/chat/completions", openapi_extra=_documented(fields_of("chat"), ["messages"]))
-    async def chat_completions(request: Request) -> Response:
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request, body: ChatBody) -> Response:
         """The next message of a conversation."""
-        return await answer(request, "chat")
+        return await answer(request, body)
 
-    @app.post("/v1/completions", openapi_extra=_documented(fields_of("completion"), ["prompt"]))
-    async def completions(request: Request) -> Response:
+    @app.post("/v1/completions")
+    async def completions(request: Request, body: CompletionBody) -> Response:
         """The continuation of a text."""
-        return await answer(request, "completion")
+        return await answer(request, body)
 
 
 async def _cancel_when_gone(request: Request, run: Run) -> None:
@@ -228,13 +235,11 @@ def _add_individuals(app: FastAPI, service: Service) -> None:
         data = [{"object": "individual", "name": name} for name in store.names()]
         return {"object": "list", "data": data}
 
-    @app.post("/v1/individuals", status_code=201, openapi_extra=_documented(DRAW_FIELDS))
-    async def draw_individual(request: Request) -> Any:
+    @app.post("/v1/individuals", status_code=201)
+    def draw_individual(body: DrawBody) -> Any:
         """Draw an individual; with a name, save it."""
-        drawn, name = saved.draw(await _body(request), service.backend)
-        if name is not None:
-            drawn = await asyncio.to_thread(store.save, drawn, name)
-        return saved.describe(drawn)
+        drawn = saved.draw(body, service.backend)
+        return saved.describe(drawn if body.name is None else store.save(drawn, body.name))
 
     @app.get("/v1/individuals/{name:path}")
     def show_individual(name: str) -> Any:
@@ -252,23 +257,29 @@ def _add_individuals(app: FastAPI, service: Service) -> None:
 
 
 def _add_analyses(app: FastAPI, service: Service) -> None:
-    async def answer(request: Request, analysis: Any) -> Response:
-        body = await _body(request)
+    async def answer(analysis: Any, body: Any) -> Response:
         work = await asyncio.to_thread(analysis, service, body)
         return JSONResponse(await service.run(work))
 
-    @app.post(
-        "/v1/counterfactuals",
-        openapi_extra=_documented(analyses.COUNTERFACTUAL_FIELDS, ["edit"]),
-    )
-    async def counterfactuals(request: Request) -> Response:
+    @app.post("/v1/counterfactuals")
+    async def counterfactuals(body: CounterfactualBody) -> Response:
         """The same individual's text, and its text after an edit."""
-        return await answer(request, analyses.counterfactual)
+        return await answer(analyses.counterfactual, body)
 
-    @app.post("/v1/numbers", openapi_extra=_documented(analyses.NUMBER_FIELDS, ["input"]))
-    async def numbers(request: Request) -> Response:
+    @app.post("/v1/numbers")
+    async def numbers(body: NumbersBody) -> Response:
         """The numbers that texts or rows ask for, with intervals."""
-        return await answer(request, analyses.numbers)
+        return await answer(analyses.numbers, body)
+
+    @app.post("/v1/numbers/counterfactual")
+    async def number_counterfactual(body: NumberCounterfactualBody) -> Response:
+        """What an observed number would have been after an edit."""
+        return await answer(analyses.number_counterfactual, body)
+
+    @app.post("/v1/tokens")
+    async def tokens(body: TokensBody) -> Response:
+        """The tokens of a text; with index, how one of them was chosen."""
+        return await answer(analyses.tokens, body)
 
 
 # ---------------------------------------------------------------- operations
@@ -314,18 +325,17 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 def _page(openapi: Mapping[str, Any]) -> str:
     """The routes and their fields, without a script or a resource of another host."""
     parts = ["<!doctype html><meta charset=utf-8><title>CausalQwen</title><h1>CausalQwen</h1>"]
+    schemas = openapi["components"]["schemas"]
     for path, methods in openapi["paths"].items():
         for method, about in methods.items():
-            words = html.escape(about.get("description") or about.get("summary", ""))
-            parts.append(
-                f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{words}</p>"
-            )
-            with contextlib.suppress(KeyError):
-                schema = about["requestBody"]["content"]["application/json"]["schema"]
-                rows = [
-                    f"<tr><td><code>{html.escape(name)}</code><td>{', '.join(one['type'])}"
-                    f"<td>{html.escape(one['description'])}"
-                    for name, one in schema["properties"].items()
-                ]
+            title = f"<code>{method.upper()} {path}</code>"
+            parts.append(f"<h2>{title}</h2><p>{html.escape(about['description'])}</p>")
+            if "requestBody" in about:
+                ref = about["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                fields = schemas[ref.rpartition("/")[2]]["properties"]
+                rows = (
+                    f"<tr><td><code>{name}</code><td>{html.escape(one.get('description', ''))}"
+                    for name, one in fields.items()
+                )
                 parts.append(f"<table>{''.join(rows)}</table>")
     return "".join(parts)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from causal_qwen.engines.engine import Batch, Choice, Engine, Row
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.metrics import Metrics
 from causal_qwen.serving.requests import RequestError
-from causal_qwen.serving.rows import Backend, Batch, Choice, Row
-from causal_qwen.text.segmentation import stable_prefix
+from causal_qwen.session import GrowingText
 
 READ_TOGETHER = 256  # tokens of waiting prompts that are read at once, padding included
 
@@ -48,42 +48,6 @@ class Event(NamedTuple):
     error: Exception | None = None
 
 
-class GrowingText:
-    """The text of a row, which ends before the first stop string."""
-
-    def __init__(self, row: Row, backend: Backend, stops: Sequence[str]) -> None:
-        self.row, self.backend, self.stops = row, backend, stops
-        self.sent = 0  # characters
-        self.finish: str | None = None
-
-    def take(self, choice: Choice) -> str:
-        """Append a token. -> the addition that later tokens cannot change"""
-        self.row.append(choice)
-        if choice.id in self.backend.ends:
-            self.finish = "stop"
-        elif len(self.row.new.ids) >= self.row.max_new_tokens:
-            self.finish = "length"
-        text = self.backend.decode(self.row.new)
-        places = [place for stop in self.stops if (place := text.find(stop)) >= 0]
-        if places:
-            self.finish, text = "stop", text[: min(places)]
-        elif self.finish is None:
-            text = self._without_begun_stop(stable_prefix(text))
-        addition = text[self.sent :]
-        self.sent = max(self.sent, len(text))
-        return addition
-
-    def _without_begun_stop(self, text: str) -> str:
-        """Hold back an end that may become a stop string."""
-        held = 0
-        for stop in self.stops:
-            for length in range(min(len(stop) - 1, len(text)), held, -1):
-                if text.endswith(stop[:length]):
-                    held = length
-                    break
-        return text[: len(text) - held]
-
-
 @dataclass(eq=False)
 class Job:
     """The texts of one prompt, and who is told about them (in the thread of the batch)."""
@@ -96,7 +60,7 @@ class Job:
 
 
 class Batcher:
-    def __init__(self, backend: Backend, limits: Limits, metrics: Metrics | None = None) -> None:
+    def __init__(self, backend: Engine, limits: Limits, metrics: Metrics | None = None) -> None:
         self.backend, self.limits = backend, limits
         self.metrics = metrics or Metrics()
         self._waiting: deque[Job] = deque()

@@ -13,20 +13,13 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from causal_qwen.decoding.draws import draw_seed
+from causal_qwen.engines.engine import Engine
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
-from causal_qwen.serving.limits import MAX_NAME
-from causal_qwen.serving.requests import Field, RequestError, check_fields
-from causal_qwen.serving.rows import Backend
+from causal_qwen.serving.schemas import DrawBody, RequestError
 
 SUFFIX = ".safetensors"
 MAX_SAVED = 100_000
-DRAW_FIELDS = {
-    "name": Field((str,), "Save the individual under this name."),
-    "seed": Field((int,), "Its seed; drawn if left out."),
-    "temperature": Field((int, float), "Strength of its noise. Default: the model's."),
-    "min_density": Field((int, float), "Likelihood truncation. Default: the model's."),
-    "persistence": Field((int, float), "Share of noise that is its own. Default: the model's."),
-}
+MAX_NAME = 64  # characters
 
 
 class IndividualStore:
@@ -70,14 +63,10 @@ class IndividualStore:
         return named
 
     def delete(self, name: str) -> None:
-        self.find_path(name).unlink(missing_ok=True)
-
-    def find_path(self, name: str) -> Path:
-        """The file of a saved individual."""
-        path = self._path(name)
-        if not path.is_file():
-            raise RequestError(f"There is no individual {name!r}.", "individual", 404)
-        return path
+        try:
+            self._path(name).unlink()
+        except FileNotFoundError:
+            raise RequestError(f"There is no individual {name!r}.", "individual", 404) from None
 
     def names(self) -> list[str]:
         if not self.directory.is_dir():
@@ -99,15 +88,14 @@ class IndividualStore:
         return self.directory / f"{quoted}{SUFFIX}"
 
 
-def draw(body: Any, backend: Backend) -> tuple[Individual, str | None]:
-    """-> an individual of the model, and the name under which it is to be saved"""
-    given = check_fields(body, DRAW_FIELDS, {})
-    name, seed = given.pop("name", None), given.pop("seed", None)
-    seed = draw_seed() if seed is None else seed
+def draw(body: DrawBody, backend: Engine) -> Individual:
+    """An individual of the model."""
+    given = body.model_dump(exclude_none=True, exclude={"name", "seed"})
+    seed = draw_seed() if body.seed is None else body.seed
     try:
         settings = backend.resolve(causal_mode="causal", **given)
         own = {field: getattr(settings, field) for field in OWN_FIELDS}
-        return Individual.draw(backend.size, seed=seed, **own), name
+        return Individual.draw(backend.size, seed=seed, **own)
     except ValueError as error:
         raise RequestError(str(error)) from None
 

@@ -27,13 +27,3 @@ class Limits:
                 f"max_n={self.max_n} texts never find a place among max_rows={self.max_rows} and "
                 f"max_waiting={self.max_waiting}; use a smaller max_n."
             )
-
-
-DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within max_tokens
-MAX_STOPS = 4  # stop strings of a request, as in OpenAI's API
-MAX_STOP_LENGTH = 200  # characters
-MAX_ALTERNATIVES = 20  # of logprobs
-MAX_MESSAGES = 1000
-MAX_MESSAGE = 400  # characters of an error
-MAX_NAME = 64  # characters of a user, or of an individual's name
-MAX_USER = 512

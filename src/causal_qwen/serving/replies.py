@@ -10,10 +10,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from causal_qwen.engines.engine import Choice, Engine, Row
 from causal_qwen.serving.batching import Event
-from causal_qwen.serving.limits import MAX_MESSAGE
 from causal_qwen.serving.requests import Call, TextRequest
-from causal_qwen.serving.rows import Backend, Choice, Row
+
+MAX_MESSAGE = 400  # characters of an error
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Reply:
     """All texts of a request, prompt by prompt."""
 
     def __init__(
-        self, request: TextRequest, call: Call, rows: list[Row], backend: Backend, model: str
+        self, request: TextRequest, call: Call, rows: list[Row], backend: Engine, model: str
     ) -> None:
         self.request, self.backend, self.model = request, backend, model
         self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}"

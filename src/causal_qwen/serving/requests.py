@@ -1,7 +1,6 @@
-"""Requests: the fields of a request -> checked values, and the call of `generate` they stand for.
+"""Requests: the fields of a request (`schemas`) -> the call of `generate` that they stand for.
 
-The one vocabulary of all servers. OpenAI's own fields, and beside them (`extra_body`) the settings
-of `generate`: whatever `decoding.settings` knows is a field. Needs neither torch nor a web server.
+The one vocabulary of all servers. Needs neither torch nor a web server.
 
     individual, or causal_mode        as in `generate`; an individual without a mode means causal
     temperature 0                     standard (in a model of mode compatible: its argmax)
@@ -16,151 +15,24 @@ Individuals of a request: `individual` > `seed` > `user` > one that is drawn.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from causal_qwen.decoding.draws import SEEDS, complete_call
-from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, DecodingSettings, first_given
+from causal_qwen.decoding.settings import DecodingSettings, first_given
 from causal_qwen.individuals.individual import Individual, resolve_individuals
-from causal_qwen.individuals.noise import MAX_SEED
-from causal_qwen.serving.limits import (
+from causal_qwen.serving.limits import Limits
+from causal_qwen.serving.schemas import (
     DEFAULT_TOKENS,
-    MAX_ALTERNATIVES,
-    MAX_MESSAGES,
-    MAX_STOP_LENGTH,
-    MAX_STOPS,
-    MAX_USER,
-    Limits,
+    SETTINGS,
+    ChatBody,
+    CompletionBody,
+    DecodingBody,
+    TextBody,
+    read,
 )
-
-ROLES = ("system", "developer", "user", "assistant")
-KINDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-}
-JSON_TYPES = dict(
-    zip(KINDS, ["boolean", "integer", "number", "string", "array", "object"], strict=True)
-)
-
-
-class RequestError(ValueError):
-    """What a client has to change: one sentence, and the status of the answer."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.param, self.status = param, status
-
-
-class Field(NamedTuple):
-    types: tuple[type, ...]
-    help: str
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """For OpenAPI."""
-        return {"type": [JSON_TYPES[kind] for kind in self.types], "description": self.help}
-
-
-TEXT_FIELDS = {
-    "model": Field((str,), "The id of the served model; others are answered with 404."),
-    "max_tokens": Field((int,), f"At most so many new tokens; {DEFAULT_TOKENS} by default."),
-    "max_completion_tokens": Field((int,), "Another name of max_tokens."),
-    "n": Field((int,), "Texts per prompt: of the individual and its successors."),
-    "stop": Field((str, list), f"Up to {MAX_STOPS} texts before which a text ends."),
-    "stream": Field((bool,), "Send tokens as they are chosen, as server-sent events."),
-    "stream_options": Field((dict,), 'With {"include_usage": true}, the last event counts tokens.'),
-    "user": Field((str,), "Names the individual when nothing else does."),
-    "seed": Field((int,), "The individual in modes with noise, else the seed of softmax draws."),
-    "individual": Field((int, str), "A seed, or the name of an individual saved on the server."),
-    "temperature": Field(
-        (int, float), "0 is standard, more is sampling; with an individual, its noise's strength."
-    ),
-    "noise_temperature": Field((int, float), "Temperature of noise, where temperature is capped."),
-}
-CHAT_FIELDS = {
-    "messages": Field((list,), "The conversation: objects with role and content."),
-    "logprobs": Field((bool,), "Add log softmax(loc_S) of every token."),
-    "top_logprobs": Field((int,), f"The likeliest tokens beside it, up to {MAX_ALTERNATIVES}."),
-}
-COMPLETION_FIELDS = {
-    "prompt": Field((str, list), "The beginning of a text, or a list of them."),
-    "logprobs": Field((int,), "Add log softmax(loc_S), and that of so many other tokens."),
-}
-# Fields of OpenAI that are accepted with these values only, which change nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "store": (False,),
-}
-SETTING_HELP = {
-    "causal_mode": "standard, sampling, causal or compatible.",
-    "top_k": "Choose among the k likeliest tokens.",
-    "top_p": "Choose among the likeliest tokens of this probability.",
-    "min_p": "Choose among tokens with this share of the largest probability.",
-    "whole_words": "End a word that is begun as the likeliest token ends it.",
-    "avoid_repeats": "Do not say so many of the last tokens again, if there is a choice; 0 is off.",
-    "min_density": "Likelihood truncation of the noise.",
-    "persistence": "Share of the noise that is the same for every token; the rest is chance.",
-    "exogenous": "Seed of the exogenous noise in causal mode.",
-}
-
-
-def settings_fields() -> dict[str, Field]:
-    """The settings of `generate` as fields; `resolve_settings` checks their values."""
-    scalars = (str, int, float, bool)
-    names = (name for name in (*DEFAULTS, *SOFTMAX) if name not in TEXT_FIELDS)
-    return {
-        name: Field(scalars, SETTING_HELP.get(name, "As in `generate`; see docs/inference.md."))
-        for name in names
-    }
-
-
-def fields_of(kind: str) -> dict[str, Field]:
-    """All fields of a chat or a completion."""
-    own = CHAT_FIELDS if kind == "chat" else COMPLETION_FIELDS
-    return {**own, **TEXT_FIELDS, **settings_fields()}
-
-
-def check_fields(
-    body: Any, fields: Mapping[str, Field], neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL
-) -> dict[str, Any]:
-    """The fields that are given, each of its type; null counts as not given."""
-    if not isinstance(body, dict):
-        raise RequestError("The body is not a JSON object; send one such as {...}.")
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
-        if name in neutral and name not in fields:
-            if value not in neutral[name]:
-                raise RequestError(f"{name} is not supported; leave it out.", name)
-        elif name not in fields:
-            raise RequestError(f"{name[:100]!r} is unknown; /docs lists the fields.", name[:100])
-        elif not _is_a(value, fields[name].types):
-            kinds = " or ".join(KINDS[kind] for kind in fields[name].types)
-            raise RequestError(f"{name} must be {kinds}, not {_shown(value)}.", name)
-    return {name: value for name, value in given.items() if name in fields}
-
-
-def _is_a(value: Any, types: tuple[type, ...]) -> bool:
-    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = "a deeply nested value"
-    return text if len(text) <= 60 else text[:60] + "..."
+from causal_qwen.serving.schemas import RequestError as RequestError  # of `resolve`, too
 
 
 class Call(NamedTuple):
@@ -216,37 +88,36 @@ class TextRequest:
     settings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, body: Any, kind: str, limits: Limits) -> TextRequest:
-        """Of a body; `kind` is "chat" or "completion"."""
-        given = check_fields(body, fields_of(kind))
-        is_chat = kind == "chat"
-        prompts = [_messages(given)] if is_chat else _prompts(given)
-        n = _within("n", given.get("n", 1), 1, limits.max_n)
-        if n * len(prompts) > limits.max_n:
+    def parse(cls, fields: Any, kind: str, limits: Limits) -> TextRequest:
+        """Of any JSON value; `kind` is "chat" or "completion"."""
+        schema: type[TextBody] = ChatBody if kind == "chat" else CompletionBody
+        return cls.of(read(schema, fields), limits)
+
+    @classmethod
+    def of(cls, body: TextBody, limits: Limits) -> TextRequest:
+        """Within the limits of a server."""
+        messages, prompt = getattr(body, "messages", None), getattr(body, "prompt", None)
+        prompts = [prompt] if isinstance(prompt, str) else prompt or []
+        if messages:
+            prompts = [[message.plain() for message in messages]]
+        if _within("n", body.n, limits.max_n) * len(prompts) > limits.max_n:
             raise RequestError(
-                f"{len(prompts)} prompts with n={n} are {n * len(prompts)} texts; this server "
-                f"writes {limits.max_n} per request.",
+                f"{len(prompts)} prompts with n={body.n} are {body.n * len(prompts)} texts; this "
+                f"server writes {limits.max_n} per request.",
                 "prompt",
             )
-        known = settings_fields()
-        settings = {name: value for name, value in given.items() if name in known}
-        for name in ("temperature", "noise_temperature"):
-            if name in given:
-                settings[name] = given[name]
         return cls(
             prompts=prompts,
-            is_chat=is_chat,
-            max_tokens=_max_tokens(given, limits),
-            n=n,
-            stop=_stops(given.get("stop", [])),
-            stream=given.get("stream", False),
-            include_usage=bool(given.get("stream_options", {}).get("include_usage")),
-            alternatives=_alternatives(given, is_chat),
-            model=given.get("model"),
-            user=read_user(given.get("user")),
-            seed=read_seed("seed", given.get("seed")),
-            individual=read_individual(given.get("individual")),
-            settings=settings,
+            is_chat=bool(messages),
+            max_tokens=_max_tokens(body, limits),
+            n=body.n,
+            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+            stream=body.stream,
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            alternatives=_alternatives(body),
+            model=body.model,
+            seed=body.seed,
+            **decoding_fields(body),
         )
 
     def resolve(
@@ -317,106 +188,35 @@ def user_seed(user: str) -> int:
     return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest()) % SEEDS
 
 
-# ---------------------------------------------------------------- single fields
+def decoding_fields(body: DecodingBody) -> dict[str, Any]:
+    """Who speaks, and the settings that are given."""
+    names = (*SETTINGS, "temperature", "noise_temperature")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    return {"user": body.user or None, "individual": body.individual, "settings": given}
 
 
-def _messages(given: Mapping[str, Any]) -> list[dict[str, str]]:
-    messages = given.get("messages", [])
-    if not 0 < len(messages) <= MAX_MESSAGES:
-        raise RequestError(
-            f"messages has {len(messages)} entries; send 1 to {MAX_MESSAGES}.", "messages"
-        )
-    return [_message(message, place) for place, message in enumerate(messages)]
-
-
-def _message(message: Any, place: int) -> dict[str, str]:
-    where = f"messages[{place}]"
-    if not isinstance(message, dict):
-        raise RequestError(f"{where} is not an object with role and content.", "messages")
-    given = {name: value for name, value in message.items() if value is not None}
-    if unknown := set(given) - {"role", "content", "name"}:
-        raise RequestError(f"{where} has {min(unknown)!r}; send role and content.", "messages")
-    if given.get("role") not in ROLES:
-        raise RequestError(
-            f"{where} has role {_shown(given.get('role'))}; use one of {', '.join(ROLES)}.",
-            "messages",
-        )
-    content = given.get("content", "")
-    if isinstance(content, list):  # parts
-        is_text = all(isinstance(part, dict) and part.get("type") == "text" for part in content)
-        texts: list[Any] = [part.get("text") for part in content] if is_text else [None]
-        content = "".join(texts) if all(map(_is_text, texts)) else None
-    if not _is_text(content):
-        raise RequestError(f"{where} has content that is not a text.", "messages")
-    role = "system" if given["role"] == "developer" else given["role"]
-    return {"role": role, "content": content}
-
-
-def _prompts(given: Mapping[str, Any]) -> list[str]:
-    prompt = given.get("prompt", "")
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    if not prompts or not all(_is_text(one) and one for one in prompts):
-        raise RequestError("prompt must be a text that is not empty, or a list of them.", "prompt")
-    return prompts
-
-
-def _is_text(value: Any) -> bool:
-    """Without half characters, which UTF-8 cannot write."""
-    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
-def _max_tokens(given: Mapping[str, Any], limits: Limits) -> int:
-    names = [name for name in ("max_tokens", "max_completion_tokens") if name in given]
-    if len(names) == 2 and given[names[0]] != given[names[1]]:
-        raise RequestError("max_tokens and max_completion_tokens differ; send one.", names[1])
-    if not names:
+def _max_tokens(body: TextBody, limits: Limits) -> int:
+    found = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(found) == 2:
+        raise RequestError("max_tokens and max_completion_tokens differ; send one.", "max_tokens")
+    most = next(iter(found), None)
+    if most is None:
         return min(DEFAULT_TOKENS, limits.max_tokens)
-    return _within(names[0], given[names[0]], 1, limits.max_tokens)
+    return _within("max_tokens", most, limits.max_tokens)
 
 
-def _within(name: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise RequestError(f"{name}={value} is outside {least} to {most}.", name)
-    return value
+def _alternatives(body: TextBody) -> int | None:
+    """The tokens beside the chosen one whose log probabilities are asked for."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    if isinstance(body, ChatBody) and body.logprobs:
+        return body.top_logprobs or 0
+    if isinstance(body, ChatBody) and body.top_logprobs is not None:
+        raise RequestError("top_logprobs needs logprobs=true.", "top_logprobs")
+    return None
 
 
-def _stops(value: str | list[Any]) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value
-    is_valid = len(stops) <= MAX_STOPS and all(
-        isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops
-    )
-    if not is_valid:
-        raise RequestError(
-            f"stop must be up to {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters.", "stop"
-        )
-    return tuple(stops)
-
-
-def _alternatives(given: Mapping[str, Any], is_chat: bool) -> int | None:
-    if not is_chat:
-        count = given.get("logprobs")
-        return None if count is None else _within("logprobs", count, 0, MAX_ALTERNATIVES)
-    if not given.get("logprobs"):
-        if "top_logprobs" in given:
-            raise RequestError("top_logprobs needs logprobs=true.", "top_logprobs")
-        return None
-    return _within("top_logprobs", given.get("top_logprobs", 0), 0, MAX_ALTERNATIVES)
-
-
-def read_user(user: str | None) -> str | None:
-    if user is not None and (len(user) > MAX_USER or not _is_text(user)):
-        raise RequestError(f"user must be a text of up to {MAX_USER} characters.", "user")
-    return user or None
-
-
-def read_individual(value: int | str | None) -> int | str | None:
-    """Digits are a seed, also as a text."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
-        value = int(value)
-    return value if isinstance(value, str) else read_seed("individual", value)
-
-
-def read_seed(name: str, value: int | None) -> int | None:
-    if value is not None and not 0 <= value <= MAX_SEED - 1000:  # successors have room
-        raise RequestError(f"{name}={value} is no seed; use 0 to {MAX_SEED - 1000}.", name)
+def _within(name: str, value: int, most: int) -> int:
+    if not 1 <= value <= most:
+        raise RequestError(f"{name}={value} is outside 1 to {most}.", name)
     return value

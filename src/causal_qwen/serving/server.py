@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from causal_qwen.paths import install_hint
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.sockets import address_of, bind
+from causal_qwen.session import open as open_session
 
 MAX_CONNECTIONS = 1000
 WARNING = (
@@ -22,11 +22,11 @@ WARNING = (
 
 
 def launch(
-    path: str,
+    model: str,
     *,
     name: str,
     individuals: Path,
-    engine: str = "torch",
+    engine: str = "auto",
     device: str = "auto",
     dtype: str = "auto",
     host: str = "127.0.0.1",
@@ -36,7 +36,7 @@ def launch(
     regressors: dict[str, Path] | None = None,
     limits: Limits | None = None,
 ) -> None:
-    """Serve the model in a directory. Without a key, an address of other machines gets one."""
+    """Serve a model. Without a key, an address of other machines gets one."""
     limits = limits or Limits()
     _check_web()
     with bind(host, port) as bound:  # before a model is loaded
@@ -50,7 +50,11 @@ def launch(
         if login is None and not names.is_loopback:
             login = Login.draw_token()
         service = Service(
-            open_backend(path, engine, device, dtype), name, individuals, limits, regressors
+            open_session(model, engine, device=device, dtype=dtype).engine,
+            name,
+            individuals,
+            limits,
+            regressors,
         )
         try:
             app = make_app(service, names, login, origins)
@@ -72,21 +76,8 @@ def launch(
             service.close()
 
 
-def open_backend(path: str, engine: str, device: str = "auto", dtype: str = "auto") -> Any:
-    """Load a model for one of the two engines; NumPy's is on the CPU, in the file's dtype."""
-    if engine == "numpy":
-        if (device, dtype) != ("auto", "auto"):
-            raise ValueError("--device and --dtype are for --engine torch; leave them out.")
-        from causal_qwen.serving.numpy_backend import NumpyBackend
-
-        return NumpyBackend.open(path)
-    from causal_qwen.serving.torch_backend import TorchBackend
-
-    return TorchBackend.open(path, device, dtype)
-
-
 def _check_web() -> None:
-    for module in ("fastapi", "uvicorn"):
+    for module in ("fastapi", "prometheus_client", "uvicorn"):
         try:
             __import__(module)
         except ModuleNotFoundError as error:

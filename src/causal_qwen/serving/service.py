@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from causal_qwen.engines.engine import Engine, Row, Tokens
 from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
 from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.metrics import Metrics
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
-from causal_qwen.serving.rows import Backend, Row, Tokens
 
 RETRY_SECONDS = 5  # when the thread of counterfactuals and numbers is busy
 
@@ -27,7 +27,7 @@ RETRY_SECONDS = 5  # when the thread of counterfactuals and numbers is busy
 class Service:
     def __init__(
         self,
-        backend: Backend,
+        backend: Engine,
         name: str,
         individuals: Path,
         limits: Limits | None = None,

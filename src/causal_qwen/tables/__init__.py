@@ -8,8 +8,7 @@ Out:  a DataFrame with the kind of each column; target values as float64; the sa
     rows         the header and rows of a table, as messages name them
     frames       a table in memory -> one DataFrame; the kind of each column
     targets      the numbers to predict: names of columns, arrays, amounts as written
-    csv_dialect  the encoding, separator and decimal mark of a CSV file
-    csv_table    a CSV file: its cells as they are written, and the values that the model reads
+    csv_table    a CSV file: its dialect, its cells as they are written, and their values
     files        all files by their extensions: read whole or in blocks, written with predictions
     iris         the example table
 

@@ -2,7 +2,7 @@
 
     table = read_table("rings.parquet")
     table.frame()                       # typed values, a row for every row of the file
-    write_typed(table, {"price_predicted": values}, partial, "answers.parquet")
+    PredictedTable(table, {"price_predicted": values}).write(partial, "answers.parquet")
 
     .parquet .pq     pyarrow; columns keep their Arrow types
     .xlsx            openpyxl; the first sheet, its formats and formulas kept
@@ -20,10 +20,10 @@ import importlib
 import json
 import math
 import os
+import sys
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from itertools import islice
@@ -34,20 +34,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.tables.csv_dialect import decode
+from causal_qwen.tables.cells import MISSING, read_cell
 from causal_qwen.tables.csv_table import (
     OPENERS,
-    CsvTable,
-    open_output,
-    read_bytes,
+    CsvBlock,
+    append_cells,
+    read_comma_cell,
     read_csv_blocks,
-    read_csv_table,
+    read_text,
+    with_point,
 )
 from causal_qwen.tables.frames import require_pandas, text_name, to_frame
 from causal_qwen.tables.rows import LINE, column_names, name_lines, name_rows, shown
 from causal_qwen.tables.targets import read_cells
+from causal_qwen.terminal import counted
 
-Numbers = NDArray[np.float64]
 Predicted = Mapping[str, NDArray[Any]]  # numbers, or notes as texts
 
 KINDS = {
@@ -58,67 +59,69 @@ KINDS = {
     ".ndjson": "jsonl",
     ".json": "json",
 }
+NAMES = {"csv": "CSV", "parquet": "parquet", "excel": "Excel", "jsonl": "JSON", "json": "JSON"}
+DIALECT = ("separator", "encoding", "decimal")  # options, whose errors name them
 UNREAD = {".xls", ".ods", ".feather", ".arrow", ".zip", ".pkl", ".sav", ".dta", ".rds"}
 
 
 @dataclass(frozen=True)
-class TypedTable:
-    """The rows of a file whose cells have types of their own."""
+class Table:
+    """The rows of a file: their cells as the file has them (of a CSV file, texts)."""
 
     path: str
     kind: str
-    data: Any  # a DataFrame, as `to_frame` makes it
+    columns: dict[str, Sequence[Any]]
     places: Sequence[int]  # of the rows in the file
-    noun: str  # of a place: "row", "line"
+    noun: str = "row"  # of a place: "row", "line"
     source: Any = None  # what the file's own writer needs
 
     def __len__(self) -> int:
-        return len(self.data)
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        return {name: self.data[name].tolist() for name in self.data.columns}
+        return len(self.places)
 
     def frame(self, targets: Sequence[str] = ()) -> Any:
-        """The rows, with their places in the file as the index."""
+        """A DataFrame of typed values, with the places of the rows as its index, which name the
+        rows in messages. A warning shows a cell of a CSV file such as "NA", which may be a name,
+        unless it is in a target's column."""
         import pandas
 
-        return self.data.set_axis(pandas.Index(self.places, name=self.noun), axis=0)
+        index = pandas.Index(self.places, name=self.noun)
+        if self.kind != "csv":
+            return to_frame(pandas.DataFrame(self.columns)).set_axis(index, axis=0)
+        read = read_comma_cell if self.source.decimal == "," else read_cell
+        for name, cells in self.columns.items():
+            rows = [row for row, cell in enumerate(cells) if cell.strip() in MISSING]
+            if rows and name not in targets:
+                count = counted(len(rows), "cell is", "cells are")
+                where = self.name_lines(rows, name)
+                warnings.warn(f"{self.path}: {count} read as missing: {where}.", stacklevel=3)
+        typed = {name: list(map(read, cells)) for name, cells in self.columns.items()}
+        return pandas.DataFrame(typed, dtype=object).infer_objects().set_axis(index, axis=0)
 
-    def numbers(self, name: str) -> Numbers:
-        """A column as numbers, NaN where a cell is none; see `CsvTable.numbers`."""
-        return read_cells(name, self.data[name].tolist()).values
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as numbers, NaN where a cell is none: "5 kg" and "True" are none.
+
+        A warning shows a cell that is more than digits, such as "$1,200".
+        """
+        cells = list(self.columns[name])
+        if self.kind == "csv" and self.source.decimal == ",":
+            return read_cells(name, list(map(with_point, cells)), cells).values
+        return read_cells(name, cells).values
 
     def name_lines(self, rows: Sequence[int] | NDArray[np.int64], name: str) -> str:
-        return name_lines(self.noun, self.places, self.data[name].tolist(), rows, name)
+        """ "lines 5 and 7 (line 5: price 'n/a')": where rows are, and the first one's cell."""
+        return name_lines(self.noun, self.places, self.columns[name], rows, name)
 
 
-Table = CsvTable | TypedTable
-
-
-def read_table(
-    path: str | os.PathLike[str],
-    *,
-    separator: str | None = None,
-    encoding: str | None = None,
-    decimal: str | None = None,
-) -> Table:
-    """Read a file with a header and at least one row; the options are those of text files."""
-    require_pandas()
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is not a file; check the path.")
-    name, kind = os.fspath(path), table_kind(path)
-    dialect = {"separator": separator, "encoding": encoding, "decimal": decimal}
-    if kind == "csv":
-        return read_csv_table(path, **dialect)
-    for option, value in dialect.items():
-        if value is not None and not (option == "encoding" and kind.startswith("json")):
-            raise ValueError(f"{path} is no CSV file, so --{option} has no effect; leave it out.")
-    if kind in ("jsonl", "json"):
-        text, encoding = decode(name, read_bytes(path), encoding)
-        table = _read_jsonl(name, text) if kind == "jsonl" else _read_json(name, text)
-    else:
-        table = _read_parquet(name) if kind == "parquet" else _read_excel(name)
+def read_table(path: str | os.PathLike[str], **dialect: str | None) -> Table:
+    """Read a file with a header and at least one row; `dialect` are the `separator`, `encoding` and
+    `decimal` of a text file, if they cannot be found."""
+    name, kind = _checked(path, dialect)
+    with _named(name, kind):
+        if kind == "csv":
+            (block,) = read_csv_blocks(name, sys.maxsize, **dialect)
+            return _csv_table(name, block)
+        require_pandas()
+        table = READERS[kind](name, **{key: value for key, value in dialect.items() if value})
     if not len(table):
         raise ValueError(f"{path} has no rows; give at least one row.")
     return table
@@ -126,27 +129,39 @@ def read_table(
 
 def read_blocks(path: str | os.PathLike[str], rows: int, **dialect: str | None) -> Iterator[Table]:
     """`read_table`, so many rows at a time: CSV and parquet, at constant memory."""
-    require_pandas()
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is not a file; check the path.")
-    if (kind := table_kind(path)) == "csv":
-        yield from read_csv_blocks(path, rows, **dialect)
-        return
-    if kind != "parquet":
+    name, kind = _checked(path, dialect)
+    if kind not in ("csv", "parquet"):
         raise ValueError(f"{path}: --batch reads CSV and parquet; leave it out, or convert.")
-    if given := [name for name, value in dialect.items() if value is not None]:
-        raise ValueError(f"{path} is no CSV file, so --{given[0]} has no effect; leave it out.")
-    parquet = _need("pyarrow.parquet", "Parquet files")
-    arrow = _need("pyarrow", "Parquet files")
-    name, start = os.fspath(path), 0
-    with _readable(name), parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=rows):
-            table = arrow.Table.from_batches([batch])
-            places = range(start, start + len(table))
-            yield TypedTable(name, "parquet", to_frame(table), places, "row", table)
-            start += len(table)
+    start = 0
+    with _named(name, kind):
+        if kind == "csv":
+            for block in read_csv_blocks(name, rows, **dialect):
+                yield _csv_table(name, block)
+            return
+        arrow = _need("pyarrow", "Parquet files")
+        with _need("pyarrow.parquet", "Parquet files").ParquetFile(name) as file:
+            for batch in file.iter_batches(batch_size=rows):
+                yield _parquet_table(name, arrow.Table.from_batches([batch]), start)
+                start += len(batch)
     if not start:
         raise ValueError(f"{path} has no rows; give at least one row.")
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every row with its place in the file; JSON's objects and Arrow's lists as they are."""
+    name, kind = _checked(path, {})
+    with _named(name, kind):
+        if kind == "jsonl":
+            yield from ((place, row) for place, _, row in _json_lines(name))
+        elif kind == "json":
+            yield from enumerate(_json_objects(name), 1)
+        else:
+            table = read_table(path)
+            if kind == "parquet":
+                yield from enumerate(table.source.to_pylist())
+                return
+            for place, *cells in zip(table.places, *table.columns.values(), strict=True):
+                yield place, dict(zip(table.columns, cells, strict=True))
 
 
 def table_kind(path: str | os.PathLike[str]) -> str:
@@ -163,55 +178,62 @@ def table_kind(path: str | os.PathLike[str]) -> str:
     return KINDS.get(suffix, "csv")
 
 
-def write_typed(
-    table: Table, predicted: Predicted, place: Path, name: str | os.PathLike[str]
-) -> None:
-    """Write a table and its predicted columns to `place`: `name` is no CSV file."""
-    kind = table_kind(name)
-    if kind == "parquet":
-        _write_parquet(table, predicted, place)
-    elif kind == "excel":
-        _write_excel(table, predicted, place)
-    else:
-        lines = _jsonl_lines if kind == "jsonl" else _json_lines
-        with open_output(place, name) as file:
-            file.writelines(line.encode() for line in lines(table, predicted))
+def _checked(path: str | os.PathLike[str], dialect: Mapping[str, str | None]) -> tuple[str, str]:
+    """The name and the kind of a file that exists and has these options."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not a file; check the path.")
+    kind = table_kind(path)
+    for option, value in {} if kind == "csv" else dialect.items():
+        if value is not None and not (option == "encoding" and kind.startswith("json")):
+            raise ValueError(f"{path} is no CSV file, so --{option} has no effect; leave it out.")
+    return os.fspath(path), kind
 
 
-def text_encoding(table: Table) -> str:
-    return table.encoding if isinstance(table, CsvTable) else "utf-8"
+@contextmanager
+def _named(path: str, kind: str) -> Iterator[None]:
+    """Whatever a damaged file makes its reader raise names the file."""
+    try:
+        yield
+    except (ImportError, Warning):
+        raise
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        if isinstance(error, ValueError) and why.startswith((path, *DIALECT)):
+            raise
+        raise ValueError(f"{path} cannot be read as {NAMES[kind]}: {why}; copy it again.") from None
 
 
-def csv_lines(table: Table, predicted: Predicted) -> Iterator[str]:
-    """A CSV file's own lines, byte for byte, each followed by its predicted cells."""
-    if isinstance(table, CsvTable):
-        return table.with_predictions(predicted)
-    text: str = table.data.assign(**predicted).to_csv(index=False, lineterminator="\n")
-    return iter(text.splitlines(keepends=True))
+def _need(module: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        package = module.split(".")[0]
+        raise ImportError(
+            f"{what} need {package}, which is not installed: {install_hint('files')}"
+        ) from None
 
 
-def predicted_frame(table: Table, predicted: Predicted) -> Any:
-    """A DataFrame: the file's own cells (of a CSV file, texts) and the predicted columns."""
-    import pandas
-
-    return pandas.DataFrame({**table.columns, **predicted})
+# ---------------------------------------------------------------- reading
 
 
-def records(table: Table, predicted: Predicted) -> list[dict[str, Any]]:
-    """The rows as JSON's values: dates are texts; NaN and infinities are left to the writer."""
-    rows = predicted_frame(table, predicted).to_dict(orient="records")
-    return [{name: _json_value(cell) for name, cell in row.items()} for row in rows]
+def _csv_table(path: str, block: CsvBlock) -> Table:
+    return Table(path, "csv", dict(block.columns), block.lines, LINE, block)
 
 
-# ---------------------------------------------------------------- JSON
+def _frame_table(path: str, kind: str, frame: Any, places: Sequence[int], *more: Any) -> Table:
+    plain = to_frame(frame)
+    return Table(path, kind, {name: plain[name] for name in plain}, places, *more)
 
 
-def _read_jsonl(path: str, text: str) -> TypedTable:
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    rows = []
-    for number, line in lines:
+def _json_lines(
+    path: str, encoding: str | None = None
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """The number, the text and the object of every line."""
+    for number, line in enumerate(read_text(path, encoding).split("\n"), 1):
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line.removeprefix("\ufeff"))
+            row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"{path}, line {number} is not JSON ({error.msg}): {shown(line)}; write an object "
@@ -222,141 +244,48 @@ def _read_jsonl(path: str, text: str) -> TypedTable:
                 f"{path}, line {number} is no object: {shown(line)}; write one such as "
                 '{"carat": 0.7, "price": 900}.'
             )
-        rows.append(row)
-    frame = to_frame(require_pandas().DataFrame(rows))
-    places = [number for number, _ in lines]
-    return TypedTable(path, "jsonl", frame, places, LINE, [line for _, line in lines])
+        yield number, line, row
 
 
-def _read_json(path: str, text: str) -> TypedTable:
+def _json_objects(path: str, encoding: str | None = None) -> list[dict[str, Any]]:
     try:
-        content = json.loads(text.removeprefix("\ufeff"))
+        content = json.loads(read_text(path, encoding))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{path} is not JSON ({error}); a file with an object in every line is a .jsonl file."
         ) from None
-    is_records = isinstance(content, list) and all(isinstance(row, dict) for row in content)
-    is_columns = isinstance(content, dict) and all(isinstance(v, list) for v in content.values())
-    if not (is_records or is_columns):
+    if isinstance(content, dict) and all(isinstance(v, list) for v in content.values()):
+        frame = to_frame(content)
+        content = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
         raise ValueError(f"{path} is no table; give a list of objects, or an object of lists.")
-    frame = to_frame(require_pandas().DataFrame(content) if is_records else content)
-    return TypedTable(path, "json", frame, range(len(frame)), "row")
+    return content
 
 
-def _jsonl_lines(table: Table, predicted: Predicted) -> Iterator[str]:
-    if not (isinstance(table, TypedTable) and table.kind == "jsonl"):
-        for row in records(table, predicted):
-            yield json.dumps(_finite(row), ensure_ascii=False) + "\n"
-        return
-    columns = [column.tolist() for column in predicted.values()]
-    for line, *cells in zip(table.source, *columns, strict=True):
-        added = json.dumps(_finite(dict(zip(predicted, cells, strict=True))), ensure_ascii=False)
-        body = line.rstrip()[:-1].rstrip()
-        yield f"{body}{'' if body.endswith('{') else ', '}{added[1:]}\n"
+def _read_jsonl(path: str, encoding: str | None = None) -> Table:
+    found = list(_json_lines(path, encoding))
+    frame = require_pandas().DataFrame([row for _, _, row in found])
+    places = [place for place, _, _ in found]
+    return _frame_table(path, "jsonl", frame, places, LINE, [line for _, line, _ in found])
 
 
-def _json_lines(table: Table, predicted: Predicted) -> Iterator[str]:
-    rows = [_finite(row) for row in records(table, predicted)]
-    yield json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
+def _read_json(path: str, encoding: str | None = None) -> Table:
+    rows = _json_objects(path, encoding)
+    return _frame_table(path, "json", require_pandas().DataFrame(rows), range(len(rows)))
 
 
-def _json_value(cell: Any) -> Any:
-    if isinstance(cell, np.generic):
-        cell = cell.item()
-    if isinstance(cell, str | int | float | None):
-        return cell
-    return cell.isoformat() if isinstance(cell, date) else str(cell)
+def _read_parquet(path: str) -> Table:
+    table = _need("pyarrow.parquet", "Parquet files").read_table(path)
+    column_names(path, table.column_names)
+    return _parquet_table(path, table)
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(cell, float) and not math.isfinite(cell) else cell
-        for name, cell in row.items()
-    }
+def _parquet_table(path: str, table: Any, start: int = 0) -> Table:
+    return _frame_table(path, "parquet", table, range(start, start + len(table)), "row", table)
 
 
-# ---------------------------------------------------------------- parquet
-
-
-def _read_parquet(path: str) -> TypedTable:
-    parquet = _need("pyarrow.parquet", "Parquet files")
-    with _readable(path):
-        table = parquet.read_table(path)
-    if len(set(table.column_names)) < len(table.column_names):
-        column_names(path, table.column_names)
-    return TypedTable(path, "parquet", to_frame(table), range(len(table)), "row", table)
-
-
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    arrow = _need("pyarrow", "Parquet files")
-    try:
-        yield
-    except (arrow.ArrowException, OSError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"{path} cannot be read as parquet: {why}; copy it again.") from None
-
-
-def _write_parquet(table: Table, predicted: Predicted, place: Path) -> None:
-    _need("pyarrow.parquet", "Parquet files").write_table(_arrow_table(table, predicted), place)
-
-
-def _arrow_table(table: Table, predicted: Predicted) -> Any:
-    arrow = _need("pyarrow", "Parquet files")
-    if isinstance(table, TypedTable) and table.kind == "parquet":
-        found = table.source
-    else:
-        found = arrow.Table.from_pandas(predicted_frame(table, {}), preserve_index=False)
-    for name, column in predicted.items():
-        found = found.append_column(name, arrow.array(column))
-    return found
-
-
-class BlockWriter:
-    """Writes blocks of a table one after the other: CSV, JSON lines or parquet."""
-
-    def __init__(self, place: Path, name: str | os.PathLike[str]) -> None:
-        self.kind = table_kind(name)
-        if self.kind not in ("csv", "jsonl", "parquet"):
-            raise ValueError(f"{name}: --batch writes .csv, .jsonl and .parquet; name one.")
-        self.place, self.name = place, name
-        self.writer: Any = None  # opened with the first block, whose columns are those of all
-
-    def write(self, table: Table, predicted: Predicted) -> None:
-        if self.kind == "parquet":
-            found = _arrow_table(table, predicted)
-            if self.writer is None:
-                parquet = _need("pyarrow.parquet", "Parquet files")
-                self.writer = parquet.ParquetWriter(self.place, found.schema)
-            self.writer.write_table(found.cast(self.writer.schema))
-            return
-        is_first = self.writer is None
-        if self.writer is None:
-            self.writer = open_output(self.place, self.name)
-        self.writer.writelines(block_lines(self.kind, table, predicted, is_first))
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-
-def block_lines(kind: str, table: Table, predicted: Predicted, is_first: bool) -> Iterator[bytes]:
-    """The lines of a block; a CSV file's header is in the first one."""
-    lines = _jsonl_lines(table, predicted) if kind == "jsonl" else csv_lines(table, predicted)
-    encoding = "utf-8" if kind == "jsonl" else text_encoding(table)
-    start = 0 if is_first or kind == "jsonl" else 1
-    return (line.encode(encoding) for line in islice(lines, start, None))
-
-
-# ---------------------------------------------------------------- Excel
-
-
-def _read_excel(path: str) -> TypedTable:
-    excel = _need("openpyxl", "Excel files")
-    try:
-        book = excel.load_workbook(path, data_only=True)
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as Excel: {error}; save it again.") from None
+def _read_excel(path: str) -> Table:
+    book = _need("openpyxl", "Excel files").load_workbook(path, data_only=True)
     sheet = book.worksheets[0]
     if len(book.worksheets) > 1:
         warnings.warn(
@@ -385,34 +314,171 @@ def _read_excel(path: str) -> TypedTable:
         name: [row[place] for _, row in rows] for name, place in zip(names, used, strict=True)
     }
     frame = require_pandas().DataFrame(columns, dtype=object).infer_objects()
-    return TypedTable(path, "excel", to_frame(frame), places, "row", top)
+    return _frame_table(path, "excel", frame, places, "row", top)
 
 
-def _write_excel(table: Table, predicted: Predicted, place: Path) -> None:
-    excel = _need("openpyxl", "Excel files")
-    if isinstance(table, TypedTable) and table.kind == "excel":
-        book = excel.load_workbook(table.path)
-        sheet, top, places = book.worksheets[0], table.source, table.places
-    else:
-        book = excel.Workbook()
-        sheet, top, places = book.active, 1, range(2, len(table) + 2)
-        sheet.append(list(table.columns))
-        for cells in zip(*table.columns.values(), strict=True):
-            sheet.append([_json_value(cell) for cell in cells])
-    first = sheet.max_column + 1
-    for offset, (name, column) in enumerate(predicted.items()):
-        sheet.cell(top, first + offset, name)
-        for row, number in zip(places, column.tolist(), strict=True):
-            is_plain = isinstance(number, str) or math.isfinite(number)
-            sheet.cell(row, first + offset, number if is_plain else str(number))
-    book.save(place)
+READERS: dict[str, Any] = {
+    "jsonl": _read_jsonl,
+    "json": _read_json,
+    "parquet": _read_parquet,
+    "excel": _read_excel,
+}
 
 
-def _need(module: str, what: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        package = module.split(".")[0]
-        raise ImportError(
-            f"{what} need {package}, which is not installed: {install_hint('files')}"
-        ) from None
+# ---------------------------------------------------------------- writing
+
+
+@dataclass(frozen=True)
+class PredictedTable:
+    """A file and the columns predicted for it."""
+
+    table: Table
+    predicted: Predicted
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def frame(self) -> Any:
+        """A DataFrame: the file's cells (of a CSV file, texts), the predicted ones as numbers."""
+        import pandas
+
+        own = {name: list(column) for name, column in self.table.columns.items()}
+        return pandas.DataFrame({**own, **self.predicted})
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows with JSON's values: dates are texts; NaN and infinities stay."""
+        rows = self.frame().to_dict(orient="records")
+        return [{name: _json_value(cell) for name, cell in row.items()} for row in rows]
+
+    def csv(self) -> Iterator[str]:
+        """The file's own lines, each followed by its predicted cells."""
+        if self.table.kind != "csv":
+            yield from self.frame().to_csv(index=False, lineterminator="\n").splitlines(True)
+            return
+        source = self.table.source
+        yield append_cells(source.header, list(self.predicted), source.separator)
+        columns = [column.tolist() for column in self.predicted.values()]
+        for record, *cells in zip(source.records, *columns, strict=True):
+            written = [
+                cell if isinstance(cell, str) else repr(cell).replace(".", source.decimal)
+                for cell in cells
+            ]
+            yield append_cells(record, written, source.separator)
+
+    def csv_bytes(self) -> Iterator[bytes]:
+        """`csv` in the encoding of the file: byte for byte the user's own columns."""
+        encoding = self.table.source.encoding if self.table.kind == "csv" else "utf-8"
+        return (line.encode(encoding) for line in self.csv())
+
+    def jsonl_bytes(self) -> Iterator[bytes]:
+        columns = [column.tolist() for column in self.predicted.values()]
+        if self.table.kind != "jsonl":
+            yield from (f"{_to_json(row)}\n".encode() for row in self.records())
+            return
+        for line, *cells in zip(self.table.source, *columns, strict=True):
+            added = _to_json(dict(zip(self.predicted, cells, strict=True)))
+            body = line.rstrip()[:-1].rstrip()
+            yield f"{body}{'' if body.endswith('{') else ', '}{added[1:]}\n".encode()
+
+    def arrow(self) -> Any:
+        arrow = _need("pyarrow", "Parquet files")
+        if self.table.kind == "parquet":
+            found = self.table.source
+        else:
+            own = PredictedTable(self.table, {}).frame()
+            found = arrow.Table.from_pandas(own, preserve_index=False)
+        for name, column in self.predicted.items():
+            found = found.append_column(name, arrow.array(column))
+        return found
+
+    def write(self, place: Path, name: str | os.PathLike[str]) -> None:
+        """Write to `place`, as the kind of file that the extension of `name` says."""
+        kind = table_kind(name)
+        if kind == "excel":
+            self._write_excel(place)
+        elif kind == "json":
+            rows = [_finite(row) for row in self.records()]
+            with _open_output(place, name) as file:
+                file.write((json.dumps(rows, ensure_ascii=False, indent=1) + "\n").encode())
+        else:
+            with closing(BlockWriter(place, name)) as writer:
+                writer.write(self.table, self.predicted)
+
+    def _write_excel(self, place: Path) -> None:
+        excel, table = _need("openpyxl", "Excel files"), self.table
+        if table.kind == "excel":
+            book = excel.load_workbook(table.path)
+            sheet, top, places = book.worksheets[0], table.source, table.places
+        else:
+            book = excel.Workbook()
+            sheet, top, places = book.active, 1, range(2, len(table) + 2)
+            sheet.append(list(table.columns))
+            for cells in zip(*table.columns.values(), strict=True):
+                sheet.append([_json_value(cell) for cell in cells])
+        first = sheet.max_column + 1
+        for offset, (name, column) in enumerate(self.predicted.items()):
+            sheet.cell(top, first + offset, name)
+            for row, number in zip(places, column.tolist(), strict=True):
+                is_plain = isinstance(number, str) or math.isfinite(number)
+                sheet.cell(row, first + offset, number if is_plain else str(number))
+        book.save(place)
+
+
+class BlockWriter:
+    """Writes blocks of a table one after the other: CSV, JSON lines or parquet."""
+
+    def __init__(self, place: Path, name: str | os.PathLike[str]) -> None:
+        self.kind = table_kind(name)
+        if self.kind not in ("csv", "jsonl", "parquet"):
+            raise ValueError(f"{name}: --batch writes .csv, .jsonl and .parquet; name one.")
+        self.place, self.name = place, name
+        self.writer: Any = None  # opened with the first block, whose columns are those of all
+
+    def write(self, table: Table, predicted: Predicted) -> None:
+        if self.kind == "parquet":
+            found = PredictedTable(table, predicted).arrow()
+            if self.writer is None:
+                parquet = _need("pyarrow.parquet", "Parquet files")
+                self.writer = parquet.ParquetWriter(self.place, found.schema)
+            self.writer.write_table(found.cast(self.writer.schema))
+            return
+        is_first = self.writer is None
+        if self.writer is None:
+            self.writer = _open_output(self.place, self.name)
+        self.writer.writelines(block_lines(self.kind, table, predicted, is_first))
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def block_lines(kind: str, table: Table, predicted: Predicted, is_first: bool) -> Iterator[bytes]:
+    """The lines of a block; a CSV file's header is in the first one."""
+    block = PredictedTable(table, predicted)
+    if kind == "jsonl":
+        return block.jsonl_bytes()
+    return islice(block.csv_bytes(), 0 if is_first else 1, None)
+
+
+def _open_output(place: Path, name: str | os.PathLike[str]) -> Any:
+    """A binary file at `place`, compressed if `name` ends in .gz, .bz2 or .xz."""
+    return OPENERS.get(Path(name).suffix.lower(), open)(place, "wb")
+
+
+def _json_value(cell: Any) -> Any:
+    if isinstance(cell, np.generic):
+        cell = cell.item()
+    if isinstance(cell, str | int | float | None):
+        return cell
+    return cell.isoformat() if isinstance(cell, date) else str(cell)
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(cell, float) and not math.isfinite(cell) else cell
+        for name, cell in row.items()
+    }
+
+
+def _to_json(row: dict[str, Any]) -> str:
+    return json.dumps(_finite(row), ensure_ascii=False)

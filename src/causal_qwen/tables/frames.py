@@ -87,6 +87,11 @@ def is_tabular(X: Any) -> bool:
     return hasattr(X, "columns") or hasattr(X, "__dataframe__") or _is_sparse(X)
 
 
+def as_table(X: Any) -> Any:
+    """A DataFrame, if X has columns; texts as they are."""
+    return to_frame(X) if is_tabular(X) else X
+
+
 def _is_sparse(X: Any) -> bool:
     return hasattr(X, "toarray") and hasattr(X, "nnz")
 
@@ -95,12 +100,12 @@ def _is_one_text_column(X: NDArray[Any]) -> bool:
     return X.shape[1] == 1 and any(isinstance(cell, str) for cell in X.flat)
 
 
-def to_frame(X: Any, feature_names: Sequence[Any] | None = None) -> Any:
+def to_frame(X: Any) -> Any:
     """A DataFrame of X's rows, with texts as column names; X itself is never changed.
 
     In:   a pandas, polars or pyarrow table, anything with `to_pandas` or `__dataframe__`, a dict
           of columns, a list of rows or records, a NumPy array of two dimensions (its columns are
-          `feature_names`, else x0, x1, ...) or a structured array.
+          x0, x1, ...) or a structured array.
     Out:  the same rows, and a pandas index if X has one. Names such as 7 or Timestamp(2024-05-01)
           become "7" and "2024-05-01". Numbers of any width become int64 or float64: a float32 0.1
           becomes 0.1, not 0.10000000149. Decimals become floats; nullable columns have NaN; the
@@ -111,7 +116,7 @@ def to_frame(X: Any, feature_names: Sequence[Any] | None = None) -> Any:
     pandas = require_pandas()
     if _is_sparse(X):
         raise TypeError(f"X is a sparse {type(X).__name__}; give X.toarray().")
-    frame = _as_pandas(pandas, X, feature_names)
+    frame = _as_pandas(pandas, X)
     frame = frame.set_axis(_text_names(frame.columns), axis=1)  # shares X's cells until written
     for name in frame.columns:
         column = frame[name]
@@ -130,13 +135,13 @@ def require_pandas() -> Any:
     return pandas
 
 
-def _as_pandas(pandas: Any, X: Any, feature_names: Sequence[Any] | None) -> Any:
+def _as_pandas(pandas: Any, X: Any) -> Any:
     if isinstance(X, pandas.DataFrame):
         return X
     if isinstance(X, dict):
         return _from_columns(pandas, X)
     if isinstance(X, np.ndarray | list | tuple):
-        return _from_rows(pandas, X, feature_names)
+        return _from_rows(pandas, X)
     if hasattr(X, "to_pandas"):
         try:
             return pandas.DataFrame(X.to_pandas())
@@ -172,7 +177,7 @@ def _from_columns(pandas: Any, columns: dict[Any, Any]) -> Any:
     return pandas.DataFrame(columns)
 
 
-def _from_rows(pandas: Any, X: Any, feature_names: Sequence[Any] | None) -> Any:
+def _from_rows(pandas: Any, X: Any) -> Any:
     if isinstance(X, np.ndarray) and X.dtype.names is not None:
         return pandas.DataFrame(X)
     if isinstance(X, list | tuple) and len(X) and isinstance(X[0], dict):
@@ -191,13 +196,6 @@ def _from_rows(pandas: Any, X: Any, feature_names: Sequence[Any] | None) -> Any:
             f"X has {counted(X.ndim, 'dimension')}; give a table, of two: rows and columns."
         )
     names = [f"x{place}" for place in range(X.shape[1])]
-    if feature_names is not None:
-        names = list(feature_names)
-    if len(names) != X.shape[1]:
-        raise ValueError(
-            f"feature_names has {counted(len(names), 'name')} for {counted(X.shape[1], 'column')}; "
-            "name every column."
-        )
     frame = pandas.DataFrame(X, columns=pandas.Index(names, dtype=object))
     return frame.infer_objects() if X.dtype == object else frame
 

@@ -12,20 +12,18 @@ that. Ids and values are cut, packed and padded together.
 
 from __future__ import annotations
 
-import csv
 import importlib
-import json
 import logging
 import math
 import os
 import re
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
@@ -33,7 +31,8 @@ from jinja2 import TemplateError
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.paths import install_hint
-from causal_qwen.tables.rows import check_width, column_names
+from causal_qwen.tables.csv_table import OPENERS, read_text
+from causal_qwen.tables.files import read_records
 from causal_qwen.terminal import counted
 
 Row = dict[str, Any]
@@ -48,6 +47,9 @@ SPEAKERS = {  # ShareGPT's `from` -> role
     "system": "system",
 }
 DEFAULT_SPLIT = "train"
+READERS = (  # the files that are read; other names are datasets
+    *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
+)
 NO_FIELD = NOBODY = -1  # index of a target without a field, of a text without an author
 
 logger = logging.getLogger("transformers.causal_qwen")
@@ -57,7 +59,8 @@ logger = logging.getLogger("transformers.causal_qwen")
 
 
 def read_rows(source: str | os.PathLike[str], template: str | None = None) -> list[Row]:
-    """The rows of a .jsonl, .json, .csv or .txt file, or of a Hugging Face dataset.
+    """The rows of a file that `fit` reads, too, of the lines of a .txt file, or of a Hugging Face
+    dataset.
 
     A dataset is `name`, `name:split` or `name:config:split`; it may be a directory. A template such
     as "A {carat} carat diamond costs |||{price}" makes texts of columns: required for CSV files,
@@ -80,81 +83,29 @@ def _numbered_rows(
 ) -> Iterator[tuple[str, Row]]:
     """("file:line", row) of every row."""
     path = Path(source)
-    read = READERS.get(path.suffix.lower())
-    if read is None:
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in OPENERS]
+    suffix = suffixes[-1] if suffixes else ""
+    if suffix not in READERS:
         if path.is_file():
             raise ValueError(f"{path} has an unknown type; use {', '.join(READERS)}.")
         yield from _dataset_rows(os.fspath(source))
         return
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; check the path.")
-    if read is _csv_rows and not has_template:
+    if suffix == ".txt":
+        lines = enumerate(_lines(read_text(os.fspath(path))), 1)
+        yield from ((f"{path}:{number}", {"text": line}) for number, line in lines if line.strip())
+        return
+    if suffix in (".csv", ".tsv") and not has_template:
         raise ValueError(
             f"{path} needs a template that makes texts of its columns, "
             'such as "A {carat} carat diamond costs |||{price}".'
         )
-    with path.open(encoding="utf-8-sig", newline="" if read is _csv_rows else None) as file:
-        try:
-            for line, row in read(file):
-                yield f"{path}:{line}", row
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert it.") from error
+    yield from ((f"{path}:{place}", row) for place, row in read_records(path))
 
 
-def _jsonl_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    for line, text in _lines(file):
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{file.name}:{line}: invalid JSON, {error.msg} at column {error.colno}."
-            ) from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{file.name}:{line}: {type(row).__name__}, not an object")
-        yield line, row
-
-
-def _json_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    """Of one array of objects, numbered from 1."""
-    try:
-        rows = json.load(file)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file.name}:{error.lineno}: invalid JSON, {error.msg}.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{file.name} is not an array of objects; write rows as [{{...}}, ...].")
-    yield from enumerate(rows, 1)
-
-
-def _csv_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    reader = csv.reader(file, strict=True)
-    names: list[str] = []
-    start = 1  # of the next row
-    try:
-        for cells in reader:
-            line, start = start, reader.line_num + 1
-            if cells and names:
-                check_width(file.name, line, ",".join(cells), len(cells), len(names))
-                yield line, dict(zip(names, cells, strict=True))
-            elif cells:
-                names = column_names(file.name, cells)
-    except csv.Error as error:
-        raise ValueError(f"{file.name}:{start}: invalid CSV, {error}.") from error
-
-
-def _txt_rows(file: TextIO) -> Iterator[tuple[int, Row]]:
-    return ((line, {"text": text.rstrip("\n")}) for line, text in _lines(file))
-
-
-def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
-    return ((line, text) for line, text in enumerate(file, 1) if text.strip())
-
-
-READERS: dict[str, Callable[[TextIO], Iterator[tuple[int, Row]]]] = {
-    ".jsonl": _jsonl_rows,
-    ".json": _json_rows,
-    ".csv": _csv_rows,
-    ".txt": _txt_rows,
-}
+def _lines(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
@@ -300,11 +251,6 @@ class Examples(list[Example]):
     def truncated(self) -> int:
         """Number of texts that were cut."""
         return sum(example.truncated for example in self)
-
-    @property
-    def examples(self) -> list[Example]:
-        """The list itself: an attribute of version 0.3.0."""
-        return self
 
 
 def encode_rows(

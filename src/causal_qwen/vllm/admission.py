@@ -25,16 +25,8 @@ from typing import Any
 
 from causal_qwen.decoding.settings import DecodingSettings, first_given, resolve_settings
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.serving.requests import (
-    TEXT_FIELDS,
-    RequestError,
-    TextRequest,
-    check_fields,
-    read_individual,
-    read_seed,
-    read_user,
-    settings_fields,
-)
+from causal_qwen.serving.requests import TextRequest, decoding_fields
+from causal_qwen.serving.schemas import DecodingBody, RequestError, TextBody, read
 
 RESOLVED = "resolved"
 CHANGED = ("seed", "temperature", "repetition_penalty")
@@ -126,28 +118,17 @@ def _request(params: Any, extra: dict[str, Any]) -> TextRequest:
     for name in FLAGS:
         if extra.get(name) in (0, 1):
             extra[name] = bool(extra[name])
-    known = settings_fields()
-    fields = {**known, **{name: TEXT_FIELDS[name] for name in OWN}}
-    if unknown := [name for name in extra if name not in fields]:
+    if unknown := [name for name in extra if name not in DecodingBody.model_fields]:
         raise RequestError(f"{unknown[0]!r} is unknown; docs/serving.md lists the fields.")
-    given = check_fields(extra, fields, neutral={})
-    settings = {}
-    for name, filled in FILLED.items():
-        value = getattr(params, name)
-        if name in named if named is not None else value not in filled:
-            settings[name] = value
-    settings |= {name: value for name, value in given.items() if name in known}
-    if "noise_temperature" in given:
-        settings["noise_temperature"] = given["noise_temperature"]
-    return TextRequest(
-        prompts=[],
-        is_chat=False,
-        max_tokens=0,
-        user=read_user(given.get("user")),
-        seed=read_seed("seed", params.seed),
-        individual=read_individual(given.get("individual")),
-        settings=settings,
-    )
+    given = decoding_fields(read(DecodingBody, extra))
+    filled_in = {
+        name: getattr(params, name)
+        for name, filled in FILLED.items()
+        if (name in named if named is not None else getattr(params, name) not in filled)
+    }
+    given["settings"] = filled_in | given["settings"]
+    seed = read(TextBody, {"seed": params.seed}).seed
+    return TextRequest(prompts=[], is_chat=False, max_tokens=0, seed=seed, **given)
 
 
 def _check_prompt(ids: Any, reads_values: bool) -> None:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from causal_qwen.serving.requests import settings_fields
+from causal_qwen.serving.schemas import SETTINGS
 from causal_qwen.vllm.admission import FILLED, NAMED, OWN, PROMPT_IDS
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -25,7 +25,7 @@ Receive = Callable[[], Awaitable[Message]]
 
 def own_fields() -> set[str]:
     """Fields that vLLM does not know itself."""
-    return {*settings_fields(), *OWN} - set(FILLED)
+    return {*SETTINGS, *OWN} - set(FILLED)
 
 
 def moved(body: bytes) -> bytes:

@@ -1,0 +1,145 @@
+"""Token view: one token -> the scores, thresholds and probabilities that chose it, and U.
+
+Everything is read from the model's output *before* the token. A coordinate of U is unusual when
+its location is far from its median over ordinary text, counted in interquartile ranges. The law is
+linear, so a coordinate adds exactly W_kc (loc_c - median_c) to the score of token k.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from causal_qwen.analysis.token_sequence import TokenSequence, decode_tokens, observe, read_tokens
+from causal_qwen.conversion.calibration import TEXTS
+from causal_qwen.modeling.abduction import whole
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.protocols import CausalModel, Processor
+
+CANDIDATES = 8
+COORDINATES = 8
+LEVEL = 0.9
+PARTS = ("candidates", "coordinates")
+
+
+class Candidate(NamedTuple):
+    """A token and its score S ~ Cauchy(loc, scale)."""
+
+    token: str
+    is_actual: bool
+    loc: float
+    low: float  # the central 90% of S
+    high: float
+    scale: float
+    threshold: float  # C_k + h, with the bar h of the context
+    softmax: float
+    probability: float  # P_k = P(S > C_k + h)
+
+
+class Coordinate(NamedTuple):
+    """A coordinate of U, and its contribution to the score of the first candidate."""
+
+    position: int  # in U
+    loc: float
+    typical: float
+    distance: float  # from typical, in interquartile ranges
+    scale: float
+    contribution: float
+
+
+class TypicalU(NamedTuple):
+    """The locations of U in ordinary text, (C,) each."""
+
+    median: Tensor
+    spread: Tensor  # interquartile range
+
+
+class TokenView(NamedTuple):
+    """One decision."""
+
+    before: str  # the token before it
+    actual: str | None  # the token of the text; None at its end
+    candidates: list[Candidate]  # by P_k; the actual token is among them
+    total: float  # sum of P_k over the whole vocabulary
+    vocabulary: int
+    coordinates: list[Coordinate]  # the most unusual first
+    level: float = LEVEL  # of the candidates' intervals
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        parts = {name: [one._asdict() for one in getattr(self, name)] for name in PARTS}
+        return {**self._asdict(), **parts}
+
+
+@torch.no_grad()
+def measure_typical(model: CausalModel, processor: Processor) -> TypicalU:
+    """Quartiles of loc_U over every position of a few built-in texts."""
+    rows = []
+    for text in TEXTS:
+        inputs = read_tokens(model, text, processor).batch(model)
+        output = model(**inputs, skip_logits=True, use_cache=False)
+        rows.append(output.loc_U[0].float().cpu())
+    loc = torch.cat(rows)  # (positions, C)
+    low, median, high = loc.quantile(torch.tensor([0.25, 0.5, 0.75]), dim=0)
+    return TypicalU(median, (high - low).clamp_min(torch.finfo(torch.float32).tiny))
+
+
+def split_tokens(model: CausalModel, processor: Processor, text: str) -> list[str]:
+    return decode_tokens(model, read_tokens(model, text, processor), processor)
+
+
+@torch.no_grad()
+def explain_token(
+    model: CausalModel, processor: Processor, text: str, index: int, typical: TypicalU
+) -> TokenView:
+    """How the token at `index` was chosen; at the end of the text, how the next one would be."""
+    sequence = read_tokens(model, text, processor)
+    count = len(sequence.ids)
+    if index == 0:
+        raise ValueError("The first token has no context; click a later one.")
+    if not 0 < index <= count:
+        raise ValueError(f"Token {index} is outside a text of {count} tokens.")
+    actual = int(sequence.ids[index]) if index < count else None
+    before = sequence.cut(index)
+    output = observe(model, before.then(_one_token(0)), index)
+    s = Cauchy(*(x[0, -1].float().cpu() for x in output.s_dist))
+    p = model.decision(output.s_dist)[0, -1].float().cpu()
+    threshold = model.decision.level(output.logits[0, -1]).float().cpu()
+    best = p.topk(min(CANDIDATES, len(p))).indices.tolist()
+    if actual is not None and actual not in best:
+        best = [*best[:-1], actual]
+    names = [decode_tokens(model, before.then(_one_token(k)), processor)[-1] for k in best]
+    columns = (s.loc, *s.interval(LEVEL), s.scale, threshold, s.loc.softmax(-1), p)
+    tokens = decode_tokens(model, sequence, processor)
+    return TokenView(
+        before=tokens[index - 1],
+        actual=None if actual is None else tokens[index],
+        candidates=[
+            Candidate(name, k == actual, *(float(x[k]) for x in columns))
+            for name, k in zip(names, best, strict=True)
+        ],
+        total=float(p.sum()),
+        vocabulary=len(p),
+        coordinates=_most_unusual(model, output, typical, best[0]),
+    )
+
+
+def _one_token(token: int) -> TokenSequence:
+    return TokenSequence(torch.tensor([token]), torch.zeros(1, dtype=torch.float64))
+
+
+def _most_unusual(
+    model: CausalModel, output: Any, typical: TypicalU, token: int
+) -> list[Coordinate]:
+    loc, scale = (x[0, -1].float().cpu() for x in output.u_dist)  # (C,)
+    moved = loc - typical.median
+    distance = moved / typical.spread
+    weight = (
+        whole(model.lm_head, "weight")[token].detach().float().cpu() / model.config.logit_divisor
+    )
+    contribution = weight * moved
+    best = distance.abs().topk(min(COORDINATES, len(loc))).indices.tolist()
+    columns = (loc, typical.median, distance, scale, contribution)
+    return [Coordinate(c, *(float(x[c]) for x in columns)) for c in best]

@@ -1,0 +1,79 @@
+"""Saving: a fitted regressor -> its directory, and back.
+
+    regressor.skops   version, parameters and fitted attributes
+    model/            the trained model of `finetune` and `scratch`
+
+A skops file names the type of everything in it: what is neither scikit-learn's nor in TRUSTED is
+not loaded. It is a zip archive, whose checksums find changed bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED
+
+from causal_qwen.paths import install_hint
+
+FILE, MODEL = "regressor.skops", "model"
+VERSION = 1  # of the file; a change of what it contains is another version
+CURE = "restore it, or fit again"
+TRUSTED = [  # beside what skops trusts: scikit-learn's estimators, arrays, plain containers
+    "causal_qwen.modeling.value_space.ValueSpace",
+    "causal_qwen.regression.conformal.Conformal",
+    *(f"causal_qwen.regression.experts.{name}" for name in ("Expert", "Fitted", "Stack")),
+    *(f"causal_qwen.regression.fitted.{name}" for name in ("Limits", "Target")),
+    "causal_qwen.regression.head.Chain",
+    "causal_qwen.regression.ridge.Ridge",
+    *(
+        f"causal_qwen.regression.source_model.{name}"
+        for name in ("Reading", "SourceModel", "TargetModel")
+    ),
+    *(f"causal_qwen.regression.sources.{name}" for name in ("Schema", "Spline", "TableFeatures")),
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    *("functools.partial", "sklearn.utils.validation.check_array"),  # of trees with categories
+    *("numpy.dtype", "numpy.round"),  # of an imputer, of rounded components
+    "scipy.sparse._csr.csr_matrix",  # of rows with words, in a kernel
+]
+
+
+def write_state(state: dict[str, Any]) -> bytes:
+    content: bytes = _load_skops().dumps(
+        {"version": VERSION, **state}, compression=ZIP_DEFLATED, compresslevel=1
+    )
+    return content
+
+
+def read_state(file: Path) -> dict[str, Any]:
+    """What `write_state` wrote; one sentence for a damaged file and for a foreign one."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file.parent} has no {FILE}; is it a saved regressor?")
+    skops, content = _load_skops(), file.read_bytes()
+    try:
+        unknown = sorted({*skops.get_untrusted_types(data=content)} - {*TRUSTED})
+        state = None if unknown else skops.loads(content, trusted=TRUSTED)
+    except Exception as error:  # whatever damaged bytes make zip, JSON and skops raise
+        reason = (str(error).splitlines() or [""])[0][:100] or type(error).__name__
+        raise ValueError(f"{file} is damaged ({reason}); {CURE}.") from None
+    if unknown:
+        raise ValueError(
+            f"{file} has objects of the type {unknown[0]}, which no regressor has, and is not "
+            f"loaded; {CURE}."
+        )
+    version = state.get("version") if isinstance(state, dict) else None
+    if not isinstance(state, dict) or version != VERSION:
+        raise ValueError(
+            f"{file} has version {version}, and this causal-qwen reads {VERSION}; fit again."
+        )
+    return state
+
+
+def _load_skops() -> Any:
+    try:
+        import skops.io
+    except ModuleNotFoundError:
+        raise ImportError(
+            "saving and loading a regressor needs skops, which is not installed: "
+            + install_hint("tables")
+        ) from None
+    return skops.io

@@ -1,0 +1,138 @@
+"""Client: requests to a server, and what it says when a server does not answer as expected."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from _server import KEY, serving
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, StreamingResponse
+
+from causal_qwen.cli.setup import playground
+from causal_qwen.playground.served import ServedModel
+from causal_qwen.serving.client import Client
+from causal_qwen.serving.connections import serve_app
+from causal_qwen.serving.sockets import bind
+
+GONE = "http://127.0.0.1:{port}"
+
+
+def test_an_absent_server_and_a_bad_address_are_one_sentence() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        gone = GONE.format(port=probe.getsockname()[1])
+    with pytest.raises(OSError, match=rf"^{gone} cannot be reached \(.*\)\.$"):
+        ServedModel.open(gone)
+    for url in ("127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://u:p@a", "http://a b"):
+        with pytest.raises(ValueError, match="is no address"):
+            Client(url)
+    with pytest.raises(ValueError, match="no HTTP header can hold") as refused:
+        Client(gone, "secret\nX: y")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_key_is_not_sent_to_where_a_server_redirects() -> None:
+    asked: list[str] = []
+
+    async def redirect(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await RedirectResponse("/elsewhere", 302)(scope, receive, send)
+
+    with serving(redirect) as address, pytest.raises(ValueError, match="answers 302 Found"):
+        Client(address, KEY).get("/v1/models")
+    assert asked == ["/v1/models"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (PlainTextResponse("hello"), "does not answer in JSON; is it causal-qwen serve"),
+        (JSONResponse([1]), "does not answer in JSON"),
+        (JSONResponse({"data": [{"id": "gpt"}]}), "not answer as expected .'individual_size'"),
+        (JSONResponse({"data": []}), "does not answer as expected"),
+        (PlainTextResponse("no", 502), "answers 502 Bad Gateway"),
+    ],
+)
+def test_another_kind_of_server_is_named(answer: Any, message: str) -> None:
+    with serving(answer) as address, pytest.raises(ValueError, match=message) as refused:
+        ServedModel.open(address)
+    assert address in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("events", "kind", "message"),
+    [
+        ([{"choices": [{"text": "a"}]}], OSError, "has stopped answering"),
+        ([{"choices": [{"text": "a"}]}, {"error": {"message": "It broke."}}], ValueError, "broke"),
+        ([{"choices": []}], ValueError, "does not answer as expected"),
+    ],
+)
+def test_a_stream_that_breaks_is_an_error(
+    events: list[Any], kind: type[Exception], message: str
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        lines = (f"data: {json.dumps(event)}\n\n" for event in events)
+        await StreamingResponse(lines)(scope, receive, send)
+
+    with serving(app) as address:
+        broken = ServedModel(Client(address), "tiny", 32, 1.0, 80, True)
+        with pytest.raises(kind, match=message):
+            list(broken.stream([{"prompt": "a king"}], 5))
+
+
+def test_a_closed_client_ends_the_requests_of_other_threads() -> None:
+    is_asked, may_end = threading.Event(), threading.Event()
+
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        is_asked.set()
+        await asyncio.to_thread(may_end.wait, 60)
+
+    with serving(hang) as address, ThreadPoolExecutor(1) as pool:
+        client = Client(address)
+        asked = pool.submit(client.post, "/v1/numbers", {})
+        assert is_asked.wait(60)
+        client.close()
+        with pytest.raises(OSError, match=address):  # while it sends, or while it waits
+            asked.result(60)
+        may_end.set()
+    with pytest.raises(OSError, match="is closed"):
+        client.get("/v1/models")
+
+
+def test_a_server_that_ends_says_so_to_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it waits for its threads, which may wait for another server."""
+    order: list[str] = []
+    monkeypatch.setattr("uvicorn.Server.startup", _end_at_once)
+    monkeypatch.setattr("uvicorn.Server.shutdown", _record_shutdown(order))
+    with bind("127.0.0.1", 0) as bound:
+        serve_app(
+            PlainTextResponse("hello"),
+            bound,
+            max_connections=9,
+            close_seconds=1,
+            on_close=lambda: order.append("closed"),
+        )
+    assert order == ["requests have ended", "closed"]
+
+
+async def _end_at_once(self: Any, sockets: Any = None) -> None:
+    self.started = self.should_exit = True
+    self.servers = []
+
+
+def _record_shutdown(order: list[str]) -> Any:
+    async def shutdown(self: Any, sockets: Any = None) -> None:
+        order.append("requests have ended")
+
+    return shutdown
+
+
+def test_a_server_and_a_model_are_not_both_named() -> None:
+    for options in ({"model": "mine"}, {"device": "cpu"}, {"dtype": "float32"}):
+        with pytest.raises(ValueError, match="leave out --model"):
+            playground(url="http://127.0.0.1:8000", **options)
