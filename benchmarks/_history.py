@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from _results import Row, load, renew, save, time_peers
 
-from causal_qwen.engine import threads
+from causal_qwen.engine.fast import THREADS
 
 MACHINE = ("date", "cpu", "bandwidth_gb_s")
 MACHINE_COLUMNS = {
@@ -44,7 +44,7 @@ def cpu() -> str:
 
 def memory_reader(times: int = 4) -> Callable[[], float]:
     """Seconds in which all threads together read BLOCK bytes from memory, at best."""
-    parts = np.array_split(np.ones(BLOCK // 4, np.float32), threads.COUNT)
+    parts = np.array_split(np.ones(BLOCK // 4, np.float32), THREADS)
 
     def read() -> float:
         start = time.perf_counter()

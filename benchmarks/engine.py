@@ -53,7 +53,8 @@ from _results import (
     time_peers,
 )
 
-from causal_qwen.engine import Engine, KeyValueCache, threads
+from causal_qwen.engine import Engine, KeyValueCache
+from causal_qwen.engine.fast import THREADS, run
 from causal_qwen.engine.quantization import quantize
 from causal_qwen.engine.random_checkpoint import QWEN_0_5B, QWEN_1_5B, random_checkpoint
 
@@ -302,12 +303,12 @@ def product_timer(multiplications: int) -> Timer:
     """Seconds in which all threads together do so many multiplications, as products of float32
     matrices that stay in cache."""
     x, weight = np.ones((PREFILL, 1024), np.float32), np.ones((1024, 1024), np.float32)
-    outs = [np.empty((PREFILL, 1024), np.float32) for _ in range(threads.COUNT)]
+    outs = [np.empty((PREFILL, 1024), np.float32) for _ in range(THREADS)]
 
     def multiply() -> float:
         start = time.perf_counter()
         for _ in range(8):
-            threads.run([partial(np.matmul, x, weight.T, out=out) for out in outs])
+            run([partial(np.matmul, x, weight.T, out=out) for out in outs])
         return (time.perf_counter() - start) / (8 * len(outs) * x.size * 1024)
 
     return lambda: min(multiply() for _ in range(3)) * multiplications
@@ -475,7 +476,7 @@ def page(results: list[Row]) -> list[str]:
     return [
         "# The NumPy engine: speed and memory",
         "",
-        f"`python benchmarks/engine.py`: {threads.COUNT} threads, {platform.machine()}, NumPy "
+        f"`python benchmarks/engine.py`: {THREADS} threads, {platform.machine()}, NumPy "
         f"{np.__version__}; read bandwidth {memory[0]:.1f} to {memory[-1]:.1f} GB/s, measured in "
         f"every round. Decoding: {PROMPT} prompt tokens, {NEW} new ones; prefill: {PREFILL} "
         "tokens; load, first token, memory: in a process of its own. Ratios are medians of paired "

@@ -14,6 +14,7 @@ DATA is text: one JSON object per line (all its strings are used) or plain lines
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from functools import partial
@@ -28,7 +29,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.configuration import CausalQwen2Config
-from causal_qwen.outputs import file_sha256
 from causal_qwen.training.run import COMPAT_WEIGHT
 
 VOCABULARY, LENGTH, BATCH, WARMUP = 1024, 128, 16, 40
@@ -207,7 +207,9 @@ def main() -> None:
         for rate in options.rates
         for name in options.only or OBJECTIVES
     ]
-    digest = file_sha256(options.data)[:8]  # runs on other data are not taken for these
+    digest = hashlib.sha256(options.data.read_bytes()).hexdigest()[
+        :8
+    ]  # runs on other data are not taken for these
     unfinished = options.output.with_suffix(f".{digest}.unfinished.jsonl")
     results = run_all(jobs, data, options.jobs, unfinished)
     if options.only:

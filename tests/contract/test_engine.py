@@ -231,20 +231,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: edit(d / "config.json", value_space="cubic"),
         "value_space='cubic' is unknown; choose one of symlog, linear",
     ),
-    "index": (
-        lambda d: (
-            (d / "model.safetensors").rename(d / "shard")
-            and (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}')
-        ),
-        "has no weight_map of file names",
-    ),
-    "missing shard": (
-        lambda d: (
-            (d / "model.safetensors").rename(d / "shard")
-            and (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "lost"}}')
-        ),
-        "lost does not exist",
-    ),
     "tokenizer": (
         lambda d: edit(d / "config.json", num_token_id=5),
         "tokenizer.json has .* tokens",
@@ -430,15 +416,6 @@ def test_verify_takes_short_prompts(prompt: list[int], tmp_path: Path) -> None:
     assert result.is_passed, result.checks
 
 
-@pytest.mark.parametrize("space", ["log", 5])
-def test_an_unknown_value_space_is_refused_at_loading(space: Any, tmp_path: Path) -> None:
-    model = random_checkpoint(tmp_path, TINY, is_causal=True)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "value_space": space}))
-    with pytest.raises(ValueError, match=r"config\.json: value_space="):
-        Engine.from_pretrained(model)
-
-
 def test_verify_handles_generated_number_tokens(tmp_path: Path) -> None:
     from causal_qwen.analysis.verify import verify
 
@@ -458,32 +435,16 @@ def test_verify_names_damaged_weights_and_rejects_zero_tokens(tmp_path: Path) ->
         verify(model, max_new_tokens=2)
 
 
-def test_verify_table_contains_the_worst_token() -> None:
-    from rich.console import Console
-
-    from causal_qwen.analysis.verify import Difference, Row, Verification, table
-
-    rows = [Row(str(1000 + i), {"numpy_float64": Difference(1e-6, 0, 0)}) for i in range(60)]
-    rows[31].differences["numpy_float64"] = Difference(7e-3, 0, 0)
-    console = Console(width=120)
-    with console.capture() as shown:
-        console.print(table(Verification("model", [], rows, [])))
-    assert "token 1031" in shown.get()
-    assert "7.0e-03" in shown.get()
-    assert "token 1032" not in shown.get()
-
-
 def test_verify_compares_quantiles_of_errors_not_their_maxima() -> None:
-    from causal_qwen.analysis.verify import PAIRS, TOLERANCE, Difference, Row, Verification
-    from causal_qwen.analysis.verify import _conclude as conclude
+    from causal_qwen.analysis.verify import PAIRS, Row, Verification, conclude
 
     def verified(maximum: float, percentile: float) -> Verification:
         """torch's own errors are at most 4.5e-5, and 3e-5 at 80%."""
-        errors = dict.fromkeys(PAIRS, Difference(4.5e-5, 1e-5, 3e-5))
-        errors["numpy_float64"] = Difference(maximum, 1e-5, percentile)
-        tokens = [Row("7", errors, (7, 7, 7), 1.0) for _ in range(3)]
-        result = Verification("model", [Row("logits", errors)], tokens, [])
-        conclude(result, TOLERANCE)
+        largest = dict.fromkeys(PAIRS, 4.5e-5) | {"numpy_float64": maximum}
+        usual = dict.fromkeys(PAIRS, 3e-5) | {"numpy_float64": percentile}
+        tokens = [Row("7", largest, usual, (7, 7, 7)) for _ in range(3)]
+        result = Verification("model", [Row("logits", largest, usual)], tokens, [])
+        conclude(result, disagreed=0)
         return result
 
     assert verified(7.8e-5, 3.1e-5).is_passed
@@ -493,23 +454,21 @@ def test_verify_compares_quantiles_of_errors_not_their_maxima() -> None:
     assert "logits, NumPy to float64" in wrong.sentence
 
 
-def test_verify_passes_and_writes_report_files(tmp_path: Path) -> None:
+def test_verify_prints_layers_tokens_and_a_sentence(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from causal_qwen.cli.program import app
 
     model = random_checkpoint(tmp_path / "model", TINY, std=0.1, is_causal=True)
-    arguments = ["verify", str(model), "-n", "12", "-o", str(tmp_path / "proof")]
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(app, ["verify", str(model), "-n", "12"])
     assert done.exit_code == 0, done.output
     assert "layer.1" in done.output
     assert "all 6 bounds are met" in done.output.splitlines()[-1]
-    proof = json.loads((tmp_path / "proof/verify.json").read_text(encoding="utf-8"))
+    proof = json.loads(CliRunner().invoke(app, ["verify", str(model), "-n", "12", "--json"]).stdout)
     assert proof["is_passed"]
     assert len(proof["tokens"]) == 12
     assert [stage["name"] for stage in proof["stages"]][-2:] == ["norm", "logits"]
-    assert 0 < proof["stages"][-1]["differences"]["numpy_float32"]["maximum"] < 2e-4
-    assert (tmp_path / "proof/verify.png").stat().st_size > 5000
+    assert 0 < proof["stages"][-1]["maximum"]["numpy_float32"] < 2e-4
 
 
 @pytest.mark.slow

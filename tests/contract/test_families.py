@@ -559,5 +559,5 @@ def test_a_part_that_reads_with_a_layer_too_many_is_refused(tmp_path: Path) -> N
     one = "model.language_model.layers.1.mlp.up_proj.weight"
     tensors[one.replace("layers.1", "layers.2")] = tensors[one].clone()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="num_hidden_layers=2 and weights of 3 layers"):
+    with pytest.raises(ValueError, match=r"has model\.layers\.2"):
         load_base(tmp_path)

@@ -90,6 +90,7 @@ MODELS = (
 )
 TRAINING = (
     Hook(Trainer, "_save_checkpoint", ("model", "trial"), TRAINER),
+    Hook(Trainer, "_save", ("output_dir", "state_dict"), TRAINER),
     Hook(Trainer, "_prepare_inputs", ("inputs",), TRAINER),
     Hook(Trainer, "get_batch_samples", ("epoch_iterator", "num_batches", "device"), TRAINER),
     Hook(

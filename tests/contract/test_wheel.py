@@ -177,7 +177,7 @@ def test_every_extra_exists_and_requires_only_its_own_packages() -> None:
     assert own["torch"] == {"accelerate", "gguf", "torch", "transformers"}
     assert own["train"] == {"[torch]", "datasets"}
     assert own["app"] == {"[serve]", "[tables]", "gradio"}
-    assert own["serve"] == {"fastapi", "jinja2", "uvicorn"}
+    assert own["serve"] == {"fastapi", "jinja2", "prometheus-client", "uvicorn"}
     assert own["all"] == {f"[{extra}]" for extra in EXTRAS - {"all", "torch"}}
 
 

@@ -132,12 +132,6 @@ def test_texts_with_one_candidate_everywhere_leave_kappa_at_1(
     assert calibration.calibrate_noise(model, [torch.arange(9)]) == (1.0, 1.0)
 
 
-def test_measure_noise_has_no_effect_and_says_so(base: Qwen2ForCausalLM) -> None:
-    with pytest.warns(DeprecationWarning, match="measure_noise"):
-        model = CausalQwenForCausalLM.from_qwen(base, measure_noise=False)
-    assert not hasattr(model.config, "measure_noise")
-
-
 def test_saved_noise_settings_survive_saving_and_make_the_default_individual(
     base: Qwen2ForCausalLM, tmp_path: Path
 ) -> None:

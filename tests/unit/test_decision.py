@@ -22,7 +22,7 @@ from causal_qwen.decoding.decision import (
     choose_pruned,
     decide_together,
 )
-from causal_qwen.engine.matrix import Matrix
+from causal_qwen.engine.fast import Matrix
 from causal_qwen.generation.logits import (
     BLOCKS,
     HeadNorms,

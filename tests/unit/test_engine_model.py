@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen.decoding.decision import choose, choose_pruned
-from causal_qwen.engine import Engine, KeyValueCache, greedy_decode, qwen2, threads
+from causal_qwen.engine import Engine, KeyValueCache, fast, greedy_decode, qwen2
 from causal_qwen.engine.generation import Generator
 from causal_qwen.engine.weights import read_json, read_tensors, widen
 from causal_qwen.individuals.individual import Individual
@@ -340,7 +340,7 @@ def test_two_threads_generate_the_text_of_one(
     _, engine = saved(torch.bfloat16)
     ids = np.random.default_rng(1).integers(0, 97, (2, 50))
     one = engine.logits(ids)
-    monkeypatch.setattr(threads, "COUNT", 2)
+    monkeypatch.setattr(fast, "THREADS", 2)
     assert np.abs(engine.logits(ids) - one).max() < 1e-5
 
 

@@ -30,10 +30,8 @@ from transformers.generation import (
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
 from causal_qwen.decoding.decision import choose
-from causal_qwen.engine import Engine, KeyValueCache, threads
-from causal_qwen.engine import matrix as matrix_module
-from causal_qwen.engine.kernels import Kernel
-from causal_qwen.engine.matrix import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Matrix, project
+from causal_qwen.engine import Engine, KeyValueCache, fast
+from causal_qwen.engine.fast import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Kernel, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
     RotaryEmbedding,
@@ -175,9 +173,9 @@ def test_products_do_not_depend_on_the_number_of_threads(
     matrices = [Matrix(w.astype(kind)) for w in weights]
     x = random(count, 16)
     expected = project(x, *matrices)
-    monkeypatch.setattr(threads, "COUNT", workers)
-    monkeypatch.setattr(matrix_module, "MIN_PARALLEL", 0)  # use threads for small products too
-    monkeypatch.setattr(matrix_module, "WAKE_UP", late)
+    monkeypatch.setattr(fast, "THREADS", workers)
+    monkeypatch.setattr(fast, "MIN_PARALLEL", 0)  # use threads for small products too
+    monkeypatch.setattr(fast, "WAKE_UP", late)
     for ours, theirs in zip(project(x, *matrices), expected, strict=True):
         assert np.allclose(ours, theirs, atol=1e-6)
 
@@ -212,16 +210,16 @@ def test_blas_divides_products_of_few_vectors_with_float32_weights(
 
 
 def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "COUNT", 2)
+    monkeypatch.setattr(fast, "THREADS", 2)
 
     def fail() -> None:
         raise ValueError("here")
 
     for tasks in ([lambda: None, fail], [fail, lambda: None]):
         with pytest.raises(ValueError, match="here"):
-            threads.run(tasks)
+            fast.run(tasks)
     done: list[int] = []
-    threads.run([lambda: done.append(0), lambda: done.append(1)])  # the workers are free again
+    fast.run([lambda: done.append(0), lambda: done.append(1)])  # the workers are free again
     assert sorted(done) == [0, 1]
 
 
@@ -231,7 +229,7 @@ def test_interrupted_run_leaves_free_workers(
 ) -> None:
     """Ctrl-C, or another signal, while a worker is busy: the next tasks are done, and by nobody
     else's worker; that one ends."""
-    monkeypatch.setattr(threads, "COUNT", 2)
+    monkeypatch.setattr(fast, "THREADS", 2)
 
     def interrupt(*_: Any) -> None:
         raise kind
@@ -239,14 +237,14 @@ def test_interrupted_run_leaves_free_workers(
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for _ in range(3):
-            threads.run([lambda: None, lambda: None])  # a worker is there
-            workers = threads._WORKERS
+            fast.run([lambda: None, lambda: None])  # a worker is there
+            workers = fast._WORKERS
             interrupt = partial(signal.setitimer, signal.ITIMER_REAL, 0.03)
             with pytest.raises(kind):
-                threads.run([interrupt, lambda: time.sleep(0.3)])
+                fast.run([interrupt, lambda: time.sleep(0.3)])
             assert workers.are_busy.locked()  # for whoever was about to take them
             done: list[int] = []
-            threads.run([lambda: done.append(0), lambda: done.append(1)])  # noqa: B023
+            fast.run([lambda: done.append(0), lambda: done.append(1)])  # noqa: B023
             assert sorted(done) == [0, 1]
             for worker in workers._all:
                 worker.join(timeout=GUARD)
@@ -259,23 +257,23 @@ def test_interrupted_run_leaves_free_workers(
 def test_two_callers_and_tasks_within_tasks_do_not_wait_for_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "COUNT", 2)
+    monkeypatch.setattr(fast, "THREADS", 2)
     done: list[str] = []
 
     def nested() -> None:
-        threads.run([lambda: done.append("a"), lambda: done.append("b")])
+        fast.run([lambda: done.append("a"), lambda: done.append("b")])
 
     with ThreadPoolExecutor(4) as pool:
-        for caller in [pool.submit(threads.run, [nested, nested]) for _ in range(20)]:
+        for caller in [pool.submit(fast.run, [nested, nested]) for _ in range(20)]:
             caller.result(timeout=GUARD)
     assert sorted(done) == 40 * ["a"] + 40 * ["b"]
 
 
 def test_last_caller_restores_the_blas_threads() -> None:
-    libraries = threads._BLAS
+    libraries = fast._BLAS
     before = [library.num_threads for library in libraries]
-    with threads.blas_alone():
-        with threads.blas_alone():
+    with fast.blas_alone():
+        with fast.blas_alone():
             assert {library.num_threads for library in libraries} == {1}
         assert {library.num_threads for library in libraries} == {1}
     assert [library.num_threads for library in libraries] == before
@@ -284,7 +282,7 @@ def test_last_caller_restores_the_blas_threads() -> None:
 @pytest.fixture
 def two_blas_threads() -> Iterator[Any]:
     """The BLAS that NumPy has, told to use two threads since the engine was imported."""
-    (library,) = (one for one in threads._BLAS if "numpy" in str(one.filepath))
+    (library,) = (one for one in fast._BLAS if "numpy" in str(one.filepath))
     before = library.num_threads
     library.set_num_threads(2)
     yield library
@@ -292,7 +290,7 @@ def two_blas_threads() -> Iterator[Any]:
 
 
 def test_blas_keeps_the_threads_that_were_given_later(two_blas_threads: Any) -> None:
-    with threads.blas_alone():
+    with fast.blas_alone():
         assert two_blas_threads.num_threads == 1
     assert two_blas_threads.num_threads == 2
 
@@ -301,7 +299,7 @@ def test_blas_is_limited_to_one_thread_from_any_thread(two_blas_threads: Any) ->
     """threadpoolctl obeys the first thread that sets anything, and no other while it lives."""
 
     def seen_inside() -> int:
-        with threads.blas_alone():
+        with fast.blas_alone():
             return int(two_blas_threads.num_threads)
 
     assert seen_inside() == 1
@@ -329,12 +327,12 @@ def is_true_in_a_fork(claim: Callable[[], bool]) -> bool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_has_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "COUNT", 2)
-    threads.run([lambda: None, lambda: None])  # a worker is there
+    monkeypatch.setattr(fast, "THREADS", 2)
+    fast.run([lambda: None, lambda: None])  # a worker is there
 
     def all_is_done() -> bool:
         done: list[int] = []
-        threads.run([lambda: done.append(0), lambda: done.append(1)])
+        fast.run([lambda: done.append(0), lambda: done.append(1)])
         return len(done) == 2
 
     assert is_true_in_a_fork(all_is_done)
@@ -346,7 +344,7 @@ def test_a_process_forked_amid_a_product_has_its_blas_threads(two_blas_threads: 
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with threads.blas_alone():
+        with fast.blas_alone():
             is_inside.set()
             may_leave.wait(30)
 
@@ -356,7 +354,7 @@ def test_a_process_forked_amid_a_product_has_its_blas_threads(two_blas_threads: 
         assert is_inside.wait(30)
 
         def has_two() -> bool:
-            with threads.blas_alone():
+            with fast.blas_alone():
                 pass
             return two_blas_threads.num_threads == 2
 
@@ -490,7 +488,7 @@ def test_attention_in_blocks_is_attention_as_defined(
         padding = np.arange(seen) < np.array([[0], [min(pads, seen - 1)]])
     mask = causal_mask(new, seen, window, padding)
     expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
-    with patch.object(threads, "COUNT", workers):
+    with patch.object(fast, "THREADS", workers):
         ours = attend(query, key, value, window, padding).reshape(expected.shape)
     real = np.ones((2, new), bool) if padding is None else ~padding[:, past:]
     assert np.allclose(ours[real], expected[real], atol=1e-5)

@@ -14,13 +14,10 @@ import pytest
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
-from causal_qwen.analysis.precision import compare_precision
 from causal_qwen.engine import Engine
-from causal_qwen.engine.kernels import Kernel
-from causal_qwen.engine.matrix import MAX_BATCH, MAX_VECTORS, Matrix, project
+from causal_qwen.engine.fast import MAX_BATCH, MAX_VECTORS, Kernel, Matrix, project
 from causal_qwen.engine.quantization import quantize, quantize_rows
 from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
-from causal_qwen.outputs import damaged_files
 
 PROMPT = [5, 17, 44, 3, 96, 60, 21, 8, 33, 71]
 
@@ -85,11 +82,11 @@ def test_the_kernels_loops_compute_what_numpy_computes(
 
 IN_A_FORK = """
 import os, sys
-from causal_qwen.engine import Engine, kernels
+from causal_qwen.engine import Engine, fast
 
 path, ids = sys.argv[1], [int(word) for word in sys.argv[2:]]
 engine = Engine.from_pretrained(path, kernel="numba")
-print(kernels.numba_kernel().has_threads)
+print(fast.numba_kernel().has_threads)
 for is_child in (False, True):
     if is_child and os.fork():
         sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
@@ -125,7 +122,6 @@ def test_int8_in_memory_is_the_quantised_directory(base: Path, small: Path) -> N
         exact.model.embed(np.array([PROMPT])), stored.model.embed(np.array([PROMPT]))
     )
     assert stored.saved == {"noise_gain": 2.0}
-    assert damaged_files(small, hashes=True) == []
 
 
 def test_equal_scales_stay_equal(tmp_path: Path, base: Path) -> None:
@@ -167,23 +163,8 @@ def drop_scales(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     del tensors["lm_head.weight_scale"]
 
 
-def round_norm(tensors: dict[str, Any], config: dict[str, Any]) -> None:
-    tensors["model.norm.weight"] = np.ones_like(tensors["model.norm.weight"], np.int8)
-
-
-def round_number_head(tensors: dict[str, Any], config: dict[str, Any]) -> None:
-    weight = tensors["action.value.weight"]
-    scale = np.abs(weight).max(1, keepdims=True) / 127
-    tensors["action.value.weight"] = (weight / scale).round().astype(np.int8)
-    tensors["action.value.weight_scale"] = scale.astype(np.float32)
-
-
 def shorten_scales(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     tensors["lm_head.weight_scale"] = tensors["lm_head.weight_scale"][1:]
-
-
-def forget_int8(tensors: dict[str, Any], config: dict[str, Any]) -> None:
-    del config["quantization_config"]
 
 
 def name_other_method(tensors: dict[str, Any], config: dict[str, Any]) -> None:
@@ -193,11 +174,8 @@ def name_other_method(tensors: dict[str, Any], config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (drop_scales, "int8 without scales"),
-        (round_norm, "model.norm.weight as int8"),
-        (round_number_head, "action.value.weight_scale.*does not describe"),
+        (drop_scales, "lacks .*weight_scale"),
         (shorten_scales, "lm_head.weight_scale of shape"),
-        (forget_int8, "_scale.*does not describe"),
         (name_other_method, "quant_method='gptq'"),
     ],
 )
@@ -222,14 +200,14 @@ def test_precision_is_exact_where_rounding_changes_nothing(base: Path, tmp_path:
             words[:, 0] = 127
             tensors[name] = words.astype(np.float32) / 1024
     save_file(tensors, coarse / "model.safetensors")
-    same = compare_precision(coarse, tokens=60)
-    assert same.agreement == 1
-    assert same.kl_max < 1e-9
-    assert abs(same.perplexity_ratio - 1) < 1e-6
-    other = compare_precision(base, tokens=60)
-    assert 1e-6 < other.kl_mean < 0.05
-    assert 1e-4 < other.layers["logits"] < 0.05
-    assert other.layers["embedding"] == 0
+    ids = list(range(60))
+
+    def gap(path: Path) -> float:
+        exact, rounded = (Engine.from_pretrained(path, kind).logits(ids) for kind in (None, "int8"))
+        return float(np.linalg.norm(rounded - exact) / np.linalg.norm(exact))
+
+    assert gap(coarse) < 1e-6
+    assert 1e-4 < gap(base) < 0.05
 
 
 def test_verify_passes_with_int8(base: Path, small: Path) -> None:
@@ -237,7 +215,4 @@ def test_verify_passes_with_int8(base: Path, small: Path) -> None:
 
     result = verify(base, PROMPT, max_new_tokens=3, dtype="int8")
     assert result.is_passed, result.checks
-    assert result.precision is not None
-    assert 0 < result.precision.kl_mean < 0.05
-    assert verify(small, PROMPT, max_new_tokens=3).precision is None
-    assert verify(small, PROMPT, max_new_tokens=3, original=base).precision == result.precision
+    assert verify(small, PROMPT, max_new_tokens=3).is_passed

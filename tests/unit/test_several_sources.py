@@ -484,7 +484,6 @@ def test_a_loaded_regressor_predicts_bit_for_bit_the_same(
     far = table[:1].assign(size=50.0)
     assert again.beyond_training(far) == regressor.beyond_training(far) != [""]
     assert sorted(path.name for path in original.iterdir()) == [
-        "manifest.json",
         "regressor.skops",
     ]
 

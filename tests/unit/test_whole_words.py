@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,57 +333,6 @@ def test_the_saved_rule_is_of_causal_alone_and_others_ask_for_it() -> None:
 # ---------------------------------------------------------------- files
 
 
-def without_edges(source: Path, target: Path) -> Path:
-    """The same directory as an earlier version wrote it."""
-    shutil.copytree(source, target)
-    tensors = load_file(source / "model.safetensors")
-    del tensors[EDGES]
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    settings = json.loads((target / "generation_config.json").read_text())
-    settings.pop("whole_words", None)
-    (target / "generation_config.json").write_text(json.dumps(settings))
-    return target
-
-
-def test_an_earlier_directory_is_loaded_in_silence_and_says_the_same(
-    model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    free = said(model, whole_words=False)
-    model.save_pretrained(tmp_path / "new")
-    old = without_edges(tmp_path / "new", tmp_path / "old")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loaded, info = CausalQwenForCausalLM.from_pretrained(old, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert "word_edges" not in caplog.text
-    assert loaded.decision.word_edges.tolist() == [0] * model.config.vocab_size
-    options = {name: value for name, value in CALL.items() if name != "causal_mode"}
-    for whole_words in (None, True, False):  # all zeros: the rule has no effect
-        assert said(loaded, whole_words=whole_words) == free
-        found = Engine.from_pretrained(old).generate(
-            PROMPT[0].tolist(),
-            mode="causal",
-            max_new_tokens=NEW,
-            whole_words=whole_words,
-            **options,
-        )
-        assert found.ids[0].tolist() == free
-    state = {name: tensor for name, tensor in model.state_dict().items() if name != EDGES}
-    loaded.load_state_dict(state)
-
-
-def test_a_directory_that_lost_its_word_edges_is_refused(model: Any, tmp_path: Path) -> None:
-    model.save_pretrained(tmp_path / "new")
-    damaged = without_edges(tmp_path / "new", tmp_path / "damaged")
-    for load in (CausalQwenForCausalLM.from_pretrained, Engine.from_pretrained):
-        load(damaged)  # as a directory of an earlier version
-    settings = damaged / "generation_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "whole_words": True}))
-    for load in (CausalQwenForCausalLM.from_pretrained, Engine.from_pretrained):
-        with pytest.raises(ValueError, match=r"has no decision\.word_edges"):
-            load(damaged)
-
-
 def test_word_edges_survive_saving_casting_and_sixteen_bits(model: Any, tmp_path: Path) -> None:
     expected = model.decision.word_edges.clone()
     model.save_pretrained(tmp_path)
@@ -401,19 +348,6 @@ def test_word_edges_survive_saving_casting_and_sixteen_bits(model: Any, tmp_path
     assert found.dtype == torch.uint8
     assert torch.equal(found, expected)
     np.testing.assert_array_equal(Engine.from_pretrained(tmp_path).heads.word_edges, expected)
-
-
-def test_word_edges_of_a_wrong_size_or_type_are_refused_by_both_engines(
-    model: Any, tmp_path: Path
-) -> None:
-    model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    for wrong in (tensors[EDGES][:-1].clone(), tensors[EDGES].long()):
-        changed = {**tensors, EDGES: wrong}
-        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        for load in (CausalQwenForCausalLM.from_pretrained, Engine.from_pretrained):
-            with pytest.raises(ValueError, match=EDGES):
-                load(tmp_path)
 
 
 def test_resizing_keeps_the_edges_of_the_tokens_that_stay(model: Any, tmp_path: Path) -> None:

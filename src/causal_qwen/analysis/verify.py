@@ -1,17 +1,13 @@
 """Verify: the NumPy engine against torch in float32, and both against torch in float64.
 
-Layer by layer on a text, then token by token of a greedy generation: maximum, mean and 80th
-percentile of the differences, and whether torch chooses the same tokens. The three systems run one
+Layer by layer on a text, then token by token of a greedy generation. The three systems run one
 after the other, because memory may not hold a large model twice.
 
 Bounds: of the logit differences to float64, NumPy's 80th percentile is at most 1.5 times torch's
 own (or 2e-5; two largest differences are noise), the largest to torch in float32 is at most 2e-4;
-every token agrees wherever the two best logits differ by more than
-1e-4; cached = uncached, batched = alone, read in blocks = read at once.
-
-With int8 weights, torch computes with the same weights, widened: these bounds are about arithmetic.
-What rounding the weights changes is measured beside them (`precision`), and may change the
-perplexity by 0.5%.
+every token agrees wherever the two best logits differ by more than 1e-4; cached = uncached,
+batched = alone, read in blocks = read at once. With int8 weights, torch computes with the same
+weights, widened: these bounds are about arithmetic.
 """
 
 from __future__ import annotations
@@ -29,38 +25,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from causal_qwen.analysis.precision import RATIO as LOSS
-from causal_qwen.analysis.precision import Precision, compare_precision, scores
 from causal_qwen.backbones import base_class
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.engine import Engine, KeyValueCache, read_tensors
+from causal_qwen.engine import Engine, KeyValueCache
 from causal_qwen.engine.quantization import dequantized, is_quantized, write_model
 from causal_qwen.families import family_of, is_causal
 from causal_qwen.model import CausalQwenForCausalLM
 
 PROMPT = "The history of bread begins in the fields of the Levant, where people gathered wild grain"
 RATIO = 1.5  # NumPy's error to float64, in units of torch's
-ROUNDING = 2e-5  # below it, the ratio of the largest errors of a short text is chance
+ROUNDING = 2e-5  # below it, the ratio of the errors of a short text is chance
 TOLERANCE = 2e-4  # logits, NumPy to torch float32
 SAME = 1e-4  # between cached, batched and blockwise reading; or RATIO x the error of float32
 MARGIN = 1e-4  # top-two differences below which rounding of float32 may change the token
 PAIRS = ("numpy_float32", "numpy_float64", "float32_float64")
+SHOWN = 12  # tokens in the table
 
 Stages = dict[str, NDArray[Any]]  # stage -> (T, width)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """|a - b| of one pair of systems."""
-
-    maximum: float
-    mean: float
-    percentile_80: float
-
-    @classmethod
-    def of(cls, a: NDArray[Any], b: NDArray[Any]) -> Difference:
-        gap = np.abs(np.asarray(a, np.float64) - b)
-        return cls(float(gap.max()), float(gap.mean()), float(np.percentile(gap, 80)))
 
 
 @dataclass
@@ -68,9 +49,16 @@ class Row:
     """One stage (embedding, layer, norm, logits) or one generated token."""
 
     name: str
-    differences: dict[str, Difference] = field(default_factory=dict)  # by pair
-    tokens: tuple[int, int, int] | None = None  # chosen by NumPy, float32 and float64
-    margin: float | None = None  # of the two best logits, in float64
+    maximum: dict[str, float] = field(default_factory=dict)  # of |a - b|, by pair
+    percentile_80: dict[str, float] = field(default_factory=dict)
+    tokens: tuple[int, ...] = ()  # chosen by NumPy, float32 and float64
+
+    def compare(self, systems: dict[str, NDArray[Any]]) -> None:
+        for pair in PAIRS:
+            one, other = pair.split("_")
+            gap = np.abs(np.asarray(systems[one], np.float64) - systems[other])
+            self.maximum[pair] = float(gap.max())
+            self.percentile_80[pair] = float(np.percentile(gap, 80))
 
 
 @dataclass
@@ -94,7 +82,6 @@ class Verification:
     stages: list[Row]
     tokens: list[Row]
     checks: list[Check]
-    precision: Precision | None = None  # of int8 weights, where the model before is known
 
     @property
     def is_passed(self) -> bool:
@@ -109,62 +96,80 @@ class Verification:
             f"The NumPy engine computes what torch computes: all {len(self.checks)} bounds are met."
         )
 
-    def to_json(self) -> str:
-        fields = asdict(self)
-        for check, saved in zip(self.checks, fields["checks"], strict=True):
-            saved["is_met"] = check.is_met
-        if self.precision is not None:
-            fields["precision"]["perplexity_ratio"] = self.precision.perplexity_ratio
-        return json.dumps({**fields, "is_passed": self.is_passed}, indent=1)
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "is_passed": self.is_passed}
+
+    def table(self) -> tuple[tuple[str, ...], list[list[str]]]:
+        """Titles and cells: every stage, some of the tokens and the worst, the checks."""
+        step = max(len(self.tokens) // SHOWN, 1)
+        worst = max(self.tokens, key=lambda row: row.maximum["numpy_float64"], default=None)
+        shown = [r for i, r in enumerate(self.tokens) if i % step == 0 or r is worst]
+        rows = [[row.name, *_cells(row)] for row in self.stages]
+        rows += [[f"token {row.name}", *_cells(row)] for row in shown]
+        rows += [
+            [one.name, f"{one.value:.1e}", "at most", f"{one.bar:.1e}", "✓" if one.is_met else "✗"]
+            for one in self.checks
+        ]
+        return ("", "NumPy - f32", "NumPy - f64", "f32 - f64", ""), rows
+
+
+def _cells(row: Row) -> list[str]:
+    same = "" if not row.tokens else "same" if len({*row.tokens}) == 1 else str(row.tokens)
+    return [*(f"{row.maximum[pair]:.1e}" for pair in PAIRS), same]
 
 
 def verify(
     path: str | Path,
     prompt: str | list[int] = PROMPT,
     max_new_tokens: int = 32,
-    tolerance: float = TOLERANCE,
-    progress: Callable[[str, Verification], None] = lambda what, so_far: None,
+    progress: Callable[[str], None] = lambda stage: None,
     *,
     dtype: str | None = None,
     kernel: str = "numpy",
-    original: str | Path | None = None,
 ) -> Verification:
-    """Compare the systems on one checkpoint; `progress` is called after every part.
-
-    `dtype` and `kernel` are those of `Engine.from_pretrained`; `original` is the model from which a
-    directory of int8 weights was made.
-    """
+    """Compare the systems on one checkpoint; `dtype`, `kernel`: `Engine.from_pretrained`'s."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1.")
+    progress("NumPy")
     engine = Engine.from_pretrained(path, dtype, kernel)
-    result = Verification(str(path), [], [], [])
-    progress("NumPy", result)
     ids, steps = _generate(engine, prompt, max_new_tokens)
     start = len(ids) - len(steps)
-    ours = _numpy_stages(engine, ids)
-    result.checks += _own_checks(engine, ids, steps, ours["logits"][start - 1 : -1])
-    result.stages = [Row(name) for name in ours]
-    result.tokens = [Row(str(token)) for token in ids[start:]]
-
-    theirs: dict[str, Stages] = {}
+    systems = {"numpy": _numpy_stages(engine, ids)}
+    checks = list(_own_checks(engine, ids, steps, systems["numpy"]["logits"][start - 1 : -1]))
     with _as_floats(path, engine) as readable:
-        is_text = engine.reader is not None
         del engine
         for name, kind in (("float32", torch.float32), ("float64", torch.float64)):
-            progress(f"torch {name}", result)
-            theirs[name] = _torch_stages(readable, ids, kind)
-            _compare(result, ours, theirs, np.stack(steps), start)
-    _conclude(result, tolerance)
-    if original is None and dtype == "int8" and not is_quantized(read_tensors(Path(path))):
-        original = path
-    if original is not None:
-        progress("int8 beside float32", result)
-        result.precision = compare_precision(original, path)
-        if is_text:  # the perplexity of random ids says nothing
-            off = abs(result.precision.perplexity_ratio - 1)
-            result.checks.append(Check("perplexity of int8, relative difference", off, LOSS))
-    progress("done", result)
+            progress(f"torch {name}")
+            systems[name] = _torch_stages(readable, ids, kind)
+    result = Verification(str(path), [Row(name) for name in systems["numpy"]], [], checks)
+    for row in result.stages:
+        row.compare({name: stages[row.name] for name, stages in systems.items()})
+    disagreed = 0
+    for place, token in enumerate(ids[start:]):
+        logits = {name: stages["logits"][start - 1 + place] for name, stages in systems.items()}
+        logits["numpy"] = steps[place]
+        row = Row(str(token), tokens=tuple(int(one.argmax()) for one in logits.values()))
+        row.compare(logits)
+        low, high = np.partition(logits["float64"], -2)[-2:]
+        disagreed += len({*row.tokens}) > 1 and high - low > MARGIN
+        result.tokens.append(row)
+    conclude(result, disagreed)
     return result
+
+
+def conclude(result: Verification, disagreed: int) -> None:
+    """Add the checks of what was compared, before those of the engine against itself."""
+    rows = [row for row in result.stages if row.name == "logits"] + result.tokens
+    largest = {pair: max(row.maximum[pair] for row in rows) for pair in PAIRS}
+    usual = {pair: float(np.median([row.percentile_80[pair] for row in rows])) for pair in PAIRS}
+    for check in result.checks:
+        check.bar = max(check.bar, RATIO * largest["float32_float64"])
+    bar = max(RATIO * usual["float32_float64"], ROUNDING)
+    result.checks[:0] = [
+        Check("logits, NumPy to float64 (80%)", usual["numpy_float64"], bar),
+        Check("logits, NumPy to torch float32", largest["numpy_float32"], TOLERANCE),
+        Check("tokens that differ", disagreed, 0),
+    ]
 
 
 @contextmanager
@@ -178,15 +183,20 @@ def _as_floats(path: str | Path, engine: Engine) -> Iterator[str | Path]:
         yield temporary
 
 
+def scores(engine: Engine, z: NDArray[Any]) -> NDArray[Any]:
+    """The logits of a plain model, loc_S of a causal one. (..., H) -> (..., V)"""
+    heads = engine.heads
+    return engine.model.logits(z) if heads is None else heads.score(heads.abduct(z).loc)
+
+
 def _generate(
     engine: Engine, prompt: str | list[int], count: int
 ) -> tuple[list[int], list[NDArray[Any]]]:
     """Greedy tokens, with the logits of every cached step."""
     if isinstance(prompt, str):
-        vocabulary = engine.model.config.vocab_size
         if engine.reader is None:  # a random model: use random ids
-            generator = np.random.default_rng(0)
-            prompt = generator.integers(0, vocabulary, 24).tolist()
+            rng = np.random.default_rng(0)
+            prompt = rng.integers(0, engine.model.config.vocab_size, 24).tolist()
         else:
             prompt = engine.reader.encode(prompt, "text")[0]
     if not prompt:
@@ -240,21 +250,19 @@ def _own_checks(
     engine: Engine, ids: list[int], steps: list[NDArray[Any]], whole: NDArray[Any]
 ) -> Iterator[Check]:
     """The engine against itself: cached, blockwise and batched reading agree."""
-    bar = SAME
-    yield Check("cached = uncached", float(np.abs(np.stack(steps) - whole).max()), bar)
+    yield Check("cached = uncached", float(np.abs(np.stack(steps) - whole).max()), SAME)
     model, row = engine.model, np.array([ids])
     at_once = _read(engine, row)[0, -1]
-    cut = max(len(ids) // 5, 1)
     cache = KeyValueCache(model.config, 1, len(ids))
-    in_blocks = scores(engine, model.forward(model.embed(row), cache, block=cut)[0, -1])
-    yield Check("in blocks = at once", float(np.abs(in_blocks - at_once).max()), bar)
+    z = model.forward(model.embed(row), cache, block=max(len(ids) // 5, 1))[0, -1]
+    yield Check("in blocks = at once", float(np.abs(scores(engine, z) - at_once).max()), SAME)
     hidden = min(len(ids) - 1, 3)
     padding = np.zeros((2, len(ids)), bool)
     padding[0, :hidden] = True
     short = _read(engine, row[:, hidden:])[0, -1]
     both = _read(engine, np.repeat(row, 2, axis=0), padding)[:, -1]
     gap = np.abs(both - np.stack([short, at_once])).max()
-    yield Check("batched = alone", float(gap), bar)
+    yield Check("batched = alone", float(gap), SAME)
 
 
 def _read(
@@ -263,145 +271,3 @@ def _read(
     cache = KeyValueCache(engine.model.config, len(ids), ids.shape[1])
     cache.padding = padding
     return scores(engine, engine.model.forward(engine.model.embed(ids), cache)[:, -1:])
-
-
-def _compare(
-    result: Verification, ours: Stages, theirs: dict[str, Stages], steps: NDArray[Any], start: int
-) -> None:
-    """Fill in every pair of systems that have both run."""
-    systems = {"numpy": ours, **theirs}
-    for pair in PAIRS:
-        one, other = pair.split("_")
-        if other not in systems or one not in systems:
-            continue
-        for row in result.stages:
-            difference = Difference.of(systems[one][row.name], systems[other][row.name])
-            row.differences[pair] = difference
-        first = steps if one == "numpy" else systems[one]["logits"][start - 1 : -1]
-        second = systems[other]["logits"][start - 1 : -1]
-        for row, a, b in zip(result.tokens, first, second, strict=True):
-            row.differences[pair] = Difference.of(a, b)
-    if len(theirs) == 2:
-        single = theirs["float32"]["logits"][start - 1 : -1]
-        double = theirs["float64"]["logits"][start - 1 : -1]
-        for row, a, b, c in zip(result.tokens, steps, single, double, strict=True):
-            row.tokens = (int(a.argmax()), int(b.argmax()), int(c.argmax()))
-            low, high = np.partition(c, -2)[-2:]
-            row.margin = float(high - low)
-
-
-def _conclude(result: Verification, tolerance: float) -> None:
-    rows = [row for row in result.stages if row.name == "logits"] + result.tokens
-    largest = {pair: max(row.differences[pair].maximum for row in rows) for pair in PAIRS}
-    usual = {
-        pair: float(np.median([row.differences[pair].percentile_80 for row in rows]))
-        for pair in PAIRS
-    }
-    disagreed = sum(
-        len(set(row.tokens or ())) > 1 and (row.margin or 0) > MARGIN for row in result.tokens
-    )
-    for check in result.checks:
-        check.bar = max(check.bar, RATIO * largest["float32_float64"])
-    result.checks[:0] = [
-        Check(
-            "logits, NumPy to float64 (80%)",
-            usual["numpy_float64"],
-            max(RATIO * usual["float32_float64"], ROUNDING),
-        ),
-        Check("logits, NumPy to torch float32", largest["numpy_float32"], tolerance),
-        Check("tokens that differ", disagreed, 0),
-    ]
-
-
-# ---------------------------------------------------------------- tables and plots
-
-
-def table(result: Verification, width: int = 12) -> Any:
-    """The comparison as a rich table; long ones show every n-th token and the worst."""
-    from rich.table import Table
-
-    shown = Table(title=f"NumPy and torch: {result.model}")
-    for column in ("", "NumPy - f32: max", "mean", "80%", "NumPy - f64: max", "f32 - f64: max", ""):
-        shown.add_column(column, justify="right" if column else "left", no_wrap=not column)
-    for row in result.stages:
-        shown.add_row(row.name, *_cells(row))
-    step = max(len(result.tokens) // width, 1)
-    worst = max(result.tokens, key=_error, default=None)
-    for index, row in enumerate(result.tokens):
-        if index % step == 0 or row is worst:
-            shown.add_row(f"token {row.name}", *_cells(row))
-    return shown
-
-
-def _error(row: Row) -> float:
-    """NumPy's largest difference to float64; 0 before it is measured."""
-    found = row.differences.get("numpy_float64")
-    return 0.0 if found is None else found.maximum
-
-
-@contextmanager
-def live(quiet: bool = False) -> Iterator[Callable[[str, Verification], None]]:
-    """A progress callback that keeps a colour table on the terminal, and prints the checks."""
-    from rich.console import Console, Group
-    from rich.live import Live
-
-    if quiet:
-        yield lambda what, so_far: None
-        return
-    console = Console()
-    with Live(console=console, refresh_per_second=4) as screen:
-
-        def show(what: str, so_far: Verification) -> None:
-            lines = [
-                f"[{'green' if check.is_met else 'red'}]{check.name}: {check.value:.3g} "
-                f"(at most {check.bar:.3g})[/]"
-                for check in so_far.checks
-            ]
-            shown = [table(so_far)] if so_far.stages else []
-            screen.update(Group(*shown, *lines, "" if what == "done" else f"{what} ..."))
-
-        try:
-            yield show
-        except BaseException:  # clear the screen: the caller prints the error
-            screen.update("")
-            raise
-
-
-def _cells(row: Row) -> list[str]:
-    near, ours, theirs = (row.differences.get(pair) for pair in PAIRS)
-    cells = ["", "", ""]
-    if near is not None:
-        cells = [f"{near.maximum:.1e}", f"{near.mean:.1e}", f"{near.percentile_80:.1e}"]
-    colour = "white"
-    if ours is not None and theirs is not None:
-        is_close = ours.maximum <= RATIO * theirs.maximum
-        colour = "green" if is_close else "yellow"
-    cells.append("" if ours is None else f"[{colour}]{ours.maximum:.1e}[/{colour}]")
-    cells.append("" if theirs is None else f"{theirs.maximum:.1e}")
-    if row.tokens is None:
-        return [*cells, ""]
-    is_one = len(set(row.tokens)) == 1
-    return [*cells, "[green]same[/green]" if is_one else f"[red]{row.tokens}[/red]"]
-
-
-def plot(result: Verification, path: Path) -> None:
-    """The largest difference by layer and by token, of every pair of systems."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
-    for panel, rows, title in zip(
-        panels, (result.stages, result.tokens), ("stage", "generated token"), strict=True
-    ):
-        for pair in PAIRS:
-            one, other = pair.split("_")
-            heights = [max(row.differences[pair].maximum, 1e-12) for row in rows]
-            panel.semilogy(range(len(rows)), heights, label=f"{one} - {other}")
-        panel.set_xlabel(title)
-    panels[0].set_ylabel("largest difference")
-    panels[0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -24,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 from causal_qwen import paths
-from causal_qwen.outputs import damaged_parts
 from causal_qwen.regression.feature_cache import check_cache
 from causal_qwen.terminal import counted
 
@@ -62,9 +61,7 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
         cache_problem = str(error)
     has_affinity = hasattr(os, "sched_getaffinity")
     is_whole = paths.is_converted(model)
-    verified = {str(path): damaged_parts(path, hashes=deep) for path in directories}
-    if deep and model.is_dir():
-        verified[str(model)] = damaged_parts(model, hashes=True)
+    verified: dict[str, list[str]] = {}
     record: Record = {
         "version": metadata.version(DISTRIBUTION),
         "python": platform.python_version(),

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import directory_of
 from causal_qwen.outputs import check_output_directory
-from causal_qwen.terminal import print_json, print_table
+from causal_qwen.terminal import print_json, print_table, status
 
 DType = Annotated[
     Literal["float32", "int8"] | None,
@@ -44,61 +44,29 @@ def quantize(
 
 def verify(
     which: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
-    model: opt.ModelName = "",
     prompt: Annotated[
         str | None, Option(help="The text to compare on.", callback=opt.given)
     ] = None,
     max_new_tokens: opt.NewTokens = 32,
-    tolerance: Annotated[
-        float | None, Option(help="Largest logit difference to torch float32.", min=0.0)
-    ] = None,
     dtype: DType = None,
     kernel: opt.Kernel = "numpy",
-    original: Annotated[
-        str | None,
-        Option(
-            help="The model that a quantised directory was made from: measures what int8 changes."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        Option("--output", "-o", help="Write verify.json and .png here.", file_okay=False),
-    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Verify the NumPy engine against torch in float32 and float64; exit 1 if a bound is missed.
 
     Example: causal-qwen verify smollm2-135m --max-new-tokens 256
     """
-    if which and model:
-        raise ValueError(f"Two models were given, {which} and {model}: leave one out.")
-    directory = directory_of(which or model)
-    from causal_qwen.analysis.verify import PROMPT, TOLERANCE, live, plot
+    directory = directory_of(which)
+    from causal_qwen.analysis.verify import PROMPT
     from causal_qwen.analysis.verify import verify as run
 
-    with live(quiet=as_json) as progress:
-        result = run(
-            directory,
-            PROMPT if prompt is None else prompt,
-            max_new_tokens,
-            TOLERANCE if tolerance is None else tolerance,
-            progress,
-            dtype=dtype,
-            kernel=kernel,
-            original=None if original is None else directory_of(original),
-        )
-    if result.precision is not None and not as_json:
-        found = asdict(result.precision)
-        found["largest error of a layer"] = f"{max(found.pop('layers').values()):.4f}"
-        found["perplexity ratio"] = f"{result.precision.perplexity_ratio:.4f}"
-        print_table("int8 beside float32", (), [(k.replace("_", " "), v) for k, v in found.items()])
+    with status(not as_json) as progress:
+        prompt = PROMPT if prompt is None else prompt
+        result = run(directory, prompt, max_new_tokens, progress, dtype=dtype, kernel=kernel)
     if as_json:
-        typer.echo(result.to_json())
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "verify.json").write_text(result.to_json(), encoding="utf-8")
-        plot(result, output / "verify.png")
-    if not as_json:
+        print_json(result.to_dict())
+    else:
+        print_table(f"Largest differences: {directory}", *result.table())
         typer.echo(result.sentence)
     if not result.is_passed:
         raise typer.Exit(1)

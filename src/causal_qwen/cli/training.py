@@ -180,13 +180,13 @@ def _check_files(*sources: str) -> None:
 
 
 def _show_plan(settings: Any, as_json: bool) -> None:
-    from causal_qwen.training.plan import plan
+    from causal_qwen.training.run import plan
 
     found = plan(settings)
     if as_json:
-        print_json(found.to_dict())
+        print_json(found)
     else:
-        print_table("What would be done", (), found.rows_of_table())
+        print_table("What would be done", (), found.items())
 
 
 def evaluate(

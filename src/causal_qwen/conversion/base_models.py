@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGUFReader
 from transformers import (
     AutoTokenizer,
     GgufConfig,
@@ -17,28 +17,19 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
+from transformers.integrations.gguf import read_gguf_metadata
 
 from causal_qwen.backbones import base_class
 from causal_qwen.conversion.checkpoint_io import (
-    CONFIG,
-    TEXT_PART,
-    TEXT_TENSORS,
     assemble,
-    check_encodes,
-    check_family_tensors,
     check_finite,
     check_loading_info,
-    check_settings,
     check_tied,
-    check_weights,
     damaged_files_named,
     local_directory,
     quiet,
-    tokenizer_checked,
+    read_fields,
 )
-from causal_qwen.engine.checkpoint import Shapes
-from causal_qwen.engine.weights import file_named, listed, read_json
 from causal_qwen.families import BY_BASE, BY_MODEL_TYPE, Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.paths import EMBEDDED, embedded_gguf
@@ -58,38 +49,11 @@ LLAMA_FIELDS = (
     *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
 LLAMA_BIASES = ("attention_bias", "mlp_bias")
-GGUF_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+TEXT_PART = {  # names in a model that also sees -> in one of texts alone
+    r"^(model\.)?language_model\.(model\.)?(?=layers\.|embed_tokens\.|norm\.)": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
 }
-GEMMA_NAMES = {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-GGUF_FIELDS = {  # the metadata's name, after that of the architecture -> that in config.json
-    "vocab_size": "vocab_size",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-}
+TEXT_TENSORS = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 
 
 def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
@@ -97,16 +61,13 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
     name = _source(base)
     if name.endswith(".gguf"):
         return load_gguf(Path(name), dtype)
-    directory = local_directory(name)
-    whole = read_json(directory / CONFIG)
+    whole = read_fields(name, {})
     if whole.get("model_type") in BY_MODEL_TYPE:
         raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
     fields = text_fields(whole)
     is_part = fields is not whole
     kind = base_class(family_of(fields.get("model_type"), name))
-    check_weights(directory, fields, text_part=is_part)
-    check_settings(directory, fields, kind.config_class)
-    with file_named(directory / CONFIG), damaged_files_named(name), quiet():
+    with damaged_files_named(name), quiet():
         model, info = kind.from_pretrained(
             name,
             dtype="auto" if dtype is None else dtype,
@@ -131,8 +92,9 @@ def _source(base: str | os.PathLike[str]) -> str:
 
 def load_gguf(path: Path, dtype: Any = None) -> Any:
     """A GGUF file, all weights dequantised (to float32 by default)."""
-    kind = base_class(BY_BASE[check_gguf(path)])
-    with file_named(path), quiet(), contextlib.redirect_stderr(io.StringIO()):  # a stubborn bar
+    kind = base_class(BY_BASE[gguf_family(path)])
+    check_gguf_size(path)
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):  # a stubborn bar
         model, info = kind.from_pretrained(
             path.parent,
             gguf_file=path.name,
@@ -146,89 +108,51 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
     return model
 
 
-def check_gguf(path: Path) -> str:
-    """Compare a file's tensors with its metadata, before memory is allocated. -> model_type"""
+def gguf_family(path: Path) -> str:
+    """The model_type of a GGUF file's architecture."""
     if not path.is_file():
         raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
-    with file_named(path):
-        metadata, _ = read_gguf_metadata(str(path))
-        architecture = metadata["general.architecture"]
+    metadata = gguf_metadata(path)
+    architecture = metadata["general.architecture"]
     if architecture not in GGUF_FAMILIES:
         raise ValueError(
             f"{path} has the architecture {architecture!r}; GGUF files of "
             f"{', '.join(GGUF_FAMILIES)} can be converted, and directories with safetensors of "
             f"{', '.join(BY_BASE)}."
         )
-    if architecture == "gemma3" and any(
-        name.startswith("gemma3.rope.scaling") for name in metadata
-    ):
+    if any(name.startswith("gemma3.rope.scaling") for name in metadata):
         raise ValueError(
             f"{path} scales its rotation, which is not read from GGUF files of Gemma 3; convert "
             "the directory with safetensors instead."
         )
-    with file_named(path):
-        tensors = _gguf_tensors(path)
-    size = path.stat().st_size
-    if cut := [name for name, _, end in tensors if end > size]:
-        raise ValueError(f"{path} is truncated: it lacks data of {listed(cut)}; download it again.")
-    with file_named(path):
-        shapes = {_gguf_name(name, architecture): shape for name, shape, _ in tensors}
-        fields = _gguf_fields(architecture, metadata, shapes)
-        check_family_tensors(fields, shapes, str(path))
     return GGUF_FAMILIES[architecture]
 
 
-def _gguf_tensors(path: Path) -> list[tuple[str, tuple[int, ...], int]]:
-    """Name, shape and last byte of every tensor."""
+def gguf_metadata(path: Path) -> dict[str, Any]:
     try:
-        header = GgufHeader.from_file(str(path))
-    except ValueError:  # a damaged file, or a type that only the other reader knows: Q5_0
-        import gguf
-
-        return [
-            (one.name, tuple(map(int, reversed(one.shape))), int(one.data_offset + one.n_bytes))
-            for one in gguf.GGUFReader(path).tensors
-        ]
-    return [
-        (one.name, one.shape, header.data_start + one.offset + one.nbytes) for one in header.tensors
-    ]
+        metadata: dict[str, Any] = read_gguf_metadata(str(path))[0]
+    except Exception as error:  # a damaged file can raise anything
+        words = " ".join(str(error).split())
+        raise ValueError(f"{path} is damaged ({words}); download it again.") from error
+    return metadata
 
 
-def _gguf_name(name: str, architecture: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
-    if found is None:
-        return name
-    layer, part, kind = found.groups()
-    prefix = "" if layer is None else f"model.layers.{layer}."
-    names = GGUF_NAMES | GEMMA_NAMES if architecture == "gemma3" else GGUF_NAMES
-    return f"{prefix}{names.get(part, part)}.{kind}"
-
-
-def _gguf_fields(architecture: str, metadata: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """The fields of config.json that a file's metadata stand for."""
-    given = {
-        field: metadata[f"{architecture}.{key}"]
-        for key, field in GGUF_FIELDS.items()
-        if f"{architecture}.{key}" in metadata
-    }
-    embeddings = shapes.get("model.embed_tokens.weight", (0,))
-    return {
-        "model_type": GGUF_FAMILIES[architecture],
-        "vocab_size": metadata.get("tokenizer.ggml.tokens", embeddings[0]),
-        "tie_word_embeddings": "lm_head.weight" not in shapes,
-        **given,
-    }
+def check_gguf_size(path: Path) -> None:
+    """Refuse a file that ends before its last tensor does."""
+    try:
+        GGUFReader(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is truncated ({error}); download it again.") from error
 
 
 def load_tokenizer(base: str | os.PathLike[str]) -> Any:
     """The base model's tokenizer, or None if it has none."""
     name = _source(base)
     if name.endswith(".gguf"):
-        with file_named(name), quiet():
-            metadata, _ = read_gguf_metadata(name)
-            if "tokenizer.ggml.tokens" not in metadata:
-                return None
+        metadata = gguf_metadata(Path(name))
+        if "tokenizer.ggml.tokens" not in metadata:
+            return None
+        with quiet():
             return AutoTokenizer.from_pretrained(
                 Path(name).parent,
                 gguf_file=Path(name).name,
@@ -237,14 +161,10 @@ def load_tokenizer(base: str | os.PathLike[str]) -> Any:
                 add_bos_token=bool(metadata.get("tokenizer.ggml.add_bos_token")),
             )
     directory = local_directory(name)
-    with tokenizer_checked(directory) as file, quiet():
-        if not any((directory / part).exists() for part in VOCABULARIES):
-            if (directory / "tokenizer_config.json").exists():
-                raise FileNotFoundError(f"{file} does not exist; download the model again.")
-            return None
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    check_encodes(tokenizer, directory)
-    return tokenizer
+    if not any((directory / part).exists() for part in VOCABULARIES):
+        return None
+    with quiet():
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
 
 
 def family_of_model(model: Any) -> Family:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,8 +30,6 @@ from causal_qwen.conversion.calibration import TEXTS, Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
     assemble,
-    check_encodes,
-    check_files,
     check_finite,
     check_loading_info,
     check_tied,
@@ -41,12 +37,12 @@ from causal_qwen.conversion.checkpoint_io import (
     encode_texts,
     local_directory,
     quiet,
-    tokenizer_checked,
+    read_fields,
 )
 from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.heads import optional_tensors
-from causal_qwen.engine.weights import file_named, read_json
+from causal_qwen.engine.weights import read_json
 from causal_qwen.families import CARD, Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
@@ -77,7 +73,6 @@ CALIBRATED: dict[str, Any] = {
     "threshold_context": "competition",
     "compat_loss_weight": COMPAT_WEIGHT,
 }
-WAIT_SECONDS = 0.5  # between looks at another process's conversion
 
 
 @dataclass(frozen=True)
@@ -147,12 +142,6 @@ def _convert_loaded(
     **config_fields: Any,
 ) -> Any:
     """`convert_model` of a base whose weights are known to be finite."""
-    if config_fields.pop("measure_noise", None) is not None:
-        warnings.warn(
-            "measure_noise has no effect: conversion generates no text since version 0.4.0.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
     config_fields = {**(DOCUMENTS if init == "documents" else CALIBRATED), **config_fields}
     size = qwen.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
@@ -208,22 +197,15 @@ def figures(report: Report) -> dict[str, Any]:
 
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
     """The directory of the embedded model, converted on first use into the cache directory."""
+    from filelock import FileLock
+
     check_cache_directory()
     output = embedded_directory()
-    is_damaged, is_waiting = output.exists() and not is_converted(output), False
-    if is_damaged:
-        progress(f"{output} is damaged: converting the embedded model again")
-    while not is_converted(output):
-        try:
-            convert(EMBEDDED, output, overwrite=is_damaged, progress=progress)
-        except FileExistsError:
-            if not is_converted(output):  # by another process, just now
-                raise
-        except BlockingIOError:
-            if not is_waiting:
-                progress("waiting for another process that converts the embedded model")
-            is_waiting = True
-            time.sleep(WAIT_SECONDS)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not is_converted(output):
+        with FileLock(output.with_name(f".{output.name}.lock")):  # one process at a time
+            if not is_converted(output):
+                convert(EMBEDDED, output, progress=progress)
     return output
 
 
@@ -329,14 +311,12 @@ def open_model(
     directory = local_directory(path)
     with quiet():
         model = CausalQwenForCausalLM.from_pretrained(path, dtype=kind).eval().to(place)
-        if not os.path.lexists(directory / "tokenizer.json"):
+        if not (directory / "tokenizer.json").exists():
             raise ValueError(
                 f"{path} has no tokenizer; copy the base model's tokenizer files there."
             )
-        with tokenizer_checked(directory):
-            processor = CausalQwenProcessor.from_pretrained(path)
-            processor.check(model.config)
-        check_encodes(processor, directory)
+        processor = CausalQwenProcessor.from_pretrained(path)
+        processor.check(model.config)
     return processor, model
 
 
@@ -363,15 +343,14 @@ def _family_at(cls: Any, path: str | os.PathLike[str] | None, kwargs: dict[str, 
     if path is None:
         return own
     file = local_directory(path, kwargs) / CONFIG
-    if not os.path.lexists(file):
+    if not file.exists():
         return own
     fields = read_json(file)
     if text_fields(fields) is not fields:
         raise ValueError(
             f"{path} also sees; `causal-qwen convert {path} OUTPUT` takes the part that reads."
         )
-    with file_named(file):
-        return family_of(fields.get("model_type", own.model_type))
+    return family_of(fields.get("model_type", own.model_type), str(path))
 
 
 def load(
@@ -446,7 +425,7 @@ def load_checked(
     kwargs.setdefault("trust_remote_code", False)
     fields = {}
     if path is not None:
-        fields = check_files(path, kwargs, cls.config_class, reads_heads=reads_heads)
+        fields = read_fields(path, kwargs)
     is_plain = fields.get("model_type") == cls.config_class.family.base
     where = str(path or "The state_dict")
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():

@@ -10,14 +10,12 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
     generation         the loop over tokens, in one of the four modes
     heads              CausalQwen's heads: z -> U -> S, Y
     qwen2              the backbone, from token ids to hidden states and logits
-    matrix             products with weights in 8, 16 or 32 bits
+    fast               products with weights in 8, 16 or 32 bits, shared among cores
     quantization       matrices in int8, and `quantize` a directory
-    kernels            products compiled by numba, where asked for
     weights            safetensors files, memory-mapped
     checkpoint         the tensors that a config.json describes
     tokenization       text <-> ids and values
     sampling           softmax, top-k, top-p, min-p, draws
-    threads            shares work among cores
     random_checkpoint  checkpoints with random weights, for tests and benchmarks
     watch              a running generation: its text, or a live view
     live_view          that view, in a terminal

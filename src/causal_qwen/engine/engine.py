@@ -23,15 +23,10 @@ from causal_qwen.decoding.settings import (
     DecodingSettings,
     resolve_settings,
 )
-from causal_qwen.engine.checkpoint import (
-    check_checkpoint,
-    check_tensors,
-    check_token_ids,
-    check_words,
-)
+from causal_qwen.engine.checkpoint import check_tensors
+from causal_qwen.engine.fast import find_kernel
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
-from causal_qwen.engine.heads import Cauchy, CausalHeads, ValueSpace, warn_if_clamped
-from causal_qwen.engine.kernels import find_kernel
+from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
 from causal_qwen.engine.quantization import dequantized, is_quantized, quantized
 from causal_qwen.engine.qwen2 import (
     Ints,
@@ -46,14 +41,12 @@ from causal_qwen.engine.tokenization import TextReader
 from causal_qwen.engine.weights import (
     Float32,
     Stored,
-    file_named,
     read_json,
     read_optional_json,
     read_tensors,
 )
 from causal_qwen.families import is_causal
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.outputs import check_complete
 from causal_qwen.terminal import counted
 from causal_qwen.text.segmentation import stable_prefix
 
@@ -139,32 +132,19 @@ class Engine:
             raise FileNotFoundError(
                 f"{directory} is not a directory; pass the directory of a saved model."
             )
-        check_complete(directory)
-        config, generation = directory / "config.json", directory / "generation_config.json"
-        fields, saved = read_json(config), read_optional_json(generation)
-        with file_named(config):
-            check_architecture(fields)  # before the weights of another are read
+        fields = read_json(directory / "config.json")
+        check_architecture(fields)  # before the weights of another are read
         parameters = read_tensors(directory)
-        with file_named(config):
-            if dtype == "int8" and not is_quantized(parameters):
-                check_tensors(fields, parameters, str(directory))
-                fields, parameters = quantized(fields, parameters)
-            elif dtype == "float32":
-                shapes = {name: stored.shape for name, stored in parameters.items()}
-                check_checkpoint(fields, shapes, str(directory))
-                fields, parameters = dequantized(fields, parameters)
-            with ThreadPoolExecutor(1) as beside:  # the search for NaN, which reads all weights
-                reader = beside.submit(TextReader.from_directory, directory, fields)
-                engine = cls(fields, parameters, generation=saved, where=str(directory))
-            engine.model.use(compiled)
-            engine.reader = reader.result()
-            if engine.heads is not None:
-                ValueSpace.of(fields)  # now, not at the first number
-        check_words(saved, fields, parameters, str(directory))
-        with file_named(generation):
-            check_token_ids(saved)
-            engine._limits({})
-            engine.resolve()
+        if dtype == "int8" and not is_quantized(parameters):
+            fields, parameters = quantized(fields, parameters)
+        elif dtype == "float32":
+            fields, parameters = dequantized(fields, parameters)
+        saved = read_optional_json(directory / "generation_config.json")
+        with ThreadPoolExecutor(1) as beside:  # the search for NaN, which reads all weights
+            reader = beside.submit(TextReader.from_directory, directory, fields)
+            engine = cls(fields, parameters, generation=saved, where=str(directory))
+        engine.model.use(compiled)
+        engine.reader = reader.result()
         return engine
 
     # ------------------------------------------------------------ generation

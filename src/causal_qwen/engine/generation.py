@@ -21,8 +21,9 @@ from causal_qwen.decoding.decision import one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Position, Rules, choose_tokens
+from causal_qwen.engine.fast import Bools
 from causal_qwen.engine.heads import Cauchy, CausalHeads, Float64, ValueSpace
-from causal_qwen.engine.qwen2 import Bools, Ints, KeyValueCache, Observer, Qwen2
+from causal_qwen.engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2
 from causal_qwen.engine.sampling import (
     NEVER,
     draw,

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from causal_qwen.engine import threads
 from causal_qwen.engine.checkpoint import QUANTIZER, ROW_INT8, check_tensors, expected_tensors
-from causal_qwen.engine.matrix import Matrix, tiles
+from causal_qwen.engine.fast import Matrix, run, shares, tiles
 from causal_qwen.engine.qwen2 import check_architecture
 from causal_qwen.engine.weights import (
     INDEX,
@@ -32,24 +31,17 @@ from causal_qwen.engine.weights import (
     SINGLE,
     Float32,
     Stored,
-    file_named,
     read_json,
     read_tensors,
     release,
     widen,
 )
 from causal_qwen.families import CARD
-from causal_qwen.outputs import (
-    KNOWN,
-    MANIFEST,
-    check_complete,
-    check_not_inside,
-    new_directory,
-)
+from causal_qwen.outputs import OURS, check_not_inside, new_directory
 
 EMBEDDING, HEAD, NOISE = "model.embed_tokens.weight", "lm_head.weight", "action.decision_noise"
 CONFIG = "config.json"
-OWN = (CONFIG, CARD, MANIFEST)  # files that describe the model before
+OWN = (CONFIG, CARD, "manifest.json")  # files that describe the model before
 LARGEST = 127  # of an int8 weight; -128 is not used
 Fields = dict[str, Any]
 
@@ -76,7 +68,7 @@ def quantize_rows(stored: Stored) -> tuple[NDArray[np.int8], Float32]:
             rows /= scales[tile]
             words[tile] = np.clip(np.rint(rows, out=rows), -LARGEST, LARGEST)
 
-    threads.run([partial(work, share) for share in threads.shares(len(stored))])
+    run([partial(work, share) for share in shares(len(stored))])
     return words, scales
 
 
@@ -149,14 +141,11 @@ def dequantized(
 def quantize(directory: Path, output: Path, overwrite: bool = False) -> Quantized:
     """Write the model of a directory in int8, with its tokenizer and its settings."""
     check_not_inside(output, directory)
-    check_complete(directory)
-    config = directory / CONFIG
-    fields, parameters = read_json(config), read_tensors(directory)
+    fields, parameters = read_json(directory / CONFIG), read_tensors(directory)
     if is_quantized(parameters) or fields.get("quantization_config") is not None:
         raise ValueError(f"{directory} is quantised already; pass the model that it was made from.")
-    with file_named(config):
-        check_architecture(fields)
-        check_tensors(fields, parameters, str(directory))
+    check_architecture(fields)
+    check_tensors(fields, parameters, str(directory))
     with new_directory(output, overwrite) as new:
         fields, after = quantized(fields, parameters)
         write_model(new, fields, after)
@@ -178,5 +167,5 @@ def copy_companions(directory: Path, new: Path) -> None:
     """Tokenizer, chat template and generation settings: all files of a model but its weights."""
     for file in directory.iterdir():
         is_weights = file.suffix == ".safetensors" or file.name == INDEX
-        if KNOWN.fullmatch(file.name) and not is_weights and file.name not in OWN:
+        if OURS.fullmatch(file.name) and not is_weights and file.name not in OWN:
             shutil.copyfile(file, new / file.name)

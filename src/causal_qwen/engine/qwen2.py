@@ -17,26 +17,33 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.decoding.context import context_length
-from causal_qwen.engine import threads
-from causal_qwen.engine.kernels import Kernel, can_compile
-from causal_qwen.engine.matrix import MAX_BATCH, Matrix, project
+from causal_qwen.engine.fast import (
+    LOWEST,
+    MAX_BATCH,
+    Bools,
+    Kernel,
+    Matrix,
+    attend,
+    blas_alone,
+    can_compile,
+    is_masked,
+    project,
+    softmax_in_place,
+    swiglu,
+)
 from causal_qwen.engine.weights import Float32, Stored, check_shapes, release, widen
 from causal_qwen.options import check_choice
 
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Observer = Callable[[str, Float32], None]
 
 BLOCK = 512  # tokens processed together by all layers
-SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
-LOWEST = np.finfo(np.float32).min  # the score of a masked key; finite, to avoid 0/0
 QWEN3 = ("qwen3", "causal_qwen3")
 MODEL_TYPES = ("qwen2", "causal_qwen2", *QWEN3)
 QWEN3_HEAD_DIM = 128  # of config.json without head_dim
@@ -283,14 +290,6 @@ def repeat_kv(hidden_states: Float32, n_rep: int) -> Float32:
     return np.repeat(hidden_states, n_rep, axis=1)
 
 
-def softmax_in_place(scores: Float32) -> Float32:
-    """exp(s) / sum exp(s) over the last axis; the largest is subtracted first."""
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
-
-
 def attention_forward(
     query: Float32,
     key: Float32,
@@ -321,115 +320,8 @@ def causal_mask(
     Later tokens, tokens before the window and padding (B, S) are masked.
     -> (B or 1, 1, T, S)
     """
-    mask: Float32 = np.where(_masked(new, seen, window, padding), LOWEST, np.float32(0))
+    mask: Float32 = np.where(is_masked(new, seen, window, padding), LOWEST, np.float32(0))
     return mask
-
-
-def _masked(new: int, seen: int, window: int | None, padding: Bools | None) -> Bools:
-    own = np.arange(seen - new, seen)[:, None]  # (T, 1)
-    other = np.arange(seen)
-    is_masked = other > own  # (T, S)
-    if window is not None:
-        is_masked |= other <= own - window
-    whole = is_masked[None, None]  # (1, 1, T, S)
-    return whole if padding is None else whole | padding[:, None, None, :]
-
-
-def attend(
-    query: Float32,
-    key: Float32,
-    value: Float32,
-    window: int | None = None,
-    padding: Bools | None = None,
-) -> Float32:
-    """Causal attention without repeated keys and without a (T, S) mask.
-
-    query (B, Q, T, D) of the last T positions, key and value (B, K, S, D) of all -> (B, T, Q D).
-    The G query heads of one key-value head are rows of one product with its keys.
-    """
-    batch, heads, new, size = query.shape
-    key_value_heads, seen = key.shape[1:3]
-    group = heads // key_value_heads
-    grouped = query.reshape(batch, key_value_heads, group, new, size)
-    grouped = grouped * np.float32(size**-0.5)
-    if new == 1:
-        first = 0 if window is None else max(seen - window, 0)
-        near, hidden = slice(first, seen), None if padding is None else padding[:, first:]
-        out = _attend_from_one(grouped[:, :, :, 0], key[:, :, near], value[:, :, near], hidden)
-        return out.reshape(batch, 1, heads * size)
-
-    out = np.empty((batch, new, key_value_heads, group, size), np.float32)
-    step = int(np.clip(SCORES // (group * seen), 16, new))
-    jobs = [
-        (row, head, start)
-        for row in range(batch)
-        for head in range(key_value_heads)
-        for start in range(0, new, step)
-    ]
-
-    def work(share: int) -> None:
-        for row, head, start in jobs[
-            share :: threads.COUNT
-        ]:  # interleaved: later blocks have more keys
-            stop = min(start + step, new)
-            last = seen - new + stop  # keys up to the block's last query
-            first = 0 if window is None else max(last - (stop - start) - window + 1, 0)
-            rows = grouped[row, head, :, start:stop].reshape(-1, size)  # (G T', D)
-            scores: Float32 = rows @ key[row, head, first:last].T  # (G T', S')
-            shaped = scores.reshape(group, stop - start, last - first)
-            if window is None and padding is None:  # only the block's own triangle is masked
-                own = shaped[:, :, start - stop :]
-                np.copyto(own, LOWEST, where=_masked(stop - start, stop - start, None, None)[0])
-            else:
-                hidden = None if padding is None else padding[row : row + 1, :last]
-                mask = _masked(stop - start, last, window, hidden)[0, :, :, first:]
-                np.copyto(shaped, LOWEST, where=mask)
-            mixed = softmax_in_place(scores) @ value[row, head, first:last]  # (G T', D)
-            out[row, start:stop, head] = mixed.reshape(group, -1, size).swapaxes(0, 1)
-
-    threads.run([partial(work, share) for share in range(min(threads.COUNT, len(jobs)))])
-    return out.reshape(batch, new, heads * size)
-
-
-def _attend_from_one(
-    query: Float32, key: Float32, value: Float32, padding: Bools | None
-) -> Float32:
-    """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)
-
-    One matrix-vector product per query head reads keys and values in place; a matrix product would
-    copy them first.
-    """
-    scores: Float32 = np.matvec(key[:, :, None], query)  # (B, K, G, S)
-    if padding is not None:
-        np.copyto(scores, LOWEST, where=padding[:, None, None])
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    mixed: Float32 = np.vecmat(scores, value[:, :, None])  # (B, K, G, D)
-    mixed /= scores.sum(axis=-1, keepdims=True)
-    return mixed
-
-
-def swiglu(gate: Float32, up: Float32) -> Float32:
-    """silu(gate) * up = gate / (1 + exp(-gate)) * up, into `gate`'s memory. (..., I)
-
-    exp(-gate) overflows to infinity below -88, where silu is 0, and so is gate / inf.
-    """
-    flat, other = gate.reshape(-1), up.reshape(-1)
-
-    def work(share: slice) -> None:
-        for start in range(share.start, share.stop, 2**15):  # temporaries that stay in cache
-            part = slice(start, min(start + 2**15, share.stop))
-            with np.errstate(over="ignore"):
-                decay = np.exp(-flat[part])
-            decay += 1
-            flat[part] /= decay
-            flat[part] *= other[part]
-
-    if flat.size <= 2**17:  # too little to divide
-        work(slice(0, flat.size))
-    else:
-        threads.run([partial(work, share) for share in threads.shares(flat.size)])
-    return flat.reshape(gate.shape)
 
 
 # ---------------------------------------------------------------- the model
@@ -555,7 +447,7 @@ class Qwen2:
         head_size: int | None = None,
     ) -> None:
         expected = expected_tensors(config, head_size)
-        check_shapes({name: stored.shape for name, stored in parameters.items()}, expected, where)
+        check_shapes(parameters, expected, where)
         self.config = config
         self.rotary = RotaryEmbedding(config)
         self.embedding = Matrix(parameters["model.embed_tokens.weight"])  # (V, H)
@@ -582,7 +474,7 @@ class Qwen2:
     def limit_blas(self, positions: int) -> AbstractContextManager[None]:
         """BLAS has one thread while others divide the work: see `Matrix`."""
         is_blas_enough = self.is_float32 and positions <= MAX_BATCH
-        return nullcontext() if is_blas_enough else threads.blas_alone()
+        return nullcontext() if is_blas_enough else blas_alone()
 
     def embed(self, ids: Ints) -> Float32:
         """(B, T) -> (B, T, H)"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from causal_qwen.engine.weights import file_named, read_optional_json
+from causal_qwen.engine.weights import read_optional_json
 from causal_qwen.options import NUMBER_READINGS, PLACEHOLDER, check_choice
 from causal_qwen.text.segmentation import (
     interleave,
@@ -49,7 +48,7 @@ class TextReader:
     def from_directory(cls, directory: Path, fields: dict[str, Any]) -> TextReader | None:
         """The tokenizer of a checkpoint directory, or None; it must match the config."""
         path = directory / "tokenizer.json"
-        if not os.path.lexists(path):
+        if not path.exists():
             return None
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -64,15 +63,11 @@ class TextReader:
                 f"{path} has {size} tokens and <NUM> at {own}; the model has "
                 f"{fields['vocab_size']} and <NUM> at {num_token_id}; use its own tokenizer."
             )
-        saved = directory / "processor_config.json"
-        with file_named(saved):
-            encoding = read_optional_json(saved).get("encode_numbers")
-            encoding = encoding or fields.get("encode_numbers", "text")
-            check_choice("encode_numbers", encoding, NUMBER_READINGS)
+        saved = read_optional_json(directory / "processor_config.json")
+        encoding = saved.get("encode_numbers") or fields.get("encode_numbers", "text")
         settings = read_optional_json(directory / "tokenizer_config.json")
         file = directory / "chat_template.jinja"
-        with file_named(file):
-            template = file.read_text(encoding="utf-8") if os.path.lexists(file) else None
+        template = file.read_text(encoding="utf-8") if file.exists() else None
         template = template or settings.get("chat_template")
         special = {
             name: token["content"] if isinstance(token, dict) else token

@@ -8,12 +8,10 @@ reference parser checks the header: data without overlaps and holes, of exactly 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +24,7 @@ from causal_qwen.options import WORD_EDGES
 
 Stored = NDArray[Any]  # float32, float16, bfloat16, or int8 with a tensor of scales; uint8 of bits
 Float32 = NDArray[np.float32]
+Shapes = Mapping[str, tuple[int, ...]]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": bfloat16, "I8": np.int8}
@@ -55,46 +54,19 @@ def widen(stored: Stored) -> Float32:
     return stored.astype(np.float32, copy=False)
 
 
-@contextlib.contextmanager
-def file_named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What the parser of a damaged file raises, as one sentence that names the file."""
-    try:
-        yield
-    except (OSError, ImportError, MemoryError):
-        raise
-    except Exception as error:  # KeyError, struct.error, ZeroDivisionError, SafetensorError, ...
-        words = " ".join(str(error).split())
-        if isinstance(error, ValueError) and _names(words, Path(path)):
-            raise
-        if isinstance(error, ValueError) and words.endswith("."):  # a sentence that has the cure
-            raise ValueError(f"{path}: {words}") from error
-        reason = f"no {words}" if isinstance(error, KeyError) else words or type(error).__name__
-        raise ValueError(f"{path} is damaged ({reason}); download it again.") from error
-
-
-def _names(words: str, path: Path) -> bool:
-    """Whether a sentence names a file or its directory, which may be "." or an ordinary word."""
-    directory = re.escape(str(path.parent))
-    return str(path) in words or re.search(rf"(^|\b(of|in) ){directory}[ /\\]", words) is not None
-
-
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist; pass the directory of a model.") from None
-    except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror}); download it again.") from None
-    except (ValueError, RecursionError) as error:  # not JSON, not text, too many digits or levels
+    except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); download it again.") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} holds {type(fields).__name__}, not an object; download it again.")
     return fields
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
     """An empty dictionary if there is no such file; a file that cannot be read is an error."""
-    return read_json(path) if os.path.lexists(path) else {}
+    return read_json(path) if path.exists() else {}
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -102,13 +74,11 @@ def read_header(path: Path) -> dict[str, Entry]:
     try:
         with safe_open(path, framework="np"):  # raises unless the header fits the file
             pass
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist; download the model again.") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except SafetensorError as error:
         raise ValueError(f"{path} is damaged or truncated ({error}); download it again.") from None
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     start = 8 + length
     return {
@@ -118,48 +88,19 @@ def read_header(path: Path) -> dict[str, Entry]:
     }
 
 
-def read_headers(directory: Path) -> dict[Path, dict[str, Entry]]:
-    """File -> its tensors, for the single file of a checkpoint or the shards of its index."""
-    if os.path.lexists(directory / SINGLE):
-        return {directory / SINGLE: read_header(directory / SINGLE)}
-    if not os.path.lexists(directory / INDEX):
+def weight_files(directory: Path) -> list[Path]:
+    """The single file of a checkpoint, or the shards of its index."""
+    if (directory / SINGLE).exists():
+        return [directory / SINGLE]
+    if not (directory / INDEX).exists():
         raise FileNotFoundError(f"{directory} has no {SINGLE}; pass a model saved as safetensors.")
-    shards = read_weight_map(directory / INDEX)
-    headers = {
-        directory / name: read_header(directory / name) for name in sorted({*shards.values()})
-    }
-    found: dict[str, Path] = {}
-    for path, header in headers.items():
-        if twice := sorted(found.keys() & header.keys()):
-            raise ValueError(
-                f"{path} and {found[twice[0]].name} both hold {listed(twice)}; download them again."
-            )
-        found |= dict.fromkeys(header, path)
-    if lost := sorted(set(shards) - set(found)):
-        raise ValueError(
-            f"{listed(lost)} of {directory / INDEX} is in none of its files; download them again."
-        )
-    return headers
-
-
-def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor -> its file beside the index."""
-    shards = read_json(index).get("weight_map")
-    is_map = isinstance(shards, dict) and all(isinstance(name, str) for name in shards.values())
-    if not isinstance(shards, dict) or not is_map:
-        raise ValueError(f"{index} has no weight_map of file names; download it again.")
-    for name in shards.values():
-        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise ValueError(f"{index} names the file {name!r}, which is not beside it.")
-    return shards
+    shards = read_json(directory / INDEX)["weight_map"].values()
+    return [directory / name for name in sorted({*shards})]
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """Every tensor of one file, memory-mapped."""
-    return _map_tensors(path, read_header(path))
-
-
-def _map_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Stored]:
+    header = read_header(path)
     data = np.memmap(path, np.uint8, "r")
     tensors: dict[str, Stored] = {}
     for name, (dtype, shape, begin, end) in header.items():
@@ -178,30 +119,22 @@ def _map_tensors(path: Path, header: Mapping[str, Entry]) -> dict[str, Stored]:
 def read_tensors(directory: Path) -> dict[str, Stored]:
     """Every tensor of a checkpoint, from one file or from the shards of an index."""
     tensors: dict[str, Stored] = {}
-    for path, header in read_headers(directory).items():
-        tensors |= _map_tensors(path, header)
-    bare = [n for n, one in tensors.items() if one.dtype == np.int8 and n + SCALE not in tensors]
-    if bare:
-        raise ValueError(
-            f"{directory} stores {listed(bare)} as int8 without scales; save the model in float32, "
-            "float16 or bfloat16."
-        )
+    for path in weight_files(directory):
+        tensors |= read_safetensors(path)
     return tensors
 
 
 # ---------------------------------------------------------------- checks
 
 
-def check_shapes(
-    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: str
-) -> None:
+def check_shapes(tensors: Mapping[str, Stored], expected: Shapes, where: str) -> None:
     """Raise an error that names missing tensors and wrong shapes."""
-    if missing := [name for name in expected if name not in shapes]:
+    if missing := [name for name in expected if name not in tensors]:
         raise ValueError(f"{where} lacks {listed(missing)}; download it again.")
     wrong = [
-        f"{name} of shape {shapes[name]} instead of {shape}"
+        f"{name} of shape {tensors[name].shape} instead of {shape}"
         for name, shape in expected.items()
-        if shapes[name] != shape
+        if tensors[name].shape != shape
     ]
     if wrong:
         raise ValueError(f"{where} has {listed(wrong)}; use the config.json of this model.")

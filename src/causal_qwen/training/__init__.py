@@ -9,12 +9,10 @@ Out:  a model directory, metrics.json and the log of the run.
     summaries     mean, spread and quantiles of numbers that are not kept
     metrics       what is measured on held-out text, with intervals
     evaluation    models and checkpoints, side by side
-    record        what a run was started with
-    checkpoints   the lock of a run; which of its checkpoints are whole
+    checkpoints   the last whole checkpoint; what a run was started with
     progress      the run in the terminal
     trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics
-    run           a whole run, as `causal-qwen train` starts it
-    plan          what a run would do: `--dry-run`
+    run           a whole run, as `causal-qwen train` starts it, and what it would do
     report        a run's curves as PNG and HTML
     simulation    training on data with a known truth
 

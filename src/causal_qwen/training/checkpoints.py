@@ -1,76 +1,50 @@
-"""Checkpoints of a training run: lock its directory, find whole checkpoints, read their log.
+"""Checkpoints of a training run: the last whole one, its log, and what the run was started with.
 
-A checkpoint is whole once its manifest is written, after all other files.
+Hugging Face writes `trainer_state.json` last: a checkpoint in which it can be read is whole.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import logging
-import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.outputs import LOCK, MANIFEST, damaged_files, lock, unlock
+from transformers.trainer_utils import sort_checkpoints
+
+from causal_qwen.outputs import write_text
 
 PREFIX = "checkpoint-"
 STATE = "trainer_state.json"
-RECORD = "run.json"  # what the run was started with, see `record`
+RECORD = "run.json"
+HASH = "sha256 of "
+CHANGEABLE = {  # options that a resumed run may change: its length, its logs, its speed
+    *("max_steps", "num_train_epochs", "patience", "save_steps", "save_strategy", "recalibrate"),
+    *("eval_steps", "eval_strategy", "per_device_eval_batch_size", "save_total_limit", "use_cpu"),
+    *("logging_steps", "report_to", "disable_tqdm", "gradient_checkpointing"),
+    *("dataloader_num_workers", "device"),
+}
 
 logger = logging.getLogger("transformers.causal_qwen")
 
 
-@contextlib.contextmanager
-def locked_run(run: Path) -> Iterator[None]:
-    """Create a run's directory and hold its lock; without any files in the end it is removed."""
-    is_new = not run.exists()
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PermissionError(f"{run} cannot be written: {error.strerror}.") from error
-    try:
-        with lock(run / LOCK, run):
-            try:
-                yield
-            finally:
-                unlock(run / LOCK)
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                run.rmdir()
-
-
-def last_checkpoint(run: Path, *, hashes: bool = False) -> Path | None:
-    """The newest whole checkpoint by the sizes of its files, with `hashes` by their content.
-    A warning names newer ones that are damaged."""
-    for path in reversed(_numbered(run)):
-        if not (damage := _damage(path, hashes)):
+def last_checkpoint(run: Path) -> Path | None:
+    """The newest whole checkpoint; a warning names newer ones that a killed process left."""
+    for path in map(Path, reversed(sort_checkpoints(str(run)))):
+        if read_state(path) is not None:
             return path
-        logger.warning(f"{path} is passed over: {damage}.")
+        logger.warning(f"{path} is passed over: it was not completed.")
     return None
 
 
-def delete_oldest(run: Path, limit: int | None, best: str | None) -> None:
-    """Keep the newest `limit` checkpoints, and the best one; copies with other names stay."""
-    if not limit:
-        return
-    own = [p for p in _numbered(run) if (p / MANIFEST).is_file() and not p.is_symlink()]
-    kept = own[-limit:]
-    the_best = [path for path in own[:-limit] if best and path.name == Path(best).name]
-    if the_best:
-        kept = the_best + own[-max(limit - 1, 1) :]
-    for path in own:
-        if path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _numbered(run: Path) -> list[Path]:
-    """What is called checkpoint-NUMBER in a run, the oldest first."""
-    steps = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*")}
-    numbered = [path for path, step in steps.items() if step.isdecimal()]
-    return sorted(numbered, key=lambda path: int(steps[path]))
+def read_state(directory: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return state
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
@@ -83,19 +57,35 @@ def read_log(run: Path) -> list[dict[str, float]]:
     return log
 
 
-def _damage(checkpoint: Path, hashes: bool) -> str:
-    """Why a checkpoint cannot be used; empty for a whole one."""
-    if (checkpoint / MANIFEST).exists():
-        return ", ".join(damaged_files(checkpoint, hashes=hashes))
-    if (checkpoint.parent / RECORD).exists():
-        return f"it has no {MANIFEST}, so it was not completed"
-    is_readable = read_state(checkpoint) is not None  # version 0.3.0 wrote no manifests
-    return "" if is_readable else f"{STATE} is missing or damaged"
+def write_record(
+    run: Path, rows: Mapping[str, Sequence[Any]], options: Mapping[str, Any], *, is_new: bool
+) -> None:
+    """Record the rows (by purpose) and options of a new run; refuse to resume a run with other
+    ones than it has recorded. A warning names changes that are allowed."""
+    hashes = {f"{HASH}{purpose}": _hash_rows(some) for purpose, some in rows.items()}
+    record = json.loads(json.dumps({**hashes, **options}, default=str))
+    if is_new:
+        write_text(run / RECORD, json.dumps(record, indent=1))
+        return
+    started = json.loads((run / RECORD).read_text(encoding="utf-8"))
+    changes = {
+        name: f"other {name.removeprefix(HASH)}"
+        if name.startswith(HASH)
+        else f"{name}={record.get(name)!r} (at the start {started.get(name)!r})"
+        for name in {**started, **record}
+        if started.get(name) != record.get(name)
+    }
+    if refused := [words for name, words in changes.items() if name not in CHANGEABLE]:
+        raise ValueError(
+            f"{run} cannot resume with {'; '.join(refused)}: resume with what {run / RECORD} "
+            "records, or train into another directory."
+        )
+    if changes:
+        logger.warning(f"{run} resumes with other options: {'; '.join(changes.values())}.")
 
 
-def read_state(directory: Path) -> dict[str, Any] | None:
-    try:
-        state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return state
+def _hash_rows(rows: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()

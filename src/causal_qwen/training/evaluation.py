@@ -15,19 +15,14 @@ from typing import Any
 
 import torch
 
-from causal_qwen.conversion.checkpoint_io import quiet, tokenizer_checked
+from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.conversion.placement import resolve_device, resolve_dtype
-from causal_qwen.model import CausalQwenForCausalLM
-from causal_qwen.modeling.configuration import CausalConfig
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.paths import install_hint
-from causal_qwen.training.checkpoints import PREFIX, RECORD
 from causal_qwen.training.data import Collator, encode_counted, read_rows
 from causal_qwen.training.metrics import REPLICATES, MetricAccumulator
 
 ADAPTER = "adapter_config.json"
-TOKENIZER = "tokenizer.json"
 OF_RUN = ("value_fields", "encode_numbers")  # of a config, set by a run that saves adapters only
 Progress = Callable[[int, int], None]
 
@@ -95,20 +90,10 @@ def measure(
 def open_checkpoint(
     path: str, device: str = "cpu", dtype: str = "auto"
 ) -> tuple[CausalQwenProcessor, Any]:
-    """`open_model`, also for checkpoints of a run: with adapters alone, and from before version
-    0.4 without a processor, which is then the run's or its model's."""
+    """`open_model`, also for checkpoints of a run that have adapters alone."""
     directory = Path(path)
-    if (directory / ADAPTER).is_file():
-        return _open_adapter(directory, device, dtype)
-    if not directory.name.startswith(PREFIX) or (directory / TOKENIZER).exists():
+    if not (directory / ADAPTER).is_file():
         return open_model(path, device, dtype)
-    place, kind = resolve_device(device), resolve_dtype(dtype)
-    with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(path, dtype=kind).eval().to(place)
-    return _processor(directory, model.config), model
-
-
-def _open_adapter(directory: Path, device: str, dtype: str) -> tuple[CausalQwenProcessor, Any]:
     try:
         from peft import PeftModel
     except ModuleNotFoundError:
@@ -119,35 +104,13 @@ def _open_adapter(directory: Path, device: str, dtype: str) -> tuple[CausalQwenP
     with quiet():
         _, model = open_model(base, device, dtype)
         model = PeftModel.from_pretrained(model, str(directory)).merge_and_unload().eval()
-        if (directory / "config.json").is_file():
-            trained = type(model.config).from_pretrained(directory)
-            for name in OF_RUN:
-                setattr(model.config, name, getattr(trained, name))
-    return _processor(directory, model.config), model
-
-
-def _processor(checkpoint: Path, config: CausalConfig) -> CausalQwenProcessor:
-    places = [checkpoint, checkpoint.parent]
-    if (source := _source(checkpoint.parent)) is not None:
-        places.append(source)
-    place = next((place for place in places if (place / TOKENIZER).is_file()), None)
-    if place is None:
-        named = " or ".join(map(str, places))
-        raise ValueError(f"{checkpoint} has no tokenizer, and neither has {named}; copy one there.")
-    with quiet(), tokenizer_checked(place):
-        processor = CausalQwenProcessor.from_pretrained(place)
-        processor.check(config)
-    processor.encode_numbers = config.encode_numbers
-    return processor
-
-
-def _source(run: Path) -> Path | None:
-    """The model that a run was started with, by its record."""
-    try:
-        record: Mapping[str, Any] = json.loads((run / RECORD).read_text(encoding="utf-8"))
-        return Path(record["model"]["source"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        trained = type(model.config).from_pretrained(directory)
+        for name in OF_RUN:
+            setattr(model.config, name, getattr(trained, name))
+        processor = CausalQwenProcessor.from_pretrained(directory)
+    processor.check(model.config)
+    processor.encode_numbers = model.config.encode_numbers
+    return processor, model
 
 
 # ---------------------------------------------------------------- side by side

@@ -22,7 +22,7 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.loss import IGNORE, shift_fields, shift_left
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.value_space import position_space
-from causal_qwen.training.summaries import Quantiles, Spread
+from causal_qwen.training.summaries import Sample, Spread
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 ELEMENTS = 2**24  # most scores in memory at once
@@ -54,7 +54,7 @@ class MetricAccumulator:
         self.resampled = torch.zeros(replicates, len(COLUMNS), dtype=torch.float64)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.spread = {"U_loc": Spread(), "U_scale": Spread()}
-        self.sum_p, self.error = Quantiles(), Quantiles()
+        self.sum_p, self.error = Sample(), Sample()
 
     @torch.no_grad()
     def add(self, u: Cauchy, batch: Mapping[str, Tensor]) -> None:

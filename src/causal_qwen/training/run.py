@@ -5,7 +5,9 @@ Training is Hugging Face's Trainer (see `trainer`); the command line and Python 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,7 @@ from causal_qwen.conversion.placement import place_model, resolve_device
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
-from causal_qwen.outputs import KNOWN, LOCK, damaged_files, write_manifest
+from causal_qwen.outputs import LOCK, lock, write_text
 from causal_qwen.paths import install_hint
 from causal_qwen.training.authors import (
     Authors,
@@ -33,9 +35,8 @@ from causal_qwen.training.authors import (
     likelihoods,
     mark,
     names_of,
-    saved_files,
 )
-from causal_qwen.training.checkpoints import RECORD, STATE, last_checkpoint, locked_run, read_state
+from causal_qwen.training.checkpoints import STATE, last_checkpoint, read_state, write_record
 from causal_qwen.training.data import (
     Collator,
     Example,
@@ -49,8 +50,11 @@ from causal_qwen.training.data import (
 from causal_qwen.training.evaluation import evaluate as evaluate
 from causal_qwen.training.from_scratch import new_model, texts_of
 from causal_qwen.training.progress import TrainingProgress
-from causal_qwen.training.record import Record, check_unchanged, describe, write_record
-from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
+from causal_qwen.training.trainer import (
+    CausalTrainer,
+    CausalTrainingArguments,
+    freeze_backbone,
+)
 
 logger = logging.get_logger("transformers.causal_qwen")
 
@@ -61,7 +65,8 @@ PROMPT_TOKENS, SPOKEN_TOKENS = 8, 24
 NO_LORA = ("in_proj_a", "in_proj_b")  # of Qwen3.5: a number per head
 # Pack by default if padding is so much of a batch, and an epoch still has so many steps.
 PADDING, PACKED_STEPS = 1 / 3, 50
-WRITTEN = (RECORD, STATE, "metrics.json", "training_args.bin")  # besides the files of a model
+METRICS = "metrics.json"  # written last
+ADAM = 2  # moments of a parameter
 
 Announce = Callable[[str], None]
 Shapes = dict[str, tuple[int, ...]]  # of matrices, by name
@@ -94,10 +99,9 @@ class Run:
 def train(run: Run) -> dict[str, float]:
     """Train, evaluate before and after, recalibrate the noise, save. Returns the final metrics."""
     output = Path(run.output)
-    if not _is_first_process():
-        return _train(run, output)
-    with locked_run(output):
-        return _train(run, output)
+    checkpoint = _checkpoint(output, run.resume)
+    with lock(output) if _is_first_process() else contextlib.nullcontext():
+        return _train(run, output, checkpoint)
 
 
 @dataclass
@@ -153,14 +157,9 @@ def _packs(run: Run, learn: Examples, packed: Examples) -> bool:
     return 1 - sum(sizes) / padded >= PADDING and steps >= PACKED_STEPS
 
 
-def _train(run: Run, output: Path) -> dict[str, float]:
-    checkpoint = _checkpoint(output, run.resume)
+def _train(run: Run, output: Path, checkpoint: str | None) -> dict[str, float]:
     ready = prepare(run)
     run, processor, model = ready.run, ready.processor, ready.model
-    if _is_first_process():
-        record = _record(ready)
-        if run.resume:
-            check_unchanged(output, record)
     args = training_arguments(run, is_new=checkpoint is None)
     progress = _progress(ready)
     is_shown = not args.disable_tqdm and _is_first_process()
@@ -169,9 +168,9 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     if checkpoint is None:
         _calibrate(ready, texts, announce)
     trainer = _trainer(ready, args, progress)
+    if _is_first_process():
+        _record(ready, output)
     is_learned = checkpoint is not None and _has_all_steps(output, args.max_steps, checkpoint)
-    if _is_first_process() and not run.resume:
-        write_record(output, record)  # once nothing is refused any more
     _learn(trainer, checkpoint, run.patience, is_learned)
     metrics: dict[str, float] = trainer.evaluate()
     if trainer.authors is not None:
@@ -180,11 +179,42 @@ def _train(run: Run, output: Path) -> dict[str, float]:
     trainer.finish(processor, texts, announce)
     trainer.save_state()
     if trainer.args.should_save:
-        (output / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
-        names = (file.name for file in output.iterdir())
-        own = sorted(name for name in names if KNOWN.fullmatch(name) or name in WRITTEN)
-        write_manifest(output, [*own, *saved_files(ready.names)])
+        write_text(output / METRICS, json.dumps(metrics, indent=1))
     return metrics
+
+
+def plan(run: Run) -> dict[str, str]:
+    """What a run would do, by name: rows and the model are read, nothing is trained or written.
+    Memory counts weights, gradients and the optimizer, not activations."""
+    _check_new(Path(run.output), run.resume)
+    ready = prepare(run)
+    run, args = ready.run, training_arguments(ready.run, is_new=True)
+    model = with_lora(ready.model, run.lora)
+    if args.train == "heads":
+        freeze_backbone(model)
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    per_epoch = math.ceil(len(ready.learn) / batch)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+    parameters = list(model.parameters())
+    trained = [one for one in parameters if one.requires_grad]
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    size += (1 + ADAM) * sum(p.numel() * p.element_size() for p in trained)
+    head_rate = args.learning_rate if args.head_learning_rate is None else args.head_learning_rate
+    return {
+        "rows": f"{len(ready.rows)} to learn, {len(ready.held_out_rows)} held out",
+        "cut": f"{ready.learn.truncated} rows, to {run.max_length} tokens",
+        "tokens": f"{sum(len(example.ids) for example in ready.learn)} per epoch",
+        "sequences": f"{len(ready.learn)}, {'packed' if run.pack else 'not packed'}",
+        "batch": f"{batch} sequences per step",
+        "steps": f"{steps} ({steps / per_epoch:.3g} epochs)",
+        "learning rates": f"{args.learning_rate:g}, heads {head_rate:g}",
+        "softmax weight": f"{run.compat_weight:g}",
+        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "parameters": f"{sum(p.numel() for p in trained):,} of "
+        f"{sum(p.numel() for p in parameters):,} trained",
+        "individuals": str(len(ready.names)),
+        "memory": f"{size / 1e9:.2f} GB without activations",
+    }
 
 
 def _calibrate(ready: Prepared, texts: Sequence[torch.Tensor], announce: Announce) -> None:
@@ -265,7 +295,7 @@ def _has_all_steps(output: Path, steps: int, checkpoint: str) -> bool:
     made = _steps_made(Path(checkpoint))
     if steps <= 0 or made < steps:
         return False
-    if _steps_made(output) == made and not damaged_files(output):  # the manifest is written last
+    if (output / METRICS).exists():
         raise ValueError(f"{output} has made {made} of {steps} steps; resume it with more.")
     return True
 
@@ -344,17 +374,13 @@ def _is_first_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def _record(ready: Prepared) -> Record:
+def _record(ready: Prepared, output: Path) -> None:
     run = ready.run
-    options = {**asdict(run), **run.arguments}
-    for name in ("model", "data", "eval_data", "output", "output_dir", "resume", "arguments"):
+    options = {**asdict(run), **run.arguments, "model": run.model or "from scratch"}
+    for name in ("data", "eval_data", "output", "output_dir", "resume", "arguments"):
         options.pop(name, None)
-    held_out = (run.eval_data or run.data, ready.held_out_rows)
-    return describe(
-        {"data": (run.data, ready.rows), "held-out rows": held_out},
-        ("from scratch", None) if run.model is None else (run.model, ready.model),
-        options,
-    )
+    rows = {"data": ready.rows, "held-out rows": ready.held_out_rows}
+    write_record(output, rows, options, is_new=not run.resume)
 
 
 def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
@@ -401,16 +427,21 @@ def _examples(
 
 def _checkpoint(output: Path, resume: bool) -> str | None:
     if resume:
-        last = last_checkpoint(output, hashes=True)
+        last = last_checkpoint(output)
         if last is None:
             raise ValueError(
                 f"{output} has no whole checkpoint to resume from; omit --resume, and train into a "
                 "new directory."
             )
         return str(last)
-    if _is_first_process() and any(file.name != LOCK for file in output.iterdir()):
-        raise FileExistsError(f"{output} is not empty; choose another, or continue with --resume.")
+    if _is_first_process():
+        _check_new(output, resume)
     return None
+
+
+def _check_new(output: Path, resume: bool) -> None:
+    if not resume and output.is_dir() and any(file.name != LOCK for file in output.iterdir()):
+        raise FileExistsError(f"{output} is not empty; choose another, or continue with --resume.")
 
 
 def lora_shapes(model: Any) -> tuple[Shapes, Shapes]:

@@ -1,82 +1,56 @@
 """Summaries: mean, standard deviation and quantiles of numbers that arrive in batches.
 
-Memory is bounded: up to EXACT numbers are kept and their quantiles are exact; after that they are
-counted in 2^20 bins, and a quantile is right to 2^-11 = 0.05% of itself (`Quantiles`). Summaries of
-parts merge into that of the whole, in any order.
+Memory is bounded: quantiles are of a random sample once there are more than MOST numbers.
+Summaries of parts merge into that of the whole, in any order.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-EXACT = 2**20  # numbers that are kept before they are counted
-DROPPED_BITS = 12  # of a float32's 32: 2^20 bins remain, 2^11 of them for every power of two
-BINS = 2 ** (32 - DROPPED_BITS)
-SIGN = 2**31
+MOST = 2**20  # numbers that are kept
 
 
-class Quantiles:
-    """Order statistics of a stream of float32 numbers.
-
-    A bin is a number's sign, exponent and 11 bits of its mantissa: read as integers, the bits of
-    floating-point numbers are ordered as the numbers are (negative ones backwards).
-    """
+class Sample:
+    """A random sample of a stream; all of it while it is short."""
 
     def __init__(self) -> None:
-        self.kept: list[Tensor] = []
-        self.bins: Tensor | None = None  # (BINS,) counts, once there are more than EXACT numbers
+        self.kept, self.share = torch.empty(0), 1.0  # of all numbers
         self.count = 0
+        self.rng = np.random.default_rng(0)
 
     def add(self, values: Tensor) -> None:
-        """Numbers of any shape; NaN is refused by what computes them."""
+        """Numbers of any shape."""
         values = values.detach().flatten().float().cpu()
         self.count += len(values)
-        if self.bins is None:
-            self.kept.append(values)
-            if self.count <= EXACT:
-                return
-            values, self.kept = torch.cat(self.kept), []
-            self.bins = torch.zeros(BINS, dtype=torch.int64)
-        self.bins += torch.bincount(_bin(values), minlength=BINS)
+        self._keep(self._thinned(values, self.share))
 
-    def merge(self, other: Quantiles) -> None:
-        if other.bins is None:
-            for part in other.kept:
-                self.add(part)
-            return
-        self.add(torch.empty(0))
-        if self.bins is None:
-            values, self.kept = torch.cat([*self.kept, torch.empty(0)]), []
-            self.bins = torch.bincount(_bin(values), minlength=BINS)
-        self.bins += other.bins
+    def merge(self, other: Sample) -> None:
+        share = min(self.share, other.share)
+        self.kept = self._thinned(self.kept, share / self.share)
+        self._keep(self._thinned(other.kept, share / other.share), share)
         self.count += other.count
+
+    def _keep(self, values: Tensor, share: float | None = None) -> None:
+        self.kept, self.share = torch.cat([self.kept, values]), share or self.share
+        while len(self.kept) > MOST:
+            self.kept, self.share = self._thinned(self.kept, 0.5), self.share / 2
+
+    def _thinned(self, values: Tensor, share: float) -> Tensor:
+        if share == 1:
+            return values
+        return values[torch.from_numpy(self.rng.random(len(values)) < share)]
 
     def at(self, *levels: float) -> list[float]:
         """The smallest number that is not below this share of all; NaN without numbers."""
-        if not self.count:
+        if not len(self.kept):
             return [math.nan for _ in levels]
-        ranks = [int(level * (self.count - 1)) for level in levels]
-        if self.bins is None:
-            ordered = torch.cat(self.kept).sort().values
-            return [float(ordered[rank]) for rank in ranks]
-        places = torch.searchsorted(self.bins.cumsum(0), torch.tensor(ranks), right=True)
-        return _middle(places).tolist()
-
-
-def _bin(values: Tensor) -> Tensor:
-    bits = values.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    ordered = torch.where(bits >= SIGN, 2 * SIGN - 1 - bits, bits + SIGN)
-    return ordered >> DROPPED_BITS
-
-
-def _middle(places: Tensor) -> Tensor:
-    """The number in the middle of a bin."""
-    ordered = (places << DROPPED_BITS) + 2 ** (DROPPED_BITS - 1)
-    bits = torch.where(ordered >= SIGN, ordered - SIGN, 2 * SIGN - 1 - ordered)
-    return torch.where(bits >= SIGN, bits - 2 * SIGN, bits).to(torch.int32).view(torch.float32)
+        ordered = self.kept.sort().values
+        return [float(ordered[int(level * (len(ordered) - 1))]) for level in levels]
 
 
 class Spread:
@@ -84,23 +58,22 @@ class Spread:
 
     def __init__(self) -> None:
         self.mean, self.squares = 0.0, 0.0  # squares: sum of (x - mean)^2
-        self.quantiles = Quantiles()
+        self.sample = Sample()
 
     def add(self, values: Tensor) -> None:
-        if not values.numel():
-            return
-        wide = values.detach().double()
-        mean = float(wide.mean())
-        self._combine(values.numel(), mean, float((wide - mean).square().sum()))
-        self.quantiles.add(values)
+        if values.numel():
+            wide = values.detach().double()
+            mean = float(wide.mean())
+            self._combine(values.numel(), mean, float((wide - mean).square().sum()))
+            self.sample.add(values)
 
     def merge(self, other: Spread) -> None:
-        self._combine(other.quantiles.count, other.mean, other.squares)
-        self.quantiles.merge(other.quantiles)
+        self._combine(other.sample.count, other.mean, other.squares)
+        self.sample.merge(other.sample)
 
     def _combine(self, count: int, mean: float, squares: float) -> None:
         """Of two parts; sums of plain squares would cancel."""
-        before = self.quantiles.count
+        before = self.sample.count
         if not (total := before + count):
             return
         away = mean - self.mean
@@ -108,8 +81,8 @@ class Spread:
         self.mean += away * count / total
 
     def compute(self) -> dict[str, float]:
-        count = self.quantiles.count
-        low, median, high = self.quantiles.at(0.25, 0.5, 0.75)
+        count = self.sample.count
+        low, median, high = self.sample.at(0.25, 0.5, 0.75)
         std = math.sqrt(self.squares / (count - 1)) if count > 1 else math.nan
         mean = self.mean if count else math.nan
         return {"mean": mean, "median": median, "std": std, "iqr": high - low}

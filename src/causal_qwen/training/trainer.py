@@ -27,9 +27,8 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.options import check_choice
-from causal_qwen.outputs import write_manifest
 from causal_qwen.training.authors import Authors
-from causal_qwen.training.checkpoints import PREFIX, delete_oldest, last_checkpoint
+from causal_qwen.training.checkpoints import PREFIX, last_checkpoint
 from causal_qwen.training.metrics import MetricAccumulator
 
 HEADS = (AbductionNetwork, ActionNetwork, Decision)
@@ -222,41 +221,32 @@ class CausalTrainer(Trainer):
     # ------------------------------------------------------------ saving
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save a whole checkpoint, or remove it: a full disk leaves no partial one. Older ones are
-        deleted after its manifest is written."""
+        """Save a whole checkpoint, or remove it: a full disk leaves no partial one."""
         self._check_weights()
-        run, name = Path(self._get_output_dir(trial)), f"{PREFIX}{self.state.global_step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        checkpoint = Path(self._get_output_dir(trial), f"{PREFIX}{self.state.global_step}")
         try:
             with quiet():
                 super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()  # all processes write files
-            if self.args.should_save:
-                self._save_beside(run / name)
-                write_manifest(run / name)
         except BaseException as error:
             if self.args.should_save:
-                shutil.rmtree(run / name, ignore_errors=True)
+                shutil.rmtree(checkpoint, ignore_errors=True)
             if not isinstance(error, Exception):
                 raise
             raise OSError(
-                f"{name} could not be saved in {self.args.output_dir} ({error}); fix the cause and "
-                "continue with --resume: earlier checkpoints are intact."
+                f"{checkpoint} could not be saved ({error}); fix the cause and continue with "
+                "--resume: earlier checkpoints are intact."
             ) from error
-        finally:
-            self.args.save_total_limit = limit
-        if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            delete_oldest(run, limit, best)
 
-    def _save_beside(self, checkpoint: Path) -> None:
-        """What the parent does not save: processor, authors, and the config beside adapters."""
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Also what the parent does not save: processor, authors, the config beside adapters."""
+        super()._save(output_dir, state_dict)
+        directory = Path(output_dir or str(self.args.output_dir))
         if self.processor is not None:
-            self.processor.save_pretrained(checkpoint)
-        if not (checkpoint / "config.json").exists():  # adapters alone
-            self.causal_model.config.save_pretrained(checkpoint)
-        if self.authors is not None:
-            self.authors.save_state(checkpoint)
+            self.processor.save_pretrained(directory)
+        if not (directory / "config.json").exists():  # adapters alone
+            self.causal_model.config.save_pretrained(directory)
+        if self.authors is not None and directory.name.startswith(PREFIX):
+            self.authors.save_state(directory)
 
     # ------------------------------------------------------------ afterwards
 
@@ -281,7 +271,7 @@ class CausalTrainer(Trainer):
         if self.args.should_save:
             processor.save_pretrained(self.args.output_dir)
             if self.authors is not None:
-                self.authors.save(self.causal_model, Path(self.args.output_dir))
+                self.authors.save(self.causal_model, Path(str(self.args.output_dir)))
 
 
 def head_parameters(model: nn.Module) -> set[int]:

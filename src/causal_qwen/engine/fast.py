@@ -1,0 +1,631 @@
+"""Fast: the products, attention and activations of the engine, divided among cores.
+
+Decoding reads every weight once per token, so memory bandwidth limits its speed.
+
+    Matrix     a weight as it is stored, and its product with activations. Products of few vectors
+               with float32 weights are left to BLAS's own  Weights of 16 and 8 bits are
+               widened to float32 tile by tile, into a buffer that stays in cache.
+    Kernel     the same by loops that numba compiles (optional): they widen in registers.
+    attend     causal attention in blocks; `qwen2.attention_forward` is its definition.
+    run        tasks, one per core. NumPy releases the GIL inside its loops. BLAS is limited to one
+               thread meanwhile: its idle threads spin on the cores that these threads need.
+
+The number of threads is that of BLAS (OPENBLAS_NUM_THREADS, OMP_NUM_THREADS), by default one per
+core.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import pairwise
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from causal_qwen.engine.weights import SCALE, Float32, Stored, widen
+from causal_qwen.options import check_choice
+
+Task = Callable[[], None]
+Bools = NDArray[np.bool_]
+
+_BLAS = ThreadpoolController().select(user_api="blas").lib_controllers
+THREADS: int = max((library.num_threads for library in _BLAS), default=os.cpu_count() or 1)
+CACHE_LINE = 16  # floats
+_LOCAL = threading.local()
+MIN_PARALLEL = 2**20  # multiplications from which waking other threads pays off
+WAKE_UP = 2**19  # multiplications that the first thread does while the others wake up
+TILE_SIZE = 2**20  # weights of a tile: widened, they stay in cache
+MAX_VECTORS = 4  # rows of x up to which there is one product of W for each; with more, matmul
+MAX_BATCH = 8  # rows of x up to which W is read for a few vectors, by BLAS's threads or a kernel
+TERMS_PER_SUM, ROWS_PER_SUM = 384, 512  # terms added at once, for this many rows of W: see _dot
+SCORES = 2**19  # attention scores that exist at once, per thread: they stay in cache
+LOWEST = np.finfo(np.float32).min  # the score of a masked key; finite, to avoid 0/0
+KERNELS = ("numpy", "numba")
+SPINNING = ("tbbpool", "omppool")  # numba's threads that spin; those of its own queue sleep
+Loop = Callable[..., None]
+prange = range  # numba's, in what it compiles: a loop that is divided among threads
+
+# ---------------------------------------------------------------- weights
+
+
+class Matrix:
+    """W (N, K), as stored; int8 weights have `scales` (N,). `absolute` products use |W|."""
+
+    def __init__(self, stored: Stored, scales: Stored | None = None) -> None:
+        if stored.ndim != 2:
+            raise ValueError(f"A matrix has two axes; this weight has the shape {stored.shape}.")
+        if (stored.dtype == np.int8) != (scales is not None):
+            raise ValueError(
+                f"A matrix of {stored.dtype} weights has {'no' if scales is None else 'row'} "
+                "scales; int8 weights need them, and only they."
+            )
+        self.stored = np.ascontiguousarray(stored)
+        self.scales = None if scales is None else widen(scales).reshape(len(stored))
+        self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
+        self.kernel: Kernel | None = None  # a compiled product with few vectors
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Stored], name: str) -> Matrix:
+        return cls(parameters[name], parameters.get(name + SCALE))
+
+    def compiled(self, vectors: int) -> Kernel | None:
+        """The kernel, if it multiplies with so many vectors."""
+        most = MAX_VECTORS if self.scales is None else MAX_BATCH
+        return self.kernel if vectors <= most else None
+
+    def rows(self, ids: NDArray[np.integer]) -> Float32:
+        """Rows in float32, as in an embedding lookup. (...) -> (..., K)"""
+        rows = widen(self.stored[ids])
+        return rows if self.scales is None else rows * self.scales[ids][..., None]
+
+    def __call__(self, x: Float32) -> Float32:
+        """W x. (..., K) -> (..., N)"""
+        return project(x, self)[0]
+
+    def absolute(self, x: Float32, rows: NDArray[np.integer] | None = None) -> Float32:
+        """|W| x of one vector, for all or some rows. (K,) -> (N,)"""
+        chosen = np.arange(self.shape[0]) if rows is None else rows
+        out = np.empty(len(chosen), np.float32)
+
+        def work(share: slice) -> None:
+            for tile in tiles(share, self.shape[1]):
+                part = self.stored[tile] if rows is None else self.stored[chosen[tile]]
+                np.vecdot(np.abs(widen(part)), x, out=out[tile])
+
+        parts = THREADS if len(chosen) * self.shape[1] >= MIN_PARALLEL else 1
+        run([partial(work, share) for share in shares(len(chosen), parts)])
+        return out if self.scales is None else out * self.scales[chosen]
+
+    def row_norms(self) -> Float32:
+        """||W_k||_1 of every row. -> (N,)"""
+        return self.absolute(np.ones(self.shape[1], np.float32))
+
+
+def tiles(rows: slice, columns: int) -> Iterator[slice]:
+    """Split `rows` of a matrix into parts that stay in cache when widened."""
+    count, most = rows.stop - rows.start, max(TILE_SIZE // columns, 16)
+    for part in shares(count, max(-(-count // most), 1)):
+        yield slice(rows.start + part.start, rows.start + part.stop)
+
+
+def project(x: Float32, *matrices: Matrix) -> list[Float32]:
+    """W x for every W, in one round of  (..., K) -> (..., N) each"""
+    flat = x.reshape(-1, x.shape[-1])  # (M, K)
+    outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
+    if all(_has_threads(matrix, len(flat)) for matrix in matrices):
+        for matrix, out in zip(matrices, outs, strict=True):
+            _multiply(matrix, flat, out, slice(None))
+    else:
+        _divide(matrices, flat, outs)
+    return [out.reshape(*x.shape[:-1], out.shape[1]) for out in outs]
+
+
+def _has_threads(matrix: Matrix, vectors: int) -> bool:
+    """Whether BLAS or the kernel divides a product with so many vectors among threads of its own.
+
+    Those spin between two products; ours sleep at a lock, and to wake one takes 0.1 to 0.4 ms.
+    """
+    if matrix.stored.dtype == np.float32:
+        return vectors <= MAX_BATCH
+    kernel = matrix.compiled(vectors)
+    return kernel is not None and kernel.has_threads
+
+
+def _divide(matrices: Sequence[Matrix], x: Float32, outs: Sequence[Float32]) -> None:
+    """Every W x, its rows divided among our  (M, K) -> outs (M, N)"""
+    size = len(x) * sum(matrix.stored.size for matrix in matrices)
+    parts = THREADS if size >= MIN_PARALLEL else 1
+    lead = WAKE_UP // max(x.size * len(matrices), 1)  # rows
+    rows = [shares(matrix.shape[0], parts, lead) for matrix in matrices]
+
+    def work(part: int) -> None:
+        for matrix, out, shares in zip(matrices, outs, rows, strict=True):
+            _multiply(matrix, x, out, shares[part])
+
+    run([partial(work, part) for part in range(parts)])
+
+
+def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
+    """`rows` of W, widened tile by tile where they are not float32; x (M, K) -> out (M, N)"""
+    if matrix.stored.dtype == np.float32:
+        _product(matrix.stored[rows], x, out[:, rows])
+        return
+    if (kernel := matrix.compiled(len(x))) is not None:
+        scales = None if matrix.scales is None else matrix.scales[rows]
+        kernel(matrix.stored[rows], scales, x, out[:, rows])
+        return
+    for tile in tiles(rows, matrix.shape[1]):
+        weight = scratch(tile.stop - tile.start, matrix.shape[1])
+        np.copyto(weight, matrix.stored[tile])
+        _product(weight, x, out[:, tile])
+    if matrix.scales is not None:
+        out[:, rows] *= matrix.scales[rows]
+
+
+def _product(weight: Float32, x: Float32, out: Float32) -> None:
+    """(N, K), (M, K) -> out (M, N)"""
+    if len(x) > MAX_BATCH:
+        _dot(x, weight, out)
+        return
+    whole = slice(0, len(weight))
+    for tile in tiles(whole, weight.shape[1]) if len(x) > 1 else (whole,):  # read once, for all x
+        if len(x) > MAX_VECTORS:
+            out[:, tile] = (weight[tile] @ x.T).T
+        else:
+            np.matvec(weight[tile], x, out=out[:, tile])
+
+
+def _dot(x: Float32, weight: Float32, out: Float32) -> None:
+    """x W^T. (M, K), (N, K) -> out (M, N)
+
+    BLAS adds the terms of a matrix product one after the other. At the first token of a text some
+    activations are in the thousands, and every small term added after such a one is rounded to its
+    precision. Partial sums reduce this error. (Products with one vector use many accumulators.)
+    """
+    for start in range(0, len(weight), ROWS_PER_SUM):
+        rows, sums = (
+            weight[start : start + ROWS_PER_SUM],
+            out[:, start : start + ROWS_PER_SUM],
+        )  # sums in cache
+        np.matmul(x[:, :TERMS_PER_SUM], rows[:, :TERMS_PER_SUM].T, out=sums)
+        part = np.empty(sums.shape, np.float32)
+        for first in range(TERMS_PER_SUM, weight.shape[1], TERMS_PER_SUM):
+            columns = slice(first, first + TERMS_PER_SUM)
+            sums += np.matmul(x[:, columns], rows[:, columns].T, out=part)
+
+
+# ---------------------------------------------------------------- compiled products
+
+
+def find_kernel(name: str) -> Kernel | None:
+    """The compiled kernel, or None for NumPy."""
+    return None if check_choice("kernel", name, KERNELS) == "numpy" else numba_kernel()
+
+
+def can_compile(stored: Stored) -> bool:
+    return stored.dtype in (np.int8, bfloat16)
+
+
+class Kernel:
+    """Loops over the rows of a matrix: int8 with one vector or fours of them, bfloat16 with one."""
+
+    def __init__(self, compile_loop: Callable[[Loop], Loop], has_threads: bool = False) -> None:
+        self.use(compile_loop, has_threads)
+
+    def use(self, compile_loop: Callable[[Loop], Loop], has_threads: bool = False) -> None:
+        loops = (dot_one, dot_fours, dot_one_bfloat16)
+        self.one, self.fours, self.one_bfloat16 = [compile_loop(loop) for loop in loops]
+        self.has_threads = has_threads  # divides the rows itself
+
+    def __call__(self, weights: Stored, scales: Float32 | None, x: Float32, out: Float32) -> None:
+        """(N, K), (N,) or None, (M, K) -> out (M, N)"""
+        near = scratch(*x.shape)  # at a cache line: no load of it takes two
+        np.copyto(near, x)
+        self._multiply(weights, scales, near, out)
+
+    def _multiply(self, weights: Stored, scales: Float32 | None, x: Float32, out: Float32) -> None:
+        if scales is None:
+            for vector, products in zip(x, out, strict=True):
+                self.one_bfloat16(weights.view(np.uint16), vector, products)
+            return
+        rest = len(x) % 4
+        for first in range(rest):
+            self.one(weights, scales, x[first], out[first])
+        if len(x) > rest:
+            self.fours(weights, scales, x[rest:], out[rest:])
+
+
+@cache
+def numba_kernel() -> Kernel:
+    """Compiled at the first call, then cached on disk."""
+    try:
+        import numba
+    except ImportError:
+        raise ImportError(
+            "kernel='numba' needs numba: pip install numba, or leave the option out."
+        ) from None
+    has_threads = THREADS > 1 and any(map(_can_import, SPINNING))
+    kernel = Kernel(partial(_compile, numba, has_threads), has_threads)
+    if hasattr(os, "register_at_fork"):  # GNU's threads do not survive a fork
+        os.register_at_fork(after_in_child=partial(kernel.use, partial(_compile, numba, False)))
+    return kernel
+
+
+def _can_import(name: str) -> bool:
+    try:
+        importlib.import_module(f"numba.np.ufunc.{name}")
+    except ImportError:
+        return False
+    return True
+
+
+def _compile(numba: Any, is_parallel: bool, loop: Loop) -> Loop:
+    """numba caches by name: a loop for one thread has another than one for all."""
+    assert isinstance(loop, FunctionType)
+    own = FunctionType(loop.__code__, {"np": np, "prange": numba.prange}, loop.__name__)
+    own.__module__, own.__qualname__ = __name__, loop.__name__ + "_parallel" * is_parallel
+    options = {"nogil": True, "fastmath": True, "cache": True, "parallel": is_parallel}
+    compiled: Loop = numba.njit(**options)(own)
+    return compiled
+
+
+def dot_one(weights: Stored, scales: Float32, x: Float32, out: Float32) -> None:
+    for n in prange(weights.shape[0]):
+        row, total = weights[n], np.float32(0)
+        for k in range(row.shape[0]):
+            total += np.float32(row[k]) * x[k]
+        out[n] = total * scales[n]
+
+
+def dot_fours(weights: Stored, scales: Float32, x: Float32, out: Float32) -> None:
+    """A multiple of four vectors. Two rows at a time are multiplied with four of them: eight sums
+    for six numbers read, all in registers; the rows stay in cache for the next four.
+
+    The last pair overlaps the one before if N is odd (if N is 1, both are row 0, which is -1, too).
+    """
+    for pair in prange((weights.shape[0] + 1) // 2):
+        n = min(2 * pair, weights.shape[0] - 2)
+        row, next_row = weights[n], weights[n + 1]
+        for m in range(0, x.shape[0], 4):
+            a = b = c = d = np.float32(0)
+            e = f = g = h = np.float32(0)
+            for k in range(row.shape[0]):
+                one, other = np.float32(row[k]), np.float32(next_row[k])
+                a += one * x[m, k]
+                b += one * x[m + 1, k]
+                c += one * x[m + 2, k]
+                d += one * x[m + 3, k]
+                e += other * x[m, k]
+                f += other * x[m + 1, k]
+                g += other * x[m + 2, k]
+                h += other * x[m + 3, k]
+            s, t = scales[n], scales[n + 1]
+            out[m, n], out[m + 1, n], out[m + 2, n], out[m + 3, n] = s * a, s * b, s * c, s * d
+            out[m, n + 1], out[m + 1, n + 1] = t * e, t * f
+            out[m + 2, n + 1], out[m + 3, n + 1] = t * g, t * h
+
+
+def dot_one_bfloat16(words: Stored, x: Float32, out: Float32) -> None:
+    """A bfloat16 is the upper half of a float32."""
+    for n in prange(words.shape[0]):
+        row, total = words[n], np.float32(0)
+        for k in range(row.shape[0]):
+            total += np.uint32(np.uint32(row[k]) << np.uint32(16)).view(np.float32) * x[k]
+        out[n] = total
+
+
+# ---------------------------------------------------------------- attention, activations
+
+
+def softmax_in_place(scores: Float32) -> Float32:
+    """exp(s) / sum exp(s) over the last axis; the largest is subtracted first."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def is_masked(new: int, seen: int, window: int | None, padding: Bools | None) -> Bools:
+    own = np.arange(seen - new, seen)[:, None]  # (T, 1)
+    other = np.arange(seen)
+    is_masked = other > own  # (T, S)
+    if window is not None:
+        is_masked |= other <= own - window
+    whole = is_masked[None, None]  # (1, 1, T, S)
+    return whole if padding is None else whole | padding[:, None, None, :]
+
+
+def attend(
+    query: Float32,
+    key: Float32,
+    value: Float32,
+    window: int | None = None,
+    padding: Bools | None = None,
+) -> Float32:
+    """Causal attention without repeated keys and without a (T, S) mask.
+
+    query (B, Q, T, D) of the last T positions, key and value (B, K, S, D) of all -> (B, T, Q D).
+    The G query heads of one key-value head are rows of one product with its keys.
+    """
+    batch, heads, new, size = query.shape
+    key_value_heads, seen = key.shape[1:3]
+    group = heads // key_value_heads
+    grouped = query.reshape(batch, key_value_heads, group, new, size)
+    grouped = grouped * np.float32(size**-0.5)
+    if new == 1:
+        first = 0 if window is None else max(seen - window, 0)
+        near, hidden = slice(first, seen), None if padding is None else padding[:, first:]
+        out = _attend_from_one(grouped[:, :, :, 0], key[:, :, near], value[:, :, near], hidden)
+        return out.reshape(batch, 1, heads * size)
+
+    out = np.empty((batch, new, key_value_heads, group, size), np.float32)
+    step = int(np.clip(SCORES // (group * seen), 16, new))
+    jobs = [
+        (row, head, start)
+        for row in range(batch)
+        for head in range(key_value_heads)
+        for start in range(0, new, step)
+    ]
+
+    def work(share: int) -> None:
+        for row, head, start in jobs[share::THREADS]:  # interleaved: later blocks have more keys
+            stop = min(start + step, new)
+            last = seen - new + stop  # keys up to the block's last query
+            first = 0 if window is None else max(last - (stop - start) - window + 1, 0)
+            rows = grouped[row, head, :, start:stop].reshape(-1, size)  # (G T', D)
+            scores: Float32 = rows @ key[row, head, first:last].T  # (G T', S')
+            shaped = scores.reshape(group, stop - start, last - first)
+            if window is None and padding is None:  # only the block's own triangle is masked
+                own = shaped[:, :, start - stop :]
+                np.copyto(own, LOWEST, where=is_masked(stop - start, stop - start, None, None)[0])
+            else:
+                hidden = None if padding is None else padding[row : row + 1, :last]
+                mask = is_masked(stop - start, last, window, hidden)[0, :, :, first:]
+                np.copyto(shaped, LOWEST, where=mask)
+            mixed = softmax_in_place(scores) @ value[row, head, first:last]  # (G T', D)
+            out[row, start:stop, head] = mixed.reshape(group, -1, size).swapaxes(0, 1)
+
+    run([partial(work, share) for share in range(min(THREADS, len(jobs)))])
+    return out.reshape(batch, new, heads * size)
+
+
+def _attend_from_one(
+    query: Float32, key: Float32, value: Float32, padding: Bools | None
+) -> Float32:
+    """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)
+
+    One matrix-vector product per query head reads keys and values in place; a matrix product would
+    copy them first.
+    """
+    scores: Float32 = np.matvec(key[:, :, None], query)  # (B, K, G, S)
+    if padding is not None:
+        np.copyto(scores, LOWEST, where=padding[:, None, None])
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    mixed: Float32 = np.vecmat(scores, value[:, :, None])  # (B, K, G, D)
+    mixed /= scores.sum(axis=-1, keepdims=True)
+    return mixed
+
+
+def swiglu(gate: Float32, up: Float32) -> Float32:
+    """silu(gate) * up = gate / (1 + exp(-gate)) * up, into `gate`'s memory. (..., I)
+
+    exp(-gate) overflows to infinity below -88, where silu is 0, and so is gate / inf.
+    """
+    flat, other = gate.reshape(-1), up.reshape(-1)
+
+    def work(share: slice) -> None:
+        for start in range(share.start, share.stop, 2**15):  # temporaries that stay in cache
+            part = slice(start, min(start + 2**15, share.stop))
+            with np.errstate(over="ignore"):
+                decay = np.exp(-flat[part])
+            decay += 1
+            flat[part] /= decay
+            flat[part] *= other[part]
+
+    if flat.size <= 2**17:  # too little to divide
+        work(slice(0, flat.size))
+    else:
+        run([partial(work, share) for share in shares(flat.size)])
+    return flat.reshape(gate.shape)
+
+
+# ---------------------------------------------------------------- threads
+
+
+class _Worker(threading.Thread):
+    """A thread that waits for its next task at a lock.
+
+    A layer hands over four short tasks; an executor, with its queue and futures, would cost a third
+    of the time of a token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="causal-qwen-engine", daemon=True)
+        self._begin, self._end = threading.Lock(), threading.Lock()
+        self._begin.acquire()
+        self._end.acquire()
+        self._task: Task | None = None
+        self._error: BaseException | None = None
+        self._is_dismissed = False
+        self.start()
+
+    def run(self) -> None:
+        while self._begin.acquire() and not self._is_dismissed:
+            try:
+                assert self._task is not None
+                self._task()
+            except BaseException as error:
+                self._error = error
+            self._task = None  # release its arrays
+            self._end.release()
+
+    def begin(self, task: Task) -> None:
+        self._task = task
+        self._begin.release()
+
+    def end(self) -> BaseException | None:
+        """Wait for the task; return its error, if any."""
+        self._end.acquire()
+        error, self._error = self._error, None
+        return error
+
+    def dismiss(self) -> None:
+        """End the thread after its current task. Do not call `end` afterwards."""
+        self._is_dismissed = True
+        if self._begin.locked():  # else it is about to run
+            self._begin.release()
+
+
+class _Workers:
+    """All workers, for one caller at a time."""
+
+    def __init__(self) -> None:
+        self.are_busy = threading.Lock()
+        self._all: list[_Worker] = []
+
+    def start(self, tasks: Sequence[Task]) -> list[_Worker]:
+        """Start every task in a worker of its own."""
+        while len(self._all) < len(tasks):
+            self._all.append(_Worker())
+        for worker, task in zip(self._all, tasks, strict=False):
+            worker.begin(task)
+        return self._all[: len(tasks)]
+
+    def dismiss(self) -> None:
+        for worker in self._all:
+            worker.dismiss()
+
+
+_WORKERS = _Workers()
+
+
+def _forget_workers() -> None:
+    global _WORKERS
+    _WORKERS = _Workers()
+
+
+def run(tasks: Sequence[Task]) -> None:
+    """Run all tasks: the first in this thread, the others in workers.
+
+    If another caller has the workers, all tasks run in this thread, without waiting.
+    """
+    if len(tasks) == 1 or THREADS == 1 or not _run_parallel(tasks):
+        for task in tasks:
+            task()
+
+
+def _run_parallel(tasks: Sequence[Task]) -> bool:
+    """Run all tasks with the workers, or none (False) if another caller has them."""
+    workers, is_ours, is_over = _WORKERS, False, False
+    try:
+        is_ours = workers.are_busy.acquire(blocking=False)
+        if not is_ours:
+            is_over = True
+            return False
+        with blas_alone():
+            others = workers.start(tasks[1:])
+            try:
+                tasks[0]()
+            finally:
+                errors = [other.end() for other in others]
+                workers.are_busy.release()
+                is_over = True
+    finally:
+        if not is_over:  # Ctrl-C or a signal handler's exception, anywhere above: the workers may
+            _forget_workers()  # still be running, so they are not reused; their lock stays taken
+            if is_ours:
+                workers.dismiss()
+    for error in filter(None, errors):
+        raise error
+    return True
+
+
+def shares(size: int, parts: int | None = None, lead: int = 0) -> list[slice]:
+    """Split range(size) into nearly equal parts, one per thread.
+
+    The first part is longer by `lead`: it starts at once, while other threads wake up.
+    """
+    parts = THREADS if parts is None else parts
+    lead = min(lead, size) if parts > 1 else 0
+    edges = [lead + (size - lead) * part // parts for part in range(parts + 1)]
+    edges[0] = 0
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def scratch(rows: int, columns: int) -> NDArray[np.float32]:
+    """A (rows, columns) buffer of this thread; its memory is reused and stays in cache.
+
+    It begins at a cache line; NumPy's own arrays begin 16 bytes after one.
+    """
+    kept: NDArray[np.float32] | None = getattr(_LOCAL, "scratch", None)
+    if kept is None or kept.size < rows * columns:
+        room = np.empty(rows * columns + CACHE_LINE, np.float32)
+        start = -(room.ctypes.data // room.itemsize) % CACHE_LINE
+        kept = _LOCAL.scratch = room[start : start + rows * columns]
+    return kept[: rows * columns].reshape(rows, columns)
+
+
+class _BlasLimit:
+    """The callers that limit BLAS to one thread, and its thread counts before the first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.callers: set[object] = set()
+        self.given: list[int] = []  # per library
+
+    def enter(self, caller: object) -> None:
+        with self.lock:
+            if not self.callers:
+                self.given = [library.num_threads for library in _BLAS]
+            self.callers.add(caller)
+            if len(self.callers) == 1:
+                self._set([1] * len(_BLAS))
+
+    def leave(self, caller: object) -> None:
+        with self.lock:
+            if self.callers == {caller}:
+                self._set(self.given)
+            self.callers.discard(caller)
+
+    def _set(self, counts: list[int]) -> None:
+        for library, count in zip(_BLAS, counts, strict=True):
+            # threadpoolctl accepts calls from one thread only; the lock above makes others safe
+            set_count = getattr(library, "_real_set_num_threads", library.set_num_threads)
+            set_count(count)
+
+
+_BLAS_LIMIT = _BlasLimit()
+
+
+@contextmanager
+def blas_alone() -> Iterator[None]:
+    """Limit BLAS to one thread; the last caller to leave restores the counts."""
+    caller = object()
+    try:
+        _BLAS_LIMIT.enter(caller)
+        yield
+    finally:
+        _BLAS_LIMIT.leave(caller)
+
+
+def _reset_after_fork() -> None:
+    """A forked process has neither the workers nor the callers'"""
+    global _BLAS_LIMIT
+    _forget_workers()
+    before, _BLAS_LIMIT = _BLAS_LIMIT, _BlasLimit()
+    if before.callers:
+        before._set(before.given)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
