@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import _gumbel as gumbel
 import numpy as np
 import torch
+from _gumbel import GumbelIndividual
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from causal_qwen.analysis import gumbel
-from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.conversion.calibration import TEXTS, equal_gain, pad_left, read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.convert import open_model

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from _history import MACHINE_COLUMNS, Speeds, conclude, faster, time_beside_memory
+from _random_checkpoint import QWEN_0_5B
 from _results import Row, log, make_parser, paired_ratio, parse, table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -26,7 +27,6 @@ from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.calibration import calibrate_gains, set_decision_noise
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import default_model, graft
-from causal_qwen.engine.random_checkpoint import QWEN_0_5B
 from causal_qwen.modeling.abduction import inverse_activation
 from causal_qwen.modeling.action import row_norms
 from causal_qwen.options import MODES

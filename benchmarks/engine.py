@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import inspect
 import platform
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,6 +37,7 @@ from _history import (
     machine,
     memory_reader,
 )
+from _random_checkpoint import QWEN_0_5B, QWEN_1_5B, random_checkpoint
 from _results import (
     Row,
     call_in_new_process,
@@ -56,12 +55,10 @@ from _results import (
 from causal_qwen.engine import Engine, KeyValueCache
 from causal_qwen.engine.fast import THREADS, run
 from causal_qwen.engine.quantization import quantize
-from causal_qwen.engine.random_checkpoint import QWEN_0_5B, QWEN_1_5B, random_checkpoint
 
 SHAPES = {"0.5B": QWEN_0_5B, "1.5B": QWEN_1_5B}
 PROMPT, NEW, PREFILL = 8, 16, 512  # tokens: of a decoding round, and of a prefill
 ROWS = 8  # of a batch
-GUESSED = 4  # tokens of a prompt lookup
 PASSAGE = (
     "The lighthouse at Cape Wren was built in 1871, after a winter in which eleven fishing boats "
     "were lost on the reef. Its keeper, Thomas Hale, kept a diary for thirty years. Every evening "
@@ -72,7 +69,7 @@ PASSAGE = (
     "tenth. His diary is now in the county museum, and ornithologists still use its figures."
 )
 CASE = ("shape", "stored")
-PARTS = ("decode", "batch", "prefill", "context", "lookup", "alone")
+PARTS = ("decode", "batch", "prefill", "context", "alone")
 CONTEXTS = (128, 1024, 4096, 8000)
 DECODE, SHARE, PREFILL_TIME = (
     " decode, times torch",
@@ -329,8 +326,6 @@ def measure(shape: str, stored: str, rounds: int, path: Path, parts: Sequence[st
     places = peers.places
     del peers
     gc.collect()
-    if "lookup" in parts and shape == "135M" and rounds > 2:  # a trained model
-        result["lookup"] = measure_lookup(path, rounds // 3 + 1)
     if "alone" in parts:
         result["alone"] = {
             name: call_in_new_process(run_alone, name, place) for name, place in places.items()
@@ -355,41 +350,6 @@ def small_peers(path: Path, stored: str) -> dict[str, tuple[Path, NumPyPeer]]:
 
 def rows_of(name: str) -> int:
     return ROWS if name.endswith("rows") else 1
-
-
-def measure_lookup(path: Path, rounds: int) -> list[Row]:
-    """Prompt lookup beside none, on texts that quote their prompt: the same tokens, how fast."""
-    engine, found = Engine.from_pretrained(path), []
-    source = inspect.getsource(textwrap.shorten)
-    prompts = {
-        "summary": f"Summarize the following text in two sentences.\n\n{PASSAGE}",
-        "code": f"Add type annotations to this function and print all of it.\n\n{source}",
-    }
-    modes: dict[str, Row] = {
-        "standard": {"mode": "standard"},
-        "compatible": {"mode": "compatible"},
-        "individual 7": {"mode": "causal", "individual": 7},
-    }
-    for kind, prompt in prompts.items():
-        for mode, options in modes.items():
-            call = {"chat": True, "max_new_tokens": 64, **options}
-            peers = {
-                lookup: partial(engine.generate, prompt, prompt_lookup=int(lookup), **call)
-                for lookup in ("0", str(GUESSED))
-            }
-            plain, guessed = (peer() for peer in peers.values())
-            times = time_peers(peers, rounds)
-            row = {
-                "text": kind,
-                "mode": mode,
-                "tokens": plain.ids.shape[1] - plain.new.start,
-                "passes": guessed.passes,
-                "is_same": plain.ids.tolist() == guessed.ids.tolist(),
-                "times": paired_ratio(times["0"], times[str(GUESSED)]),
-            }
-            log(row)
-            found.append(row)
-    return found
 
 
 def checkpoint(shape: str, stored: str, scratch: Path, model: Path | None) -> Path:
@@ -490,27 +450,8 @@ def page(results: list[Row]) -> list[str]:
         "",
         *table(growth, results),
         "",
-        *(lookup_page(results) or []),
         *table(bar_columns, bars(results)),
     ]
-
-
-def lookup_page(results: list[Row]) -> list[str]:
-    rows = [{**line, **row} for row in results for line in row.get("lookup", [])]
-    if not rows:
-        return []
-    columns = {
-        "shape": "{shape}",
-        **MACHINE_COLUMNS,
-        "text": "{text}",
-        "mode": "{mode}",
-        "tokens": "{tokens}",
-        "passes over the weights": "{passes}",
-        "times as fast": span("times"),
-        "the same tokens": "{is_same}",
-    }
-    title = f"Prompt lookup of {GUESSED} tokens, beside none:"
-    return [title, "", *table(columns, rows), ""]
 
 
 def speeds(row: Row) -> Speeds:

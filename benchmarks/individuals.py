@@ -36,6 +36,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from _gumbel import GumbelIndividual
 from _judges import TrigramModel
 from _results import Row, interval, load, log, make_parser, parse, save, span, table
 from _texts import (
@@ -58,7 +59,6 @@ from _texts import (
 )
 
 from causal_qwen.analysis.counterfactual import counterfactual, stability_violations
-from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.analysis.token_sequence import TokenSequence
 from causal_qwen.conversion.calibration import AVOID_REPEATS

@@ -18,6 +18,7 @@ from functools import partial
 import numpy as np
 import torch
 from _history import MACHINE_COLUMNS, Speeds, conclude, faster, time_beside_memory
+from _random_checkpoint import QWEN_0_5B
 from _results import (
     Row,
     call_in_new_process,
@@ -30,7 +31,6 @@ from _results import (
 )
 from torch.nn import functional as F
 
-from causal_qwen.engine.random_checkpoint import QWEN_0_5B
 from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config

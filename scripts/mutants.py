@@ -217,16 +217,17 @@ MUTANTS = (
         "unit/test_engine_model.py::test_a_batch_of_unequal_prompts_is_its_rows_alone",
     ),
     Mutant(
-        "engine/generation.py",
-        "self.cache.length = self.ids.shape[1] - 1",
-        "self.cache.length = self.cache.length",
-        "unit/test_engine_model.py::test_prompt_lookup_says_the_same_in_fewer_passes",
-    ),
-    Mutant(
         "engine/engine.py",
         'default_mode=self.fields.get("inference_mode", "standard")',
         'default_mode="standard"',
         "contract/test_settings.py::test_both_engines_take_the_default_mode_of_the_config",
+    ),
+    Mutant(
+        "decoding/noise.py",
+        "return float(individual.coin(position) < individual.persistence)",
+        "return float(individual.coin(position) > individual.persistence)",
+        "unit/test_persistence.py::"
+        "test_a_mixture_is_the_individual_at_a_share_p_of_positions_and_chance_at_the_others",
     ),
     # regression
     Mutant(

@@ -69,7 +69,6 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {  # so that requests go deep, and contr
     "input": ("a", [], [{}], [{"size": 10**400}], [{"other": 1}], [{"size": [1]}], ["a", {}]),
     "name": ("Ada", "..", "a/b", "\ud800", "x" * 65, "7", "", " "),
     "model": ("tiny", "other", "\ud800"),
-    "noise_law": ("sum", "mixture"),
     "normalization": ("softmax", "ovr"),
     "top_logprobs": (0, 5, 21),
     "logprobs": (True, False, 3),

@@ -27,7 +27,6 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "ChangedNumber": "analysis.counterfactual",
     "ChangedPrompt": "analysis.counterfactual",
     "ChangedToken": "analysis.counterfactual",
-    "GumbelIndividual": "analysis.gumbel",
     "Individual": "individuals.individual",
     "NumberPrediction": "regression.prediction",
     "OpenModel": "regression.regressor",
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
         counterfactual,
         stability_violations,
     )
-    from causal_qwen.analysis.gumbel import GumbelIndividual
     from causal_qwen.analysis.posterior import infer_individual
     from causal_qwen.generation.pipeline import CausalTextGenerationPipeline
     from causal_qwen.individuals.individual import Individual

@@ -19,7 +19,6 @@ ExportType = Literal["float32", "bfloat16", "float16", "f32", "f16", "q8_0"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 NOISY_MODES: tuple[Mode, ...] = ("sampling", "causal")  # modes that use an individual's noise
-NOISE_LAWS = ("sum", "mixture")  # how an individual's own noise and chance make its noise
 NORMALIZATIONS = ("softmax", "ovr")  # probabilities that `compatible` samples from
 SEMANTICS: tuple[Semantics, ...] = get_args(Semantics)  # of chance: kept, or redrawn
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)

@@ -323,7 +323,7 @@ def test_causal_inference_uses_one_individual(
     model: CausalQwenMVPForCausalLM, ids: Tensor, is_fresh: bool
 ) -> None:
     chosen = model.inference(
-        ids, "causal", individual=[4, 5, 6], temperature=0.8, fresh_noise=is_fresh
+        ids, "causal", individual=[4, 5, 6], temperature=0.8, persistence=0.0 if is_fresh else 1.0
     )
     output = model(ids)
     for row, seed in enumerate([4, 5, 6]):
@@ -382,7 +382,7 @@ def test_compatible_inference_can_normalise_one_vs_rest_by_the_sum(
         {"top_k": 3},
         {"temperature": 0.5, "min_density": 0.05},
         {"persistence": 0.5, "min_p": 0.2},
-        {"persistence": 0.5, "noise_law": "mixture"},
+        {"persistence": 0.5},
     ],
 )
 def test_last_position_predicts_the_next_token_of_generate(
@@ -449,7 +449,7 @@ def test_inference_with_invalid_arguments_raises(
     [
         ("standard", {}),
         ("causal", {"individual": [1, 2, 3]}),
-        ("causal", {"individual": 1, "fresh_noise": True, "temperature": 2.0}),
+        ("causal", {"individual": 1, "persistence": 0.0, "temperature": 2.0}),
         ("sampling", {"individual": 9, "noise_gain": 10.0}),
     ],
 )

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _random_checkpoint import TINY, random_checkpoint
 
 from causal_qwen.engine import Engine, Step
-from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
 from causal_qwen.engine.tokenization import TextReader
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from _random_checkpoint import TINY, random_checkpoint
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
 
 ROOT = Path(__file__).parents[2]
 

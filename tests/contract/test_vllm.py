@@ -65,7 +65,7 @@ CALLS: list[dict[str, Any]] = [
     {"individual": 8},
     {"individual": 7, "persistence": 0.5},
     {"individual": 9, "temperature": 1.5},
-    {"individual": 3, "fresh_noise": True},
+    {"individual": 3, "persistence": 0.0},
     {"causal_mode": "sampling", "individual": 5},
     {"causal_mode": "sampling", "individual": 6, "avoid_repeats": 3},
     {"individual": 11, "min_p": 0.3, "whole_words": False, "avoid_repeats": 0},
@@ -73,7 +73,7 @@ CALLS: list[dict[str, Any]] = [
     {"individual": 13, "top_p": 0.7},
     {"individual": 14, "repetition_penalty": 1.3},
     {"causal_mode": "standard", "repetition_penalty": 1.2},
-    {"individual": 15, "min_density": 0.05, "noise_law": "sum", "persistence": 0.7},
+    {"individual": 15, "min_density": 0.05, "persistence": 0.7},
     {"individual": 16, "exogenous": 4},
     {"causal_mode": "compatible", "normalization": "ovr", "do_sample": False},
 ]
@@ -101,7 +101,7 @@ def make_tiny(
         set_decision_noise(model)  # so that `standard` is the base model's choice
     saved = model.generation_config
     saved.noise_gain = 30.0 if kind == "converted" else 1.0
-    saved.causal_min_p, saved.avoid_repeats, saved.noise_law = 0.05, 2, "mixture"
+    saved.causal_min_p, saved.avoid_repeats = 0.05, 2
     saved.whole_words = True
     model.decision.word_edges[::3] = CONTINUES | OPEN
     model.save_pretrained(directory)

@@ -27,7 +27,6 @@ from causal_qwen.analysis.counterfactual import (
     parse_edit,
     stability_violations,
 )
-from causal_qwen.analysis.gumbel import GumbelIndividual
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import draw_noise
 
@@ -123,7 +122,7 @@ def test_individual_generates_the_text_of_its_seed(model: Any) -> None:
     one = Individual.draw(model, seed=5, temperature=0.7, min_density=0.1)
     assert speak(model, prompts(), one).sequences.tolist() == by_seed.sequences.tolist()
     fresh = Individual.draw(model, seed=5, fresh=True)
-    expected = speak(model, prompts(), 5, fresh_noise=True).sequences.tolist()
+    expected = speak(model, prompts(), 5, persistence=0.0).sequences.tolist()
     assert speak(model, prompts(), fresh).sequences.tolist() == expected
     assert speak(model, prompts(), 5).sequences.tolist() != expected
 
@@ -145,7 +144,7 @@ def test_rows_keep_their_own_gain_truncation_and_freshness(model: Any) -> None:
             ids[row : row + 1],
             attention_mask=mask[:1],
             individual=1,
-            fresh_noise=one.is_fresh,
+            persistence=one.own_share,
             noise_gain=gains["fresh_noise_gain" if one.is_fresh else "noise_gain"],
             **single,
             **options,
@@ -167,8 +166,8 @@ def test_options_that_contradict_the_individual_raise(model: Any) -> None:
     one = Individual.draw(C, seed=1)
     with pytest.raises(ValueError, match=r"min_density=0\.5 contradicts"):
         speak(model, prompts(), one, min_density=0.5)
-    with pytest.raises(ValueError, match="fresh_noise=True contradicts"):
-        speak(model, prompts(), one, fresh_noise=True)
+    with pytest.raises(ValueError, match=r"persistence=0\.0 contradicts"):
+        speak(model, prompts(), one, persistence=0.0)
     with pytest.raises(ValueError, match="23 coordinates and the model's individuals have 24"):
         speak(model, prompts(), Individual.draw(C - 1, seed=1))
     with pytest.raises(ValueError, match=r"exogenous="):
@@ -476,5 +475,3 @@ def test_individual_of_another_size_raises(model: Any, make_model: Make) -> None
         ask(model, ChangedPrompt(OTHER), Individual.draw(C + 1, seed=1))
     with pytest.raises(ValueError, match="it is another model's"):
         ask(model, OtherModel(make_model(causal_size=C + 1)))
-    with pytest.raises(ValueError, match="vocabulary is 97"):
-        ask(model, ChangedPrompt(OTHER), GumbelIndividual(1, V + 1))

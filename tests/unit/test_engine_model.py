@@ -14,7 +14,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen.decoding.decision import choose, choose_pruned
 from causal_qwen.engine import Engine, KeyValueCache, fast, greedy_decode, qwen2
-from causal_qwen.engine.generation import Generator
 from causal_qwen.engine.weights import read_json, read_tensors, widen
 from causal_qwen.individuals.individual import Individual
 
@@ -141,10 +140,10 @@ def test_every_mode_generates_the_text_of_torch(
         {"mode": "standard"},
         {"mode": "causal", "individual": 3},
         {"mode": "causal", "individual": 4, "temperature": 0.3, "min_density": 0.1},
-        {"mode": "causal", "individual": 5, "fresh_noise": True},
+        {"mode": "causal", "individual": 5, "persistence": 0.0},
         {"mode": "sampling", "individual": 6},
         {"mode": "sampling", "individual": 8, "top_k": 5, "top_p": 0.9},
-        {"mode": "sampling", "individual": 8, "noise_gain": 0.5, "fresh_noise": False},
+        {"mode": "sampling", "individual": 8, "noise_gain": 0.5, "persistence": 1.0},
         {"mode": "compatible"},
         {"mode": "compatible", "repetition_penalty": 1.5},
         {"mode": "compatible", "normalization": "ovr"},
@@ -342,52 +341,3 @@ def test_two_threads_generate_the_text_of_one(
     one = engine.logits(ids)
     monkeypatch.setattr(fast, "THREADS", 2)
     assert np.abs(engine.logits(ids) - one).max() < 1e-5
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mode": "standard"},
-        {"mode": "compatible"},
-        {"mode": "causal", "individual": 7},
-        {"mode": "causal", "individual": 7, "persistence": 0.5, "avoid_repeats": 0},
-        {"mode": "compatible", "do_sample": True, "seed": 3, "temperature": 0.5},
-    ],
-)
-def test_prompt_lookup_says_the_same_in_fewer_passes(
-    options: dict[str, Any], saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, engine = saved()
-    alone = engine.generate([PROMPT], max_new_tokens=24, **options)
-    truth, values = alone.ids[0], alone.numeric_values[0]
-
-    def guess(call: Generator, room: int) -> Any:
-        """Four tokens: right, or the third of them wrong; no number, which has a value."""
-        start = call.ids.shape[1]
-        found = truth[start : start + min(4, room)].copy()
-        found[2:3] += (start % 2) * (1 - 2 * (found[2:3] > 50))
-        return found[: int(np.argmax([*(found == NUM), True]))]
-
-    monkeypatch.setattr(Generator, "_guess", guess)
-    given = {"max_new_tokens": 24, "prompt_lookup": 4, **options}
-    call = engine._call([PROMPT], None, None, False, given, None)
-    assert len(list(call)) == 24
-    assert call.ids[0].tolist() == truth.tolist()
-    assert np.allclose(call.values[0], values, rtol=1e-4)
-    numbers = int((truth[len(PROMPT) :] == NUM).sum())
-    assert call.passes <= 10 + 2 * numbers
-
-
-def test_prompt_lookup_guesses_what_followed_the_last_two_tokens(saved: Callable[..., Any]) -> None:
-    _, engine = saved()
-    call = engine._call(
-        [[9, 5, 6, 11, 12, 13, 5, 6]], None, None, False, {"prompt_lookup": 3}, None
-    )
-    assert call._guess(10).tolist() == [11, 12, 13]
-    assert call._guess(2).tolist() == [11, 12]
-    call.num_token_id = 12
-    assert call._guess(10).tolist() == [11]  # a number has a value, which cannot be guessed
-    batch = engine._call([[5, 6, 5, 6]] * 2, None, None, False, {"prompt_lookup": 3}, None)
-    assert batch._guess(10).tolist() == []
-    with pytest.raises(ValueError, match="prompt_lookup=-1"):
-        engine.generate([PROMPT], prompt_lookup=-1)

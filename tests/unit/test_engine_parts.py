@@ -17,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from _random_checkpoint import TINY, random_checkpoint
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
@@ -43,7 +44,6 @@ from causal_qwen.engine.qwen2 import (
     rms_norm,
     swiglu,
 )
-from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
 from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
 from causal_qwen.engine.weights import read_safetensors, release, widen
 from causal_qwen.text.numerals import render

@@ -223,7 +223,7 @@ def test_a_min_density_of_1_leaves_no_noise(model: Any, mode: str) -> None:
 @pytest.mark.parametrize("fresh", [True, False])
 def test_noise_can_be_fresh_or_shared_in_either_mode(model: Any, mode: str, fresh: bool) -> None:
     expected = all_by_hand(model, prompts(), mode, fresh=fresh)
-    assert generate(model, prompts(), mode, fresh_noise=fresh) == expected
+    assert generate(model, prompts(), mode, persistence=0.0 if fresh else 1.0) == expected
     is_default = fresh == (mode == "sampling")
     assert (generate(model, prompts(), mode) == expected) == is_default
 
@@ -236,7 +236,7 @@ def test_fresh_noise_has_a_gain_of_its_own(own: Any) -> None:
         return own.generate(prompts(), **plain | more)[:, T:].tolist()
 
     assert run() == all_by_hand(own, prompts(), "causal", gain=0.3)
-    assert run(fresh_noise=True) == all_by_hand(own, prompts(), "causal", gain=0.9, fresh=True)
+    assert run(persistence=0.0) == all_by_hand(own, prompts(), "causal", gain=0.9, fresh=True)
     sampled = run(causal_mode="sampling")
     assert sampled == all_by_hand(own, prompts(), "sampling", gain=0.9)
     given = run(causal_mode="sampling", noise_gain=0.5)  # what the caller says is what counts
@@ -974,7 +974,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"causal_mode": "causal", "noise_gain": [1.0, 2.0]}, r"noise_gain has 2 values for 3 rows"),
     ({"causal_mode": "causal", "individual": 2.5}, r"individual=2\.5"),
     ({"causal_mode": "causal", "individual": "me"}, r"individual='me'"),
-    ({"causal_mode": "causal", "fresh_noise": "maybe"}, r"fresh_noise='maybe'"),
+    ({"causal_mode": "causal", "persistence": "maybe"}, r"persistence='maybe'"),
     ({"causal_mode": "causal", "temperature": 1e308}, r"temperature=1e\+308 .* at most 1e16"),
     ({"causal_mode": "sampling", "temperature": 1e30}, r"temperature=1e\+30 .* at most 1e16"),
     (

@@ -1,20 +1,18 @@
-"""The Gumbel-max baseline: softmax sampling whose noise is kept, and found again in hindsight."""
+"""The Gumbel-max baseline of the benchmarks: softmax sampling whose noise is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import _gumbel as gumbel
 import numpy as np
 import pytest
 import torch
+from _gumbel import GumbelIndividual
 from scipy import stats
 
-from causal_qwen.analysis import gumbel
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
-from causal_qwen.analysis.gumbel import GumbelIndividual, infer_gumbel
-from causal_qwen.analysis.posterior import infer_individual
-from causal_qwen.analysis.token_sequence import TokenSequence, observe
 from causal_qwen.individuals.noise import draw_noise
 
 Make = Callable[..., Any]
@@ -55,40 +53,6 @@ def test_noise_depends_only_on_seed_and_position(model: Any) -> None:
     shared = GumbelIndividual.draw(model, seed=9, fresh=False)
     np.testing.assert_array_equal(shared.at(4), shared.at(5))
     assert shared.shift(3) is shared
-
-
-def test_padding_and_other_rows_do_not_change_the_text(model: Any) -> None:
-    people = [GumbelIndividual.draw(model, seed=seed) for seed in (1, 2)]
-    ids = torch.stack([torch.tensor([0, 0, *PROMPT[:2]]), PROMPT])
-    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    together = gumbel.generate(model, people, mask, input_ids=ids, max_new_tokens=6, pad_token_id=0)
-    alone = gumbel.generate(
-        model, people[:1], mask[:1, 2:], input_ids=ids[:1, 2:], max_new_tokens=6, pad_token_id=0
-    )
-    assert together[0, 4:].tolist() == alone[0, 2:].tolist()
-    assert together[1, 4:].tolist() == say(model, people[1:], 6)[0].tolist()
-
-
-def test_inferred_noise_replays_the_text(model: Any) -> None:
-    text = torch.tensor([1, 1, 12, 0, 6])  # nobody planned it
-    found = infer_individual(model, text, prompt=PROMPT, mode="gumbel", n=50)
-    assert found.success_rate == 1.0
-    assert len(found.individuals) == 50
-    assert say(model, found.individuals, 5).tolist() == [text.tolist()] * 50
-
-
-def test_inferred_noise_matches_rejection_sampling(model: Any) -> None:
-    """Against rejection: of many speakers, those who said the token."""
-    said = 5
-    passage = TokenSequence(torch.cat([PROMPT, torch.tensor([said])]), torch.zeros(T + 1).double())
-    logits = observe(model, passage, T).logits[0, 0].double().numpy()
-    free = np.random.default_rng(0).gumbel(size=(200_000, V))
-    truth = free[(logits + free).argmax(1) == said]
-    assert len(truth) > 200
-    found = infer_gumbel(model, passage, T, 2000, seed=1)
-    noise = np.stack([one.at(T - 1) for one in found])
-    for token in range(V):
-        assert stats.ks_2samp(noise[:, token], truth[:, token]).pvalue > 1e-3
 
 
 def test_counterfactual_accepts_gumbel_individuals(model: Any) -> None:

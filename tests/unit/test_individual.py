@@ -402,8 +402,8 @@ def test_seeds_and_noise_become_individuals_with_the_calls_settings() -> None:
     assert resolve_individuals(draw_noise(3, C), 1, 1, C) == [Individual.draw(C, seed=3)]
     (fresh,) = resolve_individuals(3, 1, 1, C, fresh=True)
     assert fresh == Individual.draw(C, seed=3, fresh=True)
-    with pytest.raises(ValueError, match="fresh_noise=True"):
-        resolve_individuals(draw_noise(3, C), 1, 1, C, explicit={"fresh_noise": True})
+    with pytest.raises(ValueError, match="persistence=0"):
+        resolve_individuals(draw_noise(3, C), 1, 1, C, explicit={"persistence": 0.0})
 
 
 def test_unusable_individuals_raise() -> None:

@@ -26,9 +26,9 @@ NOISE = {"noise_gain": 0.4, "individual": 5}
 MODES: dict[str, dict[str, Any]] = {
     "standard": {"causal_mode": "standard"},
     "sampling": {"causal_mode": "sampling", **NOISE},
-    "sampling, shared": {"causal_mode": "sampling", "fresh_noise": False, **NOISE},
+    "sampling, shared": {"causal_mode": "sampling", "persistence": 1.0, **NOISE},
     "causal": {"causal_mode": "causal", **NOISE},
-    "causal, fresh": {"causal_mode": "causal", "fresh_noise": True, **NOISE},
+    "causal, fresh": {"causal_mode": "causal", "persistence": 0.0, **NOISE},
     "compatible": {"causal_mode": "compatible"},
 }
 
@@ -65,7 +65,7 @@ def generate(
 def check_by_replay(model: Any, ids: Tensor, generated: Tensor, start: int, **options: Any) -> None:
     """Values of one finished text, from `start` on, follow its mode's formula."""
     mode, gain = options["causal_mode"], options.get("noise_gain", 0.0)
-    is_fresh = options.get("fresh_noise", mode == "sampling")
+    is_fresh = options.get("persistence", 0.0 if mode == "sampling" else 1.0) == 0
     head = model.action.value
     for position in range(start, len(ids)):
         if ids[position] != NUM:

@@ -1,6 +1,6 @@
 """Persistence: a share p of the noise is the individual's own, the rest chance at each position.
 
-u = loc_U + T kappa (c scale_U t + (1 - c) b eps), with c = p (sum) or a coin of odds p (mixture)
+u = loc_U + T kappa (c scale_U t + (1 - c) b eps), with c a coin of odds p
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import draw_noise, to_cauchy
-from causal_qwen.options import NOISE_LAWS
 
 C = 32
 SHARES = st.floats(0, 1)
@@ -40,25 +39,24 @@ PROMPT = torch.tensor([[5, 17, 3, 44]])
 NEW = 12
 
 
-def mixed(persistence: float, seed: int, position: int, law: str) -> np.ndarray:
+def mixed(persistence: float, seed: int, position: int) -> np.ndarray:
     who = Individual.draw(400, seed=seed, persistence=persistence)
-    gains = NoiseGains(law=law)
+    gains = NoiseGains()
     shared = gains.noise([who], [position])[0]
     chance = gains.exogenous([who], None, [position])
     return shared if chance is None else shared + chance[0]
 
 
-@pytest.mark.parametrize("law", NOISE_LAWS)
 @pytest.mark.parametrize("persistence", [0.0, 0.3, 0.6, 1.0])
-def test_noise_is_standard_cauchy_for_every_persistence(persistence: float, law: str) -> None:
-    """A Cauchy is 1-stable, so persistence changes what positions share, not how much noise."""
-    noise = np.concatenate([mixed(persistence, seed, 5, law) for seed in range(20)])
+def test_noise_is_standard_cauchy_for_every_persistence(persistence: float) -> None:
+    """Persistence changes what positions share, not how much noise."""
+    noise = np.concatenate([mixed(persistence, seed, 5) for seed in range(20)])
     assert stats.kstest(noise, "cauchy").pvalue > 1e-3
 
 
 def test_a_mixture_is_the_individual_at_a_share_p_of_positions_and_chance_at_the_others() -> None:
     who = Individual.draw(C, seed=4, persistence=0.3)
-    gains, count = NoiseGains(2.0, law="mixture"), 2000
+    gains, count = NoiseGains(2.0), 2000
     is_own = []
     for position in range(count):
         own, chance = gains.noise([who], [position])[0], gains.exogenous([who], None, [position])[0]
@@ -69,39 +67,12 @@ def test_a_mixture_is_the_individual_at_a_share_p_of_positions_and_chance_at_the
     assert np.mean(is_own) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / count))
 
 
-def test_a_far_coordinate_silences_chance_in_a_sum_and_not_in_a_mixture() -> None:
-    e = np.full(C, 0.4)
-    e[3] = 1 - 1e-9
-    who = Individual(e, persistence=0.5)
-
-    def largest(law: str, part: str) -> np.ndarray:
-        gains, positions = NoiseGains(law=law), range(100)
-        if part == "own":
-            found = gains.noise([who] * 100, positions)
-        else:
-            found = gains.exogenous([who] * 100, None, positions)
-        return np.abs(found).max(-1)
-
-    assert (largest("sum", "own") > largest("sum", "chance")).all()
-    is_chance = largest("mixture", "chance") > largest("mixture", "own")
-    assert 35 <= is_chance.sum() <= 65
-
-
 def test_the_coin_leaves_chance_as_it_was() -> None:
     who = Individual.draw(C, seed=2, persistence=0.4)
     key = hashlib.blake2b(who.noise.tobytes(), digest_size=8).digest()
     expected = to_cauchy(draw_noise(int.from_bytes(key, "little"), C, 6))
     np.testing.assert_array_equal(who.chance(6), expected)
     assert who.shift(3).coin(9) == who.coin(6) != who.coin(7)
-
-
-def test_a_model_without_a_saved_law_takes_the_sum(make_model: Callable[..., Any]) -> None:
-    model = make_model()
-    assert said(model, persistence=0.5) == said(model, persistence=0.5, noise_law="sum")
-    assert said(model, persistence=0.5) != said(model, persistence=0.5, noise_law="mixture")
-    assert said(model, persistence=1.0) == said(model, persistence=1.0, noise_law="mixture")
-    with pytest.raises(ValueError, match="noise_law='product'"):
-        said(model, noise_law="product")
 
 
 @given(SHARES, st.integers(0, 2**63), st.integers(0, 1000))
@@ -111,30 +82,31 @@ def test_the_shared_part_is_the_same_at_all_positions_and_chance_is_not(
     who = Individual.draw(C, seed=seed, persistence=persistence)
     gains = NoiseGains(shared=3.0)
     both = gains.noise([who, who], [position, position + 1])
-    np.testing.assert_array_equal(both[0], both[1])
-    np.testing.assert_array_equal(both[0], 3.0 * persistence * who.cauchy())
+    shares = [gains.own_share(who, place) for place in (position, position + 1)]
+    for found, share in zip(both, shares, strict=True):
+        np.testing.assert_array_equal(found, 3.0 * share * who.cauchy())
     chance = gains.exogenous([who, who], None, [position, position + 1])
     if persistence == 1:
         assert chance is None
     else:
-        np.testing.assert_array_equal(chance[0], 3.0 * (1 - persistence) * who.chance(position))
-        assert not np.array_equal(chance[0], chance[1])
+        np.testing.assert_array_equal(chance[0], 3.0 * (1 - shares[0]) * who.chance(position))
+        assert not np.array_equal(who.chance(position), who.chance(position + 1))
 
 
-def test_half_persistence_with_twice_the_gain_is_the_structural_equation(
+def test_exogenous_noise_beside_an_individual_is_the_structural_equation(
     make_model: Callable[..., Any],
 ) -> None:
     """u = loc_U + scale_U t + b eps"""
     model = make_model()
-    who = Individual.draw(model, seed=3, persistence=0.5)
-    settings = model.resolve_settings(causal_mode="causal", individual=who, noise_gain=2.0)
+    who, source = (Individual.draw(model, seed=seed, fresh=seed == 4) for seed in (3, 4))
+    settings = model.resolve_settings(causal_mode="causal", individual=who, exogenous=source)
     noise = model.decoding_noise(settings).at([9])
     u = model.abduct(torch.randn(1, model.config.hidden_size))
     moved = model.action.displacement(
         u,
         noise._replace(values=torch.tensor(noise.values), exogenous=torch.tensor(noise.exogenous)),
     )
-    t, eps = torch.tensor(who.cauchy()), torch.tensor(who.chance(9))
+    t, eps = torch.tensor(who.cauchy()), torch.tensor(source.cauchy(9))
     expected = u.scale * t + model.action.b_noise.abs() * eps
     torch.testing.assert_close(moved[0], expected[0])
 
@@ -246,12 +218,10 @@ def test_chosen_tokens_are_candidates(mode: str, make_model: Callable[..., Any])
     assert (ids[0, 4:] != p.argmax(-1)).any()  # such noise does move the choice
 
 
-@pytest.mark.parametrize("law", NOISE_LAWS)
 def test_both_engines_choose_the_same_tokens(
-    make_model: Callable[..., Any], tmp_path: Path, law: str
+    make_model: Callable[..., Any], tmp_path: Path
 ) -> None:
     model = make_model()
-    model.generation_config.noise_law = law
     model.generation_config.persistence = 0.4
     model.generation_config.causal_min_p = 0.1
     model.generation_config.noise_gain = 3.0
@@ -263,12 +233,8 @@ def test_both_engines_choose_the_same_tokens(
         assert np.asarray(getattr(found, "ids", found))[0, 4:].tolist() == expected
 
 
-@pytest.mark.parametrize("law", NOISE_LAWS)
-def test_disco_redraws_chance_and_keeps_the_individual(
-    make_model: Callable[..., Any], law: str
-) -> None:
+def test_disco_redraws_chance_and_keeps_the_individual(make_model: Callable[..., Any]) -> None:
     model = make_model()
-    model.generation_config.noise_law = law
     who = Individual.draw(model, seed=7, persistence=0.5)
     options, edit = {"max_new_tokens": NEW, "noise_gain": 3.0}, ChangedPrompt(PROMPT)
     same = counterfactual(model, PROMPT, who, edit, **options)

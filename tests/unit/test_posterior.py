@@ -118,7 +118,7 @@ def test_shared_draws_match_rejection_sampling(model: Any, min_density: float, n
 
 @pytest.mark.parametrize("n", [150, pytest.param(500, marks=pytest.mark.slow)])
 def test_fresh_draws_match_rejection_sampling_at_each_position(model: Any, n: int) -> None:
-    text = generated_ids(model, 11, 2, fresh_noise=True)
+    text = generated_ids(model, 11, 2, persistence=0.0)
     found = infer_individual(
         model, text, prompt=PROMPT, n=n, mode="fresh", noise_gain=GAIN, sweeps=1, seed=2
     )

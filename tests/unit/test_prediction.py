@@ -392,13 +392,11 @@ def test_a_batch_predicts_the_same_as_its_texts_alone(
     np.testing.assert_allclose(many.sample([3]), [one.sample([3]) for one in alone], rtol=1e-3)
 
 
-@pytest.mark.parametrize("law", ["sum", "mixture"])
 @pytest.mark.parametrize("options", [{}, {"persistence": 0.3}, {"fresh": True}])
 def test_an_individual_gives_the_same_number_in_prediction_and_generation(
-    model: Any, processor: Any, options: dict[str, Any], law: str
+    model: Any, processor: Any, options: dict[str, Any]
 ) -> None:
     saved = {"noise_gain": 3.0, "fresh_noise_gain": 5.0, "min_density": 0.1, "persistence": 0.4}
-    saved["noise_law"] = law
     with mock.patch.dict(vars(model.generation_config), saved):
         who = [Individual.draw(model, seed=seed, **options) for seed in (3, 4)]
         for text in TEXTS:

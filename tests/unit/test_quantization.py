@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _random_checkpoint import TINY, random_checkpoint
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
 from causal_qwen.engine import Engine
 from causal_qwen.engine.fast import MAX_BATCH, MAX_VECTORS, Kernel, Matrix, project
 from causal_qwen.engine.quantization import quantize, quantize_rows
-from causal_qwen.engine.random_checkpoint import TINY, random_checkpoint
 
 PROMPT = [5, 17, 44, 3, 96, 60, 21, 8, 33, 71]
 

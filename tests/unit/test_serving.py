@@ -49,7 +49,7 @@ MODES: tuple[dict[str, Any], ...] = (
     {"causal_mode": "standard"},
     {"causal_mode": "standard", "repetition_penalty": 1.3},
     {"causal_mode": "sampling", "individual": 1},
-    {"causal_mode": "causal", "individual": 2, "persistence": 0.5, "noise_law": "mixture"},
+    {"causal_mode": "causal", "individual": 2, "persistence": 0.5},
     {"causal_mode": "causal", "individual": 3, "min_p": 0.01, "temperature": 2.0},
     {"causal_mode": "causal", "individual": 4, "temperature": 0.0},
     {"causal_mode": "causal", "individual": 5, "persistence": 0.5, "exogenous": 6, "top_k": 9},

@@ -46,7 +46,6 @@ SAVED = {
     "causal_min_p": 0.05,
     "whole_words": True,
     "avoid_repeats": 2,
-    "noise_law": "mixture",
 }
 SERVED = Served(SAVED, "standard")
 
@@ -217,7 +216,7 @@ CALLS: list[dict[str, Any]] = [
     {"causal_mode": "standard"},
     {"individual": 7},
     {"individual": 8, "persistence": 0.5},
-    {"individual": 9, "fresh_noise": True, "temperature": 0.5},
+    {"individual": 9, "persistence": 0.0, "temperature": 0.5},
     {"causal_mode": "sampling", "individual": 5},
     {"individual": 12, "top_k": 5, "avoid_repeats": 0},
     {"individual": 13, "top_p": 0.7, "whole_words": False},

@@ -248,9 +248,7 @@ def test_both_engines_and_padded_rows_keep_the_same_words_whole(model: Any, tmp_
         engine = Engine.from_pretrained(tmp_path, dtype=dtype)
         found = engine.generate(rows, mode="causal", max_new_tokens=NEW, **options)
         assert found.ids[:, found.new].tolist() == alone
-    (guessed,) = engine.generate(
-        rows[0], mode="causal", max_new_tokens=NEW, prompt_lookup=3, **options
-    ).ids
+    (guessed,) = engine.generate(rows[0], mode="causal", max_new_tokens=NEW, **options).ids
     assert guessed[4:].tolist() == alone[0]
 
 

@@ -9,9 +9,7 @@ Out:  the text of the same individual after an edit, individuals that could have
     rendering       a counterfactual as a table, HTML or JSON
     token_view      one token -> the scores and the U that chose it
     posterior       individuals that could have written an observed text
-    gumbel          the baseline: Gumbel-max sampling
     verify          the NumPy engine against torch, layer by layer and token by token
-    precision       int8 weights beside float32: layers, softmax, perplexity; without torch
 
 Open `counterfactual` first.
 """

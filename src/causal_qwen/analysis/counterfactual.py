@@ -22,15 +22,14 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from causal_qwen.analysis import gumbel, rendering
-from causal_qwen.analysis.gumbel import GumbelIndividual
+from causal_qwen.analysis import rendering
 from causal_qwen.analysis.token_sequence import (
     TokenSequence,
     cuts_of,
@@ -44,8 +43,7 @@ from causal_qwen.analysis.token_sequence import (
 )
 from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.context import end_ids
-from causal_qwen.decoding.settings import INDIVIDUAL_FIELDS
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals.individual import OWN_FIELDS, Individual
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
@@ -97,6 +95,17 @@ class OtherModel:
 
 
 Edit = ChangedPrompt | ChangedToken | ChangedNumber | OtherModel
+
+
+class Baseline(Protocol):
+    """Another noise to compare individuals with, such as Gumbel's."""
+
+    def shift(self, by: int) -> Baseline: ...
+    def generate(self, model: CausalModel, **options: Any) -> Any: ...
+
+
+def is_baseline(individual: Any) -> TypeGuard[Baseline]:
+    return hasattr(individual, "generate")
 
 
 def parse_edit(
@@ -272,9 +281,9 @@ def counterfactual(
 
     `text` is a string, ids, or what a processor returns; `processor` encodes strings, by default
     the one saved with the model. `individual` is an `Individual`, a seed, e itself, or a
-    `GumbelIndividual` for the baseline. `edit` is one of the four edit classes; a string is a
-    changed prompt. Fresh noise follows the steps, not the positions: a longer prompt does not
-    change it. Further options are those of `generate`.
+    `Baseline`, which chooses tokens in its own way. `edit` is one of the four edit classes; a
+    string is a changed prompt. Fresh noise follows the steps, not the positions: a longer prompt
+    does not change it. Further options are those of `generate`.
     """
     _check_semantics(semantics, mode, individual, exogenous)
     if isinstance(edit, str):
@@ -282,7 +291,7 @@ def counterfactual(
     if processor is None:
         processor = _find_processor(model, is_needed=_has_text(text, edit))
     prompt = read_tokens(model, text, processor)
-    if not isinstance(individual, GumbelIndividual):
+    if not is_baseline(individual):
         individual, options = _resolve_individual(model, individual, mode, options)
     seeds = (exogenous, exogenous)
     if semantics == "disco":
@@ -321,7 +330,7 @@ def counterfactual(
 
 def _cuts(model: Any, individual: Any, mode: str, options: dict[str, Any]) -> Cuts:
     """What makes the candidates of a world."""
-    if isinstance(individual, GumbelIndividual):
+    if is_baseline(individual):
         return Cuts(options.get("min_p") or 0.0)
     decisive = ("min_p", "whole_words", "avoid_repeats", "noise_gain", "fresh_noise_gain")
     asked = {name: options[name] for name in decisive if name in options}
@@ -339,12 +348,12 @@ def _check_semantics(semantics: str, mode: str, individual: Any, exogenous: int 
     check_choice("semantics", semantics, SEMANTICS)
     if mode not in NOISY_MODES:
         raise ValueError(f"mode={mode!r} has no individual; use 'causal' or 'sampling'.")
-    if mode == "causal" and not isinstance(individual, GumbelIndividual):
+    if mode == "causal" and not is_baseline(individual):
         return
     if semantics == "disco":
         raise ValueError(
-            "semantics='disco' redraws the exogenous noise of mode='causal'; Gumbel individuals "
-            "and mode='sampling' have no second noise: use 'pearl'."
+            "semantics='disco' redraws the exogenous noise of mode='causal'; baselines and "
+            "mode='sampling' have no second noise: use 'pearl'."
         )
     if exogenous is not None:
         raise ValueError("exogenous= is the second noise of mode='causal'; leave it out.")
@@ -375,8 +384,8 @@ class _Generator:
             "return_dict_in_generate": True,
             **self.options,
         }
-        if isinstance(individual, GumbelIndividual):
-            result = gumbel.generate(model, [individual], **options)
+        if is_baseline(individual):
+            result = individual.generate(model, **options)
         else:
             if exogenous is not None:
                 source = Individual.draw(individual.size, seed=exogenous, fresh=True)
@@ -392,8 +401,8 @@ def _resolve_individual(
     model: CausalModel, individual: Any, mode: str, options: dict[str, Any]
 ) -> tuple[Individual, dict[str, Any]]:
     """One `Individual`, and the options that are not its own."""
-    own = {name: options[name] for name in INDIVIDUAL_FIELDS if options.get(name) is not None}
-    rest = {name: value for name, value in options.items() if name not in INDIVIDUAL_FIELDS}
+    own = {name: options[name] for name in OWN_FIELDS if options.get(name) is not None}
+    rest = {name: value for name, value in options.items() if name not in OWN_FIELDS}
     settings = model.resolve_settings(causal_mode=mode, individual=individual, **own)
     return model.decoding_noise(settings).individuals[0], rest
 

@@ -30,8 +30,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from causal_qwen.analysis import gumbel
-from causal_qwen.analysis.gumbel import GumbelIndividual, infer_gumbel
 from causal_qwen.analysis.token_sequence import (
     TokenSequence,
     cuts_of,
@@ -43,7 +41,6 @@ from causal_qwen.analysis.token_sequence import (
 )
 from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.decision import margin
-from causal_qwen.decoding.settings import first_given
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noise_bound
 from causal_qwen.modeling.abduction import whole
@@ -55,7 +52,7 @@ from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
 
-MODES = ("shared", "fresh", "gumbel")
+MODES = ("shared", "fresh")
 # options of `generate` that inference needs
 DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p", "whole_words", "avoid_repeats")
 MARGIN = 1e-3  # lead that the observed token must have; rounding of a float32 replay is far smaller
@@ -71,7 +68,7 @@ GRID_POINTS, GRID_ZOOMS = 33, 8  # of the numeric inverse CDF
 class Posterior:
     """Individuals that could have written a text, or the reason why there are none."""
 
-    individuals: list[Any]  # Individual or GumbelIndividual
+    individuals: list[Individual]
     requested: int
     success_rate: float  # share of the draws whose replay is the text
     effective_sample_size: float  # median over coordinates
@@ -136,11 +133,10 @@ def infer_individual(
     """`n` posterior draws of the individual that wrote `text` after `prompt`, in `causal` mode.
 
     Without a prompt the first token of the text is given and the others are observed. `mode` is
-    "shared" (one individual for all positions), "fresh" (its own noise at every position) or
-    "gumbel" (the baseline: the noise of softmax sampling in hindsight). Their persistence is 1:
-    they write the text without chance. Draws are `sweeps` sweeps apart, after `burn_in` sweeps.
-    `temperature` and `min_density` default to the model's saved ones, as in `Individual.draw` (1
-    for Gumbel noise). Further options are those of `generate`, e.g. `noise_gain`; pass the same
+    "shared" (one individual for all positions) or "fresh" (its own noise at every position). Their
+    persistence is 1: they write the text without chance. Draws are `sweeps` sweeps apart, after
+    `burn_in` sweeps. `temperature` and `min_density` default to the model's saved ones, as in
+    `Individual.draw`. Further options are those of `generate`, e.g. `noise_gain`; pass the same
     ones when the individuals generate again.
 
     If no individual can write the text, the result is empty and has a `reason`.
@@ -153,11 +149,6 @@ def infer_individual(
     if processor is None and (isinstance(text, str) or isinstance(prompt, str)):
         processor = load_processor(model)
     sequence, start = _join(model, text, prompt, processor)
-    if mode == "gumbel":
-        found = infer_gumbel(model, sequence, start, n, seed, first_given(temperature, 1.0))
-        rate = _success(model, sequence, start, found, options)
-        return Posterior(list(found), n, rate, float(n), float(n), 0.0)
-
     template = Individual.draw(
         model,
         seed=0,
@@ -288,7 +279,7 @@ def _success(
     model: CausalModel,
     sequence: TokenSequence,
     start: int,
-    individuals: Sequence[Any],
+    individuals: Sequence[Individual],
     options: dict[str, Any],
 ) -> float:
     """The share of individuals whose replay is the text, numbers up to rounding."""
@@ -299,16 +290,12 @@ def _success(
         "return_dict_in_generate": True,
         **options,
     }
-    is_gumbel = isinstance(individuals[0], GumbelIndividual)
-    if is_gumbel:
-        result = gumbel.generate(model, individuals, **arguments)
-    else:
-        result = model.generate(causal_mode="causal", individual=individuals, **arguments)
+    result = model.generate(causal_mode="causal", individual=individuals, **arguments)
     ids = result.sequences.cpu()
     if ids.shape[1] != len(sequence.ids):
         return 0.0
     is_same = (ids == sequence.ids).all(-1)
-    if not is_gumbel and result.get("numeric_values") is not None:
+    if result.get("numeric_values") is not None:
         values = result.numeric_values.cpu().double()
         error = (values - sequence.values).abs()
         is_same &= (error <= NUMBER_TOLERANCE * sequence.values.abs().clamp_min(1.0)).all(-1)

@@ -1,6 +1,6 @@
 """TokenSequence: the ids and values of one text, and the model output before each token.
 
-Counterfactuals, posteriors and Gumbel noise accept a string, ids, or what a processor returns;
+Counterfactuals and posteriors accept a string, ids, or what a processor returns;
 `read_tokens` turns each into a `TokenSequence`.
 """
 

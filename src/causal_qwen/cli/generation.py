@@ -63,10 +63,6 @@ def generate(
     summary: Annotated[
         bool, Option("--summary", help="Watch, with figures of U, S, P and Y.")
     ] = False,
-    prompt_lookup: Annotated[
-        int,
-        Option(help="Watch, guessing up to n tokens: the same text in fewer passes.", min=0),
-    ] = 0,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
     save_individual: Annotated[
         Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
@@ -93,7 +89,7 @@ def generate(
 
     Example: causal-qwen generate "The train was late" --individual 7
     """
-    is_watched = watch or attention or summary or prompt_lookup > 0
+    is_watched = watch or attention or summary
     if source is not None or output is not None:
         if prompt is not None or source is None or output is None or save_individual is not None:
             raise ValueError("--input and --output go together, without a PROMPT.")
@@ -153,7 +149,7 @@ def _watch(context: typer.Context, session: Session, prompt: str, options: dict[
     opt.check_seed(given["seed"], engine.resolve(**options).mode)
     settings, who = engine.resolve(**options), options["individual"]
     call: dict[str, Any] = {name: given[name] for name in ("max_new_tokens", "chat")}
-    call |= {"seed": seed, "prompt_lookup": given["prompt_lookup"]}
+    call["seed"] = seed
     if given["as_json"]:
         steps = list(engine.stream(prompt, summarize=given["summary"], **options, **call))
         record = settings.to_dict(None if isinstance(who, int) else who)

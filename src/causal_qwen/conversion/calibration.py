@@ -44,7 +44,6 @@ NEW_TOKENS = 40
 # Defaults of individuals, saved by calibration, chosen on a grid:
 MIN_P = 0.1
 PERSISTENCE = 1.0
-NOISE_LAW = "mixture"
 WHOLE_WORDS = True
 AVOID_REPEATS = 2
 
@@ -256,7 +255,7 @@ def calibrate_gains(model: CausalModel, hidden: Tensor) -> tuple[float, float]:
     saved = model.generation_config
     saved.noise_gain, saved.fresh_noise_gain = shared, fresh
     saved.causal_min_p, saved.min_density = MIN_P, 0.0
-    saved.persistence, saved.noise_law = PERSISTENCE, NOISE_LAW
+    saved.persistence = PERSISTENCE
     saved.whole_words, saved.avoid_repeats = WHOLE_WORDS, AVOID_REPEATS
     return shared, fresh
 

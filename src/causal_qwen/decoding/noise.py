@@ -2,17 +2,16 @@
 
     u = loc_U + T kappa (c scale_U t + (1 - c) b eps)
 
-    mixture    c = 1 with probability p at every position, else 0
-    sum        c = p
+    c = 1 with probability p at every position, else 0
 
 The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain. t
 is the individual's own, the same at all positions; eps is chance, drawn from its seed at every
-position, and so is the coin that decides c. p is its persistence. Where b = scale_U, both laws are
-standard Cauchy times T kappa scale_U at every position, for every p: a Cauchy is 1-stable.
-"sum" with p = 1/2 and T kappa = 2 is the structural equation u = loc_U + scale_U t + b eps.
+position, and so is the coin that decides c. p is its persistence. Where b = scale_U, the noise is
+standard Cauchy times T kappa scale_U at every position, for every p. p = 0 is noise of its own at
+every position, scaled by scale_U.
 
-Hazard: in a sum of heavy tails the larger part decides. An individual with one far coordinate of t
-drowns eps everywhere, whatever p is, and loops; a mixture leaves 1 - p of its positions to chance.
+Hazard: in a sum c t + (1 - c) eps of heavy tails the larger part decides. An individual with one
+far coordinate of t would drown eps everywhere; the coin leaves 1 - p of its positions to chance.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ RANDOM_SEEDS = 2**62  # range of the seeds drawn when a call gives no individual
 
 
 class NoiseGains(NamedTuple):
-    """The model's part in the noise: kappa, the unit of temperature, one number or one per row
-    (fresh noise may have its own), and the law that combines t and eps."""
+    """The model's part in the noise: kappa, the unit of temperature, one number or one per row;
+    fresh noise may have its own."""
 
     shared: Any = 1.0
     fresh: Any = None
-    law: str = "sum"
 
     def amplitude(self, individual: Individual, row: int = 0) -> float:
         """T kappa of an individual on a row."""
@@ -47,8 +45,6 @@ class NoiseGains(NamedTuple):
         """c: the weight of t, and 1 - c that of eps; 1 without chance."""
         if not individual.has_chance:
             return 1.0
-        if self.law == "sum":
-            return individual.persistence
         return float(individual.coin(position) < individual.persistence)
 
     def noise(self, individuals: Sequence[Individual], positions: Sequence[int]) -> Noise:
@@ -125,7 +121,7 @@ class DecodingNoise:
         draw_seeds: Callable[[int], list[int]],
     ) -> None:
         self.settings = settings
-        self.gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain, settings.noise_law)
+        self.gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
         self.individuals: list[Individual] = []  # one per row
         self.sources: list[Individual] | None = None  # of the exogenous noise, one per row
         self._shared: UNoise | None = None  # if it is the same at every position
@@ -141,7 +137,7 @@ class DecodingNoise:
             prompts,
             copies,
             size,
-            fresh=settings.fresh_noise,
+            fresh=settings.is_fresh,
             min_density=settings.min_density,
             temperature=settings.temperature,
             persistence=settings.persistence,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
-from causal_qwen.options import MODES, NOISE_LAWS, NOISY_MODES, NORMALIZATIONS, check_choice
+from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
 
 # Our own fields of a generation config, and their defaults.
 DEFAULTS: dict[str, Any] = {
@@ -29,19 +29,16 @@ DEFAULTS: dict[str, Any] = {
     "fresh_noise_gain": None,
     "min_density": 0.0,
     "persistence": 1.0,
-    "noise_law": "sum",
     "causal_min_p": 0.0,
     "whole_words": False,
     "avoid_repeats": 0,
     "individual": None,
-    "fresh_noise": None,
     "exogenous": None,
     "normalization": "softmax",
     "value_field": None,
 }
 # Hugging Face's fields that the modes share; temperature acts on noise outside `compatible`.
 SOFTMAX = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-INDIVIDUAL_FIELDS = (*OWN_FIELDS, "fresh_noise")  # an Individual has its own
 HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
 # T kappa, and T of softmax. |t| is at most 3e15: in float32, 1e7 is left for scale_U times |W|.
 MOST_NOISE = 1e16
@@ -63,9 +60,7 @@ class DecodingSettings:
     noise_gain: Any = 1.0  # kappa of shared noise: a number, or one per row
     fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
     min_density: float = 0.0
-    persistence: float = 1.0
-    noise_law: str = "sum"
-    fresh_noise: bool = False
+    persistence: float = 1.0  # share of positions with the individual's own noise
     normalization: str = "softmax"
     value_field: str | None = None
     individual: Any = None  # seeds, noise e, or Individuals, as given
@@ -76,6 +71,11 @@ class DecodingSettings:
     def is_noisy(self) -> bool:
         return self.mode in NOISY_MODES
 
+    @property
+    def is_fresh(self) -> bool:
+        """Noise of its own at every position."""
+        return self.persistence == 0
+
     def to_dict(self, individual: Individual | None = None) -> dict[str, Any]:
         """For JSON: what replays a text of `individual`, who has temperature, truncation and
         persistence of its own."""
@@ -85,10 +85,8 @@ class DecodingSettings:
             if one.name not in ("named", "individual", "exogenous")
         }
         if individual is not None:
-            record |= {
-                "individual": individual.seed,
-                "fresh_noise": individual.is_fresh,
-            } | {name: getattr(individual, name) for name in OWN_FIELDS}
+            record |= {name: getattr(individual, name) for name in OWN_FIELDS}
+            record |= {"individual": individual.seed, "persistence": individual.own_share}
         return record
 
 
@@ -127,6 +125,8 @@ def resolve_settings(
         name: first_given(value, saved.get(name), DEFAULTS.get(name))
         for name, value in explicit.items()
     }
+    if mode == "sampling":
+        found["persistence"] = first_given(explicit["persistence"], 0.0)
     if explicit["noise_gain"] is not None and explicit["fresh_noise_gain"] is None:
         found["fresh_noise_gain"] = explicit["noise_gain"]
     default = _number("causal_min_p", found["causal_min_p"], 0, 1)
@@ -156,13 +156,11 @@ def resolve_settings(
         fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
         min_density=_number("min_density", found["min_density"], 0, 1),
         persistence=_number("persistence", found["persistence"], 0, 1),
-        noise_law=check_choice("noise_law", found["noise_law"], NOISE_LAWS),
-        fresh_noise=_flag("fresh_noise", first_given(found["fresh_noise"], mode == "sampling")),
         normalization=check_choice("normalization", found["normalization"], NORMALIZATIONS),
         value_field=found["value_field"],
         individual=found["individual"],
         exogenous=found["exogenous"],
-        named={name: call[name] for name in INDIVIDUAL_FIELDS if call.get(name) is not None},
+        named={name: call[name] for name in OWN_FIELDS if call.get(name) is not None},
     )
     if do_sample:
         check_amplitude(settings.temperature)

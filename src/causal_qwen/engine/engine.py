@@ -80,7 +80,6 @@ class Generation:
     mode: str
     individual: list[Individual] | None  # one per row, in the modes with noise
     settings: DecodingSettings | None = None
-    passes: int = 0  # over the weights; with prompt_lookup fewer than tokens
 
     @property
     def text(self) -> str:
@@ -163,10 +162,9 @@ class Engine:
         `chat` puts every text into the model's chat template, as a user's message.
 
         Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling),
-        prompt_lookup (tokens guessed from the text so far: the same text, faster), and
-        those of `DecodingSettings`: individual, exogenous, temperature, min_density, persistence,
-        noise_law, noise_gain, fresh_noise_gain, fresh_noise, top_k, top_p, min_p,
-        whole_words, avoid_repeats, do_sample, repetition_penalty, normalization, value_field.
+        and those of `DecodingSettings`: individual, exogenous, temperature, min_density,
+        persistence, noise_gain, fresh_noise_gain, top_k, top_p, min_p, whole_words,
+        avoid_repeats, do_sample, repetition_penalty, normalization, value_field.
         Defaults are in generation_config.json.
         """
         call = self._call(prompts, numeric_values, encode_numbers, chat, options, None)
@@ -186,7 +184,6 @@ class Engine:
             call.settings.mode,
             call.noise.individuals or None,
             call.settings,
-            call.passes,
         )
 
     def stream(
@@ -245,9 +242,7 @@ class Engine:
         pairs = zip(rows, given_values, strict=True)
         read = [self._encode(row, row_values, encode_numbers, chat) for row, row_values in pairs]
         limits = self._limits(given)
-        seed, lookup = given.pop("seed", None), given.pop("prompt_lookup", None) or 0
-        if not isinstance(lookup, int) or lookup < 0:
-            raise ValueError(f"prompt_lookup={lookup!r} must be a whole number of at least 0.")
+        seed = given.pop("seed", None)
         settings = self.resolve(**given)
         if not all(ids for ids, _ in read):
             raise ValueError("A prompt has no token; write a few words.")
@@ -268,7 +263,6 @@ class Engine:
             padding=padding,
             seed=seed,
             observe=observe,
-            lookup=lookup,
         )
 
     def resolve(self, mode: str | None = None, **options: Any) -> DecodingSettings:

@@ -3,7 +3,7 @@
 Decoding reads every weight once per token, so memory bandwidth limits its speed.
 
     Matrix     a weight as it is stored, and its product with activations. Products of few vectors
-               with float32 weights are left to BLAS's own  Weights of 16 and 8 bits are
+               with float32 weights are left to BLAS's own threads. Weights of 16 and 8 bits are
                widened to float32 tile by tile, into a buffer that stays in cache.
     Kernel     the same by loops that numba compiles (optional): they widen in registers.
     attend     causal attention in blocks; `qwen2.attention_forward` is its definition.
@@ -118,7 +118,7 @@ def tiles(rows: slice, columns: int) -> Iterator[slice]:
 
 
 def project(x: Float32, *matrices: Matrix) -> list[Float32]:
-    """W x for every W, in one round of  (..., K) -> (..., N) each"""
+    """W x for every W, in one round of tasks. (..., K) -> (..., N) each"""
     flat = x.reshape(-1, x.shape[-1])  # (M, K)
     outs = [np.empty((len(flat), matrix.shape[0]), np.float32) for matrix in matrices]
     if all(_has_threads(matrix, len(flat)) for matrix in matrices):
@@ -141,7 +141,7 @@ def _has_threads(matrix: Matrix, vectors: int) -> bool:
 
 
 def _divide(matrices: Sequence[Matrix], x: Float32, outs: Sequence[Float32]) -> None:
-    """Every W x, its rows divided among our  (M, K) -> outs (M, N)"""
+    """Every W x, its rows divided among our threads. (M, K) -> outs (M, N)"""
     size = len(x) * sum(matrix.stored.size for matrix in matrices)
     parts = THREADS if size >= MIN_PARALLEL else 1
     lead = WAKE_UP // max(x.size * len(matrices), 1)  # rows
@@ -619,7 +619,7 @@ def blas_alone() -> Iterator[None]:
 
 
 def _reset_after_fork() -> None:
-    """A forked process has neither the workers nor the callers'"""
+    """A forked process has neither the workers nor the callers' limits."""
     global _BLAS_LIMIT
     _forget_workers()
     before, _BLAS_LIMIT = _BLAS_LIMIT, _BlasLimit()

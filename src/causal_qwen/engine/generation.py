@@ -1,10 +1,6 @@
 """Generation: the loop over tokens, in one of the four modes.
 
 The settings, the noise and the decision rules are those of `causal_qwen.decoding`.
-
-Prompt lookup: texts repeat themselves. With `lookup` n, the n tokens that followed an earlier
-occurrence of the last two are read together with the newest one, in one pass over the weights, and
-kept as far as they are the tokens that are chosen. The text is the same without it.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.decoding.candidates import keep_min_p
 from causal_qwen.decoding.decision import one_vs_rest_log_probs
-from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise, stack_noise
+from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Position, Rules, choose_tokens
 from causal_qwen.engine.fast import Bools
@@ -32,8 +28,6 @@ from causal_qwen.engine.sampling import (
     penalize_repetition,
 )
 from causal_qwen.engine.weights import Float32
-
-LOOKUP = 2  # tokens by which an earlier place of the text is found
 
 
 @dataclass(frozen=True)
@@ -66,21 +60,13 @@ class DecodeStep:
 
 @dataclass
 class Scored:
-    """The scores of some rows: of one position of every text, or of several of one text."""
+    """The scores of the last position of every row."""
 
     loc_scores: Float32  # (B, V)
     shift_u: Float32 | None = None  # (B, C), what noise adds to loc_U
     shift: Float32 | None = None  # (B, V), W shift_u, if it is known
     u: Cauchy | None = None  # (B, C)
     values: Float64 | None = None  # (B,) the value that <NUM> would have
-
-    def row(self, place: int) -> Scored:
-        part = slice(place, place + 1)
-        u = None if self.u is None else Cauchy(self.u.loc[part], self.u.scale[part])
-        shift_u = None if self.shift_u is None else self.shift_u[part]
-        shift = None if self.shift is None else self.shift[part]
-        values = None if self.values is None else self.values[part]
-        return Scored(self.loc_scores[part], shift_u, shift, u, values)
 
 
 class Generator:
@@ -99,14 +85,9 @@ class Generator:
         padding: Bools | None = None,
         seed: int | None = None,
         observe: Observer | None = None,
-        lookup: int = 0,
     ) -> None:
         self.model, self.heads, self.settings, self.limits = model, heads, settings, limits
         self.observe = observe
-        is_dynamic = model.config.rope["rope_type"] == "dynamic"  # angles depend on the length
-        is_alone = len(np.asarray(ids)) == 1  # rows of a batch would differ
-        self.lookup = lookup if is_alone and not is_dynamic and observe is None else 0
-        self.passes = 0  # over the weights
         self.num_token_id: int | None = fields.get("num_token_id")
         self.space = ValueSpace.of(fields, settings.value_field)
         self.ids: Ints = np.asarray(ids, np.int64)  # (B, T)
@@ -130,65 +111,36 @@ class Generator:
     def __iter__(self) -> Iterator[DecodeStep]:
         stops, new = np.asarray(self.limits.stops, np.int64), self.ids
         is_done = np.zeros(len(self.ids), bool)
-        index = 0
-        while index < self.steps:
-            guess = self._guess(self.steps - index - 1)  # (n,)
-            with self.model.limit_blas(len(self.ids) * (1 + len(guess))):
-                scored = self._score(self._read(new, guess), len(guess))
-            for place in range(len(guess) + 1):
-                step = self._choose(scored.row(place) if len(guess) else scored, index)
-                step.tokens = np.where(is_done, self.limits.pad, step.tokens)
-                step.values = np.where(step.tokens == self.num_token_id, step.values, 0.0)
-                new = step.tokens[:, None]
-                self.ids = np.concatenate((self.ids, new), axis=1)
-                self.values = np.concatenate((self.values, step.values[:, None]), axis=1)
-                is_done = is_done | np.isin(step.tokens, stops)
-                index += 1
-                step.is_last = index == self.steps or bool(is_done.all())
-                yield step
-                if step.is_last:
-                    return
-                if place < len(guess) and guess[place] != step.tokens[0]:
-                    break
-            self.cache.length = self.ids.shape[1] - 1  # what was guessed wrong is forgotten
+        for index in range(self.steps):
+            with self.model.limit_blas(len(self.ids)):
+                step = self._choose(self._score(self._read(new)), index)
+            step.tokens = np.where(is_done, self.limits.pad, step.tokens)
+            step.values = np.where(step.tokens == self.num_token_id, step.values, 0.0)
+            new = step.tokens[:, None]
+            self.ids = np.concatenate((self.ids, new), axis=1)
+            self.values = np.concatenate((self.values, step.values[:, None]), axis=1)
+            is_done = is_done | np.isin(step.tokens, stops)
+            step.is_last = index + 1 == self.steps or bool(is_done.all())
+            yield step
+            if step.is_last:
+                return
 
-    def _guess(self, room: int) -> Ints:
-        """What followed the last two tokens where they last occurred, at most `room`. (n,)"""
-        text, most = self.ids[0], min(self.lookup, room)
-        if most < 1 or len(text) < LOOKUP + 1:
-            return np.zeros(0, np.int64)
-        places = len(text) - LOOKUP
-        is_same = np.ones(places, bool)
-        for offset in range(LOOKUP):
-            is_same &= text[offset : offset + places] == text[places + offset]
-        if not is_same.any():
-            return np.zeros(0, np.int64)
-        start = int(np.flatnonzero(is_same)[-1]) + LOOKUP
-        guess = text[start : start + most]
-        is_end = np.isin(guess, (*self.limits.stops, -1 if (n := self.num_token_id) is None else n))
-        return guess[: int(is_end.argmax())] if is_end.any() else guess
-
-    def _read(self, new: Ints, guess: Ints) -> Float32:
-        """The model's state after `new` tokens (B, T), the last of the text, or after the last of
-        them and every token of `guess`. -> (B, H) or (1 + n, H)"""
-        self.passes += 1
-        ids = np.concatenate((new, guess[None]), axis=1) if len(guess) else new
-        x = self.model.embed(ids)
+    def _read(self, new: Ints) -> Float32:
+        """The model's state after `new` tokens (B, T), the last of the text. -> (B, H)"""
+        x = self.model.embed(new)
         if self.heads is not None and self.num_token_id is not None:
-            known = self.values[:, self.values.shape[1] - new.shape[1] :]
-            values = np.pad(known, ((0, 0), (0, len(guess))))
-            x = self.heads.embed_values(x, values, ids == self.num_token_id)
-        z = self.model.forward(x, self.cache, self.observe)
-        return z[0, -1 - len(guess) :] if len(guess) else z[:, -1]
+            values = self.values[:, self.values.shape[1] - new.shape[1] :]
+            x = self.heads.embed_values(x, values, new == self.num_token_id)
+        return self.model.forward(x, self.cache, self.observe)[:, -1]
 
-    def _score(self, z: Float32, guessed: int = 0) -> Scored:
-        """The scores of every row of z; `guessed` + 1 rows are positions of one text."""
+    def _score(self, z: Float32) -> Scored:
+        """(B, H) -> the scores and the noise of every row"""
         heads = self.heads
         if heads is None:
             return Scored(self.model.logits(z))
         u = heads.abduct(z)
         y = heads.number(u).loc
-        noise = self._noise(guessed)
+        noise = self.noise.at(self._positions().tolist())
         if noise is None:
             return Scored(heads.score(u.loc), u=u, values=self.space.decode(y))
         moved = heads.displacement(u, noise)
@@ -197,14 +149,6 @@ class Generator:
             return Scored(heads.score(u.loc), moved, u=u, values=values)
         loc_scores, shift = heads.score_pair(u.loc, moved)
         return Scored(loc_scores, moved, shift, u, values)
-
-    def _noise(self, guessed: int) -> UNoise | None:
-        positions = self._positions()
-        if not guessed:
-            return self.noise.at(positions.tolist())
-        parts = [self.noise.at([int(positions[0]) + i]) for i in range(guessed + 1)]
-        found = [part for part in parts if part is not None]  # all of them, or none
-        return stack_noise(found) if found else None
 
     def _choose(self, scored: Scored, index: int) -> DecodeStep:
         heads, settings = self.heads, self.settings

@@ -33,10 +33,8 @@ WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # the softmax without cu
 NOISE = (
     "individual",
     "noise_gain",
-    "noise_law",
     "min_density",
     "persistence",
-    "fresh_noise",
     "normalization",
 )
 OPTIONS = (*WHOLE, *NOISE, "min_p", "whole_words", "avoid_repeats")

@@ -49,8 +49,8 @@ class Individual:
 
     `persistence` is the share of a shared individual's noise that is the same at all positions;
     the rest, `chance`, is drawn from the seed at every position. Persistence, likelihood truncation
-    and temperature are the individual's own in every call; kappa, the unit of temperature, and the
-    noise law, which says what a share is, are the model's.
+    and temperature are the individual's own in every call; kappa, the unit of temperature, is the
+    model's.
     """
 
     noise: Noise
@@ -115,6 +115,11 @@ class Individual:
     @property
     def is_fresh(self) -> bool:
         return self.noise.ndim == 2
+
+    @property
+    def own_share(self) -> float:
+        """The persistence; 0 for fresh noise, which no two positions share."""
+        return 0.0 if self.is_fresh else self.persistence
 
     def at(self, position: int) -> Noise:
         """e at a position; padding is not counted. -> (C,)"""
@@ -338,8 +343,10 @@ def resolve_individuals(
             f"individual={individual!r} is neither a seed, a list of seeds, noise in (0, 1), nor "
             "an Individual."
         )
-    if explicit.get("fresh_noise"):
-        raise ValueError("fresh_noise=True needs seeds: noise given as numbers is shared.")
+    if explicit.get("persistence") == 0:
+        raise ValueError("persistence=0 needs seeds: noise given as numbers is shared.")
+    if fresh:
+        persistence = 1.0
     noise = np.atleast_2d(check_noise(individual, size))
     shared = [Individual(e, None, min_density, temperature, persistence=persistence) for e in noise]
     return _repeat(shared, prompts, copies)
@@ -400,8 +407,8 @@ def _check_compatible(individual: Any, size: int, explicit: Mapping[str, Any]) -
             f"{individual!r} has {individual.size} coordinates and the model's individuals have "
             f"{size}: it is another model's."
         )
-    own = {"fresh_noise": individual.is_fresh} | vars(individual)
-    for name in (*OWN_FIELDS, "fresh_noise"):
+    own = {**vars(individual), "persistence": individual.own_share}
+    for name in OWN_FIELDS:
         if (value := explicit.get(name)) is not None and value != own[name]:
             raise ValueError(
                 f"{name}={value!r} contradicts {individual!r}, which has its own; omit {name}, or "

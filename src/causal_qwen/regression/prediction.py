@@ -60,7 +60,7 @@ class IndividualLaw:
         """w.(u - loc_U) of n individuals. -> (..., n)"""
         people = self.resolve(individuals)
         settings = self.settings
-        gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain, settings.noise_law)
+        gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
         shifts = torch.empty(*self.positions.shape, len(people), dtype=torch.float64)
         for position in self.positions.unique().tolist() if people else ():
             at, places = self.positions == position, [position] * len(people)
@@ -92,7 +92,7 @@ class IndividualLaw:
             len(individuals),
             1,
             size,
-            fresh=settings.fresh_noise,
+            fresh=settings.is_fresh,
             min_density=settings.min_density,
             temperature=settings.temperature,
             persistence=settings.persistence,

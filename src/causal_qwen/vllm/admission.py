@@ -41,7 +41,7 @@ FILLED: dict[str, tuple[Any, ...]] = {
 }
 PROMPT_IDS = "prompt_ids"  # the tokens of a prompt that is sent as embeddings
 OWN = ("individual", "user", "noise_temperature")
-FLAGS = ("do_sample", "fresh_noise", "whole_words")  # vLLM turns true and false into 1 and 0
+FLAGS = ("do_sample", "whole_words")  # vLLM turns true and false into 1 and 0
 # What vLLM itself reads from extra_args.
 OF_VLLM = ("session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 

@@ -3,15 +3,14 @@
     token = argmax_k (loc_S,k / T + g_k),     g_k = -log(-log e_k),  e uniform in (0, 1)
 
 is a draw from softmax(loc_S / T); the noise g, one number per (position, token), can be kept and
-reused after an edit. The noise behind an observed token is drawn top down: first the maximum, then
-all others below it. A Gumbel individual has V numbers per position, an `Individual` C numbers.
+reused after an edit. A Gumbel individual has V numbers per position, an `Individual` C numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers.generation import LogitsProcessor, LogitsProcessorList
 
-from causal_qwen.analysis.token_sequence import TokenSequence, observe
 from causal_qwen.generation.mixin import CUTS
 from causal_qwen.individuals.noise import Noise, draw_noise
 from causal_qwen.modeling.protocols import CausalModel
@@ -27,18 +25,13 @@ from causal_qwen.modeling.protocols import CausalModel
 
 @dataclass(frozen=True, eq=False)
 class GumbelIndividual:
-    """Gumbel noise of its own at every position, or (`fresh=False`) the same at all positions.
-
-    `known` (N, V) is noise inferred from observed tokens, for the first N positions from `offset`
-    on (NaN where no token was observed); the rest is drawn from the seed.
-    """
+    """Gumbel noise of its own at every position, or (`fresh=False`) the same at all positions."""
 
     seed: int
     size: int  # V
     fresh: bool = True
     temperature: float = 1.0
     offset: int = 0
-    known: Noise | None = field(default=None, repr=False)
 
     @classmethod
     def draw(
@@ -51,15 +44,15 @@ class GumbelIndividual:
     def at(self, position: int) -> Noise:
         """g at a position. -> (V,)"""
         index = position - self.offset if self.fresh else 0
-        if self.known is not None and index < len(self.known):
-            inferred: Noise = self.known[index]
-            if not np.isnan(inferred[0]):
-                return inferred
         return -np.log(-np.log(draw_noise(self.seed, self.size, index)))
 
     def shift(self, by: int) -> GumbelIndividual:
         """The same noise, `by` positions later."""
         return replace(self, offset=self.offset + by) if self.fresh else self
+
+    def generate(self, model: CausalModel, **options: Any) -> Any:
+        """One text, as `counterfactual` asks for it."""
+        return generate(model, [self], **options)
 
 
 class GumbelProcessor(LogitsProcessor):
@@ -109,34 +102,3 @@ def generate(
         logits_processor=LogitsProcessorList(processors),
         **options,
     )
-
-
-def infer_gumbel(
-    model: CausalModel,
-    sequence: TokenSequence,
-    start: int,
-    n: int,
-    seed: int = 0,
-    temperature: float = 1.0,
-) -> list[GumbelIndividual]:
-    """`n` posterior draws of the noise, given the tokens from `start` on.
-
-    Top down: the maximum of loc_k + g_k is Gumbel(logsumexp loc) whichever token has it; the
-    others are Gumbel truncated at it, -log(exp(-max) + exp(-loc_k - g)).
-    """
-    output = observe(model, sequence, start)
-    logits = output.logits[0].double().cpu().numpy() / temperature  # (N, V)
-    observed = sequence.ids[start:].numpy()
-    individuals = []
-    for draw in range(n):
-        rng = np.random.default_rng([seed, draw])
-        free = rng.gumbel(size=logits.shape)
-        top = rng.gumbel(size=len(observed)) + np.logaddexp.reduce(logits, axis=-1)
-        below = -np.logaddexp(-top[:, None], -(logits + free))
-        below[np.arange(len(observed)), observed] = top
-        inferred = np.full((start - 1 + len(observed), logits.shape[1]), np.nan)
-        inferred[start - 1 :] = below - logits
-        individuals.append(
-            GumbelIndividual(seed + draw, logits.shape[1], True, temperature, 0, inferred)
-        )
-    return individuals
