@@ -157,7 +157,7 @@ def test_shared_options_have_the_same_names_in_every_command(command: str) -> No
         assert known["--individual"] is known["-i"]
         assert known["--temperature"] is known["-t"]
         assert known["--max-new-tokens"] is known["-n"]
-        assert "--min-density" in known
+        assert "--set" in known
 
 
 def test_a_short_option_means_the_same_in_every_command() -> None:
@@ -243,7 +243,7 @@ def test_generate_prints_the_prompt_and_the_text(tiny_directory: Path) -> None:
     asked = ("generate", "Hi there", "-m", str(tiny_directory), "-n", "6")
     record = json.loads(here(*asked, "--json").stdout)
     assert here(*asked).stdout == f"Hi there{record['text']}\n"
-    assert here(*asked, "--numbers", "value").stdout == f"Hi there{record['text']}\n"
+    assert here(*asked, "--set", "numbers=value").stdout == f"Hi there{record['text']}\n"
     sampled = [here(*asked, "--mode", "compatible", "--seed", seed).stdout for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
 
@@ -266,7 +266,7 @@ def test_a_text_with_numbers_is_printed_token_by_token(opened: Any, tmp_path: Pa
     processor.encode_numbers = model.config.encode_numbers = "value"
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    words = ["generate", "a 7 b", "-m", str(tmp_path), "-i", "3", "-n", "12", "--min-p", "0"]
+    words = ["generate", "a 7 b", "-m", str(tmp_path), "-i", "3", "-n", "12", "--set", "min_p=0"]
     record = json.loads(here(*words, "--json").stdout)
     assert record["numbers"]
     live = Pieces()
@@ -300,11 +300,6 @@ REPLAYED = {  # field of a record -> option that repeats it
     "mode": "--mode",
     "individual": "--individual",
     "temperature": "--temperature",
-    "min_density": "--min-density",
-    "persistence": "--persistence",
-    "min_p": "--min-p",
-    "top_k": "--top-k",
-    "top_p": "--top-p",
     "seed": "--seed",
     "max_new_tokens": "--max-new-tokens",
 }
@@ -362,11 +357,11 @@ def test_an_individual_implies_the_causal_mode(engine: str, tiny_directory: Path
     [
         [],
         ["--mode", "causal"],
-        ["--mode", "causal", "-t", "3", "--min-density", "0.2"],
-        ["--mode", "causal", "--persistence", "0.2", "--min-p", "0.3"],
+        ["--mode", "causal", "-t", "3", "--set", "min_density=0.2"],
+        ["--mode", "causal", "-s", "persistence=0.2", "-s", "min_p=0.3"],
         ["--mode", "sampling"],
         ["--mode", "compatible", "-t", "2"],
-        ["--mode", "compatible", "--top-k", "3"],
+        ["--mode", "compatible", "--set", "top_k=3"],
     ],
 )
 def test_a_json_record_replays_its_text(
@@ -376,6 +371,11 @@ def test_a_json_record_replays_its_text(
     record = json.loads(here(*words, "-n", "8", *asked).stdout)
     assert record["mode"] == (asked[1] if asked else "standard")
     given = [(option, record[name]) for name, option in REPLAYED.items()]
+    given += [
+        ("--set", f"{name}={json.dumps(record[name])}")
+        for name in ("min_density", "persistence", "min_p", "top_k", "top_p")
+        if record[name] is not None
+    ]
     tail = [str(word) for pair in given if pair[1] is not None for word in pair]
     assert (record["seed"] is not None) == (record["mode"] == "compatible")
     configured()  # the saved settings are gone; the record has them
@@ -390,8 +390,10 @@ def test_a_json_record_replays_its_text(
         (["--mode", "causal"], "--mode causal --individual N"),
         (["--mode", "causal", "-t", "0.7"], "--mode causal --individual N --temperature 0.7"),
         (["--mode", "causal", "-t", "0"], "--mode causal --individual N --temperature 0.0"),
-        (["--mode", "causal", "--no-whole-words"], "--mode causal --individual N --no-whole-words"),
-        (["--mode", "causal", "--whole-words"], "--mode causal --individual N --whole-words"),
+        (
+            ["--mode", "causal", "-s", "whole_words=false", "-s", "min_p=0.2"],
+            "--mode causal --individual N --set whole_words=false --set min_p=0.2",
+        ),
         (["--mode", "sampling", "--chat"], "--mode sampling --individual N --chat"),
         (["--mode", "compatible", "-t", "2"], "--mode compatible --temperature 2.0 --seed N"),
     ],
@@ -413,7 +415,7 @@ def test_the_replay_hint_generates_the_same_text(
 def test_top_k_and_top_p_cause_no_warning(
     tiny_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = here("generate", "a b", "-m", str(tiny_directory), "--top-k", "5", "--top-p", "0.5")
+    done = here("generate", "a b", "-m", str(tiny_directory), "--set", "top_k=5", "-s", "top_p=0.5")
     assert done.returncode == 0
     assert "not valid" not in done.stderr + caplog.text
 
@@ -424,7 +426,7 @@ def test_version_is_printed() -> None:
 
 def test_a_text_ends_with_the_context(tiny_directory: Path) -> None:
     asked = ("x" * 2040, "-m", str(tiny_directory), "-n", "50", "--json")
-    record = json.loads(here("generate", *asked, "--watch").stdout)
+    record = json.loads(here("generate", *asked, "--watch", "tokens").stdout)
     assert len(record["tokens"]) == 8  # of 2048
     assert json.loads(here("generate", *asked).stdout)["text"] == record["text"]
 
@@ -433,7 +435,7 @@ def test_np_generate_is_an_old_name(tiny_directory: Path) -> None:
     asked = ("-n", "4", "--json", "--mode", "causal", "-i", "3")
     first = here("np-generate", str(tiny_directory), "Hi there", *asked)
     named = here("np-generate", "Hi there", "--model", str(tiny_directory), *asked)
-    watched = here("generate", "Hi there", "-m", str(tiny_directory), "--watch", *asked)
+    watched = here("generate", "Hi there", "-m", str(tiny_directory), "--watch", "tokens", *asked)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout) == json.loads(named.stdout) == json.loads(watched.stdout)
     assert json.loads(first.stdout)["individual"] == 3
@@ -1054,6 +1056,11 @@ ERRORS = {  # a command line with {places} -> the key token of its error
     "evaluate {root}/rows.csv -m {model}": "template",
     "evaluate {root}/rows.jsonl -m {model} --base nowhere": "nowhere",
     "report {root}/gone": "gone",
+    "generate x -m {model} --set loud=1": "min_p",
+    "generate x -m {model} --set top_k=-1": "top_k=-1",
+    "generate x -m {model} --set dtype=loud": "float32",
+    "train -d {root}/rows.jsonl -o {root}/new -m {model} --set loud=1": "--set loud=1",
+    "evaluate {root}/rows.jsonl -m {model} --set numbers=loud": "loud",
     "app -m {root}/empty --no-browser --port 0": "empty/config.json",
     "app --no-browser --port 0 --host 192.0.2.1": "192.0.2.1:0",
 }
@@ -1080,7 +1087,6 @@ def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[
     [
         ("generate  ", "prompt"),
         ("generate x --mode causl", "'standard', 'sampling', 'causal', 'compatible'"),
-        ("generate x --numbers loud", "'text', 'value'"),
         ("generate x --save-individual {root}", "{root} is a directory"),
         ("generate x --save-individual {root}/no/a", "--save-individual"),
         ("chat --mode loud", "--mode"),
@@ -1088,21 +1094,17 @@ def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[
         ("counterfactual x --prompt ", "--prompt"),
         ("counterfactual x --prompt y --html {root}", "--html"),
         ("counterfactual x --prompt y --semantics loud", "'pearl', 'disco'"),
-        ("generate x --dtype loud", "'float32'"),
         ("verify {model} --prompt ", "--prompt"),
         ("convert {base} {root}/new --init loud", "'calibrated', 'documents'"),
         ("convert {base} {root}/new --dtype loud", "'float32', 'bfloat16', 'float16'"),
         ("convert {base} {root}/new --text {root}/gone.txt", "--text"),
         ("predict {root}/empty {root}/rows.csv -o {root}", "--output"),
-        ("train -d x -o {root}/new --precision loud", "'fp32', 'bf16', 'fp16'"),
         ("train -d x -o {root}/new --from-scratch huge", "'tiny', 'small', 'medium'"),
         ("train -d x -o {root}/new --train loud", "'all', 'heads'"),
         ("fit x -y y -o {root}/new --backbone loud", "'frozen', 'finetune', 'scratch'"),
-        ("evaluate {root}/rows.jsonl --numbers loud", "--numbers"),
         ("generate x --temprature 1", "--temprature"),
         ("generate x -n 0", "--max-new-tokens"),
         ("generate x -t -1", "--temperature"),
-        ("generate x --top-k 0", "--top-k"),
         ("generate x --seed -1", "--seed"),
         (f"generate x --seed {2**64}", "--seed"),
         (f"fit rows.csv -y price -o new --seed {2**32}", "--seed"),

@@ -332,11 +332,11 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_watching_prints_the_text_and_optional_details(directory: Path) -> None:
-    watched = ("generate", "It costs", "-m", str(directory), "--watch", "-n")
+    watched = ("generate", "It costs", "-m", str(directory), "--watch", "tokens", "-n")
     plain = command(*watched, "6", "--quiet")
     assert plain.returncode == 0, plain.stderr
     told = command(
-        "generate", "It costs", "-m", str(directory), "--watch", "-n", "6", "--json", "--summary"
+        "generate", "It costs", "-m", str(directory), "--watch", "summary", "-n", "6", "--json"
     )
     record = json.loads(told.stdout)
     assert plain.stdout == record["text"] + "\n"
@@ -344,9 +344,7 @@ def test_watching_prints_the_text_and_optional_details(directory: Path) -> None:
     assert record["text"] == whole.text
     assert len(record["tokens"]) == 6
     assert record["tokens"][0]["summary"]["P_sum"] > 0
-    shown = command(
-        "generate", "It costs", "-m", str(directory), "--watch", "-n", "2", "--attention"
-    )
+    shown = command("generate", "It costs", "-m", str(directory), "--watch", "attention", "-n", "2")
     assert shown.stdout.count("attention") == 2
 
 

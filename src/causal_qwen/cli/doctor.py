@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import platform
-from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -38,16 +37,15 @@ PURPOSES = {  # extras for users, each with what needs it
     "app": "the playground",
     "serve": "the server",
     "files": "tables in parquet and Excel files",
-    "fast": "generate --engine numpy --kernel numba",
+    "fast": "generate --engine numpy --set kernel=numba",
 }
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose package has another name
 EMBEDDED_CURE = f"pip install --no-deps {paths.EMBEDDED_PACKAGE.replace('_', '-')}"
 Record = dict[str, Any]
 
 
-def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
-    """The state of the installation and of `directories`, ready for JSON; `deep` reads every byte
-    of these and of the embedded model. Changes nothing, downloads nothing."""
+def examine() -> Record:
+    """The state of the installation, ready for JSON. Changes nothing, downloads nothing."""
     needed = _group("", "the NumPy engine")
     extras = {name: _group(name, purpose) for name, purpose in PURPOSES.items()}
     devices, problem = _devices() if extras["torch"]["is_complete"] else ({}, None)
@@ -60,8 +58,6 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
     except NotADirectoryError as error:
         cache_problem = str(error)
     has_affinity = hasattr(os, "sched_getaffinity")
-    is_whole = paths.is_converted(model)
-    verified: dict[str, list[str]] = {}
     record: Record = {
         "version": metadata.version(DISTRIBUTION),
         "python": platform.python_version(),
@@ -75,16 +71,12 @@ def examine(directories: Iterable[Path] = (), *, deep: bool = False) -> Record:
         "threads": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
         "memory": memory,  # bytes
         "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
-        "embedded_model": {
-            **_place(model, exists=(model / "config.json").is_file()),
-            "is_whole": is_whole,
-        },
+        "embedded_model": _place(model, exists=paths.is_converted(model)),
         "feature_cache": _place(paths.cache_directory() / "features.sqlite")
         | {"problem": check_cache()},
         "problem": problem,  # why an installed torch cannot be imported
-        "verified": verified,  # directory -> what is damaged in it
         "cache_problem": cache_problem,  # why nothing can be cached
-        "is_well": needed["is_complete"] and not any((problem, cache_problem, *verified.values())),
+        "is_well": needed["is_complete"] and not any((problem, cache_problem)),
     }
     return {**record, "verdict": _verdict(record)}
 
@@ -109,16 +101,12 @@ def render(record: Record) -> Group:
     facts = {"device": f"{_placement(record)}; {threads}{memory}"}
     later = EMBEDDED_CURE if base["size"] is None else "converted at its next use"
     later = "no directory to convert it into" if record["cache_problem"] else later
-    again = "" if model["is_whole"] or model["size"] is None else f", damaged: {later}"
-    facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}{again}"
+    facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
     facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
     features = record["feature_cache"]
     facts["features"] = features["problem"] or _show(features, "none cached")
     for name, fact in facts.items():
         table.add_row(f"  {name}", Text(fact))
-    for path, damage in record["verified"].items():
-        mark = "[red]✗[/]" if damage else "[green]✓[/]"
-        table.add_row(f"{mark} files", Text(f"{path}: {', '.join(damage) or 'as written'}"))
     heading = "causal-qwen {version} · Python {python} · {system}".format(**record)
     colour = "green" if record["is_well"] else "red"
     return Group(Text(heading, style="bold"), table, Text(record["verdict"], style=colour))
@@ -140,16 +128,9 @@ def _verdict(record: Record) -> str:
         return f"torch is installed but does not work: {record['problem']}"
     if record["cache_problem"] is not None:
         return str(record["cache_problem"])
-    for path, damage in record["verified"].items():
-        if damage:
-            cure = "write it"
-            if path == str(paths.embedded_directory()):
-                is_whole = record["embedded_model"]["is_whole"]
-                cure = f"{'delete it: ' if is_whole else ''}its next use converts it"
-            return f"{path} is damaged ({damage[0]}); {cure} again."
     if not record["extras"]["torch"]["is_complete"]:
         return f"The NumPy engine works; for everything else: {record['extras']['torch']['cure']}"
-    if not record["embedded_model"]["is_whole"] and record["embedded_package"]["size"] is None:
+    if record["embedded_model"]["size"] is None and record["embedded_package"]["size"] is None:
         return f"The model works; the embedded one is missing: {EMBEDDED_CURE}"
     missing = [name for name, group in record["extras"].items() if not group["is_complete"]]
     more = f"; not installed: {', '.join(missing)}" if missing else ""

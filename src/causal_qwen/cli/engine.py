@@ -49,7 +49,6 @@ def verify(
     ] = None,
     max_new_tokens: opt.NewTokens = 32,
     dtype: DType = None,
-    kernel: opt.Kernel = "numpy",
     as_json: opt.Json = False,
 ) -> None:
     """Verify the NumPy engine against torch in float32 and float64; exit 1 if a bound is missed.
@@ -62,7 +61,7 @@ def verify(
 
     with status(not as_json) as progress:
         prompt = PROMPT if prompt is None else prompt
-        result = run(directory, prompt, max_new_tokens, progress, dtype=dtype, kernel=kernel)
+        result = run(directory, prompt, max_new_tokens, progress, dtype=dtype)
     if as_json:
         print_json(result.to_dict())
     else:

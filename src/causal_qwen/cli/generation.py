@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -11,24 +11,19 @@ from typer import Argument, Option
 from causal_qwen.cli import options as opt
 from causal_qwen.cli.models import load, open_model
 from causal_qwen.options import Mode, Semantics
-from causal_qwen.outputs import check_output_file, whole_file
+from causal_qwen.outputs import check_output_file, write_text
 from causal_qwen.terminal import print_json, status
 
 if TYPE_CHECKING:
     from causal_qwen.session import Session
 
 
-def demo(
-    model: opt.ModelName = "",
-    device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
-    as_json: opt.Json = False,
-) -> None:
+def demo(model: opt.ModelName = "", device: opt.Device = "auto", as_json: opt.Json = False) -> None:
     """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
     """
-    processor, causal = load(model, None, device, dtype)
+    processor, causal = load(model, device)
     from causal_qwen.cli.demo import run
 
     run(processor, causal, as_json=as_json)
@@ -40,29 +35,17 @@ def generate(
     model: opt.ModelName = "",
     engine: opt.Engine = "auto",
     device: opt.Device = "auto",
-    dtype: opt.EnginePrecision = "auto",
-    kernel: opt.Kernel = "numpy",
     mode: opt.DecodingMode = None,
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
-    min_density: opt.MinDensity = None,
-    persistence: opt.Persistence = None,
-    min_p: opt.MinP = None,
-    whole_words: opt.WholeWords = None,
-    avoid_repeats: opt.AvoidRepeats = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
     seed: opt.SoftmaxSeed = None,
     max_new_tokens: opt.NewTokens = 60,
-    numbers: opt.Numbers = None,
+    settings: opt.Settings = None,
     chat: opt.Chat = False,
     watch: Annotated[
-        bool, Option("--watch", help="Show every token and its probability (NumPy engine).")
-    ] = False,
-    attention: Annotated[bool, Option("--attention", help="Watch, with attention.")] = False,
-    summary: Annotated[
-        bool, Option("--summary", help="Watch, with figures of U, S, P and Y.")
-    ] = False,
+        Literal["tokens", "attention", "summary"] | None,
+        Option(help="Show every token and its probability; attention, or U, S, P and Y (NumPy)."),
+    ] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
     save_individual: Annotated[
         Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
@@ -89,7 +72,6 @@ def generate(
 
     Example: causal-qwen generate "The train was late" --individual 7
     """
-    is_watched = watch or attention or summary
     if source is not None or output is not None:
         if prompt is not None or source is None or output is None or save_individual is not None:
             raise ValueError("--input and --output go together, without a PROMPT.")
@@ -99,22 +81,16 @@ def generate(
         check_output_file(save_individual, force)
     who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
     opt.check_seed(seed, mode)
-    if is_watched and engine == "torch":
+    if watch is not None and engine == "torch":
         raise ValueError("--watch shows the NumPy engine; leave out --engine torch.")
-    session = open_model(
-        model,
-        "numpy" if is_watched else engine,
-        device=device,
-        dtype=dtype,
-        kernel=kernel,
-        numbers=numbers,
-    )
+    decoding, opening = opt.split_settings(context)
+    session = open_model(model, engine if watch is None else "numpy", device=device, **opening)
     if source is not None and output is not None:
-        _generate_lines(session, context.params, source, output)
+        _generate_lines(session, context.params, decoding, source, output)
         return
     assert prompt is not None
-    options = {"mode": mode, "seed": seed, **opt.decoding_options(context)}
-    if is_watched:
+    options = {"mode": mode, "seed": seed, **decoding}
+    if watch is not None:
         _watch(context, session, prompt, {"individual": who, **options})
         return
     begin = [{"role": "user", "content": prompt}] if chat else prompt
@@ -129,7 +105,7 @@ def generate(
         result.individual.save(save_individual, overwrite=force)
     if as_json:
         record = {**result.to_dict(prompt), "max_new_tokens": max_new_tokens, "chat": chat}
-        record["encode_numbers"] = numbers
+        record["encode_numbers"] = opening.get("numbers")
         record["individual"] = individual if record["individual"] is None else record["individual"]
         print_json(record)
         return
@@ -150,26 +126,28 @@ def _watch(context: typer.Context, session: Session, prompt: str, options: dict[
     settings, who = engine.resolve(**options), options["individual"]
     call: dict[str, Any] = {name: given[name] for name in ("max_new_tokens", "chat")}
     call["seed"] = seed
+    has_summary = given["watch"] == "summary"
     if given["as_json"]:
-        steps = list(engine.stream(prompt, summarize=given["summary"], **options, **call))
+        steps = list(engine.stream(prompt, summarize=has_summary, **options, **call))
         record = settings.to_dict(None if isinstance(who, int) else who)
         record["individual"] = who if isinstance(who, int) else given["individual"]
         print_json({**as_record(prompt, steps), **record, **call})
         return
-    views = {name: given[name] for name in ("quiet", "attention", "summary")}
-    watch(engine, prompt, **views, **options, **call)
+    views = {"attention": given["watch"] == "attention", "summary": has_summary}
+    watch(engine, prompt, quiet=given["quiet"], **views, **options, **call)
     if not given["quiet"]:
         opt.print_replay(context, settings.mode, who, seed)
 
 
-def _generate_lines(session: Session, given: dict[str, Any], source: Path, output: Path) -> None:
+def _generate_lines(
+    session: Session, given: dict[str, Any], decoding: dict[str, Any], source: Path, output: Path
+) -> None:
     """Options are the defaults of all lines."""
     from causal_qwen.cli.batch import ROWS, run
     from causal_qwen.serving.limits import Limits
 
-    names = (*opt.NOISE, "individual", "top_k", "top_p", "seed")
-    defaults = {name: given[name] for name in names if given[name] is not None}
-    defaults |= {"max_tokens": given["max_new_tokens"]}
+    defaults = {name: given[name] for name in ("individual", "seed") if given[name] is not None}
+    defaults |= {"max_tokens": given["max_new_tokens"], **decoding}
     if given["mode"] is not None:
         defaults["causal_mode"] = given["mode"]
     context = session.engine.context
@@ -185,17 +163,11 @@ def chat(
     model: opt.ModelName = "",
     engine: opt.Engine = "auto",
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
     mode: Annotated[Mode, Option(help="Decision rule.")] = "causal",
     individual: opt.IndividualName = None,
     temperature: opt.Temperature = None,
-    min_density: opt.MinDensity = None,
-    persistence: opt.Persistence = None,
-    min_p: opt.MinP = None,
-    whole_words: opt.WholeWords = None,
-    avoid_repeats: opt.AvoidRepeats = None,
     max_new_tokens: opt.NewTokens = 200,
-    numbers: opt.Numbers = None,
+    settings: opt.Settings = None,
     system: Annotated[str | None, Option(help="A system message.")] = None,
     url: Annotated[
         str | None, Option(help="Chat with a server instead, such as http://127.0.0.1:8000.")
@@ -214,22 +186,22 @@ def chat(
     """
     from causal_qwen.cli.turns import Speaker, run
 
-    settings = opt.decoding_options(context)
+    decoding, opening = opt.split_settings(context)
     conversation: Speaker
     if url is not None:
-        if model or numbers:
+        if model or opening:
             raise ValueError("--url names the server, which has a model: leave out --model.")
         from causal_qwen.cli.remote_chat import RemoteConversation
 
         conversation = RemoteConversation(
-            url, api_key, mode, individual, system, max_new_tokens, settings
+            url, api_key, mode, individual, system, max_new_tokens, decoding
         )
     else:
         who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
         from causal_qwen.cli.chat import Conversation
 
-        session = open_model(model, engine, device=device, dtype=dtype, numbers=numbers)
-        conversation = Conversation(session, mode, who, system, max_new_tokens, settings)
+        session = open_model(model, engine, device=device, **opening)
+        conversation = Conversation(session, mode, who, system, max_new_tokens, decoding)
     if run(conversation, as_json=as_json):
         raise typer.Exit(1)
 
@@ -251,18 +223,12 @@ def counterfactual(
     ] = "pearl",
     model: opt.ModelName = "",
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
     temperature: opt.Temperature = None,
-    min_density: opt.MinDensity = None,
-    persistence: opt.Persistence = None,
-    min_p: opt.MinP = None,
-    whole_words: opt.WholeWords = None,
-    avoid_repeats: opt.AvoidRepeats = None,
     max_new_tokens: opt.NewTokens = 40,
+    settings: opt.Settings = None,
     html: Annotated[
         Path | None, Option(help="Also write an HTML table.", callback=opt.writable)
     ] = None,
-    force: opt.ForceFile = False,
     as_json: opt.Json = False,
 ) -> None:
     """Compare the texts of one individual before and after an edit.
@@ -270,15 +236,16 @@ def counterfactual(
     Example: causal-qwen counterfactual "The king" --prompt "The queen" -i 7
     """
     if html is not None:
-        check_output_file(html, force)
+        check_output_file(html, overwrite=False)
     who, _ = opt.check_individual(individual or "0", "causal")
     from causal_qwen.analysis.counterfactual import parse_edit
 
     edit = parse_edit(prompt, token, number, other_model)
-    session = open_model(model, "torch", device=device, dtype=dtype)
+    decoding, opening = opt.split_settings(context)
+    session = open_model(model, "torch", device=device, **opening)
     causal = session.model
     if other_model is not None:
-        edit = parse_edit(other_model=load(other_model, None, device, dtype)[1])
+        edit = parse_edit(other_model=load(other_model, device, **opening)[1])
     encoding = "value" if number is not None else None
     inputs = session.processor(text, return_tensors="pt", encode_numbers=encoding)
     room = session.engine.context - inputs["input_ids"].shape[1]
@@ -287,23 +254,16 @@ def counterfactual(
             f"The prompt has {inputs['input_ids'].shape[1]} tokens; this model reads 1 to "
             f"{session.engine.context - 1}."
         )
-    options = opt.decoding_options(context)
     with status() as progress:
         progress("generating both texts")
         length = min(max_new_tokens, room)
-        named = {"semantics": semantics, "max_new_tokens": length, **options}
+        named = {"semantics": semantics, "max_new_tokens": length, **decoding}
         result = session.counterfactual(inputs, edit, who, **named)
-    settings = causal.resolve_settings(causal_mode="causal", **options)
-    record = {**settings.to_dict(result.individual), "max_new_tokens": max_new_tokens}
-    _show(result, html, force, record if as_json else None)
-
-
-def _show(result: Any, html: Path | None, force: bool, record: dict[str, Any] | None) -> None:
-    """A counterfactual as an HTML file, and as JSON with the record of its settings or a table."""
     if html is not None:
-        with whole_file(html, force) as partial:
-            partial.write_text(result.to_html(), encoding="utf-8")
-    if record is None:
+        write_text(html, result.to_html())
+    if not as_json:
         result.show()
-    else:
-        print_json({**result.to_dict(), "settings": record})
+        return
+    resolved = causal.resolve_settings(causal_mode="causal", **decoding)
+    record = {**resolved.to_dict(result.individual), "max_new_tokens": max_new_tokens}
+    print_json({**result.to_dict(), "settings": record})

@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from causal_qwen.session import Session
 
 
-def load(
-    model: str, numbers: str | None = None, device: str = "auto", dtype: str = "auto"
-) -> tuple[Any, Any]:
+def load(model: str, device: str = "auto", **how: Any) -> tuple[Any, Any]:
     """-> processor, model"""
-    session = open_model(model, "torch", device=device, dtype=dtype, numbers=numbers)
+    session = open_model(model, "torch", device=device, **how)
     return session.processor, session.model
 
 

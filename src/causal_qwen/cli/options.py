@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,40 +64,14 @@ Temperature = Annotated[
         min=0.0,
     ),
 ]
-MinDensity = Annotated[
-    float | None, Option(help="Likelihood truncation. Default: the model's.", min=0.0, max=1.0)
-]
-Persistence = Annotated[
-    float | None,
+Settings = Annotated[
+    list[str] | None,
     Option(
-        help="Share of the noise that is the same for every token. Default: the model's.",
-        min=0.0,
-        max=1.0,
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="Any other setting by its name in Python, e.g. min_p=0.2; repeatable.",
     ),
-]
-MinP = Annotated[
-    float | None,
-    Option(
-        help="Keep tokens with this share of the largest probability. Default: the model's.",
-        min=0.0,
-        max=1.0,
-    ),
-]
-WholeWords = Annotated[
-    bool | None,
-    Option(
-        "--whole-words/--no-whole-words",
-        help="End words as the likeliest token ends them. Default: the model's.",
-    ),
-]
-AvoidRepeats = Annotated[
-    int | None,
-    Option(help="Do not repeat n tokens in a row; 0 switches it off. Default: the model's.", min=0),
-]
-TopK = Annotated[int | None, Option(help="Keep the k most likely tokens.", min=1)]
-TopP = Annotated[
-    float | None,
-    Option(help="Keep the most likely tokens up to this probability.", min=0.0, max=1.0),
 ]
 NewTokens = Annotated[
     int, Option("--max-new-tokens", "-n", help="Generate at most n tokens.", min=1)
@@ -124,13 +100,6 @@ Device = Annotated[
 ]
 Precision = Annotated[
     DType, Option("--dtype", help="Type of the weights in memory. auto: as in the file.")
-]
-EnginePrecision = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16", "int8"],
-    Option("--dtype", help="Type of the weights in memory; int8 on NumPy. auto: as in the file."),
-]
-Kernel = Annotated[
-    Literal["numpy", "numba"], Option(help="Products of the NumPy engine: NumPy's or numba's.")
 ]
 Engine = Annotated[EngineName, Option("--engine", help="torch, numpy (needs no torch), or auto.")]
 Separator = Annotated[
@@ -165,13 +134,31 @@ def check_seed(seed: int | None, mode: str | None) -> None:
         raise ValueError(f"--seed has no effect in --mode {mode}; {cure}, or --mode compatible.")
 
 
-NOISE = ("temperature", "min_density", "persistence", "min_p", "whole_words", "avoid_repeats")
+DECODING = ("min_density", "persistence", "min_p", "whole_words", "avoid_repeats", "top_k", "top_p")
+OPENING = ("dtype", "kernel", "numbers")  # settings of `causal_qwen.open`
 
 
-def decoding_options(context: typer.Context) -> dict[str, Any]:
-    """What a command line says of the noise and the candidates."""
-    names = (*NOISE, "top_k", "top_p")
-    return {name: context.params[name] for name in names if context.params.get(name) is not None}
+def parse_settings(given: list[str] | None, names: Collection[str]) -> dict[str, Any]:
+    """`--set NAME=VALUE` of these names; values are JSON, or texts."""
+    found: dict[str, Any] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or name not in names:
+            raise ValueError(f"--set {one}: name one of {', '.join(sorted(names))}, as NAME=VALUE.")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def split_settings(context: typer.Context) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a command line says of noise and candidates, and of how the model is opened."""
+    settings = parse_settings(context.params["settings"], (*DECODING, *OPENING))
+    opening = {name: settings.pop(name) for name in OPENING if name in settings}
+    if context.params.get("temperature") is not None:
+        settings["temperature"] = context.params["temperature"]
+    return settings, opening
 
 
 def print_replay(context: typer.Context, mode: str, individual: Any, seed: int | None) -> None:
@@ -182,12 +169,11 @@ def print_replay(context: typer.Context, mode: str, individual: Any, seed: int |
     values = {**context.params, **drawn, "mode": mode, "save_individual": None}
     words: list[str] = []
     for option in context.command.params:
-        value = values.get(option.name)
-        names = option.secondary_opts if value is False else option.opts  # --no-...
+        value, name = values.get(option.name), max(option.opts, key=len)
         if option.param_type_name != "option" or value is None or value == option.default:
             continue
-        if names:
-            words += [max(names, key=len)] + ([] if isinstance(value, bool) else [str(value)])
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [name] + ([] if isinstance(one, bool) else [str(one)])
     typer.echo(f"replay: {shlex.join(words)}", err=True)
 
 

@@ -16,25 +16,10 @@ from causal_qwen.outputs import check_output_directory
 from causal_qwen.terminal import print_json, print_table, status
 
 
-def doctor(
-    directories: Annotated[
-        list[Path] | None,
-        Argument(
-            metavar="[DIRECTORY]...",
-            show_default=False,
-            help="Models, regressors or training runs whose files are to be verified.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None,
-    deep: Annotated[
-        bool, Option("--deep", help="Verify every byte, of the embedded model, too.")
-    ] = False,
-    as_json: opt.Json = False,
-) -> None:
+def doctor(as_json: opt.Json = False) -> None:
     """Check the installation: packages, device, embedded model, and how to install what is missing.
 
-    Example: causal-qwen doctor --deep
+    Example: causal-qwen doctor
     """
     from rich.console import Console
 
@@ -42,7 +27,7 @@ def doctor(
 
     with status(not as_json) as progress:
         progress("examining the installation")
-        record = examine(directories or (), deep=deep)
+        record = examine()
     if as_json:
         print_json(record)
     else:

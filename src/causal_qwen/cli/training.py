@@ -18,27 +18,22 @@ ROW_FILES = (  # `training.data.READERS`; other names: datasets
 )
 
 
-# Long because it names every option. Those that are named like fields of `CausalTrainingArguments`
-# are passed on to it.
+OF_RUN = ("max_length", "pack", "patience", "compat_weight", "dtype")  # settings of `Run`
+
+
 def train(
-    context: typer.Context,
     data: Annotated[str, Option("--data", "-d", help="JSONL, CSV, text, or a dataset.")] = "",
     output: Annotated[str, Option("--output", "-o", help="The directory to create.")] = "",
     model: opt.ModelName = "",
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
     from_scratch: Annotated[
         Literal["tiny", "small", "medium"] | None, Option(help="Train a new model of this size.")
     ] = None,
     eval_data: Annotated[str | None, Option(help="Held-out rows. Default: 5% of --data.")] = None,
     template: opt.Template = None,
     numbers: opt.Numbers = None,
-    max_steps: Annotated[
-        int, Option("--steps", help="Optimizer steps; overrides --epochs.", min=-1)
-    ] = -1,
-    num_train_epochs: Annotated[
-        float, Option("--epochs", help="Passes over the data.", min=0.0)
-    ] = 1.0,
+    steps: Annotated[int, Option(help="Optimizer steps; overrides --epochs.", min=-1)] = -1,
+    epochs: Annotated[float, Option(help="Passes over the data.", min=0.0)] = 1.0,
     learning_rate: Annotated[
         float | None,
         Option(
@@ -48,53 +43,24 @@ def train(
             min=0.0,
         ),
     ] = None,
-    head_learning_rate: Annotated[
-        float | None, Option(help="Learning rate of the causal heads. Default: the same.", min=0.0)
-    ] = None,
     batch_size: opt.BatchSize = 8,
-    gradient_accumulation_steps: Annotated[
-        int, Option("--accumulate", help="Batches per optimizer step.", min=1)
-    ] = 1,
-    max_length: opt.RowLength = 512,
-    pack: Annotated[
-        bool | None,
-        Option("--pack/--no-pack", help="Pack several rows into one. Default: where it pays."),
-    ] = None,
-    eval_steps: Annotated[int, Option(help="Steps between evaluations.", min=1)] = 100,
-    save_steps: Annotated[int, Option(help="Steps between checkpoints.", min=1)] = 100,
-    logging_steps: Annotated[
-        int, Option("--log-steps", help="Steps between log entries.", min=1)
-    ] = 10,
-    early_stopping: Annotated[
-        int, Option(help="Stop after n evaluations without a better loss; keep the best.", min=0)
-    ] = 0,
-    lr_scheduler_type: Annotated[
-        str, Option("--scheduler", help="Learning rate schedule, as in HF.")
-    ] = "cosine",
-    max_grad_norm: Annotated[
-        float, Option("--clip", help="Largest norm of the gradient.", min=0.0)
-    ] = 1.0,
-    gradient_checkpointing: Annotated[
-        bool, Option("--gradient-checkpointing", help="Less memory, more time.")
-    ] = False,
     train: Annotated[Literal["all", "heads"], Option(help="Parameters to train.")] = "all",
     lora: Annotated[int, Option(help="Rank of LoRA; 0 switches it off.", min=0)] = 0,
     individual_column: Annotated[
         str | None,
         Option(help="Rows with the same value, e.g. an author, share a learned individual."),
     ] = None,
-    individual_learning_rate: Annotated[
-        float, Option(help="Learning rate of these individuals.", min=0.0)
-    ] = 0.03,
-    compat_weight: Annotated[
-        float | None, Option(help="Weight of the softmax loss; 0 is the documents' loss.", min=0.0)
-    ] = None,
-    report_to: Annotated[str, Option(help="tensorboard, wandb, trackio or none.")] = "none",
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"],
-        Option(help="Precision of training; auto: bf16 where the device has it, fp32 on a CPU."),
-    ] = "auto",
     seed: opt.Seed = 0,
+    settings: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            "-s",
+            metavar="NAME=VALUE",
+            help="max_length, pack, patience, compat_weight, dtype, individual_learning_rate, or a "
+            "field of Hugging Face's TrainingArguments, e.g. save_steps=50; repeatable.",
+        ),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print what would be done; train and write nothing.")
@@ -113,7 +79,7 @@ def train(
         return
     if not data or not output:
         raise ValueError("`train` needs --data and --output (or --mock, which needs neither).")
-    if max_steps == 0 or num_train_epochs == 0:
+    if steps == 0 or epochs == 0:
         raise ValueError("--steps 0 and --epochs 0 train nothing; give at least one step.")
     if from_scratch is not None and (model or lora or train == "heads"):
         raise ValueError(
@@ -122,27 +88,33 @@ def train(
     _check_files(data, *([eval_data] if eval_data else []))
     typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
     from causal_qwen.conversion.placement import has_fast_bf16
-    from causal_qwen.training.run import COMPAT_WEIGHT, Run
+    from causal_qwen.training.run import Run
     from causal_qwen.training.run import train as run
     from causal_qwen.training.trainer import CausalTrainingArguments
 
-    fields = CausalTrainingArguments.__dataclass_fields__
-    arguments = {name: value for name, value in context.params.items() if name in fields}
+    given = opt.parse_settings(settings, {*CausalTrainingArguments.__dataclass_fields__, *OF_RUN})
+    of_run = {name: given.pop(name) for name in OF_RUN if name in given}
     default_rate = 2e-4 if lora or train == "heads" else 2e-5
     default_rate = default_rate if from_scratch is None else 3e-3
-    arguments |= {
+    arguments = {
+        "max_steps": steps,
+        "num_train_epochs": epochs,
         "learning_rate": default_rate if learning_rate is None else learning_rate,
         "per_device_train_batch_size": batch_size,
         "per_device_eval_batch_size": batch_size,
+        "train": train,
+        "seed": seed,
         "eval_strategy": "steps",
+        "eval_steps": 100,
+        "save_steps": 100,
         "save_total_limit": 2,
-        "bf16": precision == "bf16" or (precision == "auto" and has_fast_bf16(device)),
-        "fp16": precision == "fp16",
+        "lr_scheduler_type": "cosine",
+        "bf16": has_fast_bf16(device),
         "warmup_steps": 0.05,
+        "report_to": "none",
+        **given,
     }
-    if individual_column is None:
-        del arguments["individual_learning_rate"]
-    settings = Run(
+    run_settings = Run(
         None if from_scratch is not None else path_of(model),
         data,
         output,
@@ -150,21 +122,17 @@ def train(
         eval_data=eval_data,
         template=template,
         numbers=numbers,
-        max_length=max_length,
-        pack=pack,
-        patience=early_stopping,
-        compat_weight=COMPAT_WEIGHT if compat_weight is None else compat_weight,
         lora=lora,
         individual_column=individual_column,
         resume=resume,
         device=device,
-        dtype=dtype,
         arguments=arguments,
+        **({"pack": None} | of_run),
     )
     if dry_run:
-        _show_plan(settings, as_json)
+        _show_plan(run_settings, as_json)
         return
-    metrics = run(settings)
+    metrics = run(run_settings)
     if as_json:
         print_json(metrics)
     else:
@@ -199,11 +167,16 @@ def evaluate(
     ] = "",
     base: Annotated[str | None, Option(help="A second model to compare with.")] = None,
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
     template: opt.Template = None,
-    numbers: opt.Numbers = None,
-    max_length: opt.RowLength = 512,
-    batch_size: opt.BatchSize = 8,
+    settings: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            "-s",
+            metavar="NAME=VALUE",
+            help="numbers (text or value), max_length, batch_size, dtype; repeatable.",
+        ),
+    ] = None,
     as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -218,18 +191,13 @@ def evaluate(
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
     from causal_qwen.training.evaluation import markdown, measure, pooled, side_by_side, table_of
 
-    options: dict[str, Any] = {
-        "template": template,
-        "max_length": max_length,
-        "batch_size": batch_size,
-        "device": device,
-        "dtype": dtype,
-    }
+    named = opt.parse_settings(settings, ("numbers", "max_length", "batch_size", "dtype"))
+    options: dict[str, Any] = {"template": template, "device": device, **named}
     found: dict[str, Any] = {}
     for name, path in paths.items():
         typer.echo(f"loading {path} ...", err=True)
         with progress_bar("evaluating") as count:
-            found[name] = measure(path, data, numbers=numbers, progress=count, **options)
+            found[name] = measure(path, data, progress=count, **options)
     files = {file: side_by_side({who: of[file] for who, of in found.items()}) for file in data}
     if len(files) > 1:
         files["all files"] = side_by_side({who: pooled(of) for who, of in found.items()})
