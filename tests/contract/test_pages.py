@@ -41,7 +41,6 @@ NOT_RUN = {
     "causal-qwen app": "serves until Ctrl-C; the playground has browser tests of its own",
     "causal-qwen serve": "serves until Ctrl-C; test_serving.py runs it",
     "causal-qwen chat --url": "needs that server; test_serving.py runs it",
-    "causal-qwen train --mock": "half a minute; test_training.py runs the simulation",
     "make": "makes an environment or runs for minutes; its dry run has to be possible",
     "pip": "the tests fetch nothing; what it names has to be a pinned package or our own extra",
     "python": "long benchmarks and the documents' scripts, which have tests; the file has to exist",

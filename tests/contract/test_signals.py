@@ -170,21 +170,6 @@ def test_an_error_that_an_interrupt_has_caused_is_not_reported(
     assert run_main(command, monkeypatch) == (143, "")
 
 
-def test_a_signal_that_arrives_in_a_destructor_is_not_lost(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Destroyed:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    with ExitOnSignals() as signals:
-        Destroyed()
-        with pytest.raises(SystemExit) as end:
-            time.sleep(GUARD)
-    assert end.value.code == signals.code == 143
-    assert capsys.readouterr().err == ""
-
-
 def test_a_forked_process_exits_at_once() -> None:
     with ExitOnSignals():
         child = os.fork()

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _simulation import Finding, simulate, summary
 from rich.console import Console
 from transformers import (
     GenerationConfig,
@@ -45,7 +46,6 @@ from causal_qwen.training.metrics import COLUMNS, MetricAccumulator
 from causal_qwen.training.progress import TrainingProgress
 from causal_qwen.training.report import write_report
 from causal_qwen.training.run import COMPAT_WEIGHT, Run, evaluate, plan, prepare, train
-from causal_qwen.training.simulation import Finding, simulate, summary
 from causal_qwen.training.trainer import CausalTrainer, CausalTrainingArguments
 
 Make = Callable[..., Any]
@@ -700,7 +700,7 @@ def test_bad_runs_are_refused(directory: Path, data: Path, trained: Path, tmp_pa
 
 
 def test_simulation_recovers_the_true_parameters() -> None:
-    findings = simulate(steps=500)  # a third of what `train --mock` takes
+    findings = simulate(steps=500)
     assert [f.name for f in findings if not f.is_found] == []
     assert {f.name for f in simulate(steps=5) if not f.is_found}  # not before training
 

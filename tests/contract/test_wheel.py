@@ -154,7 +154,6 @@ def test_generate_runs_in_the_bare_install(bare: Environment, tiny_directory: Pa
         ("fit x.csv --target y --output z", "sklearn is not installed: pip install '.[tables]'"),
         pytest.param("chat", "torch is not installed", marks=pytest.mark.slow),
         pytest.param("demo", "torch is not installed", marks=pytest.mark.slow),
-        pytest.param("train --mock", "torch is not installed", marks=pytest.mark.slow),
     ],
 )
 def test_a_command_whose_extra_is_missing_names_the_cure_in_one_sentence(

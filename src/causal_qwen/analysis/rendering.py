@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from causal_qwen.text.numerals import render
 
-Array = NDArray[np.float64]
+if TYPE_CHECKING:
+    from causal_qwen.analysis.counterfactual import Counterfactual, World
 
 HEADINGS = (
     "step",
@@ -28,48 +27,6 @@ RED, GREEN = (
 )
 
 
-class ShownWorld(Protocol):
-    """What is shown of a `World`."""
-
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def tokens(self) -> Sequence[str]: ...
-    @property
-    def new_ids(self) -> Sequence[int]: ...
-    @property
-    def is_ended(self) -> bool: ...
-    @property
-    def probability(self) -> Array: ...
-    @property
-    def log_prob(self) -> Array: ...
-    @property
-    def number(self) -> Array: ...
-
-
-class ComparedWorlds(Protocol):
-    """What is shown of a `Counterfactual`."""
-
-    @property
-    def factual(self) -> ShownWorld: ...
-    @property
-    def counterfactual(self) -> ShownWorld: ...
-    @property
-    def edit(self) -> str: ...
-    @property
-    def semantics(self) -> str: ...
-    @property
-    def individual(self) -> Any: ...
-    @property
-    def is_text(self) -> bool: ...
-    @property
-    def divergence(self) -> int | None: ...
-    @property
-    def shift_U(self) -> Array: ...
-    @property
-    def scale_ratio(self) -> Array: ...
-
-
 class StepRow(NamedTuple):
     """One step of both worlds, as the text of its cells."""
 
@@ -77,11 +34,11 @@ class StepRow(NamedTuple):
     is_same: bool
 
 
-def title(result: ComparedWorlds) -> str:
+def title(result: Counterfactual) -> str:
     return f"{result.edit} · {result.semantics} · {result.individual!r}"
 
 
-def caption(result: ComparedWorlds) -> str:
+def caption(result: Counterfactual) -> str:
     step = result.divergence
     where = "the worlds never diverge" if step is None else f"first divergence at step {step}"
     return (
@@ -90,7 +47,7 @@ def caption(result: ComparedWorlds) -> str:
     )
 
 
-def split_text(result: ComparedWorlds, world: ShownWorld) -> tuple[str, str, str]:
+def split_text(result: Counterfactual, world: World) -> tuple[str, str, str]:
     """The prompt, the text that both worlds share, and the text after their divergence."""
     step = len(world.tokens) if result.divergence is None else result.divergence
     tokens = [*world.tokens[:-1], END] if world.is_ended else world.tokens
@@ -98,7 +55,7 @@ def split_text(result: ComparedWorlds, world: ShownWorld) -> tuple[str, str, str
     return world.prompt + gap, gap.join([*tokens[:step], ""]), gap.join(tokens[step:])
 
 
-def table(result: ComparedWorlds) -> tuple[tuple[str, ...], list[StepRow]]:
+def table(result: Counterfactual) -> tuple[tuple[str, ...], list[StepRow]]:
     """Headings and rows; without numbers in the texts, without the column of values."""
     rows = step_rows(result)
     if any(row.cells[-1] for row in rows):
@@ -106,7 +63,7 @@ def table(result: ComparedWorlds) -> tuple[tuple[str, ...], list[StepRow]]:
     return HEADINGS[:-1], [StepRow(row.cells[:-1], row.is_same) for row in rows]
 
 
-def step_rows(result: ComparedWorlds) -> list[StepRow]:
+def step_rows(result: Counterfactual) -> list[StepRow]:
     rows = []
     worlds = (result.factual, result.counterfactual)
     for step in range(max(len(world.tokens) for world in worlds)):
@@ -127,16 +84,16 @@ def step_rows(result: ComparedWorlds) -> list[StepRow]:
     return rows
 
 
-def _has_number(world: ShownWorld, step: int) -> bool:
+def _has_number(world: World, step: int) -> bool:
     return step < len(world.number) and not np.isnan(world.number[step, 0])
 
 
-def _number(world: ShownWorld, step: int) -> str:
+def _number(world: World, step: int) -> str:
     median, low, high = world.number[step]
     return f"{render(median)} ({render(low)} to {render(high)})"
 
 
-def to_rich(result: ComparedWorlds) -> Any:
+def to_rich(result: Counterfactual) -> Any:
     """Two texts and a table of steps, for a terminal."""
     from rich.console import Group
     from rich.table import Table
@@ -160,7 +117,7 @@ def to_rich(result: ComparedWorlds) -> Any:
     return Group(texts, steps)
 
 
-def rich_text(result: ComparedWorlds, world: ShownWorld, colour: str, mark: str = "") -> Any:
+def rich_text(result: Counterfactual, world: World, colour: str, mark: str = "") -> Any:
     """A world's text; what follows the divergence is coloured, behind a `mark`."""
     from rich.text import Text
 
@@ -169,7 +126,7 @@ def rich_text(result: ComparedWorlds, world: ShownWorld, colour: str, mark: str 
     return text.append(mark, "bold").append(other, f"bold {colour}") if other else text
 
 
-def to_html(result: ComparedWorlds) -> str:
+def to_html(result: Counterfactual) -> str:
     """The same as an HTML fragment, for notebooks and pages."""
     texts = ""
     for name, world, colour in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,20 +64,14 @@ def train(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print what would be done; train and write nothing.")
     ] = False,
-    mock: Annotated[
-        bool, Option("--mock", help="Train on a simulation with a known truth.")
-    ] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Fine-tune a converted model on text and numbers.
 
     Example: causal-qwen train --data rows.jsonl --output tuned --steps 200
     """
-    if mock:
-        _simulate(seed, as_json)
-        return
     if not data or not output:
-        raise ValueError("`train` needs --data and --output (or --mock, which needs neither).")
+        raise ValueError("`train` needs --data and --output.")
     if steps == 0 or epochs == 0:
         raise ValueError("--steps 0 and --epochs 0 train nothing; give at least one step.")
     if from_scratch is not None and (model or lora or train == "heads"):
@@ -251,32 +244,3 @@ def report(
         print_json({"page": str(page), "pictures": pictures})
     else:
         typer.echo(page)
-
-
-def _simulate(seed: int, as_json: bool) -> None:
-    """Train on a simulation and compare the estimates with the truth; exit 1 if one is off."""
-    from causal_qwen.training.simulation import STEPS, simulate, summary
-
-    with progress_bar("training on a simulation", not as_json) as count:
-        findings = simulate(seed=seed, progress=lambda step, _: count(step, STEPS))
-    if as_json:
-        print_json(
-            [{**asdict(one), "is_found": one.is_found, "verdict": one.verdict} for one in findings]
-        )
-    else:
-        rows = [
-            (
-                one.name,
-                f"{one.true:.3f}",
-                f"{one.found:.3f}",
-                f"{one.off:+.3f}",
-                one.allowed,
-                one.verdict,
-            )
-            for one in findings
-        ]
-        columns = ("", "true", "found", "off by", "allowed", "")
-        print_table("Truth and estimate", columns, rows)
-        typer.echo(summary(findings))
-    if not all(one.is_found for one in findings):
-        raise typer.Exit(1)

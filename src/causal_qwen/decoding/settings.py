@@ -144,14 +144,14 @@ def resolve_settings(
         mode=mode,
         do_sample=do_sample,
         temperature=_number("temperature", first_given(found["temperature"], 1.0), 0),
-        top_k=_optional_number("top_k", found["top_k"], 0, kind=int),
-        top_p=_optional_number("top_p", found["top_p"], 0, 1),
-        min_p=_optional_number("min_p", found["min_p"], 0, 1),
+        top_k=_number("top_k", found["top_k"], 0, kind=int),
+        top_p=_number("top_p", found["top_p"], 0, 1),
+        min_p=_number("min_p", found["min_p"], 0, 1),
         repetition_penalty=_number(
             "repetition_penalty", first_given(found["repetition_penalty"], 1.0), 0
         ),
-        whole_words=_flag("whole_words", found["whole_words"]),
-        avoid_repeats=_whole_number("avoid_repeats", found["avoid_repeats"]),
+        whole_words=check_choice("whole_words", found["whole_words"], (True, False)),
+        avoid_repeats=_number("avoid_repeats", found["avoid_repeats"], 0, kind=int),
         noise_gain=_gain("noise_gain", found["noise_gain"]),
         fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
         min_density=_number("min_density", found["min_density"], 0, 1),
@@ -229,39 +229,26 @@ def check_amplitude(temperature: float, gain: float = 1.0) -> float:
     return amplitude
 
 
-def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
+def _number(name: str, value: Any, least: float, most: float = math.inf, kind: Any = float) -> Any:
+    """A finite number in [least, most]; None stays None."""
+    if value is None:
+        return None
     try:
-        number = float(value) if isinstance(value, numbers.Real) else math.nan
+        is_good = isinstance(value, numbers.Real) and least <= kind(value) <= most
+        is_good = is_good and kind(value) == value and math.isfinite(value)
     except OverflowError:  # an integer of hundreds of digits
-        number = math.inf
-    if not (math.isfinite(number) and least <= number <= most):
+        is_good = False
+    if not is_good or (kind is int and isinstance(value, bool)):
         wanted = f"in [{least}, {most}]" if most < math.inf else f"of at least {least}"
-        raise ValueError(f"{name}={value!r:.100} must be a number {wanted}.")
-    return number
-
-
-def _optional_number(
-    name: str, value: Any, least: float, most: float = math.inf, kind: Any = float
-) -> Any:
-    return None if value is None else kind(_number(name, value, least, most))
-
-
-def _whole_number(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least 0.")
-    return int(value)
+        what = "whole number" if kind is int else "number"
+        raise ValueError(f"{name}={value!r:.100} must be a {what} {wanted}.")
+    return kind(value)
 
 
 def _gain(name: str, value: Any) -> Any:
     gains = np.asarray(0.0 if value is None else value)
     if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
         raise ValueError(f"{name}={value!r} must be a number of at least 0, or one per row.")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False.")
     return value
 
 

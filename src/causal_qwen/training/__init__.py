@@ -14,7 +14,6 @@ Out:  a model directory, metrics.json and the log of the run.
     trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics
     run           a whole run, as `causal-qwen train` starts it, and what it would do
     report        a run's curves as PNG and HTML
-    simulation    training on data with a known truth
 
 Open `run` first.
 """
