@@ -212,8 +212,8 @@ MUTANTS = (
     ),
     Mutant(
         "engine/generation.py",
-        "return self.ids.shape[1] - 1 - hidden",
-        "return self.ids.shape[1] - 1 + 0 * hidden",
+        "return self.ids.shape[1] - 1 - self.hidden",
+        "return self.ids.shape[1] - 1 + 0 * self.hidden",
         "unit/test_engine_model.py::test_a_batch_of_unequal_prompts_is_its_rows_alone",
     ),
     Mutant(

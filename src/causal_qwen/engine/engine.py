@@ -26,7 +26,7 @@ from causal_qwen.decoding.settings import (
 from causal_qwen.engine.checkpoint import check_tensors
 from causal_qwen.engine.fast import find_kernel
 from causal_qwen.engine.generation import DecodeStep, Generator, Limits
-from causal_qwen.engine.heads import Cauchy, CausalHeads, warn_if_clamped
+from causal_qwen.engine.heads import Cauchy, CausalHeads
 from causal_qwen.engine.quantization import dequantized, is_quantized, quantized
 from causal_qwen.engine.qwen2 import (
     Ints,
@@ -169,7 +169,7 @@ class Engine:
         """
         call = self._call(prompts, numeric_values, encode_numbers, chat, options, None)
         start = call.ids.shape[1]
-        for _ in self._steps(call):
+        for _ in call:
             pass
         texts = []
         if self.reader is not None:
@@ -206,7 +206,7 @@ class Engine:
         values = None if numeric_values is None else [numeric_values]
         call = self._call([prompt], values, encode_numbers, chat, options, observe)
         start, shown = call.ids.shape[1], ""
-        for step in self._steps(call):
+        for step in call:
             text = ""
             if self.reader is not None:
                 text = self.reader.decode(call.ids[0, start:], call.values[0, start:])
@@ -296,15 +296,6 @@ class Engine:
         names = ("max_new_tokens", "min_new_tokens")
         lengths = {name: given.pop(name) for name in names if given.get(name) is not None}
         return Limits(**lengths, stops=stops, pad=pad)
-
-    def _steps(self, call: Generator) -> Iterator[DecodeStep]:
-        """The steps of a call; overflow becomes an error."""
-        try:
-            for step in call:
-                warn_if_clamped(step.values)
-                yield step
-        except FloatingPointError:
-            raise ValueError("Logits or scales overflow float32; use another checkpoint.") from None
 
     def _encode(
         self,

@@ -143,6 +143,7 @@ class CausalHeads:
         self.head_bias = widen(parameters["lm_head.bias"]) if fields.get("head_bias") else None
         self.loc = Matrix(parameters["abduction.loc.weight"])  # (C, H)
         self.loc_bias = widen(parameters["abduction.loc.bias"])
+        self.is_plain = is_identity(parameters["abduction.loc.weight"], self.loc_bias)
         self.scale = Matrix(parameters["abduction.scale.weight"])  # (C, H)
         self.scale_bias = widen(parameters["abduction.scale.bias"])
         self.b_noise = np.abs(widen(parameters["action.b_noise"]))  # (C,)
@@ -186,7 +187,11 @@ class CausalHeads:
             scale = np.logaddexp(raw, np.float32(0))
         else:
             scale = np.abs(raw) + np.float32(ABS_FLOOR)
-        return Cauchy(self.loc(z) + self.loc_bias, scale)
+        return Cauchy(self.loc_u(z), scale)
+
+    def loc_u(self, z: Float32) -> Float32:
+        """(..., H) -> (..., C)"""
+        return z if self.is_plain else self.loc(z) + self.loc_bias
 
     def widen(self, u: Cauchy) -> Cauchy:
         """Scale noise: adds b to scale_U and leaves loc_U unchanged."""
@@ -206,15 +211,8 @@ class CausalHeads:
         scores = self.head(loc)
         return scores if self.head_bias is None else scores + self.head_bias
 
-    def score_pair(self, loc: Float32, shift: Float32) -> tuple[Float32, Float32]:
-        """(W loc + bias, W shift), reading W once. (B, C) twice -> (B, V) twice"""
-        size = _largest(shift)
-        both = self.head(np.concatenate((loc, shift / size)))  # (2B, V)
-        scores, moved = both[: len(loc)], both[len(loc) :]
-        return scores if self.head_bias is None else scores + self.head_bias, moved * size
-
     def score_shift(self, shift: Float32) -> Float32:
-        """W shift alone, as in `score_pair`. (B, C) -> (B, V)"""
+        """W shift. (B, C) -> (B, V)"""
         size = _largest(shift)
         return self.head(shift / size) * size
 
@@ -265,6 +263,11 @@ class CausalHeads:
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         return self.head.rows(ids)
+
+
+def is_identity(weight: Stored, bias: Float32) -> bool:
+    """Whether loc_U = z, as before training."""
+    return not bias.any() and np.array_equal(weight, np.eye(*weight.shape, dtype=weight.dtype))
 
 
 def _largest(shift: Float32) -> Float32:
