@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.conformal import Conformal, TooFewRows, rows_needed
 from causal_qwen.regression.csv_io import predict_csv
-from causal_qwen.regression.fitted import find_limits
+from causal_qwen.regression.conformal import Limits
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.source_model import SourceModel
 
@@ -159,10 +159,10 @@ def test_an_infinite_interval_is_not_cut_at_the_range_of_the_labels() -> None:
 
 
 def test_a_calibrated_interval_may_leave_the_range_of_the_labels_and_a_median_may_not() -> None:
-    limits = find_limits("auto", np.array([-1.0, 0.0, 2.0]), np.ones(3))
+    limits = Limits.find("auto", np.array([-1.0, 0.0, 2.0]), np.ones(3))
     assert limits.clip(np.array([-9.0, 9.0])).tolist() == [-4.0, 5.0]
     assert limits.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [-9.0, 9.0]
-    positive = find_limits("auto", np.array([1.0, 2.0]), np.ones(2))
+    positive = Limits.find("auto", np.array([1.0, 2.0]), np.ones(2))
     assert positive.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [0.0, 9.0]
 
 

@@ -182,7 +182,6 @@ class Demo:
         import numpy as np
 
         from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
-        from causal_qwen.regression.sentences import to_sentences, used_columns
         from causal_qwen.tables.iris import iris_table
 
         flowers = iris_table()
@@ -198,9 +197,8 @@ class Demo:
         regressor.fit(train, TARGET).calibrate(calibration, TARGET)
         median, truth = regressor.predict(test), test[TARGET].to_numpy()
         low, high = regressor.predict_interval(test, LEVEL)
-        columns = used_columns(test, template=SENTENCE, without=[TARGET])
         one = {
-            "text": to_sentences(test[:1], columns, template=SENTENCE, question=QUESTION)[0],
+            "text": regressor.sentences(test[:1])[0],
             "median": float(median[0]),
             "low": float(low[0]),
             "high": float(high[0]),

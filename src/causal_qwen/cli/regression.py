@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import unless_embedded
@@ -54,9 +54,30 @@ NewData = Annotated[
 FittedModel = Annotated[str, Option("--model", "-m", help="The same as FITTED.")]
 Level = Annotated[float, Option(help="Level of the interval, 0 to 1.")]
 SHOWN_ROWS = 15  # of an audit
+FILE = ("separator", "encoding", "decimal")
+LEARNING = (  # options that `fit` and `audit` share
+    *("data", "target", "text", "column", "source", "group", "time", *FILE),
+    *("model", "device", "dtype", "seed", "no_cache", "quiet"),
+)
+RENAMED = {
+    "target": "targets",
+    "column": "columns",
+    "source": "sources",
+    "no_cache": "cache",
+    "quiet": "verbose",
+}
+CHANGED: dict[str, Callable[[Any], Any]] = {
+    "columns": lambda names: names or (),
+    "sources": lambda names: names or "auto",
+    "text": lambda names: names or None,
+    "cache": lambda is_off: not is_off,
+    "verbose": lambda is_quiet: not is_quiet,
+    "model": unless_embedded,
+}
 
 
 def fit(
+    context: Context,
     data: Data,
     target: Targets,
     output: Annotated[
@@ -118,33 +139,11 @@ def fit(
     from causal_qwen.regression.csv_io import fit_csv
 
     report = fit_csv(
-        data,
-        target,
-        output,
-        columns=column or (),
-        weight=weight,
-        group=group,
-        time=time,
-        trusted=trusted,
-        calibration=calibration,
+        **_named(context, *LEARNING, "weight", "trusted", "calibration", "template", "question"),
+        **_named(context, "backbone", "max_length", "output"),
         overwrite=force,
-        seed=seed,
-        separator=separator,
-        encoding=encoding,
-        decimal=decimal,
-        text=text or None,
-        template=template,
         units=_units(units or ()),
-        question=question,
-        verbose=not quiet,
-        backbone=backbone,
-        sources=source or "auto",
         support=_support(support),
-        model=unless_embedded(model),
-        device=device,
-        dtype=dtype,
-        max_length=max_length,
-        cache=not no_cache,
     )
     if as_json:
         print_json(report)
@@ -163,6 +162,7 @@ def fit(
 
 
 def predict(
+    context: Context,
     first: Fitted = "",
     second: NewData = "",
     model: FittedModel = "",
@@ -198,41 +198,32 @@ def predict(
     fitted, data = opt.split_model(first, second, model)
     if not (fitted and data):
         raise ValueError("`predict` needs the directory that `fit` wrote, and a file.")
-    from causal_qwen.regression.csv_io import predict_table
-    from causal_qwen.tables.files import table_kind
+    from causal_qwen.regression.csv_io import predict_blocks, predict_table
+    from causal_qwen.tables.files import check_output_kind, write_blocks
 
     if output is not None:
-        table_kind(output)  # refuses a kind that is not written, before the work
+        check_output_kind(output, is_batch=batch is not None)
         check_output_file(output, force, data)
-    options: dict[str, Any] = {
-        "level": level,
-        "calibrated": False if raw else None,
-        "cache": False if no_cache else None,
-        "device": device,
-        "separator": separator,
-        "encoding": encoding,
-        "decimal": decimal,
-    }
-    if batch is not None:
-        with _noted():
-            rows = _predict_blocks(fitted, data, batch, output, options, force)
-        if as_json and output is not None:
-            print_json({"output": str(output), "rows": rows})
-        return
+    options = _named(context, "level", "device", *FILE)
+    options |= {"calibrated": False if raw else None, "cache": False if no_cache else None}
     with _noted():
-        table = predict_table(fitted, data, **options)
-    if output is not None:
-        with whole_file(output, force) as partial:
-            table.write(partial, output)
-        if as_json:
-            print_json({"output": str(output), "rows": len(table)})
-    elif as_json:
-        print_json(table.records())
-    else:
-        _print_bytes(table)
+        if batch is None:
+            blocks = iter([predict_table(fitted, data, **options)])
+        else:
+            blocks = predict_blocks(fitted, data, batch, **options)
+        if output is not None:
+            with whole_file(output, force) as partial:
+                rows = write_blocks(blocks, partial, output)
+            if as_json:
+                print_json({"output": str(output), "rows": rows})
+        elif as_json:
+            print_json([row for block in blocks for row in block.records()])
+        else:
+            _print_csv(blocks)
 
 
 def audit(
+    context: Context,
     data: Data,
     target: Targets,
     output: Annotated[
@@ -266,24 +257,7 @@ def audit(
     if output is not None:
         suspicion_kind(output)  # refuses a kind that is not written, before the work
         check_output_file(output, force, data)
-    table, notes = audit_csv(
-        data,
-        target,
-        columns=column or (),
-        group=group,
-        time=time,
-        seed=seed,
-        separator=separator,
-        encoding=encoding,
-        decimal=decimal,
-        text=text or None,
-        sources=source or "auto",
-        verbose=not quiet,
-        model=unless_embedded(model),
-        device=device,
-        dtype=dtype,
-        cache=not no_cache,
-    )
+    table, notes = audit_csv(**_named(context, *LEARNING))
     if output is not None:
         with whole_file(output, force) as partial:
             write_suspicions(table, partial, output, f"{Path(data).name}: {', '.join(target)}")
@@ -298,6 +272,7 @@ def audit(
 
 
 def what_if(
+    context: Context,
     first: Fitted = "",
     second: NewData = "",
     row: Annotated[int, Option(help="A row of the file, counted from 1.", min=1)] = 1,
@@ -339,15 +314,9 @@ def what_if(
             data,
             row,
             _edits(edits or ()),
-            observed=observed,
             target=target,
             cache=False if no_cache else None,
-            device=device,
-            level=level,
-            semantics=semantics,
-            separator=separator,
-            encoding=encoding,
-            decimal=decimal,
+            **_named(context, "observed", "level", "semantics", "device", *FILE),
         )
     if as_json:
         print_json(found.record())
@@ -386,6 +355,13 @@ def cache(
         typer.echo(f"note: {record['problem']}", err=True)
 
 
+def _named(context: Context, *names: str) -> dict[str, Any]:
+    """Some options of a command as arguments of a function."""
+    given = {RENAMED.get(name, name): value for name, value in context.params.items()}
+    chosen = {name: given[name] for name in (RENAMED.get(name, name) for name in names)}
+    return {name: CHANGED.get(name, lambda value: value)(one) for name, one in chosen.items()}
+
+
 @contextmanager
 def _noted() -> Iterator[None]:
     """Print every warning once, as a note on stderr."""
@@ -394,30 +370,6 @@ def _noted() -> Iterator[None]:
         yield
     for note in dict.fromkeys(str(warning.message) for warning in caught):
         typer.echo(f"note: {note}", err=True)
-
-
-def _predict_blocks(
-    fitted: str, data: str, rows: int, output: Path | None, options: dict[str, Any], force: bool
-) -> int:
-    """Write the predictions of a file block by block; -> the number of rows."""
-    from causal_qwen.regression.csv_io import predict_blocks
-    from causal_qwen.tables.files import BlockWriter, block_lines
-
-    count = 0
-    if output is None:
-        for block in predict_blocks(fitted, data, rows, **options):
-            _print_lines(block_lines("csv", block.table, block.predicted, count == 0))
-            count += len(block)
-        return count
-    with whole_file(output, force) as partial:
-        writer = BlockWriter(partial, output)
-        try:
-            for block in predict_blocks(fitted, data, rows, **options):
-                writer.write(block.table, block.predicted)
-                count += len(block)
-        finally:
-            writer.close()
-    return count
 
 
 def _print_methods(report: dict[str, Any], quiet: bool) -> None:
@@ -474,15 +426,9 @@ def _units(pairs: Iterable[str]) -> dict[str, str] | None:
     return units or None
 
 
-def _print_bytes(table: PredictedTable) -> None:
+def _print_csv(blocks: Iterable[PredictedTable]) -> None:
     """The file's own bytes on stdout, line ends unchanged, whatever the terminal's encoding."""
-    if getattr(sys.stdout, "buffer", None) is None:  # a stream of text, as in a test
-        sys.stdout.writelines(table.csv())
-        return
-    _print_lines(table.csv_bytes())
-
-
-def _print_lines(lines: Iterable[bytes]) -> None:
     sys.stdout.flush()
-    sys.stdout.buffer.writelines(lines)
-    sys.stdout.buffer.flush()
+    for place, block in enumerate(blocks):
+        sys.stdout.buffer.writelines(block.lines("csv", is_first=place == 0))
+        sys.stdout.buffer.flush()

@@ -15,24 +15,20 @@ expects the labels that it has learned.
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.regression.conformal import Target, TargetEvidence
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
-from causal_qwen.regression.fitted import LEVEL, value_at
 from causal_qwen.tables.files import table_kind
-from causal_qwen.tables.frames import as_table, require_pandas
-from causal_qwen.tables.rows import LINE, row_index
-
-if TYPE_CHECKING:
-    from causal_qwen.regression.fitted import Target, TargetEvidence
-    from causal_qwen.regression.regressor import CausalTextRegressor
+from causal_qwen.tables.frames import LINE, require_pandas
 
 Array = NDArray[np.float64]
 
@@ -43,33 +39,6 @@ table{{border-collapse:collapse}}
 td,th{{padding:0.2em 1em 0.2em 0;text-align:right;border-bottom:1px solid #ddd}}</style>
 <h1>{title}</h1><p>{summary}</p>{table}
 """
-
-
-def find_suspicious(regressor: CausalTextRegressor, X: Any = None, y: Any = None) -> Any:
-    """The suspicion table of the training rows, or of rows that `fit` has not seen."""
-    if (X is None) != (y is None):
-        raise ValueError("suspicious needs both X and y, or neither for the training rows.")
-    if X is None:
-        if not getattr(regressor, "evidence_", None):
-            raise ValueError(
-                "the training rows were not cross-validated, or this regressor was loaded; "
-                "give suspicious(X, y), or fit again with several sources."
-            )
-        judged = {
-            name: judge_training(regressor.targets_[name], evidence)
-            for name, evidence in regressor.evidence_.items()
-        }
-        return suspicion_table(judged, regressor.rows_)
-    X = as_table(X)
-    values = regressor._known_targets(X, y)
-    found = regressor.predict_distribution(X)
-    by_name = found if isinstance(found, dict) else {next(iter(regressor.targets_)): found}
-    judged = {
-        name: judge_rows(target, values[name], by_name[name].y)
-        for name, target in regressor.targets_.items()
-    }
-    index = row_index(X)
-    return suspicion_table(judged, np.arange(len(X)) if index is None else index)
 
 
 class Judged(NamedTuple):
@@ -86,8 +55,7 @@ class Judged(NamedTuple):
 def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
     """Rows that training has not seen, beside the scores of the calibration rows: a few rows alone
     would be no evidence of anything."""
-    encoded = target.space.encode(torch.tensor(labels)).numpy()  # a copy: columns may be read-only
-    scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    scores = (target.encode(labels) - y_dist.loc.numpy()) / y_dist.scale.numpy()
     known = np.empty(0) if target.conformal is None else target.conformal.scores
     is_known = np.isfinite(scores)  # rows without a label are not judged, and not listed
     both = np.concatenate([known, scores[is_known]])
@@ -100,23 +68,16 @@ def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
 
 def judge_training(target: Target, evidence: TargetEvidence) -> Judged:
     """Training rows, as cross-validation saw them."""
-    encoded = target.space.encode(torch.tensor(evidence.values)).numpy()
-    loc = torch.from_numpy(encoded - evidence.scores * evidence.scales)
-    y_dist = Cauchy(loc, torch.from_numpy(evidence.scales))
+    loc = target.encode(evidence.values) - evidence.scores * evidence.scales
+    y_dist = Cauchy(torch.from_numpy(loc), torch.from_numpy(evidence.scales))
     return _judged(target, evidence.values, y_dist, evidence.credibility, evidence.scores)
 
 
 def _judged(
     target: Target, labels: Array, y_dist: Cauchy, credibility: Array, scores: Array
 ) -> Judged:
-    middle = target.limits.clip(target.space.clamped(y_dist.loc).numpy())
-    if target.conformal is None:
-        ends = y_dist.interval(LEVEL)
-        low, high = (target.limits.clip(target.space.clamped(end).numpy()) for end in ends)
-    else:
-        radius = target.conformal.radius(LEVEL)
-        low, high = (value_at(y_dist, target, end) for end in (-radius, radius))
-    return Judged(labels, middle, low, high, credibility, scores)
+    low, high = target.interval(y_dist).T
+    return Judged(labels, target.decode(y_dist.loc), low, high, credibility, scores)
 
 
 def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
@@ -137,6 +98,15 @@ def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
     return table.iloc[order]
 
 
+def warn_of_wrong_labels(name: str, share: float) -> None:
+    if share > 0:
+        warnings.warn(
+            f"{share:.0%} of the labels of {name!r} look wrong and count by their credibility; "
+            "`suspicious` (causal-qwen audit) lists them.",
+            stacklevel=4,
+        )
+
+
 def doubtful(table: Any) -> int:
     """How many labels of a suspicion table look wrong."""
     return int((table["credibility"] < DOUBTFUL).sum())
@@ -150,15 +120,13 @@ def summary(table: Any) -> str:
 
 
 def write_suspicions(table: Any, place: Path, name: Path, title: str) -> None:
-    """Write the table to `place`, as the extension of `name` says: .html, .parquet, else CSV."""
-    if name.suffix.lower() in (".html", ".htm"):
-        text = PAGE.format(
-            title=html.escape(title),
-            summary=summary(table),
-            table=table.to_html(index=False, border=0, float_format="{:.6g}".format),
-        )
+    """Write the table to `place`, as the extension of `name` says: .html, .parquet or .csv."""
+    kind = suspicion_kind(name)
+    if kind == "html":
+        rows = table.to_html(index=False, border=0, float_format="{:.6g}".format)
+        text = PAGE.format(title=html.escape(title), summary=summary(table), table=rows)
         place.write_text(text, encoding="utf-8")
-    elif suspicion_kind(name) == "parquet":
+    elif kind == "parquet":
         table.to_parquet(place, index=False)
     else:
         table.to_csv(place, index=False)
@@ -166,8 +134,7 @@ def write_suspicions(table: Any, place: Path, name: Path, title: str) -> None:
 
 def suspicion_kind(name: Path) -> str:
     """ "html", "parquet" or "csv"; other kinds of files are refused."""
-    if name.suffix.lower() in (".html", ".htm"):
-        return "html"
-    if (kind := table_kind(name)) not in ("parquet", "csv"):
+    kind = "html" if name.suffix.lower() in (".html", ".htm") else table_kind(name)
+    if kind not in ("html", "parquet", "csv"):
         raise ValueError(f"{name}: an audit is written as .csv, .html or .parquet; name one.")
     return kind

@@ -59,55 +59,28 @@ Source = str | os.PathLike[str] | OpenModel | None
 Record = dict[str, str | None]  # name, path and fingerprint of a backbone
 
 
-def backbone_name(source: Source) -> str:
-    if isinstance(source, OpenModel):
-        return source.name
-    return EMBEDDED if source is None else os.fspath(source)
-
-
 def record_of(source: Source) -> Record:
     """Name and place of a backbone, which stay valid in another working directory.
 
     The place is None for the embedded model and for a hub model.
     """
-    name = backbone_name(source)
+    if isinstance(source, OpenModel):
+        return {"name": source.name, "path": None}
+    name = EMBEDDED if source is None else os.fspath(source)
     is_local = source is not None and Path(name).is_dir()
     return {"name": name, "path": os.path.abspath(name) if is_local else None}
-
-
-def saved_record(record: Record, directory: Path) -> Record:
-    """The record as a regressor saves it in its directory: with the way from there."""
-    path = record.get("path")
-    return {**record, "relative": path and os.path.relpath(path, os.path.abspath(directory))}
-
-
-def loaded_record(record: Record, directory: Path, model: Source = None) -> Record:
-    """The record that a regressor saved in `directory`, with the place where the backbone is now:
-    that of `model` if given, else where it was, or as far from the regressor as it was.
-
-    The hub is asked only for what was a hub model when the regressor was fitted.
-    """
-    if model is not None:
-        return {**record, **record_of(model)}
-    name, path, relative = str(record["name"]), record.get("path"), record.get("relative")
-    if path is None:
-        return record
-    for place in (path, os.path.join(directory, str(relative)), name):
-        if os.path.isdir(place):
-            return {**record, "path": os.path.abspath(place)}
-    raise FileNotFoundError(
-        f"The backbone {name} of {directory} is not at {path}; pass "
-        "model= with the directory to which it has moved."
-    )
 
 
 def located(source: Source, record: Record | None) -> Source:
     """The backbone at its recorded place, unless another one has been set since."""
     if record is None or source is None or isinstance(source, OpenModel):
         return source
-    if record.get("path") is None or record["name"] != backbone_name(source):
-        return source
-    return record["path"]
+    path = record["path"] if record["name"] == os.fspath(source) else None
+    if path is not None and not os.path.isdir(path):
+        raise FileNotFoundError(
+            f"the backbone is not at {path}; pass model= with the directory to which it has moved."
+        )
+    return path or source
 
 
 def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str = "auto") -> Pair:
@@ -116,7 +89,10 @@ def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str =
     if isinstance(source, OpenModel):
         return source.processor, source.model
     path = _path(source, verbose)
-    return _open_cached(path, _file_identities(path), device, dtype)
+    stats = [(file.name, file.stat()) for file in sorted(path.glob("*")) if file.is_file()]
+    # which change when a directory is overwritten
+    identities = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
+    return _open_cached(path, identities, device, dtype)
 
 
 def open_copy(source: Source, verbose: bool, device: str = "cpu", dtype: str = "auto") -> Pair:
@@ -133,15 +109,6 @@ def _path(source: Source, verbose: bool) -> Path:
     return Path(source)
 
 
-def _file_identities(path: Path) -> tuple[tuple[str | int, ...], ...]:
-    """Name, inode, size and time of every file: they change when a directory is overwritten."""
-    files = sorted(file for file in path.glob("*") if file.is_file())
-    stats = [(file.name, file.stat()) for file in files]
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
-
-
 @lru_cache(maxsize=1)
-def _open_cached(
-    path: Path, identities: tuple[tuple[str | int, ...], ...], device: str, dtype: str
-) -> Pair:
+def _open_cached(path: Path, identities: tuple[Any, ...], device: str, dtype: str) -> Pair:
     return open_model(path, device, dtype)

@@ -1,4 +1,4 @@
-"""Conformal: intervals with a coverage guarantee, whatever the distribution of the residuals.
+"""Conformal: one number after `fit`: its limits, and intervals with a coverage guarantee.
 
 Split conformal on rows that training has not seen. Their scores are residuals in units of the
 predicted scale, in the space of the number head,
@@ -9,20 +9,36 @@ so that intervals stay wide where the predicted scale is large, and map back exa
 exchangeable rows, loc +- scale * (the ceil((n + 1) level)-th smallest |score|) contains a new value
 with probability at least `level`, and at most `level` + 1 / (n + 1) if no scores are equal. If n is
 too small there is no such score: the interval is infinite, and a warning gives the rows needed.
+
+`Limits` keeps medians near the labels, calibrated intervals inside the support alone, whose
+coverage would suffer otherwise, and a scale near those of unseen rows: in symlog space a large
+scale reaches astronomic values.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.value_space import ValueSpace
+from causal_qwen.regression.head import Chain
+from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.terminal import counted
 
+Array = NDArray[np.float64]
+Support = str | tuple[float, float]
+
+LEVEL = 0.9  # intervals of which cross-validation must be able to calibrate
+SUPPORTS = ("auto", "real", "positive", "count")
+FEW = 0.005  # share of credible labels on the other side of a support's bound
 ROUNDING = 1e-9  # (n + 1) level is rounded up only if it is not a whole number
 
 
@@ -39,8 +55,8 @@ class Conformal:
     plain split conformal.
     """
 
-    scores: NDArray[np.float64]
-    weights: NDArray[np.float64]
+    scores: Array
+    weights: Array
 
     @classmethod
     def fit(cls, y_dist: Cauchy, y: ArrayLike, weights: ArrayLike | None = None) -> Conformal:
@@ -65,7 +81,7 @@ class Conformal:
         total = self.weights.sum()
         rank = math.ceil((total + 1) * level - ROUNDING)
         if not self.reaches_level(level):
-            _warn(f"level {level}", len(self), rows_needed(level))
+            self._warn(f"level {level}", level)
             return math.inf
         return float(sizes[order][np.searchsorted(passed, rank - ROUNDING)])
 
@@ -73,23 +89,27 @@ class Conformal:
         """The p-quantile of new values, in predicted scales from the median."""
         if not 0 < p < 1:
             raise ValueError(f"p={p} is outside (0, 1).")
-        passed = np.cumsum(self.weights)
-        total = self.weights.sum()
+        total = float(self.weights.sum())
         rank = (total + 1) * p  # among the scores, counted from 1
-        if not self.reaches_quantile(p):
-            _warn(f"quantile {p}", len(self), rows_needed(max(p, 1 - p)))
+        if not 1 - ROUNDING <= rank <= total + ROUNDING:
+            self._warn(f"quantile {p}", max(p, 1 - p))
             return math.copysign(math.inf, p - 0.5)
         counts = self.weights > 0  # a row without weight is no point of the curve
-        return float(np.interp(rank, passed[counts], self.scores[counts]))
+        return float(np.interp(rank, np.cumsum(self.weights)[counts], self.scores[counts]))
 
     def reaches_level(self, level: float) -> bool:
         """Whether there are rows enough for a finite interval."""
         total = float(self.weights.sum())
         return math.ceil((total + 1) * level - ROUNDING) <= total + ROUNDING
 
-    def reaches_quantile(self, p: float) -> bool:
-        total = float(self.weights.sum())
-        return 1 - ROUNDING <= (total + 1) * p <= total + ROUNDING
+    def _warn(self, what: str, level: float) -> None:
+        rows_are = counted(len(self), "calibration row is", "calibration rows are")
+        warnings.warn(
+            f"{rows_are} too few for {what}, which becomes infinite; calibrate on at least "
+            f"{rows_needed(level)}.",
+            TooFewRows,
+            stacklevel=4,
+        )
 
 
 def rows_needed(level: float) -> int:
@@ -97,10 +117,123 @@ def rows_needed(level: float) -> int:
     return math.ceil(level / (1 - level) - ROUNDING)
 
 
-def _warn(what: str, rows: int, needed: int) -> None:
-    warnings.warn(
-        f"{counted(rows, 'calibration row is', 'calibration rows are')} too few for {what}, which "
-        f"becomes infinite; calibrate on at least {needed}.",
-        TooFewRows,
-        stacklevel=4,
-    )
+class Limits(NamedTuple):
+    """What predictions may be: near the labels, of a usual scale, in the support."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    is_whole: bool = False
+    least_scale: float = 0.0
+    most_scale: float = math.inf
+    floor: float = -math.inf
+    ceiling: float = math.inf
+
+    @classmethod
+    def find(cls, support: Support, values: Array, trust: Array | None = None) -> Limits:
+        """The support, and the range of credible labels stretched by its width on either side: a
+        symlog scale would otherwise reach astronomic medians."""
+        credible = values if trust is None else values[trust >= 0.5]
+        floor, ceiling = (-math.inf, math.inf) if isinstance(support, str) else support
+        floor = 0.0 if support in ("positive", "count") else floor
+        low, high = float(credible.min()), float(credible.max())
+        if not ((credible >= floor) & (credible <= ceiling)).any():
+            raise ValueError(
+                f"support={support!r} has none of the labels, which are {low:g} to {high:g}; give "
+                "another support."
+            )
+        is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
+        is_whole = support == "count" and bool((credible == np.round(credible)).all())
+        floor = 0.0 if support == "auto" and is_positive else floor
+        bounds = max(2 * low - high, floor), min(2 * high - low, ceiling)
+        return cls(*bounds, is_whole=is_whole, floor=floor, ceiling=ceiling)
+
+    def clip(self, values: Array) -> Array:
+        """Medians, and all that promises no coverage."""
+        return np.clip(self._rounded(values), self.low, self.high)
+
+    def clip_calibrated(self, values: Array) -> Array:
+        """Rounding keeps coverage: a whole number inside an interval stays inside."""
+        return np.clip(self._rounded(values), self.floor, self.ceiling)
+
+    def _rounded(self, values: Array) -> Array:
+        return np.round(values) if self.is_whole else values
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass
+class Target:
+    """A named number: its scale, its own chain (frozen) and its calibration."""
+
+    space: ValueSpace
+    chain: Chain | None = None
+    conformal: Conformal | None = None
+    limits: Limits = NO_LIMITS
+
+    def encode(self, values: Array) -> Array:
+        """Values in the head's space."""
+        return np.asarray(self.space.encode(torch.tensor(values, dtype=torch.float64)))
+
+    def decode(self, encoded: ArrayLike) -> Array:
+        """Values within the limits."""
+        return self.limits.clip(self.space.clamped(torch.as_tensor(encoded)).numpy())
+
+    def median(self, number: NumberPrediction) -> Array:
+        """The calibrated median, if there are rows enough to calibrate it."""
+        if self.conformal is None or not self.conformal.reaches_level(LEVEL):
+            return self.limits.clip(np.asarray(number.median))
+        return self.limits.clip(self._at(number.y, self.conformal.quantile(0.5)))
+
+    def interval(
+        self, y_dist: Cauchy, level: float = LEVEL, calibrated: bool | None = None
+    ) -> Array:
+        """Low and high. -> (N, 2)"""
+        if (conformal := self._calibration(calibrated)) is None:
+            return np.stack([self.decode(end) for end in y_dist.interval(level)], -1)
+        radius = conformal.radius(level)
+        return np.stack([self._at(y_dist, end) for end in (-radius, radius)], -1)
+
+    def quantiles(
+        self, number: NumberPrediction, quantiles: Sequence[float], calibrated: bool | None = None
+    ) -> Array:
+        """-> (N, quantiles)"""
+        if (conformal := self._calibration(calibrated)) is None:
+            return self.limits.clip(np.asarray(number.quantile(list(quantiles))))
+        return np.stack([self._at(number.y, conformal.quantile(p)) for p in quantiles], -1)
+
+    def _calibration(self, is_wanted: bool | None) -> Conformal | None:
+        if is_wanted and self.conformal is None:
+            raise ValueError(
+                "calibrated=True needs calibrate(X, y) on rows that fit has not seen; "
+                "calibrated=False gives the Cauchy's own intervals."
+            )
+        return None if is_wanted is False else self.conformal
+
+    def _at(self, y_dist: Cauchy, scales: float) -> Array:
+        """The end of a calibrated interval, so many predicted scales away from the median."""
+        if math.isinf(scales):
+            return self.limits.clip_calibrated(np.full(len(y_dist.loc), scales))
+        value = self.space.clamped(y_dist.loc + scales * y_dist.scale)
+        return self.limits.clip_calibrated(value.numpy())
+
+
+class TargetEvidence(NamedTuple):
+    """Training rows of one target, each as cross-validation saw it (NaN where it did not)."""
+
+    values: Array
+    unseen: Array  # the median by experts that have not seen the row
+    scores: Array  # (value - median) / scale, in the head's space
+    credibility: Array  # the probability that the label is right
+    scales: Array  # predicted, in the head's space
+    peers: dict[str, Array]  # medians of single methods
+
+    def take(self, rows: NDArray[np.int64]) -> TargetEvidence:
+        arrays = {name: part[rows] for name, part in self._asdict().items() if name != "peers"}
+        return TargetEvidence(**arrays, peers={name: one[rows] for name, one in self.peers.items()})
+
+    def errors(self) -> dict[str, float]:
+        """The median absolute error of every method on unseen rows; ours is "together"."""
+        middle = np.full(len(self.values), np.median(self.values))
+        every = {"training median": middle, **self.peers, "together": self.unseen}
+        return {n: float(np.nanmedian(np.abs(p - self.values))) for n, p in every.items()}

@@ -18,19 +18,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import r2_score
 from sklearn.model_selection import TimeSeriesSplit
 
 from causal_qwen.outputs import check_not_inside, check_output_directory
-from causal_qwen.regression.conformal import rows_needed
-from causal_qwen.regression.fitted import LEVEL
+from causal_qwen.regression.conformal import LEVEL, rows_needed
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.report import write_regressor_report
-from causal_qwen.regression.sentences import template_columns, text_names
+from causal_qwen.regression.sentences import template_columns
 from causal_qwen.regression.whatif import NumberCounterfactual
 from causal_qwen.tables.files import PredictedTable, Table, read_blocks, read_table
-from causal_qwen.tables.frames import id_like, to_numbers
-from causal_qwen.tables.rows import name_rows, require_columns
-from causal_qwen.tables.targets import check_target_names
+from causal_qwen.tables.frames import (
+    id_like,
+    listed,
+    name_rows,
+    require_columns,
+    text_names,
+    to_numbers,
+)
 from causal_qwen.terminal import counted
 
 File = str | os.PathLike[str]
@@ -39,7 +44,8 @@ SUFFIXES = ("predicted", "low", "high")  # of the predicted columns' names
 NUMBERS = "write numbers as 1870.5, without units"
 BEYOND = "beyond_training"  # a column of notes on rows outside of the training range
 HELD_OUT = 0.2  # share of rows, where a regressor is not calibrated by cross-validation
-TRUE, FALSE = ("true", "yes", "y", "1", "1.0"), ("false", "no", "n", "0", "0.0", "")
+TRUTH = dict.fromkeys(("true", "yes", "y", "1", "1.0"), True)
+TRUTH |= dict.fromkeys(("false", "no", "n", "0", "0.0", ""), False)
 
 
 # ---------------------------------------------------------------- fit and audit
@@ -71,44 +77,54 @@ def fit_csv(
     rows whose labels are right, the only ones that calibrate. None of them is learned from unless
     it is in `columns`. `settings` are those of `CausalTextRegressor` and of the file.
     """
-    if calibration is not None and not 0 <= calibration < 1:
-        raise ValueError(f"calibration={calibration} must be a share of rows, 0 to below 1.")
-    check_target_names(targets)
     check_output_directory(output, overwrite)
     model = settings.get("model")
     check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
-    dialect, regressor = _regressor(settings, columns, group, time, seed)
-    roles = [one for one in (weight, group, time, trusted) if one is not None]
     with _collected(notes):
-        table = read_table(data, **dialect)
-        frame = _typed_rows(table, targets, columns, weight, roles)
-        used = _used_columns(frame, targets, columns, roles, settings)
+        dialect, regressor = _regressor(settings, columns, group, time, seed)
+        roles = [one for one in (weight, group, time, trusted) if one is not None]
+        frame, used = _rows_to_learn(read_table(data, **dialect), targets, columns, weight, roles)
+        used = used or _all_but_ids(frame, [*targets, *roles], regressor)
         if calibration is None:
             calibration = HELD_OUT if regressor.reads_sentences() else 0.0
-        count = round(calibration * len(frame))
         order = np.random.default_rng(seed).permutation(len(frame))
-        training, held_out = _split(frame, order, group, time, count)
+        training, held_out = _split(frame, order, group, time, round(calibration * len(frame)))
         names = targets[0] if len(targets) == 1 else list(targets)
-        _fit(regressor, training, used, names, group, training[weight] if weight else None)
-        trust = None if trusted is None else _truth(held_out if count else training, trusted)
-        if count:
-            metrics = _measure(regressor, held_out[used], targets)
-            regressor.calibrate(held_out[used], names, trusted=trust)
+        regressor.fit(
+            training[[*used, *targets]],
+            names,
+            sample_weight=training[weight] if weight else None,
+            groups=training[group].astype(str).to_numpy() if group else None,
+        )
+        trust = None
+        if trusted is not None:
+            trust = _truth(held_out if len(held_out) else training, trusted)
+        if len(held_out):
+            metrics = _measured(regressor, held_out, targets)
+            regressor.calibrate(held_out, names, trusted=trust)
+            if len(held_out) < (least := rows_needed(LEVEL)):
+                rows_are = counted(len(held_out), "calibration row is", "calibration rows are")
+                warnings.warn(
+                    f"{rows_are} too few for {LEVEL:.0%} intervals, which will be infinite; at "
+                    f"least {least} are needed: give more rows or a larger --calibration.",
+                    stacklevel=2,
+                )
         else:
             metrics = _cross_validated(regressor)
             if trust is not None:
                 regressor.calibrate_trusted(trust)
-        if 0 < (held := len(held_out)) < (least := rows_needed(LEVEL)):
-            warnings.warn(
-                f"{counted(held, 'calibration row is', 'calibration rows are')} too few for "
-                f"{LEVEL:.0%} intervals, which will be infinite; at least {least} are needed: give "
-                "more rows or a larger --calibration.",
-                stacklevel=2,
-            )
     regressor.save(output, overwrite=overwrite)
-    counts = {"rows": len(training), "calibration_rows": len(held_out)}
-    return {**counts, "targets": metrics, **_findings(regressor), "notes": notes}
+    errors = {name: found.errors() for name, found in getattr(regressor, "evidence_", {}).items()}
+    return {
+        "rows": len(training),
+        "calibration_rows": len(held_out),
+        "targets": metrics,
+        "sources": regressor.shares() if errors else {},
+        "errors": errors,  # median, of every method on unseen rows; ours is "together"
+        "best": {name: min(one, key=lambda method: one[method]) for name, one in errors.items()},
+        "notes": notes,
+    }
 
 
 def audit_csv(
@@ -123,17 +139,17 @@ def audit_csv(
 ) -> tuple[Any, list[str]]:
     """The rows of a file by the credibility of their labels (`audit`), and notes. `group` and
     `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
-    check_target_names(targets)
     notes: list[str] = []
-    dialect, regressor = _regressor(settings, columns, group, time, seed)
-    if regressor.reads_sentences():
-        raise ValueError("an audit cross-validates; give another --source beside the model.")
-    roles = [one for one in (group, time) if one is not None]
     with _collected(notes):
-        frame = _typed_rows(read_table(data, **dialect), targets, columns, None, roles)
-        used = _used_columns(frame, targets, columns, roles, settings)
+        dialect, regressor = _regressor(settings, columns, group, time, seed)
+        if regressor.reads_sentences():
+            raise ValueError("an audit cross-validates; give another --source beside the model.")
+        roles = [one for one in (group, time) if one is not None]
+        frame, used = _rows_to_learn(read_table(data, **dialect), targets, columns, None, roles)
+        used = used or _all_but_ids(frame, [*targets, *roles], regressor)
         frame, _ = _split(frame, np.arange(len(frame)), group, time)
-        _fit(regressor, frame, used, targets[0] if len(targets) == 1 else list(targets), group)
+        groups = frame[group].astype(str).to_numpy() if group else None
+        regressor.fit(frame[[*used, *targets]], list(targets), groups=groups)
     return regressor.suspicious(), notes
 
 
@@ -150,24 +166,8 @@ def _regressor(
         raise ValueError("group and time both decide the splits; give one of them.")
     dialect = {name: settings.pop(name, None) for name in ("separator", "encoding", "decimal")}
     splitter = None if time is None else TimeSeriesSplit()
-    options: dict[str, Any] = {
-        "columns": list(columns) or None,
-        "cv": splitter,
-        "random_state": seed,
-    }
-    return dialect, CausalTextRegressor(**options, **settings)
-
-
-def _fit(
-    regressor: CausalTextRegressor,
-    frame: Any,
-    used: list[str],
-    targets: str | list[str],
-    group: str | None,
-    weights: Any = None,
-) -> None:
-    groups = frame[group].astype(str).to_numpy() if group else None
-    regressor.fit(frame[used], targets, sample_weight=weights, groups=groups)
+    learned = list(columns) or None
+    return dialect, CausalTextRegressor(columns=learned, cv=splitter, random_state=seed, **settings)
 
 
 # ---------------------------------------------------------------- questions to a saved regressor
@@ -195,13 +195,11 @@ def what_if_csv(
     regressor = _loaded(model, cache, device)
     name = regressor.target_name(target)
     if observed is None:
-        if name not in table.columns:
+        if name not in table.cells:
             raise ValueError(f"{data} has no column {name!r}; give the number seen, --observed.")
         observed = float(table.numbers(name)[row - 1])
-    if regressor.columns_ is None:
-        raise ValueError(f"{model} was fitted on texts, not on a table; use Python.")
-    given = table.frame().iloc[[row - 1]]
     options: dict[str, Any] = {"target": name, "level": level, "semantics": semantics}
+    given = table.frame().iloc[[row - 1]]
     return regressor.counterfactual(given, observed, dict(changes), **options)
 
 
@@ -222,7 +220,7 @@ def report_csv(
     if data is None:
         return write_regressor_report(regressor, output, place.name)
     names = list(targets) or list(regressor.targets_)
-    frame = _typed_rows(read_table(data, **dialect), names, (), None)
+    frame, _ = _rows_to_learn(read_table(data, **dialect), names)
     y = names[0] if len(names) == 1 else names
     return write_regressor_report(regressor, output, place.name, frame, y)
 
@@ -247,13 +245,12 @@ def predict_table(
     **dialect: str | None,
 ) -> PredictedTable:
     """A file and the columns predicted for it. `cache` replaces the regressor's own setting."""
-    table = read_table(data, **dialect)
     predictor = _Predictor(_loaded(model, cache, device), level, calibrated)
-    predicted = predictor(table)
+    block = predictor(read_table(data, **dialect))
     if not predictor.beyond:
-        del predicted[BEYOND]
+        del block.predicted[BEYOND]  # type: ignore[attr-defined]
     predictor.warn_beyond()
-    return PredictedTable(table, predicted)
+    return block
 
 
 def predict_blocks(
@@ -270,8 +267,7 @@ def predict_blocks(
     """`predict_table`, so many rows at a time, at constant memory. Every block has the column
     `beyond_training`, because later rows are not known yet; a warning counts them at the end."""
     predictor = _Predictor(_loaded(model, cache, device), level, calibrated)
-    for table in read_blocks(data, rows, **dialect):
-        yield PredictedTable(table, predictor(table))
+    yield from map(predictor, read_blocks(data, rows, **dialect))
     predictor.warn_beyond()
 
 
@@ -290,22 +286,19 @@ class _Predictor:
         self.rows = self.beyond = 0
         self.example = ""
 
-    def __call__(self, table: Table) -> dict[str, NDArray[Any]]:
+    def __call__(self, table: Table) -> PredictedTable:
         names = [f"{name}_{suffix}" for name in self.regressor.targets_ for suffix in SUFFIXES]
-        if taken := [name for name in (*names, BEYOND) if name in table.columns]:
-            raise ValueError(
-                f"{table.path} has a column {taken[0]!r} already; rename or remove it."
-            )
+        if taken := [name for name in (*names, BEYOND) if name in table.cells]:
+            raise ValueError(f"{table.path} has a column {taken[0]!r} already; rename it.")
         frame = table.frame()
-        predicted = _predict(self.regressor, frame, self.level, self.calibrated)
-        columns = predicted.reshape(len(names), len(table))
+        numbers = _predict(self.regressor, frame, self.level, self.calibrated)
         notes = self.regressor.beyond_training(frame)
         outside = [row for row, note in enumerate(notes) if note]
         if outside and not self.beyond:
             self.example = f"{name_rows(outside[:1], frame.index)}: {notes[outside[0]]}"
         self.rows, self.beyond = self.rows + len(table), self.beyond + len(outside)
-        found: dict[str, NDArray[Any]] = dict(zip(names, columns, strict=True))
-        return found | {BEYOND: np.array(notes, dtype=object)}
+        found = dict(zip(names, numbers.reshape(len(names), len(table)), strict=True))
+        return PredictedTable(table, {**found, BEYOND: np.array(notes, dtype=object)})
 
     def warn_beyond(self) -> None:
         if self.beyond:
@@ -329,115 +322,86 @@ def _collected(notes: list[str]) -> Iterator[None]:
     notes += dict.fromkeys(str(warning.message) for warning in caught)
 
 
-def _used_columns(
-    frame: Any,
-    targets: Sequence[str],
-    columns: Sequence[str],
-    roles: Sequence[str],
-    settings: Mapping[str, Any],
-) -> list[str]:
-    """The columns to learn from, and the targets."""
-    if columns:
-        texts = text_names(settings.get("text"))
-        return [*dict.fromkeys([*columns, *texts]), *targets]
-    return [*_all_but_ids(frame, [*targets, *roles], settings), *targets]
-
-
 def _split(
     frame: Any, order: NDArray[np.int64], group: str | None, time: str | None, count: int = 0
 ) -> tuple[Any, Any]:
     """(training, held-out) rows, of which the latter are at least `count`: the first of `order`,
     whole groups in that order, or the latest. Training rows are then in the order of time."""
     if time is not None:
-        order = _by_time(frame[time], time)[::-1]
-    elif group is not None:
-        order = _by_group(frame[group], order)
-    held_out, training = frame.iloc[order[:count]], frame.iloc[order[count:]]
-    if group is not None:  # a group is held out as a whole
-        is_split = training[group].isin(held_out[group]).to_numpy()
-        held_out, training = frame.iloc[order[: count + is_split.sum()]], training[~is_split]
-    return training if time is None else training.iloc[::-1], held_out
-
-
-def _by_time(column: Any, name: str) -> NDArray[np.int64]:
-    """The rows from the earliest to the latest."""
-    times = to_numbers(column)
-    if not np.isfinite(times).all():
-        where = name_rows(np.flatnonzero(~np.isfinite(times)), column.index)
-        raise ValueError(f"{where}: {name} is no date and no number; --time needs one in each row.")
-    return np.argsort(times, kind="stable")
-
-
-def _by_group(column: Any, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows by group, the groups in the order in which they first occur in `order`."""
-    groups = column.astype(str).to_numpy()[order]
-    if len(np.unique(groups)) < 2:
-        raise ValueError(f"column {column.name!r} has one group; --group needs at least two.")
-    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-    return order[np.argsort(first[group], kind="stable")]
+        times = to_numbers(frame[time])
+        if not np.isfinite(times).all():
+            where = name_rows(np.flatnonzero(~np.isfinite(times)), frame.index)
+            raise ValueError(f"{where}: {time} is no date and no number; --time needs one.")
+        order = np.argsort(times, kind="stable")
+        return frame.iloc[order[: len(order) - count]], frame.iloc[order[len(order) - count :]]
+    if group is not None:
+        groups = frame[group].astype(str).to_numpy()[order]
+        _, first, place = np.unique(groups, return_index=True, return_inverse=True)
+        if len(first) < 2:
+            raise ValueError(f"column {group!r} has one group; --group needs at least two.")
+        order, groups = (part[np.argsort(first[place], kind="stable")] for part in (order, groups))
+        count = int(np.isin(groups, groups[:count]).sum())  # a group is held out as a whole
+    return frame.iloc[order[count:]], frame.iloc[order[:count]]
 
 
 def _truth(frame: Any, name: str) -> NDArray[np.bool_]:
     """A column of truth values: true, yes, 1; false, no, 0; an empty cell is false."""
-    found = []
-    for place, cell in enumerate(frame[name].tolist()):
-        text = "" if cell is None or cell != cell else str(cell).strip().lower()
-        if text not in TRUE + FALSE:
-            where = name_rows([place], frame.index)
-            raise ValueError(f"{where}: {name} is {cell!r}; write yes or no, true or false.")
-        found.append(text in TRUE)
-    return np.array(found)
+    cells = frame[name].astype(object).where(frame[name].notna(), "").tolist()
+    texts = [str(cell).strip().lower() for cell in cells]
+    if unread := [row for row, text in enumerate(texts) if text not in TRUTH]:
+        where = name_rows(unread, frame.index)
+        raise ValueError(f"{where}: {name} is {cells[unread[0]]!r}; write yes or no.")
+    return np.array([TRUTH[text] for text in texts])
 
 
-def _all_but_ids(frame: Any, without: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+def _all_but_ids(frame: Any, without: Sequence[str], regressor: CausalTextRegressor) -> list[str]:
     """The columns to learn from; a warning names the identifiers that are left out."""
     names = [name for name in frame.columns if name not in without]
-    wanted, template = set(text_names(settings.get("text"))), settings.get("template")
-    if template is not None:
-        wanted |= set(template_columns(template, ()))
+    wanted, template = listed(regressor.text), regressor.template
+    wanted += [] if template is None else template_columns(template, ())
     ids = [name for name in id_like(frame[names]) if name not in wanted]
     if not ids or len(ids) == len(names):
         return names
-    listed = ", ".join(map(repr, ids))
     columns_are = counted(len(ids), "column that names rows is", "columns that name rows are")
     warnings.warn(
-        f"{columns_are} left out: {listed}; use --column to learn from one.", stacklevel=3
+        f"{columns_are} left out: {', '.join(map(repr, ids))}; use --column to learn from one.",
+        stacklevel=3,
     )
     return [name for name in names if name not in ids]
 
 
-def _typed_rows(
+def _rows_to_learn(
     table: Table,
     targets: Sequence[str],
-    columns: Sequence[str],
-    weight: str | None,
+    columns: Sequence[str] = (),
+    weight: str | None = None,
     roles: Sequence[str] = (),
-) -> Any:
-    """Typed values of the rows whose targets are finite numbers; a warning shows the others."""
-    require_columns(frame := table.frame(targets), [*targets, *columns, *roles])
+) -> tuple[Any, list[str]]:
+    """Typed values of the rows whose targets are finite numbers, a warning shows the others; and
+    the `columns`."""
+    text_names(targets)
+    frame = table.frame(targets)
+    require_columns(frame, [*targets, *columns, *roles])
     is_usable = np.ones(len(table), dtype=bool)
     for name in targets:
         frame[name] = table.numbers(name)
         is_finite = np.isfinite(frame[name].to_numpy())
         if is_finite.all():
             continue
-        where = table.name_lines(np.flatnonzero(~is_finite), name)
+        where = table.name_cells(np.flatnonzero(~is_finite), name)
         if not is_finite.any():
             raise ValueError(f"no row has a finite number for {name!r}: {where}; {NUMBERS}.")
         what = f"without a finite {name}"
         rows_are = counted(int((~is_finite).sum()), f"row {what} is", f"rows {what} are")
         warnings.warn(f"{rows_are} skipped: {where}; {NUMBERS}.", stacklevel=3)
         is_usable &= is_finite
-    if not is_usable.any():
-        raise ValueError(f"no row has finite numbers for all of {', '.join(map(repr, targets))}.")
     if weight is not None:
         frame[weight] = weights = table.numbers(weight)
         rows = np.flatnonzero(is_usable & ~((weights >= 0) & (weights < np.inf)))
         if len(rows):
-            raise ValueError(
-                f"a row's weight is a finite number of at least 0: {table.name_lines(rows, weight)}"
-            )
-    return frame[is_usable]
+            where = table.name_cells(rows, weight)
+            raise ValueError(f"a row's weight is a finite number of at least 0: {where}")
+    return frame[is_usable], list(columns)
 
 
 def _predict(
@@ -445,11 +409,11 @@ def _predict(
 ) -> Any:
     """Median, low and high. -> (targets, 3, N)"""
     median, interval, _ = regressor.predict_numbers(frame, [level], calibrated=calibrated)
-    bounds = interval[..., 0, 0], interval[..., 0, 1]
-    return np.stack([part.reshape(len(frame), -1).T for part in (median, *bounds)], 1)
+    parts = (median, interval[..., 0, 0], interval[..., 0, 1])
+    return np.stack([part.reshape(len(frame), -1).T for part in parts], 1)
 
 
-def _measure(regressor: Any, held_out: Any, targets: Sequence[str]) -> dict[str, dict[str, float]]:
+def _measured(regressor: Any, held_out: Any, targets: Sequence[str]) -> dict[str, dict[str, float]]:
     """Errors on held-out rows, and the coverage of the Cauchy's own interval."""
     found = {}
     predicted = _predict(regressor, held_out, LEVEL, calibrated=False)
@@ -471,21 +435,11 @@ def _cross_validated(regressor: CausalTextRegressor) -> dict[str, dict[str, floa
 
 
 def _metrics(truth: Any, median: Any, is_inside: Any) -> dict[str, float]:
-    error = truth - median
-    spread = ((truth - truth.mean()) ** 2).sum()
+    error = np.abs(truth - median)
+    is_constant = truth.min() == truth.max()
     return {
-        "mdae": float(np.median(np.abs(error))),
-        "mae": float(np.abs(error).mean()),
-        "r2": float(1 - (error**2).sum() / spread) if spread else float("nan"),
+        "mdae": float(np.median(error)),
+        "mae": float(error.mean()),
+        "r2": float("nan") if is_constant else float(r2_score(truth, median)),
         "raw_coverage_90": float(is_inside.mean()),
     }
-
-
-def _findings(regressor: CausalTextRegressor) -> dict[str, Any]:
-    """Per target: the shares of sources, median errors of every method on unseen rows ("together"
-    is ours), and the method with the smallest one."""
-    if regressor.source_ is None:
-        return {"sources": {}, "errors": {}, "best": {}}
-    errors = {name: evidence.errors() for name, evidence in regressor.evidence_.items()}
-    best = {name: min(one, key=lambda method: one[method]) for name, one in errors.items()}
-    return {"sources": regressor.shares(), "errors": errors, "best": best}

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from scipy import optimize
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.credibility import NEGLIGIBLE, Credibility, find_credibility
-from causal_qwen.regression.head import Chain, fit_scale, stacked_chain
+from causal_qwen.regression.head import Chain, fit_scale
 from causal_qwen.regression.ridge import Design, Ridge, fit_ridge
 
 Array = NDArray[np.float64]
@@ -73,9 +74,6 @@ class Blocks:
         self.of_source, self.categories = of_source, categories
         self.designs = dict(designs or {})  # of linear experts, made when they are first used
 
-    def take(self, source: str, rows: Any = slice(None)) -> Any:
-        return self.of_source[source][rows]
-
     def design(self, source: str) -> Design:
         if source not in self.designs:
             self.designs[source] = Design.of(self.of_source[source])
@@ -94,10 +92,9 @@ class Problem(NamedTuple):
 
     def part(self, expert: Expert, trust: Array, rows: Any) -> tuple[Any, Array, Array, Array]:
         """Features, labels, weights and credibilities of some rows."""
-        if expert.source == "boosting":
-            x = self.blocks.take(expert.source, rows)
-        else:
-            x = self.blocks.design(expert.source).take(rows)
+        blocks, source = self.blocks, expert.source
+        is_linear = source != "boosting"
+        x = blocks.design(source).take(rows) if is_linear else blocks.of_source[source][rows]
         return x, self.y[rows], self.weights[rows], trust[rows]
 
 
@@ -116,15 +113,25 @@ class Fitted:
 
 @dataclass
 class Stack:
-    """The experts that are kept, and the chain on their predictions."""
+    """The experts that are kept, and the chain on their predictions: each is the location of a
+    coordinate of U; the spread of all is read by the scale alone."""
 
     experts: list[Fitted]
     chain: Chain
 
+    @property
+    def weight(self) -> Array:
+        """Of every expert in Y."""
+        return self.chain.weight
+
+    def predict(self, coordinates: Array) -> tuple[Cauchy, Cauchy]:
+        """U' (N, m) and Y (N,)"""
+        return self.chain(torch.from_numpy(coordinates))
+
     def coordinates(self, blocks: Blocks) -> Array:
         """What the chain reads: the predictions, and the logarithm of their spread. (N, m + 1)"""
         return with_spread(
-            np.stack([one(blocks.take(one.expert.source)) for one in self.experts], 1)
+            np.stack([one(blocks.of_source[one.expert.source]) for one in self.experts], 1)
         )
 
 
@@ -219,7 +226,7 @@ def predict_unseen(
     chosen, columns = [], []
     for expert in experts:
         parts = (problem.part(expert, trust, training) for training, _ in splits)
-        tests = [(test, blocks.take(expert.source, test)) for _, test in splits]
+        tests = [(test, blocks.of_source[expert.source][test]) for _, test in splits]
         unseen = np.full(len(y), np.nan)
         if expert.source == "boosting":
             growing = [Growing(expert, *part, blocks.categories) for part in parts]
@@ -277,7 +284,8 @@ def fit_stack(
     robust = stack_weights(first[is_tested], y[is_tested], weights[is_tested])
     residuals = y[is_tested] - robust(first[is_tested])
     found = find_credibility(residuals, weights[is_tested], NEGLIGIBLE)
-    if _most_frequent(y[is_tested]) >= HALF:  # zeros of a count: the others are no mistakes
+    most_frequent = np.unique(y[is_tested], return_counts=True)[1].max()
+    if most_frequent >= HALF * is_tested.sum():  # zeros of a count: the others are no mistakes
         found = Credibility(np.ones(len(residuals)), 0.0)
     trust[is_tested] = found.probability
     peers = dict(zip((one.name for one in experts), first.T, strict=True))
@@ -297,14 +305,10 @@ def fit_stack(
         weights=torch.from_numpy(tested[2]),
         seed=seed,
     )
-    chain = stacked_chain(torch.from_numpy(mix.weights), mix.intercept, scale)
+    count = len(fitted)
+    chain = Chain.of(np.eye(count, count + 1), np.zeros(count), mix.weights, mix.intercept, scale)
     evidence = Evidence(unseen[:, kept], found._replace(probability=trust), scale.loss, peers)
     return Stack(fitted, chain), evidence
-
-
-def _most_frequent(y: Array) -> float:
-    """The share of the most frequent value."""
-    return float(np.unique(y, return_counts=True)[1].max() / len(y))
 
 
 def _second_pass(

@@ -4,11 +4,11 @@
 
 Contributions are Shapley values: what a part adds to the prediction when it takes the place of the
 baseline's, averaged over orders in which the parts may be added. The baseline is a typical training
-row (`baseline_row`): medians of numbers, the most frequent categories, no words. The parts are the
-columns, and of a text column its words in groups. Per order the contributions add up to prediction
-- baseline, so their averages do, whatever the number of orders. Where the median is a sum of
-functions of single parts all orders agree, and a few are exact; elsewhere orders are drawn at
-random, each with its reverse, whose errors partly cancel.
+row (`sources.typical_row`): medians of numbers, the most frequent categories, no words. The parts
+are the columns, and of a text column its words in groups. Per order the contributions add up to
+prediction - baseline, so their averages do, whatever the number of orders. Where the median is a
+sum of functions of single parts all orders agree, and a few are exact; elsewhere orders are drawn
+at random, each with its reverse, whose errors partly cancel.
 
 Contributions to the width are those to the length of the 90% interval.
 """
@@ -20,19 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from itertools import permutations as all_orders
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.regression.sentences import UNKNOWN
-from causal_qwen.regression.sources import Schema
-from causal_qwen.tables.frames import as_table, to_numbers
-from causal_qwen.tables.rows import TEXT
-
-if TYPE_CHECKING:
-    from causal_qwen.regression.regressor import CausalTextRegressor
+from causal_qwen.tables.frames import require_pandas
 
 Array = NDArray[np.float64]
 Predict = Callable[[Any], tuple[Array, Array]]  # rows of a DataFrame -> medians, widths
@@ -111,70 +105,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_predictions(
-    regressor: CausalTextRegressor, X: Any, target: str | None, permutations: int
-) -> Explanation:
-    """Of one target's medians and widths, by a regressor of several sources."""
-    if regressor.source_ is None or regressor.baseline_ is None:
-        raise ValueError(
-            "explain needs a regressor of several sources, whose baseline is a typical "
-            'training row; fit one without sources=["model"].'
-        )
-    name, frame = regressor.target_name(target), regressor._known_frame(as_table(X))
-    place = list(regressor.targets_).index(name)
-
-    def predict(rows: Any) -> tuple[Array, Array]:
-        given = regressor._to_input(rows)
-        medians, intervals, _ = regressor.predict_numbers(given)
-        widths = np.diff(intervals[..., 0, :]).reshape(len(rows), -1)
-        return medians.reshape(len(rows), -1)[:, place], widths[:, place]
-
-    texts = regressor.source_.table.schema.texts
-    baseline = regressor.baseline_
-    if regressor.columns_ is None:  # a language model reads at least a word
-        baseline = baseline.assign(**{TEXT: UNKNOWN})
-    return explain_rows(frame, baseline, texts, predict, name, permutations, regressor.seed_)
-
-
-def baseline_row(frame: Any, schema: Schema) -> Any:
-    """One row: of numbers and dates the cell nearest to their median, of categories the most
-    frequent one, "" for texts."""
-    cells: dict[str, Any] = {}
-    for name in frame.columns:
-        column = frame[name].dropna()
-        if name in schema.texts or not len(column):
-            cells[name] = "" if name in schema.texts else None
-        elif name in schema.numbers:
-            numbers = to_numbers(column, name in schema.day_first)
-            is_known = np.isfinite(numbers)
-            cells[name] = None
-            if is_known.any():
-                distance = np.abs(numbers[is_known] - np.median(numbers[is_known]))
-                cells[name] = column[is_known].iloc[int(distance.argmin())]
-        else:
-            cells[name] = column.mode().iloc[0]
-    return frame.iloc[:1].astype(object).assign(**{name: [cells[name]] for name in cells})
-
-
-def baseline_cells(baseline: Any) -> dict[str, Any]:
-    """The baseline as JSON's values: dates are texts, which are read as dates again."""
-    row = {name: column.iloc[0] for name, column in baseline.items()}
-    plain = {
-        name: cell.item() if isinstance(cell, np.generic) else cell for name, cell in row.items()
-    }
-    return {
-        name: cell if isinstance(cell, str | int | float | None) else str(cell)
-        for name, cell in plain.items()
-    }
-
-
-def baseline_frame(cells: dict[str, Any]) -> Any:
-    """The inverse of `baseline_cells`."""
-    import pandas
-
-    return pandas.DataFrame({name: [cell] for name, cell in cells.items()}, dtype=object)
-
-
 def explain_rows(
     frame: Any,
     baseline: Any,
@@ -185,24 +115,21 @@ def explain_rows(
     seed: int,
 ) -> Explanation:
     """Explain every row of `frame`; `texts` are its text columns."""
-    import pandas
-
+    pandas = require_pandas()
     if permutations < 2 or permutations % 2:
         raise ValueError(f"permutations={permutations} must be an even number of at least 2.")
-    rows = [dict(zip(frame.columns, cells, strict=True)) for cells in _records(frame)]
-    (base,) = (dict(zip(baseline.columns, cells, strict=True)) for cells in _records(baseline))
+    (base,) = baseline.to_dict("records")
     plans = []
-    for place, row in enumerate(rows):
+    for place, row in enumerate(frame.astype(object).to_dict("records")):
         parts = [part for name in base for part in _parts(row[name], name, texts)]
         orders = _orders(len(parts), permutations, np.random.default_rng(seed + place))
         plans.append(_Plan(row, parts, orders))
-    mixed = [_mixed(plan, base, subset) for plan in plans for subset in plan.subsets]
+    mixed = [plan.mixed(base, subset) for plan in plans for subset in plan.subsets]
     given = pandas.DataFrame(mixed, columns=list(base), dtype=object)
-    found = np.stack(predict(given), -1).astype(np.float64)  # (rows, 2): medians and widths
-    tables, totals, start = [], [], 0
+    found = iter(np.stack(predict(given), -1).astype(np.float64))  # (2,): median and width
+    tables, totals = [], []
     for label, plan in zip(frame.index, plans, strict=True):
-        end = start + len(plan.subsets)
-        values = dict(zip(plan.subsets, found[start:end], strict=True))
+        values = {subset: next(found) for subset in plan.subsets}
         added = plan.contributions(values)
         table = pandas.DataFrame(
             {
@@ -217,7 +144,6 @@ def explain_rows(
         tables.append(table.sort_values("median", key=abs, ascending=False, kind="stable"))
         first, last = values[0], values[2 ** len(plan.parts) - 1]
         totals.append((first[0], last[0], first[1], last[1]))
-        start = end
     names = ["baseline", "prediction", "baseline_width", "width"]
     return Explanation(
         target,
@@ -238,6 +164,16 @@ class _Plan:
     def subsets(self) -> list[int]:
         return sorted({subset for order in self.orders for subset in _prefixes(order)})
 
+    def mixed(self, baseline: dict[str, Any], subset: int) -> dict[str, Any]:
+        """The baseline with the parts of `subset` from the row."""
+        cells: dict[str, Any] = {}
+        for part in (part for place, part in enumerate(self.parts) if subset >> place & 1):
+            if part.words is None:
+                cells[part.column] = self.row[part.column]
+            else:
+                cells[part.column] = " ".join(filter(None, (cells.get(part.column), part.words)))
+        return baseline | cells
+
     def contributions(self, values: dict[int, Array]) -> Array:
         """What every part adds on average; `values` of the subsets. -> (parts, 2)"""
         added = np.zeros((len(self.parts), 2))
@@ -245,10 +181,6 @@ class _Plan:
             for part, (before, after) in zip(order, pairwise(_prefixes(order)), strict=True):
                 added[part] += (values[after] - values[before]) / len(self.orders)
         return added
-
-
-def _records(frame: Any) -> Any:
-    return frame.itertuples(index=False, name=None)
 
 
 def _parts(cell: Any, name: str, texts: Sequence[str]) -> list[Part]:
@@ -275,18 +207,6 @@ def _prefixes(order: Sequence[int]) -> list[int]:
     for part in order:
         found.append(found[-1] | 1 << part)
     return found
-
-
-def _mixed(plan: _Plan, baseline: dict[str, Any], subset: int) -> dict[str, Any]:
-    """The baseline with the parts of `subset` from the row."""
-    present = [part for place, part in enumerate(plan.parts) if subset >> place & 1]
-    cells: dict[str, Any] = {}
-    for part in present:
-        if part.words is None:
-            cells[part.column] = plan.row[part.column]
-        else:
-            cells[part.column] = " ".join(filter(None, (cells.get(part.column), part.words)))
-    return baseline | cells
 
 
 def _shown(value: Any) -> str:

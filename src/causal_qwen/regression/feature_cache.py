@@ -1,24 +1,19 @@
 """Feature cache: text -> z of a backbone, in an SQLite file of the cache directory.
 
 Every row has a checksum of its key and its values; a row that does not match it is computed again.
-A file that cannot be used does not stop the work. One warning names it, and it is
-
-    begun anew   if it is damaged, or of an earlier version
-    bypassed     if it is locked, read-only, on a full disk, or not ours: left as it is
-
-Does not import torch.
+The cache stops nothing: with one warning a damaged file is begun anew, and one that is locked,
+read-only or on a full disk is not used. Does not import torch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import sqlite3
-import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +22,14 @@ from causal_qwen.paths import cache_directory
 from causal_qwen.terminal import counted
 
 CACHE_FILE = "features.sqlite"  # in the cache directory
-APPLICATION, SCHEMA = 0x43515746, 2  # in SQLite's header: "CQWF", and the version of the rows
-HEADER, MAGIC = struct.Struct(">16s44xi4xi"), b"SQLite format 3\0"  # user_version, application_id
 LOCK_TIMEOUT = 10.0  # seconds to wait for another process that writes
 DAMAGE = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-COMPANIONS = ("", "-journal", "-wal", "-shm")  # of an SQLite file
 # A damaged schema makes a message that is no UTF-8.
 FAILURES = (sqlite3.Error, OSError, UnicodeDecodeError)
-
-Kind = Literal["absent", "ours", "older", "newer", "foreign"]
-Features = NDArray[np.float32]
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS features "
+    "(key TEXT PRIMARY KEY, z BLOB NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID"
+)
 
 
 class FeatureCache:
@@ -45,36 +38,32 @@ class FeatureCache:
     def __init__(self, path: Path | None, backbone: str) -> None:
         self.path, self.backbone = path, backbone
         self.connection: sqlite3.Connection | None = None
-        self.can_write = True
         if path is not None:
-            self._open(path)
+            try:
+                self._open(path)
+            except FAILURES as error:
+                self._fail(error)
 
-    def read(self, texts: Sequence[str]) -> Iterator[tuple[str, Features]]:
+    def read(self, texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """The texts that are stored, with their z."""
-        damaged = 0
         for text in texts:
             if self.connection is None:
-                break
+                return
+            key = self._key(text)
             try:
                 query = "SELECT z, checksum FROM features WHERE key = ?"
-                row = self.connection.execute(query, (key := self._key(text),)).fetchone()
+                row = self.connection.execute(query, (key,)).fetchone()
             except FAILURES as error:
                 self._fail(error)
                 continue
             if row is not None and is_whole(key.encode(), *row):
                 yield text, np.frombuffer(row[0], np.float32)
-            elif row is not None:
-                damaged += 1
-        if damaged:
-            self._warn(f"has {_recomputed(damaged)}")
 
-    def write(self, found: Mapping[str, Features]) -> None:
-        if self.connection is None or not self.can_write:
+    def write(self, found: Mapping[str, NDArray[np.float32]]) -> None:
+        if self.connection is None:
             return
-        rows = []
-        for text, z in found.items():
-            key, blob = self._key(text), z.tobytes()
-            rows.append((key, blob, checksum(key.encode(), blob)))
+        pairs = [(self._key(text), z.tobytes()) for text, z in found.items()]
+        rows = [(key, blob, checksum(key.encode(), blob)) for key, blob in pairs]
         try:
             with self.connection:
                 query = "INSERT OR REPLACE INTO features VALUES (?, ?, ?)"
@@ -88,58 +77,27 @@ class FeatureCache:
             self.connection = None
 
     def _open(self, path: Path) -> None:
-        try:
-            if (kind := identify(path)) == "older":
-                self._warn("is of an earlier version, and is begun anew")
-                delete(path)
-            if kind in ("foreign", "newer"):
-                why = "is not a feature cache" if kind == "foreign" else "is of a newer version"
-                self._warn(f"{why} and is not used; move it away, or use --no-cache")
-                return
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.connection = connect(path)
-            if kind != "ours":
-                self.connection.executescript(
-                    f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION}; "
-                    f"PRAGMA user_version = {SCHEMA}; "
-                    "CREATE TABLE IF NOT EXISTS features (key TEXT PRIMARY KEY, z BLOB NOT NULL, "
-                    "checksum BLOB NOT NULL) WITHOUT ROWID; COMMIT;"
-                )
-        except FAILURES as error:
-            self.close()
-            self._warn(f"cannot be used ({_reason(error)}), and features are not stored")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT)
+        self.connection.execute(TABLE)
 
     def _fail(self, error: Exception) -> None:
-        """Begin a new file if this one is damaged; else do without it, or without writing."""
+        """Begin a new file if this one is damaged; else do without it."""
         assert self.path is not None
+        self.close()
+        what = "is not used"
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in DAMAGE or isinstance(error, UnicodeDecodeError):
-            self.close()
             try:
                 delete(self.path)
-            except OSError as reason:
-                self._warn(f"is damaged and cannot be deleted ({_reason(reason)})")
-            else:
-                self._warn(f"is damaged ({_reason(error)}), and is begun anew")
                 self._open(self.path)
-            return
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            self.close()
-        self.can_write = False
-        self._warn(f"cannot be written ({_reason(error)}), and features are not stored")
-
-    def _warn(self, what: str) -> None:
-        warnings.warn(f"the feature cache {self.path} {what}.", stacklevel=2)
+                what = "is damaged and begun anew"
+            except FAILURES:
+                self.close()
+        warnings.warn(f"the feature cache {self.path} {what} ({error}).", stacklevel=3)
 
     def _key(self, text: str) -> str:
         return self.backbone + hashlib.sha256(text.encode()).hexdigest()
-
-
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
-    connection = sqlite3.connect(uri, timeout=LOCK_TIMEOUT, uri=True)
-    connection.text_factory = bytes  # a damaged text is no error
-    return connection
 
 
 def checksum(key: bytes, blob: bytes) -> bytes:
@@ -150,82 +108,43 @@ def is_whole(key: bytes, blob: Any, stored: Any) -> bool:
     return isinstance(blob, bytes) and checksum(key, blob) == stored
 
 
-def identify(path: Path) -> Kind:
-    """What a file is, by its header."""
-    if not path.exists():
-        return "absent"
-    if not path.is_file():
-        return "foreign"
-    if path.stat().st_size == 0:
-        return "absent"
-    with path.open("rb") as file:
-        header = file.read(HEADER.size)
-    if len(header) < HEADER.size or not header.startswith(MAGIC):
-        return "foreign"
-    _, version, application = HEADER.unpack(header)
-    if application != APPLICATION:
-        return "foreign"
-    return "ours" if version == SCHEMA else "newer" if version > SCHEMA else "older"
-
-
 def delete(path: Path) -> list[str]:
     """Delete an SQLite file with its companions; -> their names."""
-    files = [path.with_name(path.name + companion) for companion in COMPANIONS]
+    files = [path.with_name(path.name + end) for end in ("", "-journal", "-wal", "-shm")]
     deleted = [str(file) for file in files if file.is_file()]
     for file in files:
         file.unlink(missing_ok=True)
     return deleted
 
 
-def check_cache(path: Path | None = None) -> str | None:
-    """What is wrong with the feature cache, in one sentence; None if it is whole or absent."""
-    path = path or cache_directory() / CACHE_FILE
+def cache_record() -> dict[str, Any]:
+    """Where the feature cache is, its bytes and rows, and its problem in one sentence."""
+    path = cache_directory() / CACHE_FILE
+    record = {"path": str(path), "size": 0, "rows": 0, "problem": None}
+    if not path.is_file():
+        return record
+    record["size"] = path.stat().st_size
     try:
-        if (kind := identify(path)) == "absent":
-            return None
-        if kind == "older":
-            return f"{path} is of an earlier version; it is begun anew at its next use."
-        if kind != "ours":
-            return f"{path} is not a feature cache of this version; move it away."
-        with contextlib.closing(connect(path, read_only=True)) as connection:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, timeout=LOCK_TIMEOUT, uri=True)) as connection:
+            connection.text_factory = bytes  # a damaged text is no error
             rows = connection.execute("SELECT CAST(key AS TEXT), z, checksum FROM features")
-            damaged = sum(not is_whole(key or b"", *row) for key, *row in rows)
+            whole = [is_whole(key or b"", *row) for key, *row in rows]
     except FAILURES as error:
-        return f"{path} cannot be read: {_reason(error)}; `causal-qwen cache --clear` deletes it."
-    return f"{path} has {_recomputed(damaged)}." if damaged else None
+        problem = f"{path} cannot be read: {error}; `causal-qwen cache --clear` deletes it."
+        return record | {"problem": problem}
+    if damaged := whole.count(False):
+        rows_are = counted(damaged, "damaged row, which is", "damaged rows, which are")
+        record["problem"] = f"{path} has {rows_are} computed again."
+    return record | {"rows": len(whole)}
 
 
-def cache_record(path: Path | None = None) -> dict[str, Any]:
-    """Where the feature cache is, its bytes and rows, and its problem."""
-    path = path or cache_directory() / CACHE_FILE
-    rows = 0
-    with contextlib.suppress(*FAILURES):
-        if identify(path) == "ours":
-            with contextlib.closing(connect(path, read_only=True)) as connection:
-                rows = connection.execute("SELECT count(*) FROM features").fetchone()[0]
-    return {
-        "path": str(path),
-        "size": path.stat().st_size if path.is_file() else 0,
-        "rows": rows,
-        "problem": check_cache(path),
-    }
+def check_cache() -> str | None:
+    """What is wrong with the feature cache; None if it is whole or absent."""
+    problem: str | None = cache_record()["problem"]
+    return problem
 
 
-def clear_cache(path: Path | None = None) -> list[str]:
-    """Delete the feature cache; -> the names of its files. Refuses other files."""
-    path = path or cache_directory() / CACHE_FILE
-    if (kind := identify(path)) in ("foreign", "newer"):
-        why = "not a feature cache" if kind == "foreign" else "a feature cache of a newer version"
-        raise ValueError(f"{path} is {why} and is not deleted; delete it yourself if it is yours.")
-    return delete(path)
-
-
-def _recomputed(damaged: int) -> str:
-    is_or_are = counted(damaged, "damaged row, which is", "damaged rows, which are")
-    return f"{is_or_are} computed again"
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "its table is not the one that was written"
-    return str(getattr(error, "strerror", None) or error)
+def clear_cache() -> list[str]:
+    """Delete the feature cache; -> the names of its files."""
+    return delete(cache_directory() / CACHE_FILE)

@@ -14,19 +14,20 @@ the penalty; other losses are close to it.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from causal_qwen.modeling.abduction import AbductionNetwork
-from causal_qwen.modeling.action import ActionNetwork
+from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.regression.features import Encoded, Progress, hidden_at_end, no_progress
 
@@ -40,12 +41,13 @@ PATIENCE = 40  # steps without a better candidate
 BLOCK = 16384  # rows that are converted to float64 at a time
 NEGLIGIBLE = 1e-7  # components with less than this share of the largest variance are dropped
 
+Array = NDArray[np.float64]
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (N, K, P), values (N, 1) -> (N, K)
 BatchLoss = Callable[[list[int]], tuple[Tensor, Tensor]]  # rows -> summed loss, summed weight
 
 
 class Output(NamedTuple):
-    """One output of a head: its initial bias, and a factor of its penalty (inf: a constant)."""
+    """One output of a head: its first bias, and a factor of its penalty (inf: a constant)."""
 
     start: float = 0.0
     penalty_factor: float = 1.0
@@ -80,22 +82,18 @@ class LinearHead(NamedTuple):
 
 def principal_basis(z: Tensor, weights: Tensor) -> Basis:
     """The principal components of standardised features (N, H), rows weighted by `weights` (N,)."""
-    share = (weights.double() / weights.double().sum()).unsqueeze(-1)
-
-    def total(of_rows: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The sum over all rows, in float64, block by block."""
-        blocks = zip(share.split(BLOCK), z.split(BLOCK), strict=True)
-        return torch.stack([of_rows(part, rows.double()) for part, rows in blocks]).sum(0)
-
-    center = total(lambda part, rows: (part * rows).sum(0))
-    spread = total(lambda part, rows: (part * (rows - center) ** 2).sum(0)).sqrt()
+    blocks = z.split(BLOCK)  # float64 block by block: z may be most of the memory
+    shares = (weights.double() / weights.double().sum()).unsqueeze(-1).split(BLOCK)
+    pairs = list(zip(shares, blocks, strict=True))
+    center = torch.stack([(share * rows.double()).sum(0) for share, rows in pairs]).sum(0)
+    apart = [(share * (rows.double() - center) ** 2).sum(0) for share, rows in pairs]
+    spread = torch.stack(apart).sum(0).sqrt()
     spread = torch.where(spread > 0, spread, 1.0)
-
-    def covariance(part: Tensor, rows: Tensor) -> Tensor:
-        standard = (rows - center) / spread
-        return standard.T @ (part * standard)
-
-    variance, vectors = torch.linalg.eigh(total(covariance))
+    covariance = torch.zeros(len(center), len(center), dtype=torch.float64)
+    for share, rows in pairs:
+        standard = (rows.double() - center) / spread
+        covariance += standard.T @ (share * standard)
+    variance, vectors = torch.linalg.eigh(covariance)
     is_kept = variance > NEGLIGIBLE * variance[-1].clamp_min(torch.finfo(variance.dtype).tiny)
     variance, vectors = variance[is_kept], vectors[:, is_kept]
     directions = (vectors / variance.sqrt()).T / spread
@@ -230,7 +228,9 @@ def fit_chain(
     _, location, residuals = min(found, key=lambda candidate: candidate[0])
     scale = fit_scale(z, residuals, **options)
     progress(len(NOISES) + 1, len(NOISES) + 1)
-    return to_chain(location, scale), scale.loss
+    basis, weight, bias = location.basis, location.weight[0], location.bias[0]
+    # the coordinates are the components t
+    return Chain.of(basis.directions, -basis.offset, weight, bias, scale), scale.loss
 
 
 def fit_scale(z: Tensor, residuals: Tensor, **options: Any) -> LinearHead:
@@ -269,77 +269,65 @@ def _residual_loss(residuals: Tensor, weights: Tensor) -> float:
     return float((losses * weights).sum() / weights.sum())
 
 
-class Chain(nn.Module):
-    """z -> U -> Y: the model's own abduction and action, of C coordinates."""
+@dataclass(frozen=True)
+class Chain:
+    """z -> U -> Y in float64: abduction and action, whose C coordinates have one scale.
 
-    def __init__(self, hidden_size: int, causal_size: int) -> None:
-        super().__init__()
-        config = CausalQwen2Config(
-            vocab_size=1,
-            hidden_size=hidden_size,
-            causal_size=causal_size,
-            num_attention_heads=1,
-            num_key_value_heads=1,
+    loc_U = directions z + offset      scale_U = exp(slope.z + level)
+    U' = Cauchy(loc_U, scale_U + noise)      Y = weight.U' + bias
+    """
+
+    directions: Array  # (C, H)
+    offset: Array  # (C,)
+    slope: Array  # (H,)
+    level: float
+    noise: float  # exogenous
+    weight: Array  # (C,)
+    bias: float
+
+    @classmethod
+    def of(cls, directions: Any, offset: Any, weight: Any, bias: Any, scale: LinearHead) -> Chain:
+        """|weight|.scale_U' is the output of the scale's head."""
+        weight = np.asarray(weight, dtype=np.float64)
+        weight = np.where(np.abs(weight).sum() > 0, weight, 1e-9)
+        norm = math.log(np.abs(weight).sum())
+        return cls(
+            np.asarray(directions, dtype=np.float64),
+            np.asarray(offset, dtype=np.float64),
+            (scale.weight[0] @ scale.basis.directions).numpy(),
+            float(scale.bias[0] - scale.weight[0] @ scale.basis.offset) - norm,
+            math.exp(float(scale.bias[1]) - norm),
+            weight,
+            float(bias),
         )
-        self.abduction, self.action = AbductionNetwork(config), ActionNetwork(config)
-        self.requires_grad_(False).double()  # components are small differences of large features
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Arrays, which skops saves, too."""
-        return {name: parameter.numpy() for name, parameter in self.state_dict().items()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        causal_size, hidden_size = state["abduction.loc.weight"].shape
-        self.__init__(hidden_size, causal_size)  # type: ignore[misc]
-        self.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
-
-    def forward(self, z: Tensor) -> tuple[Cauchy, Cauchy]:
+    def __call__(self, z: Tensor) -> tuple[Cauchy, Cauchy]:
         """U' (N, C) and Y (N,)"""
-        u = self.action.widen(self.abduction(z.double()))
-        return u, self.action.number(u)
+        x = z.double().numpy()
+        loc = x @ self.directions.T + self.offset
+        scale = np.exp(x @ self.slope + self.level) + self.noise
+        wide = torch.from_numpy(scale).unsqueeze(-1).expand(loc.shape)
+        total = np.maximum(scale * np.abs(self.weight).sum(), SCALE_FLOOR)
+        y = Cauchy(torch.from_numpy(loc @ self.weight + self.bias), torch.from_numpy(total))
+        return Cauchy(torch.from_numpy(loc), wide), y
 
-
-@torch.no_grad()
-def to_chain(location: LinearHead, scale: LinearHead) -> Chain:
-    """Two fitted heads as one causal chain, whose coordinates are the components t.
-
-    All coordinates have the same scale, so that |w| of them is the output of the scale's head.
-    """
-    basis = location.basis
-    return _assemble(basis.directions, -basis.offset, location.weight[0], location.bias[0], scale)
-
-
-def stacked_chain(weight: Tensor, bias: float, scale: LinearHead) -> Chain:
-    """The chain on experts' predictions: each is the location of a coordinate of U.
-
-    `weight` (m,) weighs them; the features (m + 1,) also hold their spread, which only the scale
-    reads.
-    """
-    directions = torch.eye(len(weight), len(weight) + 1, dtype=torch.float64)
-    offset = torch.zeros(len(weight), dtype=torch.float64)
-    return _assemble(directions, offset, weight, torch.tensor(bias), scale)
-
-
-@torch.no_grad()
-def _assemble(
-    directions: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, scale: LinearHead
-) -> Chain:
-    """loc_U = directions z + offset, Y = weight.U + bias, |weight|.scale_U' the scale's head."""
-    chain = Chain(directions.shape[1], len(offset))
-    abduction, action = chain.abduction, chain.action
-    weight = torch.where(weight.abs().sum() > 0, weight, 1e-9)
-    norm = weight.abs().sum()
-    abduction.loc.weight.copy_(directions)
-    abduction.loc.bias.copy_(offset)
-    slope = scale.weight[0] @ scale.basis.directions
-    constant = scale.bias[0] - scale.weight[0] @ scale.basis.offset - norm.log()
-    abduction.scale.weight.copy_(slope.expand_as(directions))
-    abduction.scale.bias.copy_(constant.expand_as(offset))
-    action.b_noise.copy_((scale.bias[1].exp() / norm).expand_as(offset))
-    action.decision_noise.zero_()
-    action.value.weight.copy_(weight)
-    action.value.bias.copy_(bias)
-    return chain
+    @torch.no_grad()
+    def copy_to(self, model: CausalModel) -> None:
+        """Into the model's own heads; spare coordinates have weight 0."""
+        abduction, action = model.abduction, model.action
+        count = len(self.offset)
+        rows = (
+            (abduction.loc.weight, self.directions),
+            (abduction.loc.bias, self.offset),
+            (abduction.scale.weight, np.tile(self.slope, (count, 1))),
+            (abduction.scale.bias, np.full(count, self.level)),
+            (action.b_noise, np.full(count, self.noise)),
+            (action.value.weight, self.weight[None]),
+            (action.value.bias, np.array([self.bias])),
+        )
+        for own, fitted in rows:
+            own.zero_()
+            own[tuple(map(slice, fitted.shape))].copy_(torch.from_numpy(fitted))
 
 
 # ---------------------------------------------------------------- the whole model
@@ -356,17 +344,11 @@ class ValueLoss:
 
     def __call__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """The summed loss of these rows, and the sum of their weights."""
-        number = y_at_end(self.model, [self.encoded[row] for row in rows])
+        model = self.model
+        z = hidden_at_end(model, [self.encoded[row] for row in rows])
+        number = model.action.number(model.action.widen(model.abduct(z)))
         y, weights = self.y[rows].to(number.loc.device), self.weights[rows].to(number.loc.device)
         return (number.nll(y) * weights).sum(), weights.sum()
-
-
-@torch.no_grad()
-def init_from_chain(model: CausalModel, chain: Chain) -> None:
-    """Copy the fitted chain into the model's own heads; spare coordinates have weight 0."""
-    for own, fitted in zip(_chain_parameters(model), _chain_parameters(chain), strict=True):
-        own.zero_()
-        own[tuple(slice(size) for size in fitted.shape)].copy_(fitted)
 
 
 @torch.no_grad()
@@ -415,7 +397,7 @@ def train_model(
     length = 11 if steps == 10 else max(steps, 2)  # a warm-up of exactly one step divides by 0
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, length, pct_start=0.1)
     before = _mean_loss(batch_loss, validation, batch_size)
-    best, best_epoch, kept = before, -1, _copy(model)
+    best, best_epoch, kept = before, -1, copy.deepcopy(model.state_dict())
     losses: list[float] = []
     for epoch in range(epochs):
         model.train()
@@ -432,7 +414,7 @@ def train_model(
         now = _mean_loss(batch_loss, validation, batch_size)
         losses.append(now)
         if now < best:
-            best, best_epoch, kept = now, epoch, _copy(model)
+            best, best_epoch, kept = now, epoch, copy.deepcopy(model.state_dict())
         elif epoch - best_epoch >= patience:
             break
     model.load_state_dict(kept)
@@ -440,23 +422,8 @@ def train_model(
     return TrainingReport(before, losses, best_epoch + 1)
 
 
-def y_at_end(model: CausalModel, encoded: Sequence[Encoded]) -> Cauchy:
-    """Y at the end of every text. -> (B,)"""
-    return model.action.number(model.action.widen(model.abduct(hidden_at_end(model, encoded))))
-
-
 @torch.no_grad()
 def _mean_loss(batch_loss: BatchLoss, rows: Tensor, batch_size: int) -> float:
     parts = [torch.stack(batch_loss(batch.tolist())) for batch in rows.split(batch_size)]
     loss, weight = torch.stack(parts).sum(0).tolist()
     return float(loss / max(weight, 1e-9))
-
-
-def _copy(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def _chain_parameters(chain: CausalModel | Chain) -> list[Tensor]:
-    abduction, action = chain.abduction, chain.action
-    linear = (abduction.loc, abduction.scale, action.value)
-    return [p.data for layer in linear for p in (layer.weight, layer.bias)] + [action.b_noise.data]

@@ -27,7 +27,7 @@ from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals.individual import Individual, resolve_individuals
 from causal_qwen.individuals.noise import check_noise
 from causal_qwen.modeling.abduction import whole
-from causal_qwen.modeling.action import ValueHead, apply_head
+from causal_qwen.modeling.action import apply_head
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
@@ -118,14 +118,15 @@ class NumberPrediction:
     def from_individuals(
         cls,
         u: Cauchy,
-        head: ValueHead,
+        weight: Tensor,
+        bias: float,
         space: ValueSpace,
         probability: Any,
         law: IndividualLaw | None = None,
     ) -> NumberPrediction:
         """Y = w.U' + c for a batch U' (B, C), in float64."""
         u = Cauchy(u.loc.double(), u.scale.double())
-        weight, bias = head.weight.detach()[0].double().cpu(), float(head.bias.detach())
+        weight = weight.double().cpu()
         y = Cauchy(u.loc @ weight + bias, (u.scale @ weight.abs()).clamp_min(SCALE_FLOOR))
         return cls(y, space, probability, u, weight, bias, law)
 
@@ -307,7 +308,8 @@ def predict(
     b = whole(model.action, "b_noise").detach().abs().double().cpu()
     settings = model.resolve_settings(causal_mode="causal")
     law = IndividualLaw(scale.double(), b, positions, settings)
-    found = NumberPrediction.from_individuals(u, model.action.value, space, p, law)
+    weight, bias = model.action.value.weight[0], float(model.action.value.bias)
+    found = NumberPrediction.from_individuals(u, weight, bias, space, p, law)
     return found[0] if isinstance(texts, str) else found
 
 

@@ -44,34 +44,38 @@ except ModuleNotFoundError:
 
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.conversion.placement import place_model, resolve_device, resolve_dtype
+from causal_qwen.conversion.placement import place_model
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
-from causal_qwen.options import VALUE_SPACES, check_choice
+from causal_qwen.options import VALUE_SPACES
 from causal_qwen.outputs import new_directory
 from causal_qwen.paths import cache_directory
-from causal_qwen.regression import audit, sentences, whatif, workload
+from causal_qwen.regression.audit import (
+    judge_rows,
+    judge_training,
+    suspicion_table,
+    warn_of_wrong_labels,
+)
 from causal_qwen.regression.backbone import (
     OpenModel,
     Pair,
-    Record,
-    loaded_record,
     located,
     open_copy,
     open_shared,
     record_of,
-    saved_record,
 )
-from causal_qwen.regression.conformal import Conformal, rows_needed
+from causal_qwen.regression.conformal import (
+    LEVEL,
+    SUPPORTS,
+    Conformal,
+    Limits,
+    Target,
+    TargetEvidence,
+    rows_needed,
+)
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.experts import Evidence
-from causal_qwen.regression.explanation import (
-    Explanation,
-    baseline_cells,
-    baseline_frame,
-    baseline_row,
-    explain_predictions,
-)
+from causal_qwen.regression.explanation import Explanation, explain_rows
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.features import (
     MIDDLE,
@@ -84,24 +88,11 @@ from causal_qwen.regression.features import (
     hidden_at_end,
     too_long,
 )
-from causal_qwen.regression.fitted import (
-    LEVEL,
-    SUPPORTS,
-    Target,
-    TargetEvidence,
-    find_limits,
-    fit_target,
-    interval_of,
-    median_of,
-    quantiles_of,
-    say_credibility,
-)
 from causal_qwen.regression.head import (
     FOLDS,
     TrainingReport,
     ValueLoss,
     fit_chain,
-    init_from_chain,
     init_number_head,
     train_model,
 )
@@ -111,12 +102,10 @@ from causal_qwen.regression.sentences import (
     UNKNOWN,
     ask_for,
     join_sentences,
-    read_texts,
-    read_weights,
-    text_names,
-    usable_rows,
+    template_columns,
+    to_sentences,
 )
-from causal_qwen.regression.source_model import Hidden, SourceModel
+from causal_qwen.regression.source_model import Hidden, SourceModel, judge_target
 from causal_qwen.regression.sources import (
     SOURCES,
     Schema,
@@ -124,12 +113,30 @@ from causal_qwen.regression.sources import (
     source_names,
     split_rows,
     typed_cells,
-    with_inner_numbers,
+    typical_row,
     without_ids,
 )
-from causal_qwen.tables.frames import as_table, column_kinds, require_pandas
-from causal_qwen.tables.rows import TEXT, is_table, name_rows, require_columns, row_index
-from causal_qwen.tables.targets import check_variety, read_targets
+from causal_qwen.regression.whatif import (
+    NumberCounterfactual,
+    World,
+    answer,
+    check_question,
+    edit_row,
+)
+from causal_qwen.tables.frames import (
+    TEXT,
+    Kind,
+    as_table,
+    column_kinds,
+    is_table,
+    listed,
+    name_rows,
+    read_texts,
+    require_columns,
+    require_pandas,
+    row_index,
+)
+from causal_qwen.tables.targets import check_variety, read_targets, usable_rows
 from causal_qwen.terminal import counted, progress_bar
 from causal_qwen.training.from_scratch import new_model
 
@@ -147,7 +154,8 @@ LENGTH = 512  # tokens of a text, by default
 MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
 SAMPLE = 1000  # rows
 BLOCK = 16384  # rows that are predicted at a time
-FORWARDS_OF_A_STEP = 3  # the time of a training step: forward and backward
+MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
+COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, measured on one thread
 DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
     "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
     "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
@@ -282,106 +290,71 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self._check_parameters()
         for name in FITTED:  # of an earlier fit
             self.__dict__.pop(name, None)
-        try:
-            return self._fit(as_table(X), y, sample_weight, groups)
-        except BaseException:  # half a fit is none
-            self.__dict__.pop("targets_", None)
-            raise
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Self:
+        X = as_table(X)
         values, self.is_single_ = read_targets(X, y)
-        if is_table(X):
-            used = X.columns if self.columns is None else self.columns
-            workload.check_columns(len(X), len(used), self.verbose)
         self.columns_ = self._choose_columns(X, list(values))
-        self.seed_ = to_seed(self.random_state)
         self._name_features()
-        texts = self._describe_rows(X, list(values))
-        weights = read_weights(sample_weight, len(texts))
-        index = row_index(X)
-        texts, values, is_usable = usable_rows(texts, values, self.bad_rows, index)
-        weights, index = weights[is_usable], None if index is None else index[is_usable]
+        self.seed_ = to_seed(self.random_state)
+        texts = self._to_sentences(X, list(values)) if self.reads_sentences() else None
+        has_text = [bool(text.strip()) for text in texts] if texts else self._has_values(X)
+        is_usable = usable_rows(np.array(has_text, bool), values, self.bad_rows, row_index(X))
+        weights = _row_weights(sample_weight, len(is_usable))[is_usable]
+        values = {name: column[is_usable] for name, column in values.items()}
         for name, column in values.items():
             check_variety(name, column[weights > 0])
-        self.targets_ = {name: Target(ValueSpace()) for name in values}
-        if not self.reads_sentences():
+        if texts is None:
             groups = None if groups is None else np.asarray(groups)[is_usable]
-            self._fit_sources(self._known_frame(X)[is_usable], values, weights, groups)
+            frame = self._known_frame(X)[is_usable]
+            self.targets_ = self._fit_sources(frame, values, weights, groups)
             return self
         if groups is not None or self.cv is not None:
             warnings.warn(
                 "the language model alone splits rows at random: groups and cv are not used.",
-                stacklevel=3,
+                stacklevel=2,
             )
-        if self.backbone != "scratch":  # whose tokenizer does not exist yet
-            self._warn_long_texts(texts, index=index)
-            self._announce(texts)
-        columns = list(values.values())
-        order = sorted(range(len(texts)), key=lambda row: (*(c[row] for c in columns), texts[row]))
-        texts, weights = [texts[row] for row in order], weights[order]
-        values = {name: column[order] for name, column in values.items()}
-        if self.backbone == "frozen":
-            self._fit_chains(texts, values, weights)
-        else:
-            self._fit_model(texts, values, weights)
-        if self.support not in ("auto", "real"):
-            for name, column in values.items():
-                limits = find_limits(self.support, column, np.ones(len(column)))
-                self.targets_[name].limits = limits
+        kept = [text for text, usable in zip(texts, is_usable, strict=True) if usable]
+        self.targets_ = self._fit_sentences(kept, values, weights)
         return self
 
     def _fit_sources(
-        self,
-        frame: Any,
-        values: dict[str, Array],
-        weights: Array,
-        groups: Any,
-    ) -> None:
-        """Set `source_`, `targets_`, `evidence_` and, if the language model reads, `backbone_`.
+        self, frame: Any, values: dict[str, Array], weights: Array, groups: Any
+    ) -> dict[str, Target]:
+        """Set `source_`, `evidence_` and, if the language model reads, `backbone_`.
 
         Rows are sorted by their labels and cells, so that their order decides no split and no
         landmark; a splitter (`cv`) is given them in their own order, which may be that of time.
         """
-        kinds = column_kinds(frame)
-        if self.columns_ is None:
-            kinds = {TEXT: "text"}
-        kinds |= dict.fromkeys(text_names(self.text), "text")
-        kinds = without_ids(kinds, self.columns is not None)
-        dates = [name for name, kind in kinds.items() if kind == "date"]
-        schema = with_inner_numbers(Schema.of_kinds(kinds), frame, dates)
+        kinds: dict[str, Kind] = (
+            column_kinds(frame) if self.columns_ is not None else {TEXT: "text"}
+        )
+        kinds |= dict.fromkeys(listed(self.text), "text")
+        schema = Schema.of_frame(without_ids(kinds, self.columns is not None), frame)
         self.rows_, order = frame.index, np.arange(len(frame))
         if self.cv is None:
             order = _sorted_rows(typed_cells(frame, schema, is_said=False), values, weights, groups)
-        frame, weights = frame.iloc[order], weights[order]
-        values = {name: column[order] for name, column in values.items()}
-        groups = None if groups is None else groups[order]
-        chosen, labels = choose_sources(self.sources, schema), (values, weights, groups)
-        z = None
+        frame, labels = frame.iloc[order], _take(order, values, weights, groups)
+        chosen, z = choose_sources(self.sources, schema), None
         if "model" in chosen:
             self.text_columns_ = schema.texts or list(kinds)
-            texts = self._source_texts(frame)
-            self._warn_long_texts(texts, index=frame.index)
-            self._announce(texts)
-            places: Sequence[int] = range(len(MIDDLE))
-            if self.cv is None and len(set(texts)) >= MANY_TEXTS:
-                places = self._useful_poolings(SourceModel(schema, chosen), frame, *labels)
+            places = self._useful_poolings(schema, chosen, frame, *labels)
             if places:
                 z = self._read_frame(frame, places)
-                self.backbone_ = self._backbone_record()
+                self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
             else:
                 chosen = [name for name in chosen if name != "model"]
         source = SourceModel(schema, chosen)
         evidence = self._fit_source(source, frame, z, *labels)
-        self.source_ = source
         if not source.uses_model:
             self.__dict__.pop("backbone_", None)
-        self.evidence_ = {}
+        self.source_, self.evidence_, targets = source, {}, {}
         for name, found in evidence.items():
-            fitted = fit_target(source.targets[name], values[name], weights, found, self.support)
-            self.targets_[name] = fitted[0]
-            self.evidence_[name] = fitted[1].take(np.argsort(order))
-            say_credibility(name, found.credibility.share)
-        self.baseline_ = baseline_row(frame, source.table.schema)
+            targets[name], judged = judge_target(
+                source.targets[name], labels[0][name], labels[1], found, self.support
+            )
+            self.evidence_[name] = judged.take(np.argsort(order))
+            warn_of_wrong_labels(name, found.credibility.share)
+        self.baseline_ = typical_row(frame, schema)
+        return targets
 
     def _fit_source(
         self,
@@ -394,6 +367,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> dict[str, Evidence]:
         """Fit `source` in place, with a progress bar."""
         stages, total = 0, len(values) * (3 if len(source.table.sources) == 1 else 8)
+        splits = split_rows(len(frame), groups, self.cv, self.folds, self.seed_, weights)
         with progress_bar("fitting", self.verbose) as progress:
 
             def done() -> None:
@@ -407,8 +381,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 z,
                 values,
                 weights,
-                split_rows(len(frame), groups, self.cv, self.folds, self.seed_, weights),
-                spaces=value_spaces(self.value_space),
+                splits,
+                spaces=_value_spaces(self.value_space),
                 seed=self.seed_,
                 done=done,
                 is_random=self.cv is None and groups is None,
@@ -418,76 +392,99 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _useful_poolings(
         self,
-        trial: SourceModel,
+        schema: Schema,
+        chosen: list[str],
         frame: Any,
         values: dict[str, Array],
         weights: Array,
         groups: Any,
     ) -> list[int]:
-        """Those that a trial fit to some rows uses, so that the language model reads the other rows
-        no further; none if unseen labels are not likelier with it."""
+        """Those by which the language model is to read all rows: of many texts, those that a trial
+        fit to some rows uses; none if unseen labels are not likelier with it."""
+        texts, every = self._source_texts(frame), list(range(len(MIDDLE)))
+        self._warn_long_texts(texts, index=frame.index)
         rows = np.random.default_rng(self.seed_).permutation(len(frame))[:SAMPLE]
-        some = {name: column[rows] for name, column in values.items()}
-        of_group = None if groups is None else groups[rows]
-        every = list(range(len(MIDDLE)))
-        if of_group is not None and len(set(of_group)) < 2:  # which cannot be split
+        is_split = groups is None or len(set(groups[rows])) > 1
+        if self.cv is not None or len(set(texts)) < MANY_TEXTS or not is_split:
             return every
-        z = self._read_frame(frame.iloc[rows], every)
-        self._fit_source(trial, frame.iloc[rows], z, some, weights[rows], of_group)
-        if self.verbose and not trial.uses_model:
-            what = f"{SAMPLE:,} rows are not predicted better with the language model"
-            print(f"{what}, which does not read the others.", file=sys.stderr, flush=True)
+        trial, some = SourceModel(schema, chosen), frame.iloc[rows]
+        self._fit_source(
+            trial, some, self._read_frame(some, every), *_take(rows, values, weights, groups)
+        )
+        if not trial.uses_model:
+            self._say(
+                f"{SAMPLE:,} rows are not predicted better with the language model, which does not "
+                "read the others"
+            )
         return trial.poolings
 
-    def _fit_chains(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
-        """Set `targets_` and `backbone_`."""
-        z = torch.from_numpy(self._read_features(texts))
-        self.backbone_ = self._backbone_record()
-        with progress_bar("fitting", self.verbose) as progress:
+    def _fit_sentences(
+        self, texts: list[str], values: dict[str, Array], weights: Array
+    ) -> dict[str, Target]:
+        """Set `backbone_`, or `processor_` and `model_`."""
+        if self.backbone != "scratch":  # whose tokenizer does not exist yet
+            self._warn_long_texts(texts)
+        columns = list(values.values())
+        order = sorted(range(len(texts)), key=lambda row: (*(c[row] for c in columns), texts[row]))
+        texts, (values, weights, _) = [texts[row] for row in order], _take(order, values, weights)
+        if self.backbone == "frozen":
+            targets = self._fit_chains(texts, values, weights)
+        else:
+            targets = self._fit_model(texts, values, weights)
+        if self.support not in ("auto", "real"):
             for name, column in values.items():
-                self.targets_[name] = self._fit_chain(z, column, weights, progress)
+                targets[name].limits = Limits.find(self.support, column)
+        return targets
+
+    def _fit_chains(
+        self, texts: list[str], values: dict[str, Array], weights: Array
+    ) -> dict[str, Target]:
+        z = torch.from_numpy(self._read_features(texts))
+        self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
+        with progress_bar("fitting", self.verbose) as progress:
+            return {
+                name: self._fit_chain(z, column, weights, progress)
+                for name, column in values.items()
+            }
 
     def _fit_chain(self, z: Tensor, values: Array, weights: Array, progress: Progress) -> Target:
         """The chain in the space in which unseen values are likelier."""
         v, w = torch.from_numpy(values), torch.from_numpy(weights)
-        folds, seed = self.folds, self.seed_
+        options: dict[str, Any] = {"folds": self.folds, "seed": self.seed_, "progress": progress}
         found = []
-        for kind in value_spaces(self.value_space):
+        for kind in _value_spaces(self.value_space):
             space = ValueSpace(kind, *fit_field(v, kind))
-            chain, loss = fit_chain(
-                z, space.encode(v), w, folds=folds, seed=seed, progress=progress
-            )
+            chain, loss = fit_chain(z, space.encode(v), w, **options)
             slope = float((space.log_slope(v) * w).sum() / w.sum())
             found.append((loss - slope, Target(space, chain)))
         return min(found, key=lambda candidate: candidate[0])[1]
 
-    def _fit_model(self, texts: list[str], values: dict[str, Array], weights: Array) -> None:
-        """Set `targets_`, `processor_` and `model_`: one model for all targets. Every text is
-        repeated with the question for each target."""
+    def _fit_model(
+        self, texts: list[str], values: dict[str, Array], weights: Array
+    ) -> dict[str, Target]:
+        """One model for all targets. Every text is repeated with the question for each target."""
         asked = [text for name in values for text in self._ask_target(texts, name)]
         processor, model = self._new_or_copied_model(asked, values)
         self.processor_, self.model_ = processor, model
-        options = self._training_options()
-        self._announce(asked, passes=FORWARDS_OF_A_STEP * options["epochs"], is_kept=True)
-        y = []
         for name, column in values.items():
             model.fit_value_field(name, column)
-            self.targets_[name] = Target(space := field_space(model.config, name))
-            y.append(space.encode(torch.from_numpy(column)).float())
+        targets = {name: Target(field_space(model.config, name)) for name in values}
+        y = np.concatenate([targets[name].encode(column) for name, column in values.items()])
         loss = ValueLoss(
             model,
             encode_texts(asked, processor, self._max_tokens()),
-            torch.cat(y),
+            torch.from_numpy(y).float(),
             torch.from_numpy(np.tile(weights, len(values))).float(),
         )
-        seed = self.seed_
         if self.backbone == "scratch":
             init_number_head(model)
         else:
             z = torch.from_numpy(self._read_features(asked))
-            chain, _ = fit_chain(z, loss.y, loss.weights, folds=self.folds, seed=seed)
-            init_from_chain(model, chain)
+            chain, _ = fit_chain(z, loss.y, loss.weights, folds=self.folds, seed=self.seed_)
+            chain.copy_to(model)
             model.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
+        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
+        options = {name: value for name, value in given.items() if value is not None}
         with progress_bar("training", self.verbose) as progress:
             report = train_model(
                 model,
@@ -495,25 +492,20 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 len(asked),
                 batch_size=self.batch_size,
                 held_out=self.held_out,
-                seed=seed,
+                seed=self.seed_,
                 progress=progress,
-                **options,
+                **DEFAULTS[self.backbone] | options,
             )
-        self._report_training(report)
-
-    def _report_training(self, report: TrainingReport) -> None:
-        """Which weights were kept, and why."""
-        if self.verbose:
-            print(f"{self.backbone}: {report}.", file=sys.stderr, flush=True)
-        if self.backbone != "finetune":
-            return
-        self.finetune_report_ = report
-        if report.kept == 0:
-            warnings.warn(
-                f"finetuning is undone, and the head on the frozen model is kept: {report}; try "
-                "another learning_rate, or more rows.",
-                stacklevel=4,
-            )
+        self._say(f"{self.backbone}: {report}")
+        if self.backbone == "finetune":
+            self.finetune_report_ = report
+            if report.kept == 0:
+                warnings.warn(
+                    f"finetuning is undone, and the head on the frozen model is kept: {report}; "
+                    "try another learning_rate, or more rows.",
+                    stacklevel=4,
+                )
+        return targets
 
     def _new_or_copied_model(self, texts: list[str], values: dict[str, Array]) -> Pair:
         """The model to train: untrained, with a tokenizer learned from `texts`, or the backbone."""
@@ -539,23 +531,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _check_parameters(self) -> None:
         self._validate_params()
-        for source in [] if self.sources == "auto" else source_names(self.sources) or [""]:
-            check_choice("sources", source, ("auto", *SOURCES))
+        unknown = set(source_names(self.sources)) - {*SOURCES}
+        if self.sources != "auto" and (unknown or not self.sources):
+            raise ValueError(
+                f"sources={self.sources!r} must be 'auto', or of {', '.join(SOURCES)}."
+            )
         if not isinstance(self.support, str) and not self.support[0] < self.support[1]:
             raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
-        resolve_device(self.device)
-        resolve_dtype(self.dtype)
-        if not isinstance(self.model, str | os.PathLike | None):
-            raise TypeError(
-                f"model is a {type(self.model).__name__}; give a directory, or a loaded model as "
-                "OpenModel(processor, model)."
-            )
-
-    def _training_options(self) -> dict[str, Any]:
-        """learning_rate, epochs and patience: as given, else the defaults of the backbone."""
-        defaults = DEFAULTS[self.backbone]
-        given = {name: getattr(self, name) for name in defaults}
-        return defaults | {name: value for name, value in given.items() if value is not None}
 
     def calibrate(self, X: Any, y: Any, trusted: Any = None) -> Self:
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`.
@@ -565,30 +547,23 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """
         X = self._known_table(X)
         values = self._known_targets(X, y)
-        described = self._describe_rows(X, list(self.targets_))
-        _, values, is_usable = usable_rows(described, values, self.bad_rows, row_index(X))
+        has_text = self._has_values(X)
+        is_usable = usable_rows(np.array(has_text, bool), values, self.bad_rows, row_index(X))
         if trusted is not None:
-            trusted = np.asarray(trusted, dtype=bool)
-            if trusted.shape != is_usable.shape or not (trusted & is_usable).any():
-                raise ValueError(
-                    f"trusted must be {len(is_usable)} truth values, at least one of them true."
-                )
-            values = {name: column[trusted[is_usable]] for name, column in values.items()}
-            is_usable = is_usable & trusted
-        blocks = [
-            {name: number.y for name, number in found.items()}
-            for found in self._predict_rows(take_rows(X, is_usable))
-        ]
-        for (name, target), column in zip(self.targets_.items(), values.values(), strict=True):
-            encoded = target.space.encode(torch.from_numpy(column)).numpy()
-            parts = zip(*(y_dists[name] for y_dists in blocks), strict=True)  # locs, scales
-            y_dist = Cauchy(*map(torch.cat, parts))
+            is_usable &= np.asarray(trusted, dtype=bool)
+            if not is_usable.any():
+                raise ValueError("trusted has no row with a text and finite targets; mark some.")
+        rows = X[is_usable] if is_table(X) else [X[row] for row in np.flatnonzero(is_usable)]
+        blocks = list(self._predict_rows(rows))
+        for name, target in self.targets_.items():
+            parts = zip(*(found[name].y for found in blocks), strict=True)  # locs, scales
+            y_dist, encoded = Cauchy(*map(torch.cat, parts)), target.encode(values[name][is_usable])
             weights = np.ones(len(encoded))
             if trusted is None:
                 scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
                 least = NEGLIGIBLE / float(y_dist.scale.median())
                 weights, share = find_credibility(scores, weights, least)
-                say_credibility(name, share)
+                warn_of_wrong_labels(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
         return self
 
@@ -597,14 +572,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         known to be right."""
         if not getattr(self, "evidence_", None):
             raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
-        marked = np.asarray(trusted, dtype=bool)
         for name, evidence in self.evidence_.items():
-            if marked.shape != evidence.scores.shape:
-                raise ValueError(f"trusted must be {len(evidence.scores)} truth values.")
-            scores = np.sort(evidence.scores[marked & np.isfinite(evidence.scores)])
-            if len(scores) < (least := rows_needed(LEVEL)):
-                rows_are = counted(len(scores), "trusted row is", "trusted rows are")
+            marked = np.asarray(trusted, dtype=bool) & np.isfinite(evidence.scores)
+            if marked.sum() < (least := rows_needed(LEVEL)):
+                rows_are = counted(int(marked.sum()), "trusted row is", "trusted rows are")
                 raise ValueError(f"{rows_are} too few for {LEVEL:.0%} intervals; mark {least}.")
+            scores = np.sort(evidence.scores[marked])
             self.targets_[name].conformal = Conformal(scores, np.ones(len(scores)))
         return self
 
@@ -612,7 +585,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """Medians: (N,), or (N, targets) for several. Calibrated, if the regressor is."""
-        return self._per_target(X, median_of)
+        return self._per_target(X, lambda number, target: target.median(number))
 
     def predict_interval(
         self, X: Any, level: float = 0.9, *, calibrated: bool | None = None
@@ -622,7 +595,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         `calibrated`: True for conformal, False for the Cauchy's own; None prefers the first.
         """
         both = self._per_target(
-            X, lambda number, target: interval_of(number, target, level, calibrated)
+            X, lambda number, target: target.interval(number.y, level, calibrated)
         )
         return both[..., 0], both[..., 1]
 
@@ -631,7 +604,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> Array:
         """(N, quantiles), or (N, targets, quantiles) for several targets."""
         return self._per_target(
-            X, lambda number, target: quantiles_of(number, target, quantiles, calibrated)
+            X, lambda number, target: target.quantiles(number, quantiles, calibrated)
         )
 
     def predict_numbers(
@@ -646,10 +619,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         is read once."""
 
         def compute(number: NumberPrediction, target: Target) -> Array:
-            parts = [median_of(number, target)[:, None]]
-            parts += [interval_of(number, target, level, calibrated) for level in levels]
+            parts = [target.median(number)[:, None]]
+            parts += [target.interval(number.y, level, calibrated) for level in levels]
             if quantiles:
-                parts.append(quantiles_of(number, target, quantiles, calibrated))
+                parts.append(target.quantiles(number, quantiles, calibrated))
             return np.concatenate(parts, -1)
 
         found, end = self._per_target(X, compute), 1 + 2 * len(levels)
@@ -658,8 +631,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        X = self._known_table(X)
-        (found,) = self._predict_rows(X, max(len(X), 1))
+        found = self._distributions(X)
         return next(iter(found.values())) if self.is_single_ else found
 
     def beyond_training(self, X: Any) -> list[str]:
@@ -685,54 +657,63 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
         return np.concatenate(parts)
 
+    def _distributions(self, X: Any) -> Predictions:
+        X = self._known_table(X)
+        (found,) = self._predict_rows(X, max(len(X), 1))
+        return found
+
     @torch.no_grad()
-    def _predict_rows(self, X: Any, block: int | None = None) -> Iterator[Predictions]:
-        """The predictions of `block` rows (None: BLOCK) of a known table at a time: U is large."""
-        block, index = block or BLOCK, row_index(X)
+    def _predict_rows(self, X: Any, block: int = BLOCK) -> Iterator[Predictions]:
+        """The predictions of `block` rows of a known table at a time: U is large."""
         if self.source_ is not None:
-            yield from self._predict_sources(self._known_frame(X), block, index)
+            frame = self._known_frame(X)
+            if self.source_.uses_model:
+                self._check_backbone()
+            for start in range(0, max(len(frame), 1), block):
+                yield self._predict_sources(frame.iloc[start : start + block])
             return
-        texts = self.sentences(X)
+        texts, z = self.sentences(X), None
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            raise ValueError(f"{name_rows(empty, index)} without a text; give at least one word.")
-        self._warn_long_texts(texts, index=index)
+            where = name_rows(empty, row_index(X))
+            raise ValueError(f"{where} without a text; give at least one word.")
+        self._warn_long_texts(texts, index=row_index(X))
         if self.backbone == "frozen":
             self._check_backbone()
             z = torch.from_numpy(self._read_features(texts))
         for start in range(0, max(len(texts), 1), block):
             rows = slice(start, start + block)
-            certain = np.ones(len(texts[rows]))  # the next token is taken to be a number
-            found = {}
-            for name, target in self.targets_.items():
-                if target.chain is not None:
-                    u, head = target.chain(z[rows])[0], target.chain.action.value
-                else:
-                    u = self._abduce(self._ask_target(texts[rows], name))
-                    head = self.model_.action.value
-                found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
-                _check_finite(name, found[name].y, start, index)
-            yield found
+            yield self._predict_sentences(texts[rows], None if z is None else z[rows])
 
-    def _predict_sources(self, frame: Any, block: int, index: Any) -> Iterator[Predictions]:
+    def _predict_sources(self, frame: Any) -> Predictions:
         source = self.source_
         assert source is not None
-        if source.uses_model:
-            self._check_backbone()
-        for start in range(0, max(len(frame), 1), block):
-            rows = frame.iloc[start : start + block]
-            z = self._read_frame(rows, source.poolings) if source.uses_model else None
-            _, distance = source.table.beyond(rows)
-            found = {}
-            for name, (u, y) in source.predict(rows, z).items():
-                target = self.targets_[name]
-                limits, head = target.limits, source.targets[name].stack.chain.action.value
-                wanted = y.scale.clamp(limits.least_scale, limits.most_scale)
-                wider = wanted / y.scale * (1 + torch.from_numpy(distance))
-                u = Cauchy(u.loc, u.scale * wider.unsqueeze(-1))
-                certain = np.ones(len(rows))
-                found[name] = NumberPrediction.from_individuals(u, head, target.space, certain)
-                _check_finite(name, found[name].y, start, index)
-            yield found
+        z = self._read_frame(frame, source.poolings) if source.uses_model else None
+        distance, found = torch.from_numpy(source.table.beyond(frame)[1]), {}
+        for name, (u, y) in source.predict(frame, z).items():
+            target, chain = self.targets_[name], source.targets[name].stack.chain
+            wanted = y.scale.clamp(target.limits.least_scale, target.limits.most_scale)
+            wider = wanted / y.scale * (1 + distance)
+            u = Cauchy(u.loc, u.scale * wider.unsqueeze(-1))
+            found[name] = NumberPrediction.from_individuals(
+                u, torch.from_numpy(chain.weight), chain.bias, target.space, np.ones(len(frame))
+            )
+        return found
+
+    def _predict_sentences(self, texts: list[str], z: Tensor | None) -> Predictions:
+        """By the chain on z; without z by the trained model. The next token is taken to be a
+        number."""
+        found = {}
+        for name, target in self.targets_.items():
+            if target.chain is not None and z is not None:
+                u, weight = target.chain(z)[0], torch.from_numpy(target.chain.weight)
+                bias = target.chain.bias
+            else:
+                u, head = self._abduce(self._ask_target(texts, name)), self.model_.action.value
+                weight, bias = head.weight[0], float(head.bias)
+            found[name] = NumberPrediction.from_individuals(
+                u, weight, bias, target.space, np.ones(len(texts))
+            )
+        return found
 
     def _abduce(self, texts: list[str]) -> Cauchy:
         """U' of the trained model, in float64. -> (N, C)"""
@@ -765,14 +746,125 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             errors = self.evidence_[name].errors()
             ours = errors.pop("together")
             best = min(errors, key=lambda peer: errors[peer])
-            listed = ", ".join(f"{peer} {error:.4g}" for peer, error in errors.items())
+            peers = ", ".join(f"{peer} {error:.4g}" for peer, error in errors.items())
             verdict = "" if ours <= errors[best] else f"; {best} alone is better here"
-            lines.append(f"  median error on unseen rows {ours:.4g} ({listed}){verdict}")
+            lines.append(f"  median error on unseen rows {ours:.4g} ({peers}){verdict}")
         if self.source_ is not None and not self.source_.uses_model:
-            was_tried = getattr(self, "text_columns_", None)
-            why = ": columns and words tell as much" if was_tried else ""
+            why = ": columns and words tell as much" if hasattr(self, "text_columns_") else ""
             lines.append(f"  the language model is not used{why}")
         return "\n".join(lines)
+
+    def suspicious(self, X: Any = None, y: Any = None) -> Any:
+        """The rows, the least credible label first: a DataFrame; see `audit`.
+
+        Without arguments the training rows, as cross-validation saw them. With X and y, rows that
+        `fit` has not seen.
+        """
+        check_is_fitted(self, "targets_")
+        if X is not None:
+            X = self._known_table(X)
+            values, found = self._known_targets(X, y), self._distributions(X)
+            judged = {n: judge_rows(t, values[n], found[n].y) for n, t in self.targets_.items()}
+            return suspicion_table(judged, X.index if is_table(X) else np.arange(len(X)))
+        if not getattr(self, "evidence_", None):
+            raise ValueError(
+                "the training rows were not cross-validated, or this regressor was loaded; "
+                "give suspicious(X, y), or fit again with several sources."
+            )
+        judged = {n: judge_training(self.targets_[n], found) for n, found in self.evidence_.items()}
+        return suspicion_table(judged, self.rows_)
+
+    def counterfactual(
+        self,
+        row: Any,
+        observed: float,
+        changes: dict[str, Any] | None = None,
+        *,
+        target: str | None = None,
+        level: float = LEVEL,
+        semantics: str = "disco",
+        **columns: Any,
+    ) -> NumberCounterfactual:
+        """What this number would have been, had some columns of its row been different.
+
+            regressor.counterfactual(rings.iloc[3], observed=2835, carat=1.0)
+
+        `row` is a row of a table, or a text (`text="..."` is then the edit); `changes` takes
+        columns whose names are no words of Python. `semantics`: "disco" infers the
+        individual's own noise from `observed`, keeps it and draws exogenous noise again; "pearl"
+        keeps both. See `whatif`.
+        """
+        check_question(observed, level, semantics)
+        X = self._known_table([row] if isinstance(row, str) else row)
+        frame, name = self._known_frame(X).astype(object), self.target_name(target)
+        if len(frame) != 1:
+            raise ValueError(f"row has {len(frame)} rows; give one, such as table.iloc[[3]].")
+        edits = {**(changes or {}), **columns}
+        other = edit_row(frame, edits, self.source_)
+        here, there = self._world(frame, name), self._world(other, name)
+        space, clip = self.targets_[name].space, self.targets_[name].limits.clip
+        return NumberCounterfactual(
+            target=name,
+            observed=float(observed),
+            factual=here.median,
+            level=level,
+            semantics=semantics,
+            changes={column: (frame[column].iloc[0], edits[column]) for column in edits},
+            beyond=self.beyond_training(self._to_input(other))[0],
+            **answer(float(observed), here, there, space, clip, level, semantics),
+        )
+
+    def _world(self, frame: Any, name: str) -> World:
+        """The law of one row, its scale divided into the individual's share and chance."""
+        target, source = self.targets_[name], self.source_
+        number = self._distributions(self._to_input(frame))[name]
+        scale = of_chain = float(number.y.scale[0])
+        chain = target.chain
+        if source is not None:  # the chain's own scale is not clamped or widened
+            z = self._read_frame(frame, source.poolings) if source.poolings else None
+            chain = source.targets[name].stack.chain
+            of_chain = float(source.predict(frame, z)[name][1].scale[0])
+        if chain is not None:
+            noise = float(np.abs(chain.weight).sum() * chain.noise)
+        else:
+            action = self.model_.action
+            noise = float((action.value.weight.abs() @ action.b_noise.abs().unsqueeze(-1)).item())
+        exogenous = scale * min(noise / of_chain, 1 - 1e-9)
+        median = float(target.median(number)[0])
+        return World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
+
+    def explain(self, X: Any, *, target: str | None = None, permutations: int = 8) -> Explanation:
+        """What every column and group of words adds to the medians and widths; see `explanation`.
+
+        With more parts than orders can be tried, `permutations` of them are drawn.
+        """
+        check_is_fitted(self, "targets_")
+        if self.source_ is None:
+            raise ValueError(
+                "explain needs a regressor of several sources, whose baseline is a typical "
+                'training row; fit one without sources=["model"].'
+            )
+        name, baseline = self.target_name(target), self.baseline_
+        place = list(self.targets_).index(name)
+
+        def predict(rows: Any) -> tuple[Array, Array]:
+            medians, intervals, _ = self.predict_numbers(self._to_input(rows))
+            widths = np.diff(intervals[..., 0, :]).reshape(len(rows), -1)
+            return medians.reshape(len(rows), -1)[:, place], widths[:, place]
+
+        if self.columns_ is None:  # a language model reads at least a word
+            baseline = baseline.assign(**{TEXT: UNKNOWN})
+        frame, texts = self._known_frame(self._known_table(X)), self.source_.table.schema.texts
+        return explain_rows(frame, baseline, texts, predict, name, permutations, self.seed_)
+
+    def target_name(self, target: str | None) -> str:
+        """A target that exists; None is the only one."""
+        names = list(self.targets_)
+        if target is None and len(names) == 1:
+            return names[0]
+        if target not in names:
+            raise ValueError(f"target={target!r} is none of the targets: {', '.join(names)}.")
+        return target
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -807,8 +899,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         reader.columns_ = None
         return reader
 
-    # ------------------------------------------------------------ X and y
-
     def _known_table(self, X: Any) -> Any:
         """`as_table`; the columns of an array have no names, so they are counted."""
         check_is_fitted(self, "targets_")
@@ -840,6 +930,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         require_columns(X, needed)
         return X.reindex(columns=self.columns_)
 
+    def _has_values(self, X: Any) -> Any:
+        """Which rows have something to read."""
+        if self.columns_ is None:
+            return [bool(text.strip()) for text in read_texts(X)]
+        return self._known_frame(X).notna().any(axis=1)
+
     def _to_input(self, frame: Any) -> Any:
         """A known frame in the form that `predict` takes: of a regressor of texts, the texts."""
         return frame[TEXT].tolist() if self.columns_ is None else frame
@@ -849,44 +945,43 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         no name is that of a target."""
         values, _ = read_targets(X, y)
         known = self.targets_
-        names = ", ".join(known)
-        if len(values) != len(known):
-            raise ValueError(f"y has {counted(len(values), 'target')}; give those of fit: {names}.")
         if values.keys() == known.keys():
             return {name: values[name] for name in known}
-        if len(values) > 1 and values.keys() & known.keys():
-            raise ValueError(f"y has {', '.join(values)}; give the targets of fit: {names}.")
+        is_mixed = len(values) > 1 and values.keys() & known.keys()
+        if len(values) != len(known) or is_mixed:
+            given = ", ".join(values)
+            raise ValueError(f"y has {given}; give the targets of fit: {', '.join(known)}.")
         return dict(zip(known, values.values(), strict=True))
 
     def _choose_columns(self, X: Any, targets: Sequence[str]) -> list[Any] | None:
         """The columns to learn from, None for texts; those without any value are dropped."""
-        texts = text_names(self.text)
+        texts = listed(self.text)
         if not is_table(X):
             if self.template is not None or self.text is not None:
                 raise ValueError("template and text are for tables, and X holds texts; drop them.")
             return None
-        columns = sentences.used_columns(X, template=self.template, without=targets)
-        if self.columns is not None:
-            require_columns(X, self.columns)
-            wanted = {*self.columns, *texts}
-            columns = [column for column in columns if column in wanted]
-        require_columns(X, texts)
-        if not len(X):
-            return columns
-        empty = sentences.empty_columns(X, columns)
-        if empty_texts := [column for column in empty if column in texts]:
+        wanted = list(X.columns) if self.columns is None else [*self.columns, *texts]
+        if self.template is not None:
+            wanted = template_columns(self.template, targets)
+        require_columns(X, [*wanted, *texts])
+        columns = [name for name in X.columns if name in wanted and name not in targets]
+        if len(columns) > MOST_COLUMNS:
             raise ValueError(
-                f"the text column {empty_texts[0]!r} is empty; name a column with values."
+                f"the table has {len(columns):,} columns, and {MOST_COLUMNS:,} are the most; name "
+                "those to learn from (columns=, --column)."
             )
-        if empty:
+        if len(columns) >= MANY_COLUMNS:
+            minutes = len(columns) * (COLUMN_SECONDS + len(X) * CELL_SECONDS) / 60
+            self._say(f"{len(columns):,} columns need about {minutes:.1f} minutes")
+        empty = [name for name in columns if X[name].isna().all()] if len(X) else []
+        if empty and self.template is None:
+            columns = [name for name in columns if name not in empty]
+            are = counted(len(empty), "column is", "columns are")
             names = ", ".join(map(repr, empty))
-            what = "without values"
-            columns_are = counted(len(empty), f"column {what} is", f"columns {what} are")
-            warnings.warn(f"{columns_are} dropped: {names}.", stacklevel=3)
-        kept = [column for column in columns if column not in empty or self.template is not None]
-        if not kept:
-            raise ValueError("the table has no column with values beside its targets.")
-        return kept
+            warnings.warn(f"{are} without values and dropped: {names}.", stacklevel=3)
+        if not columns or {*empty} & {*texts}:
+            raise ValueError(f"there are no values in {texts or 'the columns beside the targets'}.")
+        return columns
 
     def _name_features(self) -> None:
         """Set scikit-learn's own attributes; texts are one feature without a name."""
@@ -895,15 +990,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.n_features_in_ = 1 if columns is None else len(columns)
         if columns is not None:
             self.feature_names_in_ = np.array(columns, dtype=object)
-
-    def _describe_rows(self, X: Any, targets: Sequence[str]) -> list[str]:
-        """The sentence of every row; for several sources any text, "" where a row has no value."""
-        if self.reads_sentences():
-            return self._to_sentences(X, targets)
-        if self.columns_ is None:
-            return read_texts(X)
-        has_value = self._known_frame(X).notna().any(axis=1)
-        return ["row" if has else "" for has in has_value]
 
     def _to_sentences(self, X: Any, targets: Sequence[str]) -> list[str]:
         """A sentence for every row, which ends with the question."""
@@ -914,13 +1000,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if self.columns_ is None:
             texts = read_texts(X)
             return [join_sentences(text, question) if text.strip() else "" for text in texts]
-        if not is_table(X):
-            raise ValueError("X is not a DataFrame; give one with the columns seen in fit.")
-        return sentences.to_sentences(
-            X,
+        return to_sentences(
+            self._known_frame(X),
             self.columns_,
             template=self.template,
-            text=text_names(self.text),
+            text=listed(self.text),
             units=self.units,
             question=question,
         )
@@ -942,19 +1026,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             texts: list[str] = frame[TEXT].tolist()
             return texts
         is_text = columns if columns != self.columns_ else ()
-        made = sentences.to_sentences(frame, columns, text=is_text, units=self.units)
+        made = to_sentences(frame, columns, text=is_text, units=self.units)
         return [text or UNKNOWN for text in made]
 
     # ------------------------------------------------------------ the language model
 
     def _open_reader(self) -> Pair:
-        """The trained processor and model, else the backbone."""
+        """The trained processor and model, else the backbone at its recorded place: `model` may be
+        relative to another directory."""
         if hasattr(self, "model_"):
             return self.processor_, self.model_
         return self._open_backbone()
 
     def _open_backbone(self) -> Pair:
-        """At its recorded place; `model` may be relative to another directory."""
         source = located(self.model, getattr(self, "backbone_", None))
         return open_shared(source, self.verbose, self.device, self.dtype)
 
@@ -971,18 +1055,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 f"beginning, {len(rows)} of {len(texts)}: {name_rows(rows, index)}.",
                 stacklevel=4,
             )
-
-    def _announce(self, texts: list[str], **how: Any) -> None:
-        """Print what a large table needs before the work, and refuse what cannot be done."""
-        if len(texts) < workload.LARGE:
-            return
-        processor, model = self._open_reader()
-        need = workload.estimate(texts, model, processor, self._max_tokens(), **how)
-        workload.check_memory(need)
-        disk = workload.cache_size(len(texts), model.config.hidden_size)
-        more = f"; the feature cache grows by up to {disk} (cache=False, --no-cache: not at all)"
-        if self.verbose:
-            print(f"{need}{more if self.cache and not how else ''}.", file=sys.stderr, flush=True)
 
     def _read_features(
         self, texts: list[str], poolings: Sequence[Pooling] = ()
@@ -1002,10 +1074,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         z = self._read_features(texts, [MIDDLE[place] for place in places])
         return dict(zip(places, z.swapaxes(0, 1), strict=True))
 
-    def _backbone_record(self) -> Record:
-        """Name, place and fingerprint, by which `_check_backbone` knows it again."""
-        return {**record_of(self.model), "fingerprint": self._fingerprint()}
-
     def _check_backbone(self) -> None:
         if self._fingerprint() != self.backbone_["fingerprint"]:
             raise ValueError(
@@ -1017,16 +1085,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         processor, model = self._open_reader()
         return fingerprint(model, processor, self._max_tokens())
 
+    def _say(self, what: str) -> None:
+        if self.verbose:
+            print(f"{what}.", file=sys.stderr, flush=True)
+
     # ------------------------------------------------------------ saving
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write a directory, completely or not at all. Frozen: the chains, the backbone's name."""
         check_is_fitted(self, "targets_")
         fitted = {name: vars(self)[name] for name in SAVED if name in vars(self)}
-        if "backbone_" in fitted:
-            fitted["backbone_"] = saved_record(fitted["backbone_"], Path(path))
         if "baseline_" in fitted:
-            fitted["baseline_"] = baseline_cells(fitted["baseline_"])
+            (row,) = fitted["baseline_"].to_dict("records")
+            fitted["baseline_"] = {name: _plain(cell) for name, cell in row.items()}
         content = write_state({"parameters": self._saved_parameters(), "fitted": fitted})
         with new_directory(Path(path), overwrite) as directory:
             (directory / FILE).write_bytes(content)
@@ -1058,85 +1129,28 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> Self:
         """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
         directory to which it has moved, or an `OpenModel`. The weights have the dtype of `fit`."""
-        resolve_device(device)
         directory = Path(path)
         state = read_state(directory / FILE)
         regressor = cls(**state["parameters"] | {"device": device})
-        if model is not None:
-            regressor.set_params(model=model)
         regressor.__dict__.update(state["fitted"])
         regressor._name_features()
         if regressor.source_ is not None:
-            regressor.evidence_ = {}
-            regressor.baseline_ = baseline_frame(regressor.baseline_)
+            regressor.baseline_ = require_pandas().DataFrame([regressor.baseline_], dtype=object)
         if hasattr(regressor, "backbone_"):
-            regressor.backbone_ = loaded_record(regressor.backbone_, directory, model)
+            if model is not None:
+                regressor.set_params(model=model).backbone_ |= record_of(model)
             regressor._check_backbone()
         elif regressor.source_ is None:
-            if not (directory / MODEL).is_dir():
-                raise FileNotFoundError(
-                    f"{directory / MODEL} is missing; restore it, or fit again."
-                )
             regressor.processor_, regressor.model_ = open_model(
                 directory / MODEL, device, regressor.dtype
             )
         return regressor
 
-    # ------------------------------------------------------------ audit, what-if, explanation
 
-    def suspicious(self, X: Any = None, y: Any = None) -> Any:
-        """The rows, the least credible label first: a DataFrame; see `audit`.
-
-        Without arguments the training rows, as cross-validation saw them. With X and y, rows that
-        `fit` has not seen.
-        """
-        check_is_fitted(self, "targets_")
-        return audit.find_suspicious(self, X, y)
-
-    def counterfactual(
-        self,
-        row: Any,
-        observed: float,
-        changes: dict[str, Any] | None = None,
-        *,
-        target: str | None = None,
-        level: float = LEVEL,
-        semantics: str = "disco",
-        **columns: Any,
-    ) -> whatif.NumberCounterfactual:
-        """What this number would have been, had some columns of its row been different.
-
-            regressor.counterfactual(rings.iloc[3], observed=2835, carat=1.0)
-
-        `row` is a row of a table, or a text (`text="..."` is then the edit); `changes` takes
-        columns whose names are no words of Python. `semantics`: "disco" infers the
-        individual's own noise from `observed`, keeps it and draws exogenous noise again; "pearl"
-        keeps both. See `whatif`.
-        """
-        check_is_fitted(self, "targets_")
-        edits = {**(changes or {}), **columns}
-        return whatif.number_counterfactual(
-            self, row, observed, edits, target=target, level=level, semantics=semantics
-        )
-
-    def explain(self, X: Any, *, target: str | None = None, permutations: int = 8) -> Explanation:
-        """What every column and group of words adds to the medians and widths; see `explanation`.
-
-        With more parts than orders can be tried, `permutations` of them are drawn.
-        """
-        check_is_fitted(self, "targets_")
-        return explain_predictions(self, X, target, permutations)
-
-    def target_name(self, target: str | None) -> str:
-        """A target that exists; None is the only one."""
-        names = list(self.targets_)
-        if target is None and len(names) > 1:
-            raise ValueError(f"there are several targets; give target=, one of {', '.join(names)}.")
-        if target is not None and target not in names:
-            raise ValueError(
-                f"target={target!r} is unknown; this regressor has {', '.join(names)}."
-            )
-        return names[0] if target is None else target
+def _plain(cell: Any) -> Any:
+    """Of types that a file has: dates are texts, which are read as dates again."""
+    cell = cell.item() if isinstance(cell, np.generic) else cell
+    return cell if isinstance(cell, str | int | float | None) else str(cell)
 
 
 def _is_row(X: Any) -> bool:
@@ -1146,13 +1160,7 @@ def _is_row(X: Any) -> bool:
     return hasattr(X, "index") and getattr(X, "ndim", 2) == 1
 
 
-def take_rows(X: Any, is_taken: NDArray[np.bool_]) -> Any:
-    if is_table(X):
-        return X[is_taken]
-    return [text for text, taken in zip(read_texts(X), is_taken, strict=True) if taken]
-
-
-def value_spaces(value_space: str) -> tuple[str, ...]:
+def _value_spaces(value_space: str) -> tuple[str, ...]:
     """The candidates, of which unseen values choose."""
     return ("symlog", "linear") if value_space == "auto" else (value_space,)
 
@@ -1161,6 +1169,24 @@ def to_seed(random_state: Any) -> int:
     if isinstance(random_state, Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31))
+
+
+def _row_weights(sample_weight: Any, rows: int) -> Array:
+    """One weight per row; 1 by default."""
+    weights = np.ones(rows) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError(f"sample_weight must be {rows} finite numbers of at least 0.")
+    if rows and not weights.any():
+        raise ValueError("sample_weight is zero for every row; give some row a weight.")
+    return weights
+
+
+def _take(
+    rows: Any, values: dict[str, Array], weights: Array, groups: Any = None
+) -> tuple[dict[str, Array], Array, Any]:
+    """The labels, weights and groups of some rows."""
+    some = {name: column[rows] for name, column in values.items()}
+    return some, weights[rows], None if groups is None else groups[rows]
 
 
 def _sorted_rows(
@@ -1174,14 +1200,3 @@ def _sorted_rows(
         for key in reversed(keys)
     ]
     return np.lexsort(codes)
-
-
-def _check_finite(name: str, y: Cauchy, start: int, index: Any) -> None:
-    """Refuse predictions for the rows from `start` on that damaged weights make NaN or infinite."""
-    broken = ~(y.loc.isfinite() & y.scale.isfinite())
-    if broken.any():
-        rows = start + np.flatnonzero(broken.numpy())
-        raise ValueError(
-            f"the prediction of {name!r} is not finite in {name_rows(rows, index)}; the "
-            "regressor's weights are damaged: restore its files, or fit again."
-        )

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.regression.conformal import Conformal, rows_needed
-from causal_qwen.regression.fitted import Target
+from causal_qwen.regression.conformal import Conformal, Target
 from causal_qwen.regression.regressor import CausalTextRegressor
 
 Array = NDArray[np.float64]
@@ -84,7 +83,7 @@ def coverage(scores: Array, conformal: Conformal | None, levels: Array = LEVELS)
         if conformal is None:
             reach = 1 / np.tan(np.pi * (1 - level) / 2)
         else:
-            is_reached = len(conformal) >= rows_needed(float(level))
+            is_reached = conformal.reaches_level(float(level))
             reach = conformal.radius(float(level)) if is_reached else np.nan
         found.append(np.nan if np.isnan(reach) else float((sizes <= reach).mean()))
     return np.array(found)

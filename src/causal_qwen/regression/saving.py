@@ -18,18 +18,17 @@ from causal_qwen.paths import install_hint
 FILE, MODEL = "regressor.skops", "model"
 VERSION = 1  # of the file; a change of what it contains is another version
 CURE = "restore it, or fit again"
+OURS = {
+    "modeling.value_space": ("ValueSpace",),
+    "regression.conformal": ("Conformal", "Limits", "Target"),
+    "regression.experts": ("Expert", "Fitted", "Stack"),
+    "regression.head": ("Chain",),
+    "regression.ridge": ("Ridge",),
+    "regression.source_model": ("Reading", "SourceModel", "TargetModel"),
+    "regression.sources": ("Schema", "Spline", "TableFeatures"),
+}
 TRUSTED = [  # beside what skops trusts: scikit-learn's estimators, arrays, plain containers
-    "causal_qwen.modeling.value_space.ValueSpace",
-    "causal_qwen.regression.conformal.Conformal",
-    *(f"causal_qwen.regression.experts.{name}" for name in ("Expert", "Fitted", "Stack")),
-    *(f"causal_qwen.regression.fitted.{name}" for name in ("Limits", "Target")),
-    "causal_qwen.regression.head.Chain",
-    "causal_qwen.regression.ridge.Ridge",
-    *(
-        f"causal_qwen.regression.source_model.{name}"
-        for name in ("Reading", "SourceModel", "TargetModel")
-    ),
-    *(f"causal_qwen.regression.sources.{name}" for name in ("Schema", "Spline", "TableFeatures")),
+    *(f"causal_qwen.{module}.{name}" for module, names in OURS.items() for name in names),
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     *("functools.partial", "sklearn.utils.validation.check_array"),  # of trees with categories
     *("numpy.dtype", "numpy.round"),  # of an imputer, of rounded components
@@ -55,16 +54,10 @@ def read_state(file: Path) -> dict[str, Any]:
     except Exception as error:  # whatever damaged bytes make zip, JSON and skops raise
         reason = (str(error).splitlines() or [""])[0][:100] or type(error).__name__
         raise ValueError(f"{file} is damaged ({reason}); {CURE}.") from None
-    if unknown:
-        raise ValueError(
-            f"{file} has objects of the type {unknown[0]}, which no regressor has, and is not "
-            f"loaded; {CURE}."
-        )
     version = state.get("version") if isinstance(state, dict) else None
-    if not isinstance(state, dict) or version != VERSION:
-        raise ValueError(
-            f"{file} has version {version}, and this causal-qwen reads {VERSION}; fit again."
-        )
+    if unknown or not isinstance(state, dict) or version != VERSION:
+        what = f"objects of the type {unknown[0]}" if unknown else f"the version {version}"
+        raise ValueError(f"{file} has {what}, which this causal-qwen does not load; fit again.")
     return state
 
 

@@ -12,7 +12,7 @@ dropped, so that a table whose information is in its columns needs no language m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
+from causal_qwen.regression.conformal import Conformal, Limits, Support, Target, TargetEvidence
 from causal_qwen.regression.experts import (
     Blocks,
     Evidence,
@@ -31,8 +32,8 @@ from causal_qwen.regression.experts import (
     Stack,
     cauchy_loss,
     fit_stack,
+    with_spread,
 )
-from causal_qwen.regression.features import MIDDLE, Pooling
 from causal_qwen.regression.ridge import Design, fit_ridge, tail_weights
 from causal_qwen.regression.sources import Schema, TableFeatures, similarity
 
@@ -43,6 +44,7 @@ WORD_FACTORS = (1.0, 3.0, 10.0)
 LINEAR = ("columns", "words")  # sources of the linear expert
 MANY_ROWS = 20_000
 DENSE = 500  # features; fewer are kept as a dense matrix
+STRETCH = 2.0  # by which a predicted scale may leave the range of those of unseen rows
 
 
 def few_threads(rows: int) -> Any:
@@ -57,14 +59,15 @@ class Reading(NamedTuple):
     center: Array  # (H,)
     spread: Array  # (H,)
 
+    @classmethod
+    def of(cls, z: Hidden, place: int) -> Reading:
+        pooled = z[place].astype(np.float64)
+        spread = np.where(pooled.std(0) > 0, pooled.std(0), 1.0) * np.sqrt(pooled.shape[1])
+        return cls(place, pooled.mean(0), spread)
+
     def __call__(self, z: Hidden) -> Array:
         """-> (N, H); each row has length 1 on average"""
-        pooled = z[self.pooling].astype(np.float64)
-        return (pooled - self.center) / self.spread
-
-    @property
-    def name(self) -> Pooling:
-        return MIDDLE[self.pooling]
+        return (z[self.pooling].astype(np.float64) - self.center) / self.spread
 
 
 @dataclass
@@ -75,11 +78,7 @@ class TargetModel:
     word_factor: float
     reading: Reading | None  # None if no expert reads z
     kernel: Nystroem | None  # None if no expert reads similarities
-    stack: Stack
-
-    @property
-    def uses_model(self) -> bool:
-        return self.uses("model")
+    stack: Stack = field(init=False)
 
     def uses(self, source: str) -> bool:
         return any(one.expert.source == source for one in self.stack.experts)
@@ -100,7 +99,7 @@ class SourceModel:
     @property
     def poolings(self) -> list[int]:
         """The places in `MIDDLE` that predictions need."""
-        readings = (target.reading for target in self.targets.values() if target.uses_model)
+        readings = (target.reading for target in self.targets.values())
         return sorted({reading.pooling for reading in readings if reading is not None})
 
     def fit(
@@ -119,89 +118,116 @@ class SourceModel:
         """Fit all targets; `spaces` are the value spaces to choose from. Spaces, words and readings
         are chosen on the test rows of `splits`; if these are random, by leave-one-out, which is
         faster."""
-        features = self.table.fit(frame)
-        evidence = {}
+        features, evidence = self.table.fit(frame), {}
+        trial = _Trial(weights, None if is_random else splits)
         with few_threads(len(frame)):
             for name, labels in values.items():
-                found, evidence[name] = self._fit_target(
-                    features, z, labels, weights, splits, spaces, seed, done, is_random
+                found, y, blocks = self._choose(features, z, labels, trial, spaces, seed)
+                found.stack, evidence[name] = fit_stack(
+                    blocks, y, weights, splits, seed=seed, done=done
                 )
+                found.reading = found.reading if found.uses("model") else None
+                found.kernel = found.kernel if found.uses("kernel") else None
                 self.targets[name] = found
                 self.shares[name] = _shares(found, evidence[name].unseen, features)
         return evidence
 
-    def _fit_target(
+    def _choose(
         self,
         features: dict[str, Any],
         z: Hidden | None,
         labels: Array,
-        weights: Array,
-        splits: Splits,
+        trial: _Trial,
         spaces: Sequence[str],
         seed: int,
-        done: Callable[[], None],
-        is_random: bool,
-    ) -> tuple[TargetModel, Evidence]:
-        v = torch.from_numpy(labels)
-        counted = torch.from_numpy(labels[weights > 0])
+    ) -> tuple[TargetModel, Array, Blocks]:
+        """A target without its experts: the space of its labels, the labels in it, and features."""
+        v, counted = torch.from_numpy(labels), torch.from_numpy(labels[trial.weights > 0])
         candidates = [ValueSpace(kind, *fit_field(counted, kind)) for kind in spaces]
         linear = _Linear(features)
         first = linear.design(1.0)
         if first is None and z is not None:
-            first = Design.of(_read(z, min(z))(z))
-        trial = _Trial(weights, None if is_random else splits)
-        space, y, residuals = _choose_space(candidates, v, first, features.get("boosting"), trial)
-        factor = 1.0
+            first = Design.of(Reading.of(z, min(z))(z))
+        if first is None:
+            trees = np.nan_to_num(features["boosting"])
+            spread = np.where(trees.std(0) > 0, trees.std(0), 1.0)
+            first = Design.of((trees - trees.mean(0)) / spread)
+        space, y, residuals = _choose_space(candidates, v, first, trial)
+        factor, reading, kernel = 1.0, None, None
         if "words" in features and "columns" in features:
-            factor = min(
-                WORD_FACTORS,
-                key=lambda one: trial.loss(linear.design(one), y, residuals),
-            )
-        reading = None
+            factor = min(WORD_FACTORS, key=lambda one: trial.loss(linear.design(one), y, residuals))
         if z is not None:
-            every = [_read(z, place) for place in z]
+            every = [Reading.of(z, place) for place in z]
             reading = min(every, key=lambda one: trial.loss(one(z), y, residuals))
-        design, kernel = linear.design(factor), None
+        design = linear.design(factor)
         if "kernel" in self.table.sources and design is not None and len(y) <= MANY_ROWS:
             kernel = similarity(design.x, seed)
-        blocks = _blocks(features, factor, reading, kernel, z, self.categories, design)
-        stack, evidence = fit_stack(blocks, y, weights, splits, seed=seed, done=done)
-        found = TargetModel(space, factor, reading, kernel, stack)
-        found.reading = reading if found.uses("model") else None
-        found.kernel = kernel if found.uses("kernel") else None
-        return found, evidence
+        found = TargetModel(space, factor, reading, kernel)
+        return found, y, self._blocks(found, features, z, design)
 
-    @property
-    def categories(self) -> int:
-        return len(self.table.schema.categories)
-
-    def coordinates(self, frame: Any, z: Hidden | None) -> dict[str, Array]:
-        """What the chain of every target reads. -> (N, m + 1)"""
-        if not len(frame):  # which scikit-learn's transformers refuse
-            counts = {name: len(target.stack.experts) for name, target in self.targets.items()}
-            return {name: np.empty((0, count + 1)) for name, count in counts.items()}
-        features = self.table.transform(frame)
-        with few_threads(len(frame)):
-            return {
-                name: target.stack.coordinates(
-                    _blocks(
-                        features,
-                        target.word_factor,
-                        target.reading,
-                        target.kernel,
-                        z,
-                        self.categories,
-                    )
-                )
-                for name, target in self.targets.items()
-            }
+    def _blocks(
+        self,
+        target: TargetModel,
+        features: dict[str, Any],
+        z: Hidden | None,
+        design: Design | None = None,
+    ) -> Blocks:
+        """What the experts of a target read; `design` is that of columns and words, if known."""
+        found: dict[str, Any] = {}
+        linear = _linear(features, target.word_factor) if design is None else design.x
+        if linear is not None:
+            found["linear"] = linear
+            if target.kernel is not None:
+                found["kernel"] = target.kernel.transform(linear)
+        if target.reading is not None and z is not None:
+            found["model"] = target.reading(z)
+        if "boosting" in features:
+            found["boosting"] = features["boosting"]
+        categories = len(self.table.schema.categories)
+        return Blocks(found, categories, None if design is None else {"linear": design})
 
     def predict(self, frame: Any, z: Hidden | None) -> dict[str, tuple[Cauchy, Cauchy]]:
         """U' (N, m) and Y (N,) of every target"""
+        if not len(frame):  # which scikit-learn's transformers refuse
+            sizes = {name: len(one.stack.experts) + 1 for name, one in self.targets.items()}
+            read = {name: np.empty((0, size)) for name, size in sizes.items()}
+        else:
+            features = self.table.transform(frame)
+            with few_threads(len(frame)):
+                read = {
+                    name: one.stack.coordinates(self._blocks(one, features, z))
+                    for name, one in self.targets.items()
+                }
         return {
-            name: self.targets[name].stack.chain(torch.from_numpy(found))
-            for name, found in self.coordinates(frame, z).items()
+            name: self.targets[name].stack.predict(coordinates)
+            for name, coordinates in read.items()
         }
+
+
+def judge_target(
+    model: TargetModel, values: Array, weights: Array, evidence: Evidence, support: Support
+) -> tuple[Target, TargetEvidence]:
+    """Limits, calibration by cross-validation, and what is reported of a target.
+
+    A row calibrates by its weight (1 on average) times the credibility of its label.
+    """
+    trust, counts = evidence.credibility.probability, weights > 0
+    tested = np.isfinite(evidence.unseen).all(1)
+    _, y_dist = model.stack.predict(with_spread(evidence.unseen[tested]))
+    scale = y_dist.scale[torch.from_numpy(counts[tested])]
+    limits = Limits.find(support, values[counts], trust[counts])._replace(
+        least_scale=float(scale.min()) / STRETCH,
+        most_scale=float(scale.max()) * STRETCH,
+    )
+    target = Target(model.space, limits=limits)
+    encoded, share = target.encode(values)[tested], trust * weights / weights[counts].mean()
+    target.conformal = Conformal.fit(y_dist, encoded, share[tested])
+    unseen, scores, scales = np.full((3, len(values)), np.nan)
+    unseen[tested] = target.decode(y_dist.loc)
+    scores[tested] = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    scales[tested] = y_dist.scale.numpy()
+    peers = {peer: target.decode(found) for peer, found in evidence.peers.items()}
+    return target, TargetEvidence(values, unseen, scores, trust, scales, peers)
 
 
 def _shares(target: TargetModel, unseen: Array, features: dict[str, Any]) -> dict[str, float]:
@@ -209,29 +235,28 @@ def _shares(target: TargetModel, unseen: Array, features: dict[str, Any]) -> dic
 
     The linear expert's share is split by the parts that columns and words have in it.
     """
-    rows = np.isfinite(unseen).all(1)
-    parts = unseen[rows] * target.stack.chain.action.value.weight[0].numpy()  # (N, m)
-    total = parts.sum(1)
+    parts = unseen[np.isfinite(unseen).all(1)] * target.stack.weight  # (N, m)
     found: dict[str, float] = {}
-    for fitted, part in zip(target.stack.experts, parts.T, strict=True):
-        share = float(np.cov(part, total)[0, 1] / max(float(total.var(ddof=1)), 1e-300))
-        source = fitted.expert.source
-        if source != "linear":
+    for fitted, share in zip(target.stack.experts, _parts_of(list(parts.T)), strict=True):
+        if (source := fitted.expert.source) != "linear":
             found[source] = found.get(source, 0.0) + share
             continue
-        at, whole = 0, np.zeros(len(unseen))
-        inner = {}
-        for name in LINEAR:
-            if name in features:
-                block = sparse.csr_array(features[name])
-                inner[name] = block @ fitted.predictor.coefficients[at : at + block.shape[1]]
-                inner[name] = inner[name] * (target.word_factor if name == "words" else 1.0)
-                at, whole = at + block.shape[1], whole + inner[name]
-        spread = max(float(whole.var(ddof=1)), 1e-300)
-        for name, one in inner.items():
-            part = share * float(np.cov(one, whole)[0, 1]) / spread
-            found[name] = found.get(name, 0.0) + part
+        at, inner = 0, {}
+        for name in (name for name in LINEAR if name in features):
+            block = sparse.csr_array(features[name])
+            part = block @ fitted.predictor.coefficients[at : at + block.shape[1]]
+            inner[name] = part * (target.word_factor if name == "words" else 1.0)
+            at += block.shape[1]
+        for name, one in zip(inner, _parts_of(list(inner.values())), strict=True):
+            found[name] = found.get(name, 0.0) + share * one
     return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _parts_of(parts: Sequence[Array]) -> list[float]:
+    """What every part has in the variance of their sum."""
+    total = np.sum(parts, 0)
+    variance = max(float(total.var(ddof=1)), 1e-300)
+    return [float(np.cov(part, total)[0, 1]) / variance for part in parts]
 
 
 def _linear(features: dict[str, Any], factor: float) -> Any:
@@ -250,16 +275,14 @@ class _Linear:
 
     def __init__(self, features: dict[str, Any]) -> None:
         self.features = {n: sparse.csr_array(features[n]) for n in LINEAR if n in features}
-        shapes = [block.shape for block in self.features.values()]
-        is_wide = bool(shapes) and shapes[0][0] <= sum(shape[1] for shape in shapes)
-        self.products = (
-            {name: (block @ block.T).toarray() for name, block in self.features.items()}
-            if is_wide
-            else {}
-        )
+        blocks = list(self.features.values())
+        is_wide = bool(blocks) and blocks[0].shape[0] <= sum(one.shape[1] for one in blocks)
+        self.products = {
+            name: (block @ block.T).toarray() for name, block in self.features.items() if is_wide
+        }
 
-    def design(self, factor: float) -> Design | None:
-        """None without columns and words."""
+    def design(self, factor: float) -> Any:
+        """A `Design`; None without columns and words."""
         x = _linear(self.features, factor)
         if x is None or not self.products:
             return None if x is None else Design.of(x)
@@ -267,44 +290,11 @@ class _Linear:
         return Design(x, np.sum([factors[n] * one for n, one in self.products.items()], axis=0))
 
 
-def _blocks(
-    features: dict[str, Any],
-    factor: float,
-    reading: Reading | None,
-    kernel: Nystroem | None,
-    z: Hidden | None,
-    categories: int,
-    design: Design | None = None,
-) -> Blocks:
-    """`design` is that of columns and words, if it is known."""
-    found: dict[str, Any] = {}
-    if (linear := _linear(features, factor) if design is None else design.x) is not None:
-        found["linear"] = linear
-        if kernel is not None:
-            found["kernel"] = kernel.transform(linear)
-    if reading is not None and z is not None:
-        found["model"] = reading(z)
-    if "boosting" in features:
-        found["boosting"] = features["boosting"]
-    return Blocks(found, categories, None if design is None else {"linear": design})
-
-
-def _read(z: Hidden, place: int) -> Reading:
-    pooled = z[place].astype(np.float64)
-    spread = pooled.std(0)
-    return Reading(
-        place, pooled.mean(0), np.where(spread > 0, spread, 1.0) * np.sqrt(pooled.shape[1])
-    )
-
-
 def _choose_space(
-    candidates: Sequence[ValueSpace], v: torch.Tensor, x: Any, trees: Any, trial: _Trial
+    candidates: Sequence[ValueSpace], v: torch.Tensor, x: Design, trial: _Trial
 ) -> tuple[ValueSpace, Array, Array]:
     """The space in which unseen labels are likelier under a robust linear head, the labels in it,
-    and the head's residuals. Without linear features the head reads those of the trees."""
-    if x is None:
-        x = np.nan_to_num(trees)
-        x = Design.of((x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1.0))
+    and the head's residuals."""
     found = []
     for space in candidates:
         y = space.encode(v).numpy()

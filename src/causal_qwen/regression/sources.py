@@ -37,8 +37,7 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from causal_qwen.tables.frames import Kind, calendar, is_day_first, to_numbers
-from causal_qwen.tables.rows import name_rows
+from causal_qwen.tables.frames import Kind, calendar, is_day_first, name_rows, to_numbers
 from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import encode
 
@@ -71,12 +70,25 @@ class Schema(NamedTuple):
     day_first: Sequence[str] = ()  # of the numbers: dates such as 13/5/2024
 
     @classmethod
-    def of_kinds(cls, kinds: dict[str, Kind]) -> Schema:
-        by_kind: dict[str, list[str]] = {"number": [], "category": [], "text": []}
-        for name, kind in kinds.items():
-            if kind != "id":
-                by_kind["number" if kind in NUMERIC else kind].append(name)
-        return cls(*by_kind.values())
+    def of_frame(cls, kinds: dict[str, Kind], frame: Any) -> Schema:
+        """Numbers inside texts are columns, too: "number 1 of item" in "20 piece Nuggets", the
+        first few of every text column, as far as a fifth of its rows have them; and "month of" a
+        date, where it varies."""
+        numbers = [name for name, kind in kinds.items() if kind in NUMERIC]
+        texts = [name for name, kind in kinds.items() if kind == "text"]
+        dates = [name for name, kind in kinds.items() if kind == "date"]
+        day_first = [name for name in dates if is_day_first(frame[name])]
+        for name in dates:
+            days = to_numbers(frame[name], name in day_first)
+            known = days[np.isfinite(days)]
+            numbers += [f"{part} of {name}" for part in CALENDAR if np.ptp(calendar(known, part))]
+        for name in texts:
+            found = [len(encode(text).values) for text in frame[name].dropna().astype(str)]
+            for place in range(1, MOST_INNER_NUMBERS + 1):
+                if found and np.mean([count >= place for count in found]) >= INNER_SHARE:
+                    numbers.append(f"number {place} of {name}")
+        categories = [name for name, kind in kinds.items() if kind == "category"]
+        return cls(numbers, categories, texts, day_first)
 
 
 def typed_cells(frame: Any, schema: Schema, *, is_said: bool = True) -> Any:
@@ -101,25 +113,6 @@ def typed_cells(frame: Any, schema: Schema, *, is_said: bool = True) -> Any:
         pairs = zip(frame[name].tolist(), frame[name].isna().tolist(), strict=True)
         cells[name] = np.array(["" if gone else str(value) for value, gone in pairs], dtype=object)
     return pandas.DataFrame(cells, index=frame.index)
-
-
-def with_inner_numbers(schema: Schema, frame: Any, dates: Sequence[str] = ()) -> Schema:
-    """Numbers inside texts are columns, too: "number 1 of item" in "20 piece Nuggets", the first
-    few of every text column, as far as a fifth of its rows have them; and "month of" a date, where
-    it varies."""
-    schema = schema._replace(day_first=[name for name in dates if is_day_first(frame[name])])
-    inner = []
-    for name in dates:
-        days = to_numbers(frame[name], name in schema.day_first)
-        parts = {part: calendar(days, part) for part in CALENDAR}
-        inner += [f"{part} of {name}" for part in parts if np.ptp(parts[part][np.isfinite(days)])]
-    for name in schema.texts:
-        texts = frame[name].dropna().astype(str)
-        counts = np.array([len(encode(text).values) for text in texts])
-        for place in range(1, MOST_INNER_NUMBERS + 1):
-            if len(counts) and (counts >= place).mean() >= INNER_SHARE:
-                inner.append(f"number {place} of {name}")
-    return schema._replace(numbers=[*schema.numbers, *inner])
 
 
 def _column_numbers(frame: Any, name: str, schema: Schema) -> Array:
@@ -292,12 +285,11 @@ def without_ids(kinds: dict[str, Kind], is_asked_for: bool) -> dict[str, Kind]:
     """Columns that only name rows are left out, with a warning, unless there are no others or
     they were asked for: then they are categories."""
     ids = [name for name, kind in kinds.items() if kind == "id"]
-    if not ids:
-        return kinds
-    if len(ids) == len(kinds) or is_asked_for:
+    if ids and (len(ids) == len(kinds) or is_asked_for):
         return {**kinds, **dict.fromkeys(ids, "category")}
-    names = ", ".join(map(repr, ids))
-    warnings.warn(f"left out, because they only name rows: {names}.", stacklevel=4)
+    if ids:
+        names = ", ".join(map(repr, ids))
+        warnings.warn(f"left out, because they only name rows: {names}.", stacklevel=4)
     return kinds
 
 
@@ -309,21 +301,35 @@ def choose_sources(sources: Sources, schema: Schema) -> list[str]:
         "words": bool(schema.texts),
         "kernel": True,
         "boosting": True,
-        "model": bool(schema.texts),
+        "model": bool(schema.texts) or sources != "auto",
     }
-    if sources == "auto":
-        return [name for name in SOURCES if has[name]]
-    chosen = source_names(sources)
-    if not any(has[name] or name == "model" for name in chosen):
+    chosen = SOURCES if sources == "auto" else source_names(sources)
+    found = [name for name in SOURCES if name in chosen and has[name]]
+    if not found or ("kernel" in found and not {"columns", "words"} & {*found}):
+        listed = ", ".join(chosen)
         raise ValueError(
-            f"sources={sources!r}: the table has no {' or '.join(chosen)}; add another."
-        )
-    found = [name for name in SOURCES if name in chosen and (has[name] or name == "model")]
-    if "kernel" in found and not {"columns", "words"} & {*found}:
-        raise ValueError(
-            f"sources={sources!r}: 'kernel' compares rows by columns and words; add one of them."
+            f"the table has nothing for the sources {listed} ('kernel' compares rows by columns "
+            "and words); add another."
         )
     return found
+
+
+def typical_row(frame: Any, schema: Schema) -> Any:
+    """One row, with which explanations begin: of numbers and dates the cell nearest to their
+    median, of categories the most frequent one, "" for texts."""
+    cells: dict[str, Any] = {}
+    for name in frame.columns:
+        column = frame[name].dropna()
+        cells[name] = "" if name in schema.texts else None
+        if name in schema.numbers:
+            numbers = to_numbers(column, name in schema.day_first)
+            known = np.isfinite(numbers)
+            if known.any():
+                distance = np.abs(numbers - np.median(numbers[known]))
+                cells[name] = column.iloc[int(np.nanargmin(distance))]
+        elif name not in schema.texts and len(column):
+            cells[name] = column.mode().iloc[0]
+    return frame.iloc[:1].astype(object).assign(**{name: [cells[name]] for name in cells})
 
 
 def split_rows(

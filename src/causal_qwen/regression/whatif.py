@@ -30,7 +30,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,15 +38,10 @@ from scipy import optimize
 
 from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.options import SEMANTICS, check_choice
-from causal_qwen.regression.fitted import median_of
 from causal_qwen.regression.source_model import SourceModel
 from causal_qwen.tables.cells import is_missing
-from causal_qwen.tables.frames import require_pandas, to_frame, to_numbers
-from causal_qwen.tables.rows import TEXT, require_columns
+from causal_qwen.tables.frames import require_columns, to_numbers
 from causal_qwen.text.numerals import render
-
-if TYPE_CHECKING:
-    from causal_qwen.regression.regressor import CausalTextRegressor
 
 NEAR = 1e-5  # of the scale: poles that are closer cancel
 WIDEST = 1e12  # of a bracket, in scales
@@ -123,9 +118,8 @@ class NumberCounterfactual:
             name: {"before": _plain(before), "after": _plain(after)}
             for name, (before, after) in self.changes.items()
         }
-        names = ("target", "observed", "factual", "noise", "median", "low", "high", "level")
-        found = {name: getattr(self, name) for name in (*names, "semantics", "beyond")}
-        return found | {"changes": changes}
+        kept = {n: v for n, v in vars(self).items() if n not in ("changes", "quantile")}
+        return kept | {"changes": changes}
 
     def __repr__(self) -> str:
         edits = " and ".join(
@@ -143,56 +137,12 @@ class NumberCounterfactual:
         )
 
 
-def number_counterfactual(
-    regressor: CausalTextRegressor,
-    row: Any,
-    observed: float,
-    edits: Mapping[str, Any],
-    *,
-    target: str | None,
-    level: float,
-    semantics: str,
-) -> NumberCounterfactual:
-    """The number of `row`, had its columns been as in `edits`."""
+def check_question(observed: Any, level: float, semantics: str) -> None:
     check_choice("semantics", semantics, SEMANTICS)
     if not 0 < level < 1:
         raise ValueError(f"level={level} is outside (0, 1).")
     if not isinstance(observed, numbers.Real) or not math.isfinite(observed):
         raise ValueError(f"observed={observed!r} is no finite number; give the number seen.")
-    name = regressor.target_name(target)
-    frame = one_row(row, regressor.columns_, TEXT)
-    other = edited(frame, edits, regressor.source_)
-    here, there = _world(regressor, frame, name), _world(regressor, other, name)
-    fitted = regressor.targets_[name]
-    found = answer(float(observed), here, there, fitted.space, fitted.limits.clip, level, semantics)
-    return NumberCounterfactual(
-        target=name,
-        observed=float(observed),
-        factual=here.median,
-        level=level,
-        semantics=semantics,
-        changes=changed(frame, other, edits),
-        beyond=regressor.beyond_training(regressor._to_input(other))[0],
-        **found,
-    )
-
-
-def _world(regressor: CausalTextRegressor, frame: Any, name: str) -> World:
-    """The law of one row, its scale divided into the individual's share and chance."""
-    X = regressor._to_input(frame)
-    found = regressor.predict_distribution(X)
-    number = found[name] if isinstance(found, dict) else found
-    target, source = regressor.targets_[name], regressor.source_
-    action = regressor.model_.action if target.chain is None else target.chain.action
-    noise = float((action.value.weight.abs() @ action.b_noise.abs().unsqueeze(-1)).item())
-    scale = float(number.y.scale[0])
-    of_chain = scale  # before it is clamped or widened
-    if source is not None:
-        z = regressor._read_frame(frame, source.poolings) if source.poolings else None
-        of_chain = float(source.predict(frame, z)[name][1].scale[0])
-    exogenous = scale * min(noise / of_chain, 1 - 1e-9)
-    median = float(median_of(number, target)[0])
-    return World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
 
 
 def answer(
@@ -230,59 +180,29 @@ def answer(
     return found | {"quantile": quantile}
 
 
-# ---------------------------------------------------------------- rows and edits
-
-
-def one_row(row: Any, columns: list[Any] | None, text_name: str) -> Any:
-    """A row (a dict, a Series, a table of one row; or a text) as a DataFrame of one row."""
-    pandas = require_pandas()
-    if columns is None:
-        texts = [row] if isinstance(row, str) else list(row)
-        frame = pandas.DataFrame({text_name: texts})
-    elif isinstance(row, str):
-        raise ValueError("row is a text, and this regressor reads tables; give a row with columns.")
-    elif isinstance(row, Mapping) or getattr(row, "ndim", 2) == 1:
-        frame = to_frame(pandas.DataFrame([dict(row)]))
-    else:
-        frame = to_frame(row)
-    if len(frame) != 1:
-        raise ValueError(f"row has {len(frame)} rows; give one, such as table.iloc[[3]].")
-    if columns is not None:
-        require_columns(frame, columns)
-        frame = frame[columns]
-    return frame.astype(object)
-
-
-def edited(frame: Any, changes: Mapping[str, Any], source: SourceModel | None) -> Any:
-    """The row with other values in some columns, each checked."""
+def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None) -> Any:
+    """The row with other values in some columns: numbers where numbers are read, and categories
+    that training rows have."""
     if not changes:
         raise ValueError("no column is changed; name one with its other value, such as carat=1.0.")
     require_columns(frame, list(changes))
-    other = frame.copy()
+    other = frame.assign(**{name: [value] for name, value in changes.items()})
+    if source is None:
+        return other
+    schema, categories = source.table.schema, _categories(source)
     for name, value in changes.items():
-        other[name] = [value]
-        if source is not None:
-            _check_value(name, value, other[name], source)
+        if value is None or is_missing(str(value)):
+            continue
+        if name in schema.numbers:
+            if not np.isfinite(to_numbers(other[name], name in schema.day_first)).all():
+                raise ValueError(f"{name}={value!r} is no finite number, which {name} is.")
+        elif str(value) not in (known := categories.get(name, [str(value)])):
+            listed = ", ".join(known[:SHOWN_VALUES])
+            raise ValueError(
+                f"{name}={value!r} does not occur in the training rows, so nothing is known about "
+                f"it; they have {listed}{', ...' if len(known) > SHOWN_VALUES else ''}."
+            )
     return other
-
-
-def _check_value(name: str, value: Any, column: Any, source: SourceModel) -> None:
-    """A number where numbers are read, a category that training rows have."""
-    if value is None or is_missing(str(value)):
-        return
-    schema = source.table.schema
-    if (
-        name in schema.numbers
-        and not np.isfinite(to_numbers(column, name in schema.day_first)).all()
-    ):
-        raise ValueError(f"{name}={value!r} is no finite number; {name} is a column of numbers.")
-    known = _categories(source).get(name)
-    if known is not None and str(value) not in known:
-        listed = ", ".join(known[:SHOWN_VALUES]) + (", ..." if len(known) > SHOWN_VALUES else "")
-        raise ValueError(
-            f"{name}={value!r} does not occur in the training rows, so nothing is known about it; "
-            f"they have {listed}."
-        )
 
 
 def _categories(source: SourceModel) -> dict[str, list[str]]:
@@ -293,10 +213,6 @@ def _categories(source: SourceModel) -> dict[str, list[str]]:
             pairs = zip(source.table.schema.categories, encoder.categories_, strict=True)
             return {name: [str(one) for one in values if str(one)] for name, values in pairs}
     return {}
-
-
-def changed(before: Any, after: Any, names: Any) -> dict[str, tuple[Any, Any]]:
-    return {name: (before[name].iloc[0], after[name].iloc[0]) for name in names}
 
 
 def _plain(value: Any) -> Any:

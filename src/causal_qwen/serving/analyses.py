@@ -180,7 +180,7 @@ def number_counterfactual(
         raise RequestError("The model's own head keeps no individual; name a regressor.")
 
     def work() -> dict[str, Any]:
-        from causal_qwen.tables.rows import TEXT
+        from causal_qwen.tables.frames import TEXT
 
         try:
             regressor = open_regressor(service, name)

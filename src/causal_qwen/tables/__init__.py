@@ -5,10 +5,10 @@ Out:  a DataFrame with the kind of each column; target values as float64; the sa
       back with its predictions.
 
     cells        one cell as it is written -> a number, an amount, a date or a text
-    rows         the header and rows of a table, as messages name them
-    frames       a table in memory -> one DataFrame; the kind of each column
+    frames       a table in memory -> one DataFrame; its rows as messages name them; the kind of
+                 each column
     targets      the numbers to predict: names of columns, arrays, amounts as written
-    csv_table    a CSV file: its dialect, its cells as they are written, and their values
+    csv_table    a CSV file: its dialect, its cells and lines as they are written
     files        all files by their extensions: read whole or in blocks, written with predictions
     iris         the example table
 

@@ -51,6 +51,20 @@ MONTH_NAMED = re.compile(  # Jun 12 1998; 12-Jun-98; Friday, June 12, 1998
     rf"(?:[0-9]{{4}}|[0-9]{{2}}){CLOCK}",
     re.IGNORECASE,
 )
+MARK = "[^0-9,.+\\-\\s]{0,4} ?"
+COMMA_NUMBER = re.compile(  # 1,5; 1.234,50 €; 12: with a decimal comma
+    rf"({MARK}[-+]?)([1-9][0-9]{{0,2}}(?:\.[0-9]{{3}})+|[0-9]+)(,[0-9]+)?"
+    rf"([eE][-+]?[0-9]+| ?{MARK})"
+)
+AMBIGUOUS = r"[1-9][0-9]{0,2}SEP[0-9]{3}(?![0-9])"
+CERTAIN = (
+    rf"{MARK}[-+]?(?:(?!{AMBIGUOUS})[0-9]+|[1-9][0-9]{{0,2}}(?:OTHER[0-9]{{3}})+)SEP[0-9]+"
+    rf"(?:[eE][-+]?[0-9]+)? ?{MARK}"
+)
+CERTAIN_COMMA = re.compile(CERTAIN.replace("SEP", ",").replace("OTHER", r"\."))
+CERTAIN_POINT = re.compile(CERTAIN.replace("SEP", r"\.").replace("OTHER", ","))
+THOUSAND = re.compile(r"[1-9][0-9]{0,2}\.[0-9]{3}")  # 1.234
+SHOWN = 60  # characters of a line or cell in a message
 
 
 class Amount(NamedTuple):
@@ -70,8 +84,14 @@ def stripped(cell: str) -> str:
     return "".join(str(unicodedata.decimal(one)) if one.isdecimal() else one for one in text)
 
 
-def read_cell(cell: str) -> Any:
-    """A number, a truth value, NaN or the text itself; digits such as 007 are a name."""
+def read_cell(cell: str, decimal: str = ".") -> Any:
+    """A number, a truth value, NaN or the text itself; digits such as 007 are a name. With decimal
+    commas, "1.5" is a text."""
+    if decimal == ",":
+        moved = with_point(cell)
+        if moved == cell and "." in cell and NUMBER.fullmatch(cell.strip()):
+            return cell
+        cell = moved
     text = stripped(cell)
     if is_missing(text):
         return math.nan
@@ -89,6 +109,8 @@ def read_amount(cell: str) -> Amount | None:
     text = stripped(cell)
     if NUMBER.fullmatch(text):
         return _finite(text)
+    if not any(map(str.isdigit, text)):
+        return None
     found = encode(text)
     if len(found.values) != 1:
         return None
@@ -118,6 +140,48 @@ def marks_differ(marks: Iterable[str]) -> bool:
     """
     found = set(marks)
     return len(found - {""}) > 1 or {PERCENT, ""} <= found
+
+
+def with_point(cell: str) -> str:
+    """A cell of a file with decimal commas, with a decimal point; the same if it is no number.
+
+    "1.234,50 €" is "1234.50 €", and "1.500" is "1500".
+    """
+    match = COMMA_NUMBER.fullmatch(cell.strip())
+    if match is None:
+        return cell
+    before, whole, fraction, after = match.groups()
+    moved = f"{before}{whole.replace('.', '')}{(fraction or '').replace(',', '.')}{after}"
+    return cell if read_amount(moved) is None else moved
+
+
+def find_decimal(cells: Iterable[str], is_usual: bool) -> str:
+    """The decimal mark of a file's cells. "1,5" can only be a decimal comma, "1.5" only a decimal
+    point, "1,234" either. Where no cell decides, the comma if it `is_usual`. Both are refused."""
+    cells = [cell.strip() for cell in cells]
+    comma = next(filter(CERTAIN_COMMA.fullmatch, cells), None)
+    point = next(filter(CERTAIN_POINT.fullmatch, cells), None)
+    if comma is not None and point is not None:
+        raise ValueError(
+            f"decimal commas, {shown(comma)}, and decimal points, {shown(point)}, in one file; "
+            "name one with --decimal, and the others stay text."
+        )
+    return "," if comma is not None or (is_usual and point is None) else "."
+
+
+def may_be_thousands(cells: Iterable[str]) -> str | None:
+    """A cell such as 1.234, beside others such as 987, in which a point may separate thousands."""
+    known = {cell.strip() for cell in cells if not is_missing(cell)}
+    pointed = set(filter(THOUSAND.fullmatch, known))
+    others = known - pointed
+    is_doubtful = others and all(cell.isdecimal() and len(cell) <= 3 for cell in others)
+    return min(pointed) if pointed and is_doubtful else None
+
+
+def shown(text: str) -> str:
+    """A line or cell in a message."""
+    text = text.rstrip("\r\n")
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
 
 
 def _finite(text: str) -> Amount | None:

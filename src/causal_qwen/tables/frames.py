@@ -41,9 +41,12 @@ from causal_qwen.tables.cells import (
     is_missing,
     marks_differ,
     read_amount,
+    shown,
 )
-from causal_qwen.tables.rows import shown
-from causal_qwen.terminal import counted
+
+TEXT = "text"  # the column of texts that are not in a table
+LINE = "line"  # the name of an index of lines of a file
+ROWS_LISTED = 5  # in a message
 
 Kind = Literal["number", "category", "text", "date", "flag", "id"]
 
@@ -78,13 +81,12 @@ def is_tabular(X: Any) -> bool:
 
     A list, a Series or a single column of texts is none: every text is a row of its own.
     """
-    if isinstance(X, dict):
-        return True
     if isinstance(X, list | tuple):
         return len(X) > 0 and isinstance(X[0], list | tuple | dict | np.ndarray)
     if isinstance(X, np.ndarray):
-        return X.dtype.names is not None or (X.ndim == 2 and not _is_one_text_column(X))
-    return hasattr(X, "columns") or hasattr(X, "__dataframe__") or _is_sparse(X)
+        is_texts = X.ndim == 2 and X.shape[1] == 1 and any(isinstance(cell, str) for cell in X.flat)
+        return X.dtype.names is not None or (X.ndim == 2 and not is_texts)
+    return isinstance(X, dict) or hasattr(X, "columns") or hasattr(X, "__dataframe__")
 
 
 def as_table(X: Any) -> Any:
@@ -92,12 +94,20 @@ def as_table(X: Any) -> Any:
     return to_frame(X) if is_tabular(X) else X
 
 
-def _is_sparse(X: Any) -> bool:
-    return hasattr(X, "toarray") and hasattr(X, "nnz")
+def read_texts(X: Any) -> list[str]:
+    """Texts from a list, a Series, or an array of one dimension or one column."""
+    if isinstance(X, str):
+        raise TypeError("X is a string; give a list of texts.")
+    texts = list(np.asarray(X)[:, 0] if getattr(X, "ndim", 1) == 2 else X)
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"X[{row}] is {type(text).__name__}; give a string.")
+    return [str(text) for text in texts]
 
 
-def _is_one_text_column(X: NDArray[Any]) -> bool:
-    return X.shape[1] == 1 and any(isinstance(cell, str) for cell in X.flat)
+def listed(names: str | Sequence[str] | None) -> list[str]:
+    """Names of columns, of which one may be given by itself."""
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def to_frame(X: Any) -> Any:
@@ -111,13 +121,11 @@ def to_frame(X: Any) -> Any:
           becomes 0.1, not 0.10000000149. Decimals become floats; nullable columns have NaN; the
           items of a list become one text.
 
-    Two columns of one name are refused, as is a sparse matrix.
+    Two columns of one name are refused.
     """
     pandas = require_pandas()
-    if _is_sparse(X):
-        raise TypeError(f"X is a sparse {type(X).__name__}; give X.toarray().")
     frame = _as_pandas(pandas, X)
-    frame = frame.set_axis(_text_names(frame.columns), axis=1)  # shares X's cells until written
+    frame = frame.set_axis(text_names(frame.columns), axis=1)  # shares X's cells until written
     for name in frame.columns:
         column = frame[name]
         if (plain := _plain_column(pandas, column)) is not column:
@@ -138,19 +146,24 @@ def require_pandas() -> Any:
 def _as_pandas(pandas: Any, X: Any) -> Any:
     if isinstance(X, pandas.DataFrame):
         return X
-    if isinstance(X, dict):
-        return _from_columns(pandas, X)
+    if isinstance(X, dict) or getattr(getattr(X, "dtype", None), "names", None) is not None:
+        return pandas.DataFrame(X)
+    if isinstance(X, list | tuple) and len(X) and isinstance(X[0], dict):
+        return pandas.DataFrame(list(X))
     if isinstance(X, np.ndarray | list | tuple):
-        return _from_rows(pandas, X)
+        rows = X if isinstance(X, np.ndarray) else np.array([[*row] for row in X], dtype=object)
+        if rows.ndim != 2:
+            raise ValueError("X is no table: give an array of two dimensions, or rows of one width")
+        names = [f"x{place}" for place in range(rows.shape[1])]
+        frame = pandas.DataFrame(rows, columns=pandas.Index(names, dtype=object))
+        return frame.infer_objects() if rows.dtype == object else frame
     if hasattr(X, "to_pandas"):
         try:
             return pandas.DataFrame(X.to_pandas())
         except ModuleNotFoundError:  # polars goes through pyarrow, which may be missing
-            if hasattr(X, "to_dict"):
-                return _from_columns(pandas, X.to_dict(as_series=False))
-            raise
-    if hasattr(X, "__arrow_c_stream__") and hasattr(pandas.DataFrame, "from_arrow"):
-        return pandas.DataFrame.from_arrow(X)
+            if not hasattr(X, "to_dict"):
+                raise
+            return pandas.DataFrame(X.to_dict(as_series=False))
     if hasattr(X, "__dataframe__"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the protocol is older than its replacement
@@ -161,57 +174,12 @@ def _as_pandas(pandas: Any, X: Any) -> Any:
     )
 
 
-def _from_columns(pandas: Any, columns: dict[Any, Any]) -> Any:
-    lengths = {}
-    for name, column in columns.items():
-        if isinstance(column, str) or not hasattr(column, "__len__"):
-            raise TypeError(f"column {name!r} is {type(column).__name__}; give a list of values.")
-        lengths[name] = len(column)
-    if len(set(lengths.values())) > 1:
-        (one, length), *others = lengths.items()
-        other = next(item for item in others if item[1] != length)
-        raise ValueError(
-            f"column {one!r} has {counted(length, 'value')} and {other[0]!r} {other[1]}; give a "
-            "value for every row."
-        )
-    return pandas.DataFrame(columns)
-
-
-def _from_rows(pandas: Any, X: Any) -> Any:
-    if isinstance(X, np.ndarray) and X.dtype.names is not None:
-        return pandas.DataFrame(X)
-    if isinstance(X, list | tuple) and len(X) and isinstance(X[0], dict):
-        return pandas.DataFrame(list(X))
-    if isinstance(X, list | tuple):
-        widths = {len(row): number for number, row in enumerate(X)}
-        if len(widths) > 1:
-            (one, first), (other, second), *_ = widths.items()
-            raise ValueError(
-                f"row {first} of X has {counted(one, 'value')} and row {second} {other}; give rows "
-                "of one width."
-            )
-        X = np.array([list(row) for row in X], dtype=object)
-    if X.ndim != 2:
-        raise ValueError(
-            f"X has {counted(X.ndim, 'dimension')}; give a table, of two: rows and columns."
-        )
-    names = [f"x{place}" for place in range(X.shape[1])]
-    frame = pandas.DataFrame(X, columns=pandas.Index(names, dtype=object))
-    return frame.infer_objects() if X.dtype == object else frame
-
-
-def _text_names(columns: Any) -> list[str]:
-    names: dict[str, Any] = {}
-    for column in columns:
-        name = text_name(column)
-        if name in names:
-            other = names[name]
-            both = f"two columns {name!r}"
-            if other != column:
-                both = f"columns {other!r} and {column!r}, which are one name as text"
-            raise ValueError(f"the table has {both}; rename one of them.")
-        names[name] = column
-    return list(names)
+def text_names(columns: Any) -> list[str]:
+    """The names of columns as texts, which must differ."""
+    names = list(map(text_name, columns))
+    if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+        raise ValueError(f"the table has two columns {shown(twice)}; rename one of them.")
+    return names
 
 
 def text_name(column: Any) -> str:
@@ -225,56 +193,80 @@ def text_name(column: Any) -> str:
 
 def _plain_column(pandas: Any, column: Any) -> Any:
     """A column with int64, float64, bool or its own type; the same object if nothing changes."""
-    kind = column.dtype
-    types = pandas.api.types
+    kind, types = column.dtype, pandas.api.types
     if isinstance(kind, pandas.CategoricalDtype) or kind == np.bool_:
         return column
+    if types.is_complex_dtype(kind):
+        raise ValueError(f"column {column.name!r}: complex data is not supported.")
     if types.is_bool_dtype(kind):  # nullable
         return column.astype(object).where(column.notna(), np.nan).infer_objects()
-    if types.is_complex_dtype(kind):
-        raise ValueError(f"column {column.name!r} has complex numbers; give their parts.")
-    if types.is_integer_dtype(kind):
-        if not column.hasnans:
-            is_wide = kind in (np.int64, np.uint64)  # an int64 does not hold every uint64
-            return column if is_wide else column.astype(np.int64)
-        return _series(pandas, column, column.to_numpy(np.float64, na_value=np.nan))
-    if types.is_float_dtype(kind):
-        return column if kind == np.float64 else _series(pandas, column, widen(column))
-    if types.is_object_dtype(kind):
-        return _plain_objects(pandas, column)
+    if types.is_integer_dtype(kind) and not column.hasnans:
+        is_wide = kind in (np.int64, np.uint64)  # an int64 does not hold every uint64
+        return column if is_wide else column.astype(np.int64)
+    if types.is_integer_dtype(kind) or types.is_float_dtype(kind):
+        is_plain = kind == np.float64
+        return column if is_plain else pandas.Series(widen(column), column.index, name=column.name)
+    if not types.is_object_dtype(kind):
+        return column
+    cells = column.dropna().tolist()
+    if cells and all(isinstance(cell, Decimal) for cell in cells):
+        return column.astype(np.float64)
+    if any(isinstance(cell, NESTED) for cell in cells):
+        return column.map(_flat)
     return column
 
 
-def _plain_objects(pandas: Any, column: Any) -> Any:
-    """Decimals as floats, and lists and objects as text: ["red", "blue"] is "red, blue"."""
-    if _are_all(column, Decimal):
-        return column.astype(np.float64)
-    if not any(isinstance(cell, NESTED) for cell in column):
-        return column
-    return _series(pandas, column, [_flat(cell) for cell in column])
-
-
 def _flat(cell: Any) -> Any:
+    """Lists and objects as text: ["red", "blue"] is "red, blue"."""
     if isinstance(cell, dict):
         return ", ".join(f"{name} {value}" for name, value in cell.items())
     return ", ".join(map(str, cell)) if isinstance(cell, NESTED) else cell
 
 
-def _series(pandas: Any, column: Any, values: Any) -> Any:
-    return pandas.Series(values, index=column.index, name=column.name)
-
-
 def widen(values: Any) -> NDArray[np.float64]:
-    """Float32 and float16 -> the double with the same shortest spelling, as if never narrowed."""
-    kind = str(getattr(values, "dtype", ""))
-    if "16" in kind or "32" in kind or kind.startswith(("float[", "halffloat")):
-        narrow = np.float16 if "16" in kind or kind.startswith("half") else np.float32
-        if hasattr(values, "to_numpy"):
-            values = values.to_numpy(narrow, na_value=np.nan)
-        return np.asarray(values, narrow).astype(str).astype(np.float64)
+    """Numbers as float64; float32 and float16 -> the double with the same shortest spelling."""
+    kind = str(getattr(values, "dtype", "")).lower()  # "float32", "Float32", "float[pyarrow]"
+    is_half = "half" in kind or "float16" in kind
+    is_narrow = is_half or "float32" in kind or kind.startswith("float[")
+    width = np.float16 if is_half else np.float32 if is_narrow else np.float64
     if hasattr(values, "to_numpy") and hasattr(values, "hasnans"):
-        return np.asarray(values.to_numpy(np.float64, na_value=np.nan))
-    return np.asarray(values, np.float64)
+        values = values.to_numpy(width, na_value=np.nan)
+    wide = np.asarray(values, width)
+    return np.asarray(wide.astype(str) if is_narrow else wide, np.float64)
+
+
+# ---------------------------------------------------------------- rows, as messages name them
+
+
+def require_columns(table: Any, names: Sequence[Any]) -> None:
+    for name in names:
+        if name not in table.columns:
+            existing = ", ".join(map(repr, table.columns))
+            raise ValueError(f"there is no column {name!r}; the table has {existing}.")
+
+
+def is_table(X: Any) -> bool:
+    """Whether X is a pandas DataFrame, or behaves like one."""
+    return hasattr(X, "columns") and hasattr(X, "isna")
+
+
+def row_index(X: Any) -> Any:
+    """The index of a DataFrame, which names its rows in messages; None for texts."""
+    return X.index if is_table(X) else None
+
+
+def name_rows(rows: Any, index: Any = None) -> str:
+    """ "row 3", "rows 3, 5 and 7", "9 rows (3, 5, 7, 8, 9, ...)"; by `index`, a table's labels.
+
+    A table read from a file has its lines as the index: "line 3".
+    """
+    noun = LINE if getattr(index, "name", None) == LINE else "row"
+    names = [str(row if index is None else index[row]) for row in map(int, rows[: ROWS_LISTED + 1])]
+    if len(names) == 1:
+        return f"{noun} {names[0]}"
+    if len(names) <= ROWS_LISTED:
+        return f"{noun}s {', '.join(names[:-1])} and {names[-1]}"
+    return f"{len(rows)} {noun}s ({', '.join(names[:ROWS_LISTED])}, ...)"
 
 
 # ---------------------------------------------------------------- kinds of columns
@@ -411,11 +403,6 @@ def _are_short(values: Sequence[Any]) -> bool:
     texts = [str(value) for value in values]
     words = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
     return bool(np.median(words) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS)
-
-
-def _are_all(column: Any, kind: type) -> bool:
-    cells = column.dropna().tolist()
-    return bool(cells) and all(isinstance(cell, kind) for cell in cells)
 
 
 # ---------------------------------------------------------------- numbers of a column

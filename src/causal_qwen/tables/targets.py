@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.tables.cells import (
-    DIGITS,
-    is_date,
-    is_missing,
-    marks_differ,
-    read_target,
+from causal_qwen.tables.cells import DIGITS, is_date, is_missing, marks_differ, read_target, shown
+from causal_qwen.tables.frames import (
+    is_table,
+    name_rows,
+    require_columns,
+    row_index,
+    text_name,
+    text_names,
+    to_frame,
+    widen,
 )
-from causal_qwen.tables.frames import text_name, to_frame, widen
-from causal_qwen.tables.rows import is_table, name_rows, require_columns, shown
 from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
@@ -40,12 +42,14 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
     A column of a DataFrame X that has a target's name must be that target: it is no feature.
     """
     if _are_names(X, y):
-        return _named_columns(X, y), isinstance(y, str | int)
+        is_single = isinstance(y, str | int)
+        names = text_names([y] if is_single else y)
+        if not is_table(X):
+            raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
+        require_columns(X, names)
+        return {name: _numbers(name, X[name], X.index) for name in names}, is_single
     columns, is_single = _columns_of(X, y)
-    if not columns:
-        raise ValueError("y is empty; give at least one target.")
-    index = X.index if is_table(X) else None
-    found = {name: _numbers(name, column, index) for name, column in columns.items()}
+    found = {name: _numbers(name, column, row_index(X)) for name, column in columns.items()}
     for name, values in found.items():
         if is_table(X) and name in X.columns and not _is_same(X[name], values):
             raise ValueError(
@@ -54,10 +58,26 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
     return found, is_single
 
 
-def check_target_names(names: Sequence[str]) -> None:
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            raise ValueError(f"the target {name!r} is given twice; name it once.")
+def usable_rows(
+    has_text: NDArray[np.bool_], values: dict[str, Array], bad_rows: str, index: Any = None
+) -> NDArray[np.bool_]:
+    """Rows with a text and finite targets; other rows raise an error, or are skipped and named."""
+    is_usable = has_text.copy()
+    empty = np.flatnonzero(~has_text)
+    why = [f"{name_rows(empty, index)} without a text"] if len(empty) else []
+    for name, column in values.items():
+        if len(column) != len(has_text):
+            both = f"{counted(len(column), 'value')} for {counted(len(has_text), 'row')}"
+            raise ValueError(f"target {name!r} has {both}.")
+        if len(rows := np.flatnonzero(~np.isfinite(column))):
+            why.append(f"target {name!r} is NaN or infinite in {name_rows(rows, index)}")
+            is_usable[rows] = False
+    if why and bad_rows == "raise":
+        raise ValueError(f"{'; '.join(why)}: correct them, drop them, or set bad_rows='skip'.")
+    if why:
+        rows_are = counted(int((~is_usable).sum()), "row is", "rows are")
+        warnings.warn(f"{rows_are} skipped: {'; '.join(why)}.", stacklevel=3)
+    return is_usable
 
 
 def check_variety(name: str, values: Array) -> None:
@@ -86,15 +106,6 @@ def _are_names(X: Any, y: Any) -> bool:
     return not all(is_missing(cell) or read_target(cell) for cell in y)
 
 
-def _named_columns(X: Any, y: Any) -> dict[str, Array]:
-    names = [text_name(name) for name in ([y] if isinstance(y, str | int) else y)]
-    if not is_table(X):
-        raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
-    check_target_names(names)
-    require_columns(X, names)
-    return {name: _numbers(name, X[name], X.index) for name in names}
-
-
 def _columns_of(X: Any, y: Any) -> tuple[dict[str, Any], bool]:
     if isinstance(y, dict):
         return {text_name(name): column for name, column in y.items()}, False
@@ -113,8 +124,6 @@ def _columns_of(X: Any, y: Any) -> tuple[dict[str, Any], bool]:
 
 
 def _is_same(column: Any, values: Array) -> bool:
-    if len(column) != len(values):
-        return False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the note on the target's cells was given
@@ -124,28 +133,19 @@ def _is_same(column: Any, values: Array) -> bool:
 
 
 def _numbers(name: str, column: Any, index: Any = None) -> Array:
-    kind = getattr(column, "dtype", None)
     array = np.asarray(column)
     if array.dtype.kind in "biuf":
-        return widen(column if kind is not None else array)
+        return widen(column if hasattr(column, "dtype") else array)
     if array.dtype.kind in "mM":
         raise _no_date(name, str(array.flat[0]))
-    found = read_cells(name, _cells_of(column))
+    as_list = getattr(column, "to_pylist", getattr(column, "tolist", lambda: list(column)))
+    found = read_cells(name, as_list())
     if len(found.unread):
-        row = found.unread[0]
-        where = name_rows(found.unread, index)
+        where, cell = name_rows(found.unread, index), shown(found.cells[found.unread[0]])
         raise ValueError(
-            f"target {name!r} has no number in {where}, such as {shown(found.cells[row])}; correct "
-            "or drop them."
+            f"target {name!r} has no number in {where}, such as {cell}; correct or drop them."
         )
     return found.values
-
-
-def _cells_of(column: Any) -> list[Any]:
-    for name in ("to_pylist", "tolist"):
-        if hasattr(column, name):
-            return getattr(column, name)()
-    return list(column)
 
 
 # ---------------------------------------------------------------- cells as written
@@ -169,7 +169,7 @@ def read_cells(name: str, cells: Sequence[Any], written: Sequence[str] | None = 
     for row, cell in enumerate(cells):
         if not isinstance(cell, str):
             values[row] = _float(cell)
-            if np.isnan(values[row]) and not _is_nothing(cell):
+            if np.isnan(values[row]) and texts[row] not in ("None", "<NA>", "NaT", "nan"):
                 unread.append(row)
         elif not is_missing(cell):
             amount = read_target(cell)
@@ -203,10 +203,6 @@ def _float(cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError):
         return np.nan
-
-
-def _is_nothing(cell: Any) -> bool:
-    return cell is None or str(cell) in ("<NA>", "NaT", "nan")
 
 
 def _no_date(name: str, cell: str) -> ValueError:
