@@ -86,12 +86,6 @@ def test_credibility_comes_before_the_score() -> None:
     assert table["row"].tolist() == [2, 1, 0]
 
 
-def test_several_targets_are_named() -> None:
-    found = {"price": judged([0.3], [9]), "depth": judged([0.1], [8])}
-    table = suspicion_table(found, pd.Index([7], name="line"))
-    assert table[["target", "line"]].to_numpy().tolist() == [["depth", 7], ["price", 7]]
-
-
 @pytest.mark.parametrize("kind", ["csv", "html", "parquet"])
 def test_a_suspicion_table_is_written_by_its_extension(kind: str, tmp_path: Path) -> None:
     table = suspicion_table({"price": judged([0.2, 1], [9, 1])}, pd.Index(["<b>1</b>", "2"]))
@@ -106,13 +100,3 @@ def test_a_suspicion_table_is_written_by_its_extension(kind: str, tmp_path: Path
     read = pd.read_csv(path) if kind == "csv" else pd.read_parquet(path)
     assert read["row"].tolist() == ["<b>1</b>", "2"]
     assert read["credibility"].tolist() == [0.2, 1]
-
-
-def test_other_files_than_tables_and_pages_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\.xlsx: an audit is written as"):
-        suspicion_kind(Path("found.xlsx"))
-
-
-def test_one_of_two_arguments_is_refused(priced: Any, rings: Any) -> None:
-    with pytest.raises(ValueError, match="both X and y"):
-        priced.suspicious(rings)

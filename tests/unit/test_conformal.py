@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.regression.conformal import Conformal, TooFewRows, rows_needed
+from causal_qwen.regression.conformal import Conformal, Limits, TooFewRows, rows_needed
 from causal_qwen.regression.csv_io import predict_csv
-from causal_qwen.regression.conformal import Limits
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.source_model import SourceModel
 
@@ -24,11 +23,6 @@ from causal_qwen.regression.source_model import SourceModel
 def fitted(residuals: list[float], scale: float = 1.0) -> Conformal:
     loc = torch.zeros(len(residuals), dtype=torch.float64)
     return Conformal.fit(Cauchy(loc, torch.full_like(loc, scale)), residuals)
-
-
-def test_scores_are_residuals_in_units_of_the_predicted_scale() -> None:
-    y = Cauchy(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
-    assert Conformal.fit(y, [2.0, -2.0]).scores.tolist() == [-1.0, 2.0]
 
 
 def test_the_radius_is_the_ranked_score() -> None:
@@ -115,14 +109,6 @@ def test_weights_of_2_are_rows_that_occur_twice(rows: int, seed: int) -> None:
     assert two.radius(0.5) == twice.radius(0.5)
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -0.2])
-def test_levels_outside_0_to_1_are_refused(level: float) -> None:
-    with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
-        fitted([1.0]).radius(level)
-    with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
-        fitted([1.0]).quantile(level)
-
-
 # ---------------------------------------------------------------- of a fitted regressor
 
 
@@ -130,18 +116,6 @@ def line(rows: int, seed: int = 0) -> Any:
     x = np.linspace(1, 10, rows)
     noise = np.random.default_rng(seed).normal(0, 0.3, rows)
     return pandas.DataFrame({"x": x, "price": 50 + 3 * x + noise})
-
-
-@pytest.mark.parametrize("rows", [2, 3, 5, 8])
-def test_intervals_of_tiny_tables_are_infinite_with_a_warning(rows: int) -> None:
-    table = line(rows)
-    fitted = CausalTextRegressor(sources=["columns"], verbose=False).fit(table, "price")
-    for level, needed in ((0.9, 9), (0.99, 99)):
-        with pytest.warns(TooFewRows, match=f"at least {needed}"):
-            low, high = fitted.predict_interval(table[["x"]], level)
-        assert (low == 0).all()  # the support: prices are positive
-        assert np.isposinf(high).all()
-    assert np.isfinite(fitted.predict(table[["x"]])).all()
 
 
 def test_an_infinite_interval_is_not_cut_at_the_range_of_the_labels() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,9 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
 from causal_qwen.regression.explanation import (  # noqa: E402
-    baseline_cells,
-    baseline_frame,
-    baseline_row,
     explain_rows,
 )
-from causal_qwen.regression.sources import Schema  # noqa: E402
-from causal_qwen.tables.frames import to_numbers  # noqa: E402
+from causal_qwen.regression.sources import Schema, typical_row  # noqa: E402
 
 ROWS = pd.DataFrame({"a": [3.0, 1.0], "b": [5.0, 2.0], "c": [7.0, 0.0], "d": [1.0, 1.0]})
 BASE = pd.DataFrame({"a": [1.0], "b": [1.0], "c": [1.0], "d": [0.0]})
@@ -80,19 +75,8 @@ def test_the_baseline_is_a_typical_row() -> None:
             "none": [None] * 4,
         }
     )
-    row = baseline_row(frame, Schema(["carat"], ["cut"], ["note"]))
+    row = typical_row(frame, Schema(["carat"], ["cut"], ["note"]))
     assert row.iloc[0].to_dict() == {"carat": 2.0, "cut": "Ideal", "note": "", "none": None}
-
-
-def test_the_baseline_survives_as_json() -> None:
-    frame = pd.DataFrame(
-        {"day": [pd.Timestamp("2024-05-01")], "carat": [np.float64(0.7)], "ok": [np.True_]},
-        dtype=object,
-    )
-    cells = json.loads(json.dumps(baseline_cells(frame)))
-    assert cells == {"day": "2024-05-01 00:00:00", "carat": 0.7, "ok": True}
-    again = baseline_frame(cells)
-    assert to_numbers(again["day"]).tolist() == to_numbers(frame["day"]).tolist()
 
 
 def test_a_regressor_explains_its_medians_and_widths(priced: Any, rings: Any) -> None:
@@ -115,9 +99,3 @@ def test_contributions_are_drawn_as_bars(priced: Any, rings: Any) -> None:
     assert widths == pytest.approx(sorted(found.table[found.table["row"] == 96]["median"]))
     with pytest.raises(ValueError, match="row 7 is not explained"):
         found.plot(7)
-
-
-@pytest.mark.parametrize("permutations", [0, 3])
-def test_orders_come_in_pairs(permutations: int) -> None:
-    with pytest.raises(ValueError, match="permutations="):
-        explained(lambda rows: rows["a"], permutations)

@@ -23,7 +23,6 @@ from causal_qwen.regression.features import (
     encode_texts,
     features,
     fingerprint,
-    hidden_at_end,
     too_long,
 )
 
@@ -110,17 +109,6 @@ def test_poolings_are_cached_apart_from_last_tokens(pair: Any, tmp_path: Path) -
         assert np.array_equal(again, expected)
 
 
-def test_a_pooling_that_is_cached_is_not_read_again(
-    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor, model = pair
-    options: dict[str, Any] = {"max_length": 64, "cache": tmp_path / "features.sqlite"}
-    every = features(TEXTS, model, processor, poolings=MIDDLE, **options)
-    monkeypatch.setattr("causal_qwen.regression.features.pooled_hidden", None)  # reads no more
-    two = features(TEXTS, model, processor, poolings=(MIDDLE[4], MIDDLE[1]), **options)
-    assert np.array_equal(two, every[:, [4, 1]])
-
-
 def test_numbers_are_encoded_as_the_processor_is_set(pair: Any) -> None:
     processor, model = pair
     as_digits = features(["Ten 3 and 4"], model, processor, max_length=64)
@@ -133,16 +121,6 @@ def test_numbers_are_encoded_as_the_processor_is_set(pair: Any) -> None:
         processor.encode_numbers = "text"
     assert not np.allclose(as_digits, three, atol=1e-3)
     assert not np.allclose(three, four, atol=1e-3)
-
-
-def test_a_batch_whose_numbers_are_all_zero_is_read(
-    pair: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor, model = pair
-    monkeypatch.setattr(processor, "encode_numbers", "value")
-    alone = features(["weighs 0 kg"], model, processor, max_length=64)
-    both = features(["weighs 0 kg", "weighs 3 kg"], model, processor, max_length=64)
-    np.testing.assert_allclose(alone[0], both[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_long_text_loses_its_beginning(pair: Any) -> None:
@@ -167,13 +145,6 @@ def test_batches_contain_every_text_once_and_respect_the_token_limit(
         assert len(batch) == 1 or longest * len(batch) <= tokens
 
 
-def test_gradients_reach_the_backbone(pair: Any) -> None:
-    processor, model = pair
-    z = hidden_at_end(model, encode_texts(TEXTS, processor, 64))
-    (gradient,) = torch.autograd.grad(z.sum(), model.model.layers[0].mlp.up_proj.weight)
-    assert gradient.abs().max() > 0
-
-
 def test_cached_texts_are_not_read_again(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,11 +160,6 @@ def test_cached_texts_are_not_read_again(
     assert np.array_equal(again[::-1], first)
     with pytest.raises(KeyboardInterrupt):
         features(TEXTS, model, processor, max_length=64, cache=cache)
-
-
-def test_empty_batch_returns_no_rows(pair: Any) -> None:
-    processor, model = pair
-    assert features([], model, processor, max_length=64).shape == (0, 32)
 
 
 def test_the_fingerprint_changes_with_all_that_z_depends_on(
@@ -217,14 +183,6 @@ def test_the_fingerprint_changes_with_all_that_z_depends_on(
     weight.data /= 1.001
 
 
-def test_progress_counts_distinct_texts(pair: Any) -> None:
-    processor, model = pair
-    seen: list[tuple[int, int]] = []
-    features(TEXTS, model, processor, max_length=64, progress=lambda *at: seen.append(at))
-    assert seen[0] == (0, 4)
-    assert seen[-1] == (4, 4)
-
-
 def overwrite_with_text(cache: Path) -> None:
     cache.write_text("notes of another program " * 9)
 
@@ -242,22 +200,6 @@ def flip_stored_values(cache: Path) -> None:
 def put_a_directory(cache: Path) -> None:
     cache.unlink()
     cache.mkdir()
-
-
-@pytest.mark.parametrize(
-    "damage", [overwrite_with_text, cut_in_half, flip_stored_values, put_a_directory]
-)
-def test_a_damaged_or_foreign_cache_changes_no_feature_and_is_named_in_one_warning(
-    damage: Callable[[Path], None], pair: Any, tmp_path: Path
-) -> None:
-    processor, model = pair
-    cache = tmp_path / "features.sqlite"
-    expected = features(TEXTS, model, processor, max_length=64, cache=cache)
-    damage(cache)
-    with pytest.warns(UserWarning, match=r"feature cache .*features\.sqlite ") as caught:
-        found = features(TEXTS, model, processor, max_length=64, cache=cache)
-    np.testing.assert_array_equal(found, expected)
-    assert len(caught) == 1
 
 
 def test_texts_are_read_in_blocks_with_the_same_features(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -92,21 +91,6 @@ def test_the_density_integrates_to_the_cdf(space: ValueSpace, low: float, high: 
     assert one.cdf(end) - one.cdf(start) == pytest.approx(high - low, rel=1e-9)
 
 
-def test_one_number_returns_floats_and_a_batch_returns_arrays() -> None:
-    one, many = prediction(SYMLOG), prediction(SYMLOG, 3)
-    for answer in (one.median, one.quantile(0.2), *one.interval(), one.cdf(3), one.log_prob(3)):
-        assert type(answer) is float
-    for answer in (one.crps(3), one.pinball(3, 0.2), one.probability, many[0].probability):
-        assert type(answer) is float
-    assert one.quantile([0.2, 0.3]).shape == one.cdf([3, 4]).shape == (2,)
-    for answer in (many.median, many.quantile(0.2), *many.interval(), many.cdf(3), many.crps(3)):
-        assert isinstance(answer, np.ndarray)
-        assert answer.shape == (3,)
-    table = many.quantile([0.2, 0.5])
-    assert table.shape == (3, 2)
-    np.testing.assert_array_equal(table[:, 0], many.quantile(0.2))
-
-
 @pytest.mark.parametrize("value", [-200.0, 29.0, 31.0, 400.0])
 def test_crps_in_linear_space_is_its_defining_integral(value: float) -> None:
     one = prediction(LINEAR)
@@ -114,15 +98,6 @@ def test_crps_in_linear_space_is_its_defining_integral(value: float) -> None:
     above, _ = integrate.quad(lambda x: (1 - one.cdf(x)) ** 2, value, np.inf)
     assert one.crps(value) == pytest.approx(below + above, rel=1e-6)
     assert one.crps_name == "crps"
-
-
-def test_crps_in_symlog_space_is_in_symlog_units_and_named_so() -> None:
-    one, value = prediction(SYMLOG), 25.0
-    y, x = scipy_cauchy(one), math.log1p(value)
-    below, _ = integrate.quad(lambda t: y.cdf(t) ** 2, -np.inf, x)
-    above, _ = integrate.quad(lambda t: y.sf(t) ** 2, x, np.inf)
-    assert one.crps(value) == pytest.approx(below + above, rel=1e-6)
-    assert one.crps_name == "crps_symlog"
 
 
 @pytest.mark.parametrize("space", [LINEAR, SYMLOG])
@@ -135,30 +110,12 @@ def test_pinball_weighs_the_two_sides_of_a_quantile(space: ValueSpace) -> None:
     assert one.pinball(one.median + 3, 0.5) == pytest.approx(1.5, rel=1e-12)
 
 
-def test_a_prediction_offers_no_mean_or_variance() -> None:
-    for name in ("mean", "std", "var", "variance"):
-        assert not hasattr(prediction(LINEAR), name)
-
-
-@pytest.mark.parametrize("p", [0, 1, [0.5, 1.5], math.nan])
-def test_quantile_refuses_p_outside_0_to_1(p: Any) -> None:
-    with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
-        prediction(LINEAR).quantile(p)
-
-
 @pytest.mark.parametrize("level", [0, 1, -0.5, math.nan])
 def test_interval_and_pinball_refuse_levels_outside_0_to_1(level: float) -> None:
     with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
         prediction(LINEAR).interval(level)
     with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
         prediction(LINEAR).pinball(3.0, level)
-
-
-@pytest.mark.parametrize("name", ["cdf", "log_prob", "crps"])
-def test_values_that_are_not_finite_are_refused(name: str) -> None:
-    for value in (math.nan, [1.0, math.inf]):
-        with pytest.raises(ValueError, match="not finite"):
-            getattr(prediction(LINEAR), name)(value)
 
 
 # --- individuals
@@ -213,17 +170,6 @@ def test_samples_use_the_individuals_temperature_and_truncation() -> None:
         many.sample(Individual.draw(C + 1, seed=5))
 
 
-def test_a_count_n_samples_individuals_0_to_n_minus_1() -> None:
-    one = prediction(LINEAR)
-    np.testing.assert_array_equal(one.sample(3), one.sample([0, 1, 2]))
-    assert one.sample(0).shape == (0,)
-    assert prediction(LINEAR, 3).sample(0).shape == (3, 0)
-    with pytest.raises(ValueError, match="individuals=-1"):
-        one.sample(-1)
-    with pytest.raises(ValueError, match=rf"is \({C},\) numbers"):
-        one.sample([0.5, 0.5])
-
-
 # --- batches, text, pictures
 
 
@@ -240,28 +186,11 @@ def test_rows_slices_and_iteration_give_predictions() -> None:
     assert many in [many[:], many]  # compared by identity
 
 
-def test_one_number_has_neither_rows_nor_length() -> None:
-    one = prediction(SYMLOG)
-    with pytest.raises(TypeError, match="batches"):
-        one[0]
-    with pytest.raises(TypeError, match="batches"):
-        len(one)
-
-
 def test_repr_shows_median_interval_and_probability() -> None:
     one = prediction(LINEAR)
     low, high = one.interval(0.9)
     expected = f"{one.median:.6g}  (90% interval {low:.6g} to {high:.6g}; P(<NUM>) = 0.25)"
     assert repr(one) == expected
-
-
-def test_repr_of_a_long_batch_shows_ten_rows_and_the_count_of_the_rest() -> None:
-    many = prediction(LINEAR, 12)
-    lines = repr(many).splitlines()
-    assert lines[0] == "12 numbers"
-    assert lines[1:-1] == [repr(many[row]) for row in range(10)]
-    assert lines[-1] == "... 2 more"
-    assert repr(many[:3]).splitlines() == ["3 numbers", *lines[1:4]]
 
 
 @pytest.fixture
@@ -286,21 +215,6 @@ def test_plot_draws_density_median_and_interval(pyplot: Any, space: ValueSpace) 
     span = axes.patches[0]
     assert (span.get_x(), span.get_x() + span.get_width()) == pytest.approx(one.interval(0.8))
     assert f"median {one.median:.6g}, 80%" in axes.get_legend().get_texts()[0].get_text()
-
-
-def test_a_batch_is_plotted_into_the_given_axes(pyplot: Any) -> None:
-    many = prediction(SYMLOG, 3)
-    axes = pyplot.subplots()[1]
-    assert many.plot(ax=axes) is axes
-    assert [line.get_xdata()[0] for line in axes.get_lines()[1::2]] == many.median.tolist()
-
-
-def test_plot_without_matplotlib_names_the_package_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="matplotlib"):
-        prediction(LINEAR).plot()
 
 
 # --- the model's prediction
@@ -413,33 +327,3 @@ def test_an_individual_gives_the_same_number_in_prediction_and_generation(
                 return_dict_in_generate=True,
             )
             np.testing.assert_allclose(sampled, said.numeric_values[:, -1], rtol=1e-3)
-
-
-def test_empty_batch_returns_empty_prediction(model: Any, processor: Any) -> None:
-    none = model.predict([], processor)
-    assert len(none) == 0
-    assert none.median.shape == none.probability.shape == (0,)
-    assert none.quantile([0.1, 0.9]).shape == (0, 2)
-    assert none.sample(3).shape == (0, 3)
-    assert repr(none) == "0 numbers"
-
-
-def test_an_empty_text_is_refused(model: Any, processor: Any) -> None:
-    with pytest.raises(ValueError, match=r"texts\[0\] is empty"):
-        model.predict("", processor)
-    with pytest.raises(ValueError, match=r"texts\[2\] is empty"):
-        model.predict(["one", "two", "", "four"], processor, batch_size=2)
-    with pytest.raises(ValueError, match=r"texts\[1\] is empty"):
-        model.predict(["one", ""], processor, batch_size=1)
-
-
-def test_a_processor_of_another_tokenizer_is_refused(model: Any, byte_tokenizer: Make) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["<other>"])
-    with pytest.raises(ValueError, match="processor"):
-        model.predict("one", CausalQwenProcessor(tokenizer))
-
-
-def test_an_unknown_field_is_refused(model: Any, processor: Any) -> None:
-    with pytest.raises(ValueError, match="field='size'"):
-        model.predict("one", processor, field="size")

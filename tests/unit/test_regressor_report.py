@@ -44,15 +44,7 @@ def test_given_rows_have_three_pictures(priced: Any, rings: Any, tmp_path: Path)
         )
     )
     assert f"{error:.6g}" in text
-    assert "20 (the given rows)" in text
-
-
-def test_without_rows_the_report_shows_cross_validation(priced: Any, tmp_path: Path) -> None:
-    page = write_regressor_report(priced, tmp_path, "priced")
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == [
-        *("0-calibration.png", "0-residuals.png")
-    ]
-    assert "90 (cross-validation)" in page.read_text()
+    assert "20 rows: median error" in text
 
 
 def test_the_command_recognises_a_regressor(

@@ -14,7 +14,7 @@ pytest.importorskip("sklearn")
 
 from sklearn.linear_model import Ridge
 
-from causal_qwen.regression.ridge import PENALTIES, Design, fit_ridge, tail_weights
+from causal_qwen.regression.ridge import PENALTIES, Design, fit_ridge
 
 SHAPES = st.sampled_from([(14, 4), (9, 9), (6, 20)])  # more rows, as many, more features
 
@@ -122,11 +122,6 @@ def test_the_robust_fit_is_not_moved_by_a_fifth_of_wrong_labels(size: int) -> No
     plain = np.median(np.abs(fit_ridge(x, spoiled, np.ones(200)).unseen - truth))
     assert robust < max(2 * clean, 0.1)
     assert plain > 3 * robust
-
-
-def test_tail_weights_halve_at_twice_the_median_size() -> None:
-    found = tail_weights(np.array([0.0, 1.0, -1.0, 2.0, -20.0]))
-    np.testing.assert_allclose(found, [1, 0.8, 0.8, 0.5, 1 / 101])
 
 
 @given(SHAPES, st.integers(0, 999), st.booleans())

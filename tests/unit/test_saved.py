@@ -87,12 +87,6 @@ def expect_same_or_one_sentence(load: Callable[[], Any], expected: Any, named: s
 # --- regressors
 
 
-def test_a_saved_regressor_loads_identically(original: Path, opened: OpenModel) -> None:
-    parameters, columns, is_single, *_ = state(original, opened)
-    assert parameters["size"] == (64, 1)
-    assert (columns, is_single) == (None, False)
-
-
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", seeds(12, 60))
 def test_damaged_bytes_are_refused_or_load_identically(
@@ -108,9 +102,9 @@ def test_damaged_bytes_are_refused_or_load_identically(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"version": 7}, "has version 7, and this causal-qwen reads 1; fit again"),
-        ([1, 2], "has version None"),
-        ({"version": 1, "fitted": shutil.rmtree}, "shutil.rmtree, which no regressor has, and is"),
+        ({"version": 7}, "has the version 7, which this causal-qwen does not load; fit again"),
+        ([1, 2], "has the version None"),
+        ({"version": 1, "fitted": shutil.rmtree}, "objects of the type shutil.rmtree"),
     ],
 )
 def test_a_foreign_file_is_not_loaded(content: Any, message: str, copy: Path) -> None:
@@ -124,23 +118,6 @@ def test_a_missing_file_is_named(copy: Path) -> None:
     (copy / "regressor.skops").unlink()
     with pytest.raises(FileNotFoundError, match=r"copy has no regressor\.skops; is it a saved"):
         CausalTextRegressor.load(copy)
-
-
-@pytest.mark.parametrize("name", ["abduction.loc.weight", "abduction.scale.bias"])
-def test_a_prediction_that_is_not_finite_is_refused(name: str, opened: OpenModel) -> None:
-    """Finite weights whose product overflows."""
-    table = pandas.DataFrame({"grade": list("ABCDEFGH"), "price": range(8)})
-    regressor = CausalTextRegressor(
-        model=opened, sources=["model"], folds=2, value_space="linear", cache=False, verbose=False
-    ).fit(table, "price")
-    chain = regressor.targets_["price"].chain
-    chain.load_state_dict(chain.state_dict() | {name: chain.state_dict()[name].fill_(1e308)})
-    table = pandas.DataFrame({"grade": ["A", "B"]}, index=pandas.Index([2, 3], name="line"))
-    for predict in (regressor.predict, regressor.predict_interval, regressor.predict_distribution):
-        with pytest.raises(
-            ValueError, match=r"'price' is not finite in lines 2 and 3; .*fit again"
-        ):
-            predict(table)
 
 
 # --- individuals

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 pd = pytest.importorskip("pandas")
 
 from causal_qwen.regression.sentences import (  # noqa: E402 - pandas is an extra
-    ask_for,
-    empty_columns,
     join_sentences,
-    read_texts,
+    template_columns,
     to_sentences,
-    used_columns,
 )
+from causal_qwen.tables.frames import read_texts  # noqa: E402
 from causal_qwen.tables.targets import read_targets  # noqa: E402
 
 
@@ -58,7 +56,7 @@ def test_free_text_comes_first_and_verbatim() -> None:
 
 def test_a_template_is_filled_and_missing_cells_are_unknown(rings: Any) -> None:
     template = "A {carat} carat ring, {cut_grade}"
-    columns = used_columns(rings, template=template, without=["price"])
+    columns = template_columns(template, ["price"])
     assert columns == ["carat", "cut_grade"]
     assert to_sentences(rings, columns, template=template) == [
         "A 0.23 carat ring, very good",
@@ -67,40 +65,24 @@ def test_a_template_is_filled_and_missing_cells_are_unknown(rings: Any) -> None:
     ]
 
 
-def test_every_column_but_the_targets_is_used(rings: Any) -> None:
-    names = used_columns(rings, template=None, without=["price", "sold"])
-    assert names == ["carat", "cut_grade", "width (mm)", "is_new"]
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         ("no column", "template"),
-        ("{karat} ring", "'karat'"),
         ("{carat} for {price}", "target 'price'"),
     ],
 )
-def test_a_template_without_known_columns_or_with_a_target_is_refused(
-    rings: Any, template: str, message: str
+def test_a_template_without_columns_or_with_a_target_is_refused(
+    template: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        used_columns(rings, template=template, without=["price"])
-
-
-def test_columns_without_any_value_are_found(rings: Any) -> None:
-    rings["color"], rings["memo"] = None, ["", " ", None]
-    assert empty_columns(rings, ["carat", "color", "memo"]) == ["color", "memo"]
+        template_columns(template, ["price"])
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_in_a_sentence_parses_to_the_same_value(value: float) -> None:
     (sentence,) = to_sentences(pd.DataFrame({"x": [value]}), ["x"])
     assert float(sentence.removeprefix("x is ")) == pytest.approx(value, rel=1e-9, abs=0)
-
-
-def test_questions_contain_the_target_names() -> None:
-    assert ask_for(["sale_price"]) == "The sale price is"
-    assert ask_for(["a", "b", "c"]) == "The a, b and c are"
 
 
 @pytest.mark.parametrize(
@@ -120,21 +102,6 @@ def test_texts_are_read_from_lists_arrays_and_series(kind: Any) -> None:
     assert read_texts(kind(["a", "b"])) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("X", "error", "message"),
-    [
-        ("a text", TypeError, "list of texts"),
-        (["a", 3], TypeError, r"X\[1\]"),
-        (np.zeros((2, 3)), ValueError, "3 columns"),
-    ],
-)
-def test_inputs_that_are_not_texts_are_refused(
-    X: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        read_texts(X)
-
-
 def test_targets_are_read_from_names_series_arrays_and_dicts(rings: Any) -> None:
     def read(y: Any, X: Any = rings) -> tuple[dict[str, list[float]], bool]:
         found, is_single = read_targets(X, y)
@@ -149,19 +116,3 @@ def test_targets_are_read_from_names_series_arrays_and_dicts(rings: Any) -> None
     assert read(rings[["price"]]) == ({"price": price}, False)
     assert read({"a": price, "b": price}) == ({"a": price, "b": price}, False)
     assert read(np.array([price, price]).T) == ({"value 1": price, "value 2": price}, False)
-
-
-@pytest.mark.parametrize(
-    ("X", "y", "message"),
-    [
-        (pd.DataFrame({"a": [1]}), "prize", "'prize'"),
-        (["a text"], "price", "y='price'"),
-        (["a text"], ["cheap"], "y='cheap'"),
-        (["a text"], np.array(["cheap"]), "'value'"),
-        (["a text"], 3.0, "one per row"),
-        (["a text"], {}, "y is empty"),
-    ],
-)
-def test_invalid_targets_are_refused(X: Any, y: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_targets(X, y)

@@ -142,7 +142,7 @@ def fit(
         **_named(context, *LEARNING, "weight", "trusted", "calibration", "template", "question"),
         **_named(context, "backbone", "max_length", "output"),
         overwrite=force,
-        units=_units(units or ()),
+        units=_pairs(units, "--units depth=mm") or None,
         support=_support(support),
     )
     if as_json:
@@ -307,13 +307,14 @@ def what_if(
     if not (fitted and data):
         raise ValueError("`what-if` needs the directory that `fit` wrote, and a file.")
     from causal_qwen.regression.csv_io import what_if_csv
+    from causal_qwen.tables.cells import read_cell
 
     with _noted():
         found = what_if_csv(
             fitted,
             data,
             row,
-            _edits(edits or ()),
+            {name: read_cell(value) for name, value in _pairs(edits, "--set carat=1.0").items()},
             target=target,
             cache=False if no_cache else None,
             **_named(context, "observed", "level", "semantics", "device", *FILE),
@@ -402,28 +403,13 @@ def _support(text: str) -> str | tuple[float, float]:
     return low, high
 
 
-def _edits(pairs: Iterable[str]) -> dict[str, Any]:
-    """ "carat=1.0", ... -> {"carat": 1.0, ...}"""
-    from causal_qwen.tables.cells import read_cell
-
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise ValueError(f"--set {pair!r} is no column and value; write carat=1.0.")
-        found[name] = read_cell(value)
-    return found
-
-
-def _units(pairs: Iterable[str]) -> dict[str, str] | None:
-    """ "depth=mm", ... -> {"depth": "mm", ...}"""
-    units = {}
-    for pair in pairs:
-        name, equals, unit = pair.rpartition("=")
-        if not (name and equals and unit.strip()):
-            raise ValueError(f"--units {pair!r} is not a column and its unit; write depth=mm.")
-        units[name] = unit.strip()
-    return units or None
+def _pairs(words: Iterable[str] | None, example: str) -> dict[str, str]:
+    """ "carat=1.0", ... -> {"carat": "1.0", ...}"""
+    pairs = [word.partition("=") for word in words or ()]
+    for name, _, value in pairs:
+        if not (name and value.strip()):
+            raise ValueError(f"{name!r} is no column with a value; write {example}.")
+    return {name: value.strip() for name, _, value in pairs}
 
 
 def _print_csv(blocks: Iterable[PredictedTable]) -> None:

@@ -15,9 +15,8 @@ Rows -> features:
     backbone       the language model that reads them, opened once and shared
     features       sentences -> the backbone's hidden state
     feature_cache  hidden states on disk, every row with a checksum; without torch
-    workload       the time and memory that a large table needs, said before the work
     sources        rows -> features by scikit-learn's transformers: columns, words, trees; which
-                   sources a table has, and splits of the rows
+                   sources a table has, splits of the rows, a typical row
 
 Features -> a distribution:
 
@@ -26,8 +25,7 @@ Features -> a distribution:
     credibility    residuals of unseen rows -> the probability that each label is right
     experts        predictors of several sources, and the chain that weighs them
     source_model   all sources and experts of a table, for every target
-    fitted         one number after `fit`: its chain, limits and calibration
-    conformal      intervals with a coverage guarantee
+    conformal      one number after `fit`: its limits, and intervals with a coverage guarantee
     prediction     the distribution of one number
 
 Questions to a fitted regressor:

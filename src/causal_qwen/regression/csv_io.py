@@ -214,11 +214,11 @@ def report_csv(
 
     `data` has rows that `fit` has not seen; `targets` are its columns, in the order of `fit`.
     """
+    if data is None:
+        raise ValueError("a regressor's report needs rows: causal-qwen report FITTED DATA.")
     regressor = _loaded(model, None, device).set_params(verbose=False)
     place = Path(model).resolve()
     output = place.with_name(f"{place.name}-report")
-    if data is None:
-        return write_regressor_report(regressor, output, place.name)
     names = list(targets) or list(regressor.targets_)
     frame, _ = _rows_to_learn(read_table(data, **dialect), names)
     y = names[0] if len(names) == 1 else names

@@ -27,7 +27,7 @@ DAMAGE = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # A damaged schema makes a message that is no UTF-8.
 FAILURES = (sqlite3.Error, OSError, UnicodeDecodeError)
 TABLE = (
-    "CREATE TABLE IF NOT EXISTS features "
+    "CREATE TABLE IF NOT EXISTS states "
     "(key TEXT PRIMARY KEY, z BLOB NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID"
 )
 
@@ -51,7 +51,7 @@ class FeatureCache:
                 return
             key = self._key(text)
             try:
-                query = "SELECT z, checksum FROM features WHERE key = ?"
+                query = "SELECT z, checksum FROM states WHERE key = ?"
                 row = self.connection.execute(query, (key,)).fetchone()
             except FAILURES as error:
                 self._fail(error)
@@ -66,7 +66,7 @@ class FeatureCache:
         rows = [(key, blob, checksum(key.encode(), blob)) for key, blob in pairs]
         try:
             with self.connection:
-                query = "INSERT OR REPLACE INTO features VALUES (?, ?, ?)"
+                query = "INSERT OR REPLACE INTO states VALUES (?, ?, ?)"
                 self.connection.executemany(query, rows)
         except FAILURES as error:
             self._fail(error)
@@ -128,7 +128,7 @@ def cache_record() -> dict[str, Any]:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, timeout=LOCK_TIMEOUT, uri=True)) as connection:
             connection.text_factory = bytes  # a damaged text is no error
-            rows = connection.execute("SELECT CAST(key AS TEXT), z, checksum FROM features")
+            rows = connection.execute("SELECT CAST(key AS TEXT), z, checksum FROM states")
             whole = [is_whole(key or b"", *row) for key, *row in rows]
     except FAILURES as error:
         problem = f"{path} cannot be read: {error}; `causal-qwen cache --clear` deletes it."

@@ -33,7 +33,6 @@ from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.paths import install_hint
-from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import render
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -74,8 +73,6 @@ class IndividualLaw:
         """A count, seeds, Individuals or noise e, as individuals."""
         size = len(self.b)
         if isinstance(individuals, numbers.Integral):
-            if individuals < 0:
-                raise ValueError(f"individuals={individuals} is negative; pass a count from 0.")
             individuals = range(int(individuals))
         if isinstance(individuals, Individual):
             individuals = [individuals]
@@ -86,17 +83,10 @@ class IndividualLaw:
         )
         if not is_list:
             individuals = np.atleast_2d(check_noise(individuals, size))
-        settings = self.settings
-        return resolve_individuals(
-            individuals,
-            len(individuals),
-            1,
-            size,
-            fresh=settings.is_fresh,
-            min_density=settings.min_density,
-            temperature=settings.temperature,
-            persistence=settings.persistence,
-        )
+        names = ("min_density", "temperature", "persistence")
+        options: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
+        options["fresh"] = self.settings.fresh_noise
+        return resolve_individuals(individuals, len(individuals), 1, size, **options)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -174,7 +164,7 @@ class NumberPrediction:
         """The pinball loss of the p-quantile, in units of the value."""
         if not 0 < p < 1:
             raise ValueError(f"p={p} is outside (0, 1).")
-        error = _finite(value) - torch.as_tensor(self.quantile(p), dtype=torch.float64)
+        error = self._checked(value) - torch.as_tensor(self.quantile(p), dtype=torch.float64)
         return _out(torch.maximum(p * error, (p - 1) * error))
 
     def sample(
@@ -196,8 +186,6 @@ class NumberPrediction:
         )
         if self.law is None:  # without positions: all noise is the individual's own
             individuals = [replace(one, persistence=1.0) for one in law.resolve(individuals)]
-            if any(one.is_fresh for one in individuals):
-                raise ValueError("A regressor has no positions: fresh individuals have no number.")
         moved = self.y.loc.unsqueeze(-1) + law.shifts(individuals, self.weight)
         return self.space.decode(moved).numpy()
 
@@ -227,12 +215,9 @@ class NumberPrediction:
         return ax
 
     def __len__(self) -> int:
-        if not self.y.loc.dim():
-            raise TypeError("this is the prediction of one number; only batches have rows.")
         return len(self.y.loc)
 
     def __getitem__(self, row: Any) -> NumberPrediction:
-        len(self)  # raises for one number
         y, u = (Cauchy(*(x[row] for x in dist)) for dist in (self.y, self.individuals))
         probability = _out(torch.as_tensor(self.probability)[row])
         law = None if self.law is None else self.law[row]
@@ -249,15 +234,13 @@ class NumberPrediction:
                 f"; P(<NUM>) = {self.probability:.2g})"
             )
         rows = [repr(self[row]) for row in range(min(len(self), ROWS_SHOWN))]
-        if len(self) > ROWS_SHOWN:
-            rows.append(f"... {len(self) - ROWS_SHOWN} more")
-        return "\n".join([counted(len(self), "number"), *rows])
+        return "\n".join([f"{len(self)} numbers", *rows, *["..."][: len(self) - ROWS_SHOWN]])
 
     def _checked(self, value: ArrayLike) -> Tensor:
         """Finite numbers to compare with: one for all, or one per row."""
-        v = _finite(value)
-        if self.y.loc.dim() and v.dim() and v.shape[-1] not in (1, len(self)):
-            raise ValueError(f"value has {counted(v.shape[-1], 'number')}; pass 1 or {len(self)}.")
+        v = torch.from_numpy(np.array(value, dtype=np.float64))
+        if not v.isfinite().all():
+            raise ValueError(f"value={value!r} is not finite.")
         return v
 
 
@@ -276,14 +259,7 @@ def predict(
     `field` names the target, whose standardisation is used; `reading` are options of the processor,
     such as `encode_numbers="value"`.
     """
-    if not hasattr(processor, "check"):
-        raise TypeError(
-            f"processor is {type(processor).__name__}; predict needs a CausalQwenProcessor, e.g. "
-            "CausalQwenProcessor.from_pretrained(path)."
-        )
     processor.check(model.config)
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1.")
     encoding = reading.setdefault("encode_numbers", processor.encode_numbers)
     if model.config.encode_numbers == "value" and encoding == "text" == processor.encode_numbers:
         raise ValueError(
@@ -357,16 +333,6 @@ def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
 
     p: Tensor = apply_head(model.lm_head, u.loc, function=probability)
     return p.float()
-
-
-def _finite(value: ArrayLike) -> Tensor:
-    v = np.asarray(value, dtype=np.float64)
-    if not np.isfinite(v).all():
-        row = int(np.flatnonzero(~np.isfinite(v))[0])
-        raise ValueError(
-            f"value {row} is {v.flat[row]}, which is not finite; correct it or drop that row."
-        )
-    return torch.from_numpy(np.array(v))
 
 
 def _out(value: Tensor) -> Any:

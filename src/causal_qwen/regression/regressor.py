@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -50,12 +50,7 @@ from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
 from causal_qwen.options import VALUE_SPACES
 from causal_qwen.outputs import new_directory
 from causal_qwen.paths import cache_directory
-from causal_qwen.regression.audit import (
-    judge_rows,
-    judge_training,
-    suspicion_table,
-    warn_of_wrong_labels,
-)
+from causal_qwen.regression import audit, features, head, sentences, sources, whatif
 from causal_qwen.regression.backbone import (
     OpenModel,
     Pair,
@@ -77,65 +72,11 @@ from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.experts import Evidence
 from causal_qwen.regression.explanation import Explanation, explain_rows
 from causal_qwen.regression.feature_cache import CACHE_FILE
-from causal_qwen.regression.features import (
-    MIDDLE,
-    Pooling,
-    Progress,
-    batches_by_length,
-    encode_texts,
-    features,
-    fingerprint,
-    hidden_at_end,
-    too_long,
-)
-from causal_qwen.regression.head import (
-    FOLDS,
-    TrainingReport,
-    ValueLoss,
-    fit_chain,
-    init_number_head,
-    train_model,
-)
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.saving import FILE, MODEL, read_state, write_state
-from causal_qwen.regression.sentences import (
-    UNKNOWN,
-    ask_for,
-    join_sentences,
-    template_columns,
-    to_sentences,
-)
 from causal_qwen.regression.source_model import Hidden, SourceModel, judge_target
-from causal_qwen.regression.sources import (
-    SOURCES,
-    Schema,
-    choose_sources,
-    source_names,
-    split_rows,
-    typed_cells,
-    typical_row,
-    without_ids,
-)
-from causal_qwen.regression.whatif import (
-    NumberCounterfactual,
-    World,
-    answer,
-    check_question,
-    edit_row,
-)
-from causal_qwen.tables.frames import (
-    TEXT,
-    Kind,
-    as_table,
-    column_kinds,
-    is_table,
-    listed,
-    name_rows,
-    read_texts,
-    require_columns,
-    require_pandas,
-    row_index,
-)
+from causal_qwen.tables import frames
+from causal_qwen.tables.frames import TEXT, as_table, is_table, require_columns, row_index
 from causal_qwen.tables.targets import check_variety, read_targets, usable_rows
 from causal_qwen.terminal import counted, progress_bar
 from causal_qwen.training.from_scratch import new_model
@@ -160,6 +101,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
     "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
     "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
 }
+
+
+class Labels(NamedTuple):
+    """What is known of the rows to learn from: the values of every target, weights and groups."""
+
+    values: dict[str, Array]
+    weights: Array
+    groups: Any = None
+
+    def take(self, rows: Any) -> Labels:
+        some = {name: column[rows] for name, column in self.values.items()}
+        groups = None if self.groups is None else self.groups[rows]
+        return Labels(some, self.weights[rows], groups)
 
 
 class CausalTextRegressor(RegressorMixin, BaseEstimator):
@@ -219,7 +173,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     is_single_: bool
     source_: SourceModel | None = None  # of several sources
     evidence_: dict[str, TargetEvidence]  # of the training rows; not saved
-    finetune_report_: TrainingReport  # of backbone="finetune"; not saved
+    finetune_report_: head.TrainingReport  # of backbone="finetune"; not saved
     text_columns_: list[str]  # that the language model reads beside other sources
     rows_: Any  # the index of the training rows; not saved
     baseline_: Any = None  # a typical training row, a DataFrame of one row; see `explanation`
@@ -243,7 +197,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         bad_rows: str = "raise",
         max_length: int = LENGTH,
         cache: bool = True,
-        folds: int = FOLDS,
+        folds: int = head.FOLDS,
         size: str | tuple[int, int] = "small",
         learning_rate: float | None = None,
         epochs: int | None = None,
@@ -296,16 +250,15 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self._name_features()
         self.seed_ = to_seed(self.random_state)
         texts = self._to_sentences(X, list(values)) if self.reads_sentences() else None
-        has_text = [bool(text.strip()) for text in texts] if texts else self._has_values(X)
-        is_usable = usable_rows(np.array(has_text, bool), values, self.bad_rows, row_index(X))
-        weights = _row_weights(sample_weight, len(is_usable))[is_usable]
-        values = {name: column[is_usable] for name, column in values.items()}
-        for name, column in values.items():
-            check_variety(name, column[weights > 0])
+        has_text = map(_is_given, texts) if texts else self._has_values(X)
+        is_usable = usable_rows(np.array([*has_text], bool), values, self.bad_rows, row_index(X))
+        weights = _row_weights(sample_weight, len(is_usable))
+        labels = Labels(values, weights, None if groups is None else np.asarray(groups))
+        labels = labels.take(is_usable)
+        for name, column in labels.values.items():
+            check_variety(name, column[labels.weights > 0])
         if texts is None:
-            groups = None if groups is None else np.asarray(groups)[is_usable]
-            frame = self._known_frame(X)[is_usable]
-            self.targets_ = self._fit_sources(frame, values, weights, groups)
+            self.targets_ = self._fit_sources(self._known_frame(X)[is_usable], labels)
             return self
         if groups is not None or self.cv is not None:
             warnings.warn(
@@ -313,61 +266,55 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 stacklevel=2,
             )
         kept = [text for text, usable in zip(texts, is_usable, strict=True) if usable]
-        self.targets_ = self._fit_sentences(kept, values, weights)
+        self.targets_ = self._fit_sentences(kept, labels)
         return self
 
-    def _fit_sources(
-        self, frame: Any, values: dict[str, Array], weights: Array, groups: Any
-    ) -> dict[str, Target]:
+    def _fit_sources(self, frame: Any, labels: Labels) -> dict[str, Target]:
         """Set `source_`, `evidence_` and, if the language model reads, `backbone_`.
 
         Rows are sorted by their labels and cells, so that their order decides no split and no
         landmark; a splitter (`cv`) is given them in their own order, which may be that of time.
         """
-        kinds: dict[str, Kind] = (
-            column_kinds(frame) if self.columns_ is not None else {TEXT: "text"}
+        kinds: dict[str, frames.Kind] = (
+            frames.column_kinds(frame) if self.columns_ is not None else {TEXT: "text"}
         )
-        kinds |= dict.fromkeys(listed(self.text), "text")
-        schema = Schema.of_frame(without_ids(kinds, self.columns is not None), frame)
+        kinds |= dict.fromkeys(frames.listed(self.text), "text")
+        schema = sources.Schema.of_frame(
+            sources.without_ids(kinds, self.columns is not None), frame
+        )
         self.rows_, order = frame.index, np.arange(len(frame))
         if self.cv is None:
-            order = _sorted_rows(typed_cells(frame, schema, is_said=False), values, weights, groups)
-        frame, labels = frame.iloc[order], _take(order, values, weights, groups)
-        chosen, z = choose_sources(self.sources, schema), None
+            order = _sorted_rows(sources.typed_cells(frame, schema, is_said=False), labels)
+        frame, labels = frame.iloc[order], labels.take(order)
+        chosen, z = sources.choose_sources(self.sources, schema), None
         if "model" in chosen:
             self.text_columns_ = schema.texts or list(kinds)
-            places = self._useful_poolings(schema, chosen, frame, *labels)
+            places = self._useful_poolings(schema, chosen, frame, labels)
             if places:
                 z = self._read_frame(frame, places)
                 self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
             else:
                 chosen = [name for name in chosen if name != "model"]
         source = SourceModel(schema, chosen)
-        evidence = self._fit_source(source, frame, z, *labels)
+        evidence = self._fit_source(source, frame, z, labels)
         if not source.uses_model:
             self.__dict__.pop("backbone_", None)
         self.source_, self.evidence_, targets = source, {}, {}
         for name, found in evidence.items():
-            targets[name], judged = judge_target(
-                source.targets[name], labels[0][name], labels[1], found, self.support
-            )
+            model, values = source.targets[name], labels.values[name]
+            targets[name], judged = judge_target(model, values, labels.weights, found, self.support)
             self.evidence_[name] = judged.take(np.argsort(order))
-            warn_of_wrong_labels(name, found.credibility.share)
-        self.baseline_ = typical_row(frame, schema)
+            audit.warn_of_wrong_labels(name, found.credibility.share)
+        self.baseline_ = sources.typical_row(frame, schema)
         return targets
 
     def _fit_source(
-        self,
-        source: SourceModel,
-        frame: Any,
-        z: Hidden | None,
-        values: dict[str, Array],
-        weights: Array,
-        groups: Any,
+        self, source: SourceModel, frame: Any, z: Hidden | None, labels: Labels
     ) -> dict[str, Evidence]:
         """Fit `source` in place, with a progress bar."""
+        values, weights, groups = labels
         stages, total = 0, len(values) * (3 if len(source.table.sources) == 1 else 8)
-        splits = split_rows(len(frame), groups, self.cv, self.folds, self.seed_, weights)
+        splits = sources.split_rows(len(frame), groups, self.cv, self.folds, self.seed_, weights)
         with progress_bar("fitting", self.verbose) as progress:
 
             def done() -> None:
@@ -391,26 +338,18 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         return evidence
 
     def _useful_poolings(
-        self,
-        schema: Schema,
-        chosen: list[str],
-        frame: Any,
-        values: dict[str, Array],
-        weights: Array,
-        groups: Any,
+        self, schema: sources.Schema, chosen: list[str], frame: Any, labels: Labels
     ) -> list[int]:
         """Those by which the language model is to read all rows: of many texts, those that a trial
         fit to some rows uses; none if unseen labels are not likelier with it."""
-        texts, every = self._source_texts(frame), list(range(len(MIDDLE)))
+        texts, every = self._source_texts(frame), list(range(len(features.MIDDLE)))
         self._warn_long_texts(texts, index=frame.index)
         rows = np.random.default_rng(self.seed_).permutation(len(frame))[:SAMPLE]
-        is_split = groups is None or len(set(groups[rows])) > 1
+        is_split = labels.groups is None or len(set(labels.groups[rows])) > 1
         if self.cv is not None or len(set(texts)) < MANY_TEXTS or not is_split:
             return every
         trial, some = SourceModel(schema, chosen), frame.iloc[rows]
-        self._fit_source(
-            trial, some, self._read_frame(some, every), *_take(rows, values, weights, groups)
-        )
+        self._fit_source(trial, some, self._read_frame(some, every), labels.take(rows))
         if not trial.uses_model:
             self._say(
                 f"{SAMPLE:,} rows are not predicted better with the language model, which does not "
@@ -418,21 +357,17 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
         return trial.poolings
 
-    def _fit_sentences(
-        self, texts: list[str], values: dict[str, Array], weights: Array
-    ) -> dict[str, Target]:
+    def _fit_sentences(self, texts: list[str], labels: Labels) -> dict[str, Target]:
         """Set `backbone_`, or `processor_` and `model_`."""
         if self.backbone != "scratch":  # whose tokenizer does not exist yet
             self._warn_long_texts(texts)
-        columns = list(values.values())
+        columns = list(labels.values.values())
         order = sorted(range(len(texts)), key=lambda row: (*(c[row] for c in columns), texts[row]))
-        texts, (values, weights, _) = [texts[row] for row in order], _take(order, values, weights)
-        if self.backbone == "frozen":
-            targets = self._fit_chains(texts, values, weights)
-        else:
-            targets = self._fit_model(texts, values, weights)
+        texts, labels = [texts[row] for row in order], labels.take(order)
+        fit = self._fit_chains if self.backbone == "frozen" else self._fit_model
+        targets = fit(texts, labels.values, labels.weights)
         if self.support not in ("auto", "real"):
-            for name, column in values.items():
+            for name, column in labels.values.items():
                 targets[name].limits = Limits.find(self.support, column)
         return targets
 
@@ -447,14 +382,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 for name, column in values.items()
             }
 
-    def _fit_chain(self, z: Tensor, values: Array, weights: Array, progress: Progress) -> Target:
+    def _fit_chain(
+        self, z: Tensor, values: Array, weights: Array, progress: features.Progress
+    ) -> Target:
         """The chain in the space in which unseen values are likelier."""
         v, w = torch.from_numpy(values), torch.from_numpy(weights)
         options: dict[str, Any] = {"folds": self.folds, "seed": self.seed_, "progress": progress}
         found = []
         for kind in _value_spaces(self.value_space):
             space = ValueSpace(kind, *fit_field(v, kind))
-            chain, loss = fit_chain(z, space.encode(v), w, **options)
+            chain, loss = head.fit_chain(z, space.encode(v), w, **options)
             slope = float((space.log_slope(v) * w).sum() / w.sum())
             found.append((loss - slope, Target(space, chain)))
         return min(found, key=lambda candidate: candidate[0])[1]
@@ -470,23 +407,23 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             model.fit_value_field(name, column)
         targets = {name: Target(field_space(model.config, name)) for name in values}
         y = np.concatenate([targets[name].encode(column) for name, column in values.items()])
-        loss = ValueLoss(
+        loss = head.ValueLoss(
             model,
-            encode_texts(asked, processor, self._max_tokens()),
+            features.encode_texts(asked, processor, self._max_tokens()),
             torch.from_numpy(y).float(),
             torch.from_numpy(np.tile(weights, len(values))).float(),
         )
         if self.backbone == "scratch":
-            init_number_head(model)
+            head.init_number_head(model)
         else:
             z = torch.from_numpy(self._read_features(asked))
-            chain, _ = fit_chain(z, loss.y, loss.weights, folds=self.folds, seed=self.seed_)
+            chain, _ = head.fit_chain(z, loss.y, loss.weights, folds=self.folds, seed=self.seed_)
             chain.copy_to(model)
             model.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
         given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
         options = {name: value for name, value in given.items() if value is not None}
         with progress_bar("training", self.verbose) as progress:
-            report = train_model(
+            report = head.train_model(
                 model,
                 loss,
                 len(asked),
@@ -531,10 +468,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _check_parameters(self) -> None:
         self._validate_params()
-        unknown = set(source_names(self.sources)) - {*SOURCES}
+        unknown = set(sources.source_names(self.sources)) - {*sources.SOURCES}
         if self.sources != "auto" and (unknown or not self.sources):
             raise ValueError(
-                f"sources={self.sources!r} must be 'auto', or of {', '.join(SOURCES)}."
+                f"sources={self.sources!r} must be 'auto', or of {', '.join(sources.SOURCES)}."
             )
         if not isinstance(self.support, str) and not self.support[0] < self.support[1]:
             raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
@@ -547,12 +484,13 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """
         X = self._known_table(X)
         values = self._known_targets(X, y)
-        has_text = self._has_values(X)
-        is_usable = usable_rows(np.array(has_text, bool), values, self.bad_rows, row_index(X))
+        has_text = np.array([*self._has_values(X)], bool)
+        is_usable = usable_rows(has_text, values, self.bad_rows, row_index(X))
         if trusted is not None:
+            if np.shape(trusted) != is_usable.shape or not np.any(is_usable & trusted):
+                count = len(is_usable)
+                raise ValueError(f"trusted must be {count} truth values, some of them true.")
             is_usable &= np.asarray(trusted, dtype=bool)
-            if not is_usable.any():
-                raise ValueError("trusted has no row with a text and finite targets; mark some.")
         rows = X[is_usable] if is_table(X) else [X[row] for row in np.flatnonzero(is_usable)]
         blocks = list(self._predict_rows(rows))
         for name, target in self.targets_.items():
@@ -563,7 +501,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
                 least = NEGLIGIBLE / float(y_dist.scale.median())
                 weights, share = find_credibility(scores, weights, least)
-                warn_of_wrong_labels(name, share)
+                audit.warn_of_wrong_labels(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
         return self
 
@@ -674,7 +612,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             return
         texts, z = self.sentences(X), None
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            where = name_rows(empty, row_index(X))
+            where = frames.name_rows(empty, row_index(X))
             raise ValueError(f"{where} without a text; give at least one word.")
         self._warn_long_texts(texts, index=row_index(X))
         if self.backbone == "frozen":
@@ -708,8 +646,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 u, weight = target.chain(z)[0], torch.from_numpy(target.chain.weight)
                 bias = target.chain.bias
             else:
-                u, head = self._abduce(self._ask_target(texts, name)), self.model_.action.value
-                weight, bias = head.weight[0], float(head.bias)
+                u, value = self._abduce(self._ask_target(texts, name)), self.model_.action.value
+                weight, bias = value.weight[0], float(value.bias)
             found[name] = NumberPrediction.from_individuals(
                 u, weight, bias, target.space, np.ones(len(texts))
             )
@@ -718,10 +656,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _abduce(self, texts: list[str]) -> Cauchy:
         """U' of the trained model, in float64. -> (N, C)"""
         processor, model = self.processor_, self.model_
-        encoded = encode_texts(texts, processor, self._max_tokens())
+        encoded = features.encode_texts(texts, processor, self._max_tokens())
         loc, scale = torch.empty(2, len(texts), model.config.latent_size, dtype=torch.float64)
-        for rows in batches_by_length(encoded):
-            z = hidden_at_end(model, [encoded[row] for row in rows])
+        for rows in features.batches_by_length(encoded):
+            z = features.hidden_at_end(model, [encoded[row] for row in rows])
             u = model.action.widen(model.abduct(z))
             loc[rows], scale[rows] = u.loc.double().cpu(), u.scale.double().cpu()
         return Cauchy(loc, scale)
@@ -764,15 +702,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if X is not None:
             X = self._known_table(X)
             values, found = self._known_targets(X, y), self._distributions(X)
-            judged = {n: judge_rows(t, values[n], found[n].y) for n, t in self.targets_.items()}
-            return suspicion_table(judged, X.index if is_table(X) else np.arange(len(X)))
+            judged = {
+                n: audit.judge_rows(t, values[n], found[n].y) for n, t in self.targets_.items()
+            }
+            return audit.suspicion_table(judged, X.index if is_table(X) else np.arange(len(X)))
         if not getattr(self, "evidence_", None):
             raise ValueError(
                 "the training rows were not cross-validated, or this regressor was loaded; "
                 "give suspicious(X, y), or fit again with several sources."
             )
-        judged = {n: judge_training(self.targets_[n], found) for n, found in self.evidence_.items()}
-        return suspicion_table(judged, self.rows_)
+        judged = {
+            n: audit.judge_training(self.targets_[n], found) for n, found in self.evidence_.items()
+        }
+        return audit.suspicion_table(judged, self.rows_)
 
     def counterfactual(
         self,
@@ -784,7 +726,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         level: float = LEVEL,
         semantics: str = "disco",
         **columns: Any,
-    ) -> NumberCounterfactual:
+    ) -> whatif.NumberCounterfactual:
         """What this number would have been, had some columns of its row been different.
 
             regressor.counterfactual(rings.iloc[3], observed=2835, carat=1.0)
@@ -794,16 +736,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         individual's own noise from `observed`, keeps it and draws exogenous noise again; "pearl"
         keeps both. See `whatif`.
         """
-        check_question(observed, level, semantics)
+        whatif.check_question(observed, level, semantics)
         X = self._known_table([row] if isinstance(row, str) else row)
         frame, name = self._known_frame(X).astype(object), self.target_name(target)
         if len(frame) != 1:
             raise ValueError(f"row has {len(frame)} rows; give one, such as table.iloc[[3]].")
         edits = {**(changes or {}), **columns}
-        other = edit_row(frame, edits, self.source_)
+        other = whatif.edit_row(frame, edits, self.source_)
         here, there = self._world(frame, name), self._world(other, name)
         space, clip = self.targets_[name].space, self.targets_[name].limits.clip
-        return NumberCounterfactual(
+        return whatif.NumberCounterfactual(
             target=name,
             observed=float(observed),
             factual=here.median,
@@ -811,10 +753,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             semantics=semantics,
             changes={column: (frame[column].iloc[0], edits[column]) for column in edits},
             beyond=self.beyond_training(self._to_input(other))[0],
-            **answer(float(observed), here, there, space, clip, level, semantics),
+            **whatif.answer(float(observed), here, there, space, clip, level, semantics),
         )
 
-    def _world(self, frame: Any, name: str) -> World:
+    def _world(self, frame: Any, name: str) -> whatif.World:
         """The law of one row, its scale divided into the individual's share and chance."""
         target, source = self.targets_[name], self.source_
         number = self._distributions(self._to_input(frame))[name]
@@ -831,7 +773,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             noise = float((action.value.weight.abs() @ action.b_noise.abs().unsqueeze(-1)).item())
         exogenous = scale * min(noise / of_chain, 1 - 1e-9)
         median = float(target.median(number)[0])
-        return World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
+        return whatif.World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
 
     def explain(self, X: Any, *, target: str | None = None, permutations: int = 8) -> Explanation:
         """What every column and group of words adds to the medians and widths; see `explanation`.
@@ -853,7 +795,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             return medians.reshape(len(rows), -1)[:, place], widths[:, place]
 
         if self.columns_ is None:  # a language model reads at least a word
-            baseline = baseline.assign(**{TEXT: UNKNOWN})
+            baseline = baseline.assign(**{TEXT: sentences.UNKNOWN})
         frame, texts = self._known_frame(self._known_table(X)), self.source_.table.schema.texts
         return explain_rows(frame, baseline, texts, predict, name, permutations, self.seed_)
 
@@ -882,7 +824,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def reads_sentences(self) -> bool:
         """Whether the language model alone reads every row, as a sentence; `fit` then does not
         calibrate."""
-        return self.backbone != "frozen" or source_names(self.sources) == ["model"]
+        return self.backbone != "frozen" or sources.source_names(self.sources) == ["model"]
 
     def of_sentences(self) -> Self:
         """The same regressor for whole sentences instead of rows; the fitted state is shared.
@@ -903,7 +845,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """`as_table`; the columns of an array have no names, so they are counted."""
         check_is_fitted(self, "targets_")
         if self.columns_ is not None and _is_row(X):
-            X = require_pandas().DataFrame([dict(X)])
+            X = frames.require_pandas().DataFrame([dict(X)])
         table = as_table(X)
         if self.columns_ is None or not (isinstance(X, np.ndarray) and is_table(table)):
             return table
@@ -919,9 +861,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """The columns that were seen in fit; texts are one column. Those that only name rows may be
         missing."""
         if self.columns_ is None:
-            return require_pandas().DataFrame({TEXT: read_texts(X)})
+            return frames.require_pandas().DataFrame({TEXT: frames.read_texts(X)})
         if not is_table(X):
-            raise ValueError("X is not a table; give one with the columns seen in fit.")
+            raise ValueError("X is not a DataFrame; give one with the columns seen in fit.")
         needed = self.columns_
         if self.source_ is not None:
             schema = self.source_.table.schema
@@ -933,7 +875,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _has_values(self, X: Any) -> Any:
         """Which rows have something to read."""
         if self.columns_ is None:
-            return [bool(text.strip()) for text in read_texts(X)]
+            return map(_is_given, frames.read_texts(X))
         return self._known_frame(X).notna().any(axis=1)
 
     def _to_input(self, frame: Any) -> Any:
@@ -955,14 +897,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _choose_columns(self, X: Any, targets: Sequence[str]) -> list[Any] | None:
         """The columns to learn from, None for texts; those without any value are dropped."""
-        texts = listed(self.text)
+        texts = frames.listed(self.text)
         if not is_table(X):
             if self.template is not None or self.text is not None:
                 raise ValueError("template and text are for tables, and X holds texts; drop them.")
             return None
         wanted = list(X.columns) if self.columns is None else [*self.columns, *texts]
         if self.template is not None:
-            wanted = template_columns(self.template, targets)
+            wanted = sentences.template_columns(self.template, targets)
         require_columns(X, [*wanted, *texts])
         columns = [name for name in X.columns if name in wanted and name not in targets]
         if len(columns) > MOST_COLUMNS:
@@ -973,7 +915,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if len(columns) >= MANY_COLUMNS:
             minutes = len(columns) * (COLUMN_SECONDS + len(X) * CELL_SECONDS) / 60
             self._say(f"{len(columns):,} columns need about {minutes:.1f} minutes")
-        empty = [name for name in columns if X[name].isna().all()] if len(X) else []
+        empty = [n for n in columns if len(X) and not any(map(_is_given, X[n].dropna()))]
         if empty and self.template is None:
             columns = [name for name in columns if name not in empty]
             are = counted(len(empty), "column is", "columns are")
@@ -996,15 +938,17 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         question = self.question
         if question is None:
             is_asked = self.template or self._asks_each()
-            question = "" if is_asked else ask_for(targets)
+            question = "" if is_asked else sentences.ask_for(targets)
         if self.columns_ is None:
-            texts = read_texts(X)
-            return [join_sentences(text, question) if text.strip() else "" for text in texts]
-        return to_sentences(
+            texts = frames.read_texts(X)
+            return [
+                sentences.join_sentences(text, question) if text.strip() else "" for text in texts
+            ]
+        return sentences.to_sentences(
             self._known_frame(X),
             self.columns_,
             template=self.template,
-            text=listed(self.text),
+            text=frames.listed(self.text),
             units=self.units,
             question=question,
         )
@@ -1013,7 +957,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """The sentences with the question for one target, if one model predicts several."""
         if not self._asks_each():
             return texts
-        return [join_sentences(text, ask_for([name])) for text in texts]
+        return [sentences.join_sentences(text, sentences.ask_for([name])) for text in texts]
 
     def _asks_each(self) -> bool:
         """Whether one model predicts several targets, distinguished by the question."""
@@ -1026,8 +970,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             texts: list[str] = frame[TEXT].tolist()
             return texts
         is_text = columns if columns != self.columns_ else ()
-        made = to_sentences(frame, columns, text=is_text, units=self.units)
-        return [text or UNKNOWN for text in made]
+        made = sentences.to_sentences(frame, columns, text=is_text, units=self.units)
+        return [text or sentences.UNKNOWN for text in made]
 
     # ------------------------------------------------------------ the language model
 
@@ -1049,29 +993,29 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _warn_long_texts(self, texts: list[str], processor: Any = None, index: Any = None) -> None:
         most = self.max_length if processor else self._max_tokens()
-        if rows := too_long(texts, processor or self._open_reader()[0], most):
+        if rows := features.too_long(texts, processor or self._open_reader()[0], most):
             warnings.warn(
                 f"texts longer than {most} tokens (max_length, or the model's context) lose their "
-                f"beginning, {len(rows)} of {len(texts)}: {name_rows(rows, index)}.",
+                f"beginning, {len(rows)} of {len(texts)}: {frames.name_rows(rows, index)}.",
                 stacklevel=4,
             )
 
     def _read_features(
-        self, texts: list[str], poolings: Sequence[Pooling] = ()
+        self, texts: list[str], poolings: Sequence[features.Pooling] = ()
     ) -> NDArray[np.float32]:
         """z of the backbone, or from the cache. -> (N, H), or (N, P, H) with poolings"""
         processor, model = self._open_backbone()
         cache = cache_directory() / CACHE_FILE if self.cache else None
         options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
-            return features(
+            return features.features(
                 texts, model, processor, poolings=poolings, progress=progress, **options
             )
 
     def _read_frame(self, frame: Any, places: Sequence[int]) -> Hidden:
         """The text columns of every row, by these poolings of `MIDDLE`: place -> (N, H)."""
         texts = self._source_texts(frame)
-        z = self._read_features(texts, [MIDDLE[place] for place in places])
+        z = self._read_features(texts, [features.MIDDLE[place] for place in places])
         return dict(zip(places, z.swapaxes(0, 1), strict=True))
 
     def _check_backbone(self) -> None:
@@ -1083,7 +1027,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def _fingerprint(self) -> str:
         processor, model = self._open_reader()
-        return fingerprint(model, processor, self._max_tokens())
+        return features.fingerprint(model, processor, self._max_tokens())
 
     def _say(self, what: str) -> None:
         if self.verbose:
@@ -1135,7 +1079,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         regressor.__dict__.update(state["fitted"])
         regressor._name_features()
         if regressor.source_ is not None:
-            regressor.baseline_ = require_pandas().DataFrame([regressor.baseline_], dtype=object)
+            regressor.baseline_ = frames.require_pandas().DataFrame(
+                [regressor.baseline_], dtype=object
+            )
         if hasattr(regressor, "backbone_"):
             if model is not None:
                 regressor.set_params(model=model).backbone_ |= record_of(model)
@@ -1151,6 +1097,10 @@ def _plain(cell: Any) -> Any:
     """Of types that a file has: dates are texts, which are read as dates again."""
     cell = cell.item() if isinstance(cell, np.generic) else cell
     return cell if isinstance(cell, str | int | float | None) else str(cell)
+
+
+def _is_given(cell: Any) -> bool:
+    return bool(str(cell).strip())
 
 
 def _is_row(X: Any) -> bool:
@@ -1181,20 +1131,11 @@ def _row_weights(sample_weight: Any, rows: int) -> Array:
     return weights
 
 
-def _take(
-    rows: Any, values: dict[str, Array], weights: Array, groups: Any = None
-) -> tuple[dict[str, Array], Array, Any]:
-    """The labels, weights and groups of some rows."""
-    some = {name: column[rows] for name, column in values.items()}
-    return some, weights[rows], None if groups is None else groups[rows]
-
-
-def _sorted_rows(
-    cells: Any, values: dict[str, Array], weights: Array, groups: Any
-) -> NDArray[np.int64]:
+def _sorted_rows(cells: Any, labels: Labels) -> NDArray[np.int64]:
     """The rows by their labels, then by all else that is known of them: equal rows are alike."""
-    keys = [*values.values(), *(cells[name].to_numpy() for name in cells.columns), weights]
-    keys += [] if groups is None else [groups]
+    columns = [cells[name].to_numpy() for name in cells.columns]
+    keys = [*labels.values.values(), *columns, labels.weights]
+    keys += [] if labels.groups is None else [labels.groups]
     codes = [
         np.unique(key if key.dtype.kind in "biuf" else key.astype(str), return_inverse=True)[1]
         for key in reversed(keys)
