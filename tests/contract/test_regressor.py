@@ -16,10 +16,6 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
 from sklearn.base import clone, is_regressor  # noqa: E402
-from sklearn.compose import TransformedTargetRegressor  # noqa: E402
-from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
@@ -92,29 +88,6 @@ def test_fitting_changes_neither_parameters_nor_data(regressor: Any, table: Any)
     pd.testing.assert_frame_equal(table, before)
 
 
-def test_cross_validation_works(regressor: Any, table: Any) -> None:
-    scores = cross_val_score(regressor, table[["grade"]], table["price"], cv=2)
-    assert (scores > 0.5).all()
-    robust = cross_val_score(
-        regressor, table["grade"], table["price"], cv=2, scoring="neg_median_absolute_error"
-    )
-    assert (robust > -100).all()
-
-
-def test_it_works_in_pipelines_and_searches(regressor: Any, table: Any) -> None:
-    worded = FunctionTransformer(lambda texts: [f"It is of grade {text}" for text in texts])
-    pipeline = make_pipeline(worded, regressor)
-    pipeline.fit(table["grade"], table["price"])
-    assert pipeline.score(table["grade"], table["price"]) > 0.5
-    search = GridSearchCV(regressor, {"value_space": ["symlog", "linear"]}, cv=2)
-    search.fit(table[["grade"]], table["price"])
-    assert search.best_params_["value_space"] in ("symlog", "linear")
-    wrapped = TransformedTargetRegressor(regressor, func=np.log, inverse_func=np.exp)
-    assert wrapped.fit(table["grade"].to_numpy(), table["price"].to_numpy()).predict(
-        table["grade"].to_numpy()[:3]
-    ).shape == (3,)
-
-
 OWN_WORDS = "the message names the thing and its cure in our own words"
 NOT_ARRAYS = "a list of objects without columns is a list of texts"
 EXPECTED_FAILURES = {
@@ -181,33 +154,6 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     median = np.array([row["price_predicted"] for row in rows])
     worth = np.array([WORTH[row["grade"]] for row in rows])
     assert np.median(np.abs(np.log(median / worth))) < 0.4
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "not a file"),
-        ("", "CSV"),
-        ("grade,price\n", "header"),
-        ("grade\nA\n", "'price'.* 'grade'"),
-        ("grade,price\nA,x\n", r"finite number for 'price': line 2 \(line 2: price 'x'\)"),
-        ("grade,price\nA,3\n", "too few"),
-        ("grade,price\nA,3\nB,3\nC,3\n", "constant"),
-    ],
-)
-def test_a_bad_file_raises_one_sentence_and_writes_nothing(
-    content: str | None, message: str, backbone: str, tmp_path: Path
-) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
-    if content is not None:
-        (tmp_path / "table.csv").write_text(content)
-    with pytest.raises((ValueError, OSError), match=message) as caught:
-        fit_csv(
-            tmp_path / "table.csv", ["price"], tmp_path / "saved", model=backbone, calibration=0
-        )
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "saved").exists()
 
 
 @FEW_TREES
@@ -377,24 +323,6 @@ def test_predict_gives_back_files_of_any_dialect_byte_for_byte(
     assert added in found
     assert len(re.findall(number, found)) == 6
     assert re.sub(number, "", found.replace(added, "")) == given.decode(encoding)
-
-
-def test_without_the_cache_nothing_is_written_to_it(
-    backbone: str, table: Any, tmp_path: Path
-) -> None:
-    from causal_qwen.regression.csv_io import fit_csv
-
-    table.to_csv(tmp_path / "table.csv", index=False)
-    place, saved = tmp_path / "table.csv", str(tmp_path / "fitted")
-    options: dict[str, Any] = {"model": backbone, "sources": ["model"]}
-    fit_csv(place, ["price"], saved, cache=False, **options)
-    table.drop(columns="price").to_csv(tmp_path / "more.csv", index=False)
-    causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
-    assert not (tmp_path / "cache" / "features.sqlite").exists()
-    fit_csv(place, ["price"], saved, overwrite=True, **options)
-    assert causal_qwen("cache", "--json")["rows"] == 4
-    causal_qwen("predict", saved, str(tmp_path / "more.csv"), "--no-cache", "--json")
-    assert causal_qwen("cache", "--json")["rows"] == 4
 
 
 @pytest.mark.slow

@@ -81,11 +81,6 @@ def test_without_evidence_rows_are_ordered_by_the_size_of_the_score() -> None:
     assert summary(table).startswith("None of 3 labels")
 
 
-def test_credibility_comes_before_the_score() -> None:
-    table = suspicion_table({"price": judged([0.2, 0.1, 0.1], [9, 1, -2])}, pd.RangeIndex(3))
-    assert table["row"].tolist() == [2, 1, 0]
-
-
 @pytest.mark.parametrize("kind", ["csv", "html", "parquet"])
 def test_a_suspicion_table_is_written_by_its_extension(kind: str, tmp_path: Path) -> None:
     table = suspicion_table({"price": judged([0.2, 1], [9, 1])}, pd.Index(["<b>1</b>", "2"]))

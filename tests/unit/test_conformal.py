@@ -68,12 +68,6 @@ def test_quantiles_of_skewed_residuals_are_one_sided() -> None:
         assert conformal.quantile(p) == pytest.approx(np.sort(residuals)[round(1000 * p) - 1])
 
 
-@pytest.mark.parametrize(("p", "rows", "expected"), [(0.05, 18, -math.inf), (0.95, 18, math.inf)])
-def test_a_quantile_that_needs_more_rows_is_infinite(p: float, rows: int, expected: float) -> None:
-    with pytest.warns(TooFewRows, match="at least 19"):
-        assert fitted(np.arange(float(rows)).tolist()).quantile(p) == expected
-
-
 def weighted(residuals: list[float], weights: list[float]) -> Conformal:
     loc = torch.zeros(len(residuals), dtype=torch.float64)
     return Conformal.fit(Cauchy(loc, torch.ones_like(loc)), residuals, weights)
@@ -116,20 +110,6 @@ def line(rows: int, seed: int = 0) -> Any:
     x = np.linspace(1, 10, rows)
     noise = np.random.default_rng(seed).normal(0, 0.3, rows)
     return pandas.DataFrame({"x": x, "price": 50 + 3 * x + noise})
-
-
-def test_an_infinite_interval_is_not_cut_at_the_range_of_the_labels() -> None:
-    table = line(40)
-    table["price"] -= 70  # of both signs
-    fitted = CausalTextRegressor(sources=["columns"], verbose=False).fit(table, "price")
-    with pytest.warns(TooFewRows, match="at least 99"):
-        low, high = fitted.predict_interval(table[["x"]], 0.99)
-    assert np.isneginf(low).all()
-    assert np.isposinf(high).all()
-    bounded = CausalTextRegressor(sources=["columns"], support=(-90.0, 90.0), verbose=False)
-    with pytest.warns(TooFewRows):
-        ends = bounded.fit(table, "price").predict_interval(table[["x"]], 0.99)
-    assert {*np.unique(ends)} == {-90.0, 90.0}
 
 
 def test_a_calibrated_interval_may_leave_the_range_of_the_labels_and_a_median_may_not() -> None:

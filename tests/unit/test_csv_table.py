@@ -17,7 +17,6 @@ from _fuzz import seeds
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from causal_qwen.tables.csv_table import find_separator  # noqa: E402
 from causal_qwen.tables.files import PredictedTable, read_table  # noqa: E402
 
 
@@ -110,21 +109,6 @@ def test_the_separator_is_found(write: Any, mark: str, quoted: bool) -> None:
     assert table.source.separator == mark
     assert list(table.cells) == rows[0]
     assert table.cells["note"].tolist() == ["x y", ""]
-
-
-@pytest.mark.parametrize(
-    ("content", "mark"),
-    [
-        ("id;price, net\n1;3,5\n", ";"),
-        ("name;city, state;zip\nJoe;Austin, TX;1\n", ";"),
-        ("x|y\n5\n6\n", ","),  # one column, whose name has a bar
-        ("text\nhello; a, b\n", ","),
-        ("a;b,c,d\n1,2,3\n", ","),
-        ("a;b\n" + "1;2\n" * 9 + "1,2\n", ";"),  # nine rows outvote one
-    ],
-)
-def test_several_rows_decide_between_separators(content: str, mark: str) -> None:
-    assert find_separator(content) == mark
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
@@ -262,12 +246,6 @@ def test_points_that_may_separate_thousands_are_noted(
 # --- values
 
 
-def test_columns_of_one_kind_are_typed_as_pandas_types_them(write: Any) -> None:
-    content = 'a,b,c,d,e,f\n7,1.10,,True,,x\n"8"," 2",,False,,""\n9,-3e2,0,True,,y\n'
-    path = write(content)
-    pd.testing.assert_frame_equal(read_frame(path), pd.read_csv(path))
-
-
 def test_empty_lines_between_rows_are_skipped_with_a_warning(write: Any) -> None:
     with pytest.warns(UserWarning, match=r"rows\.csv: lines 3 and 5 skipped"):
         table = read_table(write("a,b\n1,2\n\n3,4\n  \n5,6\n\n\n"))
@@ -282,15 +260,6 @@ def test_an_amount_is_a_number_and_a_warning_shows_it(write: Any, cell: str) -> 
     table = read_table(write(f'price\n"{cell}"\n 12 \n007\n'))
     with pytest.warns(UserWarning, match=r"price: 1 cell .*1,870.* \(1870\)"):
         np.testing.assert_array_equal(table.numbers("price"), [1870, 12, 7])
-
-
-def test_a_cell_has_the_same_value_beside_any_other_row(write: Any) -> None:
-    row = '007,1.10,red,"1,46",True,12345678901234567890'
-    names = "code,carat,colour,price,is_new,id"
-    alone = read_table(write(f"{names}\n{row}\n")).frame()
-    beside = read_table(write(f"{names}\n{row}\nabc,big,5,7,maybe,1\n")).frame()
-    expected = ["007", 1.1, "red", "1,46", True, "12345678901234567890"]
-    assert alone.iloc[0].tolist() == beside.iloc[0].tolist() == expected
 
 
 def test_a_name_that_is_read_as_missing_is_shown(write: Any) -> None:

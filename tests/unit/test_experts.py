@@ -17,7 +17,6 @@ from causal_qwen.regression.experts import (
     Expert,
     Growing,
     fit_stack,
-    round_to_bins,
     stack_weights,
 )
 
@@ -98,24 +97,6 @@ def test_trees_that_grow_in_stages_are_those_of_one_fit() -> None:
         one.grow(5)
         np.testing.assert_array_equal(one.grow(12).predict(x), two.grow(12).predict(x))
         assert not np.array_equal(one.grow(13).predict(x), two.grow(12).predict(x))
-
-
-def test_weighted_trees_bin_columns_as_scikit_learn_bins_unweighted_ones() -> None:
-    draw = np.random.default_rng(0)
-    x = np.stack([draw.integers(0, 4, 900), draw.normal(size=900), draw.normal(size=900)], 1)
-    x[::7, 2] = np.nan
-    rounded = round_to_bins(x, first=1)
-    np.testing.assert_array_equal(rounded[:, 0], x[:, 0])  # a category
-    np.testing.assert_array_equal(np.isnan(rounded), np.isnan(x))
-    for column in (1, 2):
-        known = np.isfinite(x[:, column])
-        before, after = x[known, column], rounded[known, column]
-        assert 200 < len(np.unique(after)) <= 255
-        assert np.all(np.diff(after[np.argsort(before)]) >= 0)  # no order is turned around
-        counts = np.unique(after, return_counts=True)[1]
-        assert counts.max() <= np.ceil(known.sum() / 255) + 1
-        assert after.mean() == pytest.approx(before.mean(), abs=1e-12)
-    np.testing.assert_array_equal(round_to_bins(x[:255], 1), x[:255])  # few values as they are
 
 
 def test_the_language_model_is_kept_only_where_it_makes_unseen_labels_likelier() -> None:

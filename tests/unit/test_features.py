@@ -97,32 +97,6 @@ def test_threads_that_share_a_model_read_their_own_hidden_states(pair: Any, tmp_
         np.testing.assert_allclose(stored, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_poolings_are_cached_apart_from_last_tokens(pair: Any, tmp_path: Path) -> None:
-    processor, model = pair
-    cache = tmp_path / "features.sqlite"
-    last = features(TEXTS, model, processor, max_length=64, cache=cache)
-    pooled = features(TEXTS, model, processor, max_length=64, poolings=MIDDLE, cache=cache)
-    assert last.shape == (5, 32)
-    assert pooled.shape == (5, len(MIDDLE), 32)
-    for poolings, expected in (((), last), (MIDDLE, pooled)):
-        again = features(TEXTS, model, processor, max_length=64, poolings=poolings, cache=cache)
-        assert np.array_equal(again, expected)
-
-
-def test_numbers_are_encoded_as_the_processor_is_set(pair: Any) -> None:
-    processor, model = pair
-    as_digits = features(["Ten 3 and 4"], model, processor, max_length=64)
-    processor.encode_numbers = "value"
-    try:
-        three, four = (
-            features([f"Ten {n} and 4"], model, processor, max_length=64) for n in (3, 5)
-        )
-    finally:
-        processor.encode_numbers = "text"
-    assert not np.allclose(as_digits, three, atol=1e-3)
-    assert not np.allclose(three, four, atol=1e-3)
-
-
 def test_a_long_text_loses_its_beginning(pair: Any) -> None:
     processor, model = pair
     (ids, values) = encode_texts(["abcdef"], processor, 4)[0]

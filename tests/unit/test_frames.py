@@ -66,19 +66,6 @@ def test_a_table_of_any_library_becomes_the_same_dataframe(kind: str) -> None:
     np.testing.assert_array_equal(frame["f"], [0.1, np.nan])
 
 
-def test_names_that_are_no_texts_become_texts() -> None:
-    names = [7, pd.Timestamp("2024-05-01"), datetime.datetime(2024, 5, 1, 12), ("a", 1), "b"]
-    frame = pd.DataFrame([range(5)], columns=pd.Index(names, dtype=object))
-    assert to_frame(frame).columns.tolist() == [
-        "7",
-        "2024-05-01",
-        "2024-05-01T12:00:00",
-        "a 1",
-        "b",
-    ]
-    assert frame.columns.tolist() == names  # X is not changed
-
-
 @pytest.mark.parametrize(
     ("X", "error", "message"),
     [

@@ -30,14 +30,6 @@ def table(rows: int = 90, seed: int = 0) -> Any:
 # --- columns
 
 
-@pytest.mark.parametrize("known", [1, 2])
-@pytest.mark.parametrize("sources", [["boosting"], ["columns", "kernel", "boosting"]])
-def test_a_number_that_few_rows_have_is_no_obstacle(known: int, sources: list[str]) -> None:
-    given = table().assign(rare=[float(row) if row < known else np.nan for row in range(90)])
-    fitted = quick(sources=sources).fit(given, "y")
-    assert np.median(np.abs(fitted.predict(given) - given["y"])) < 1.0
-
-
 # --- dates
 
 DATES = pd.date_range("1990-01-05", periods=200, freq="37D")
@@ -61,13 +53,6 @@ def test_dates_are_dates_however_they_are_written(how: str) -> None:
     assert column_kinds(column.to_frame()) == {"when": "date"}
     days = (DATES - pd.Timestamp(0)).days
     np.testing.assert_array_equal(to_numbers(column), days)
-
-
-@pytest.mark.parametrize(
-    "cells", [["1.2.3", "1.10.12"], ["May", "June"], ["5", "6"], ["1/2", "3/4"]]
-)
-def test_what_only_resembles_a_date_is_none(cells: list[str]) -> None:
-    assert column_kinds(pd.DataFrame({"c": cells * 10}))["c"] != "date"
 
 
 def test_year_month_and_weekday_of_a_date_are_learned(tmp_path: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +14,6 @@ from scipy import integrate, stats
 
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.individuals.noise import draw_noise, to_cauchy
-from causal_qwen.modeling.action import ActionHead, ActionNetwork
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.value_space import ValueSpace
@@ -110,14 +108,6 @@ def test_pinball_weighs_the_two_sides_of_a_quantile(space: ValueSpace) -> None:
     assert one.pinball(one.median + 3, 0.5) == pytest.approx(1.5, rel=1e-12)
 
 
-@pytest.mark.parametrize("level", [0, 1, -0.5, math.nan])
-def test_interval_and_pinball_refuse_levels_outside_0_to_1(level: float) -> None:
-    with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
-        prediction(LINEAR).interval(level)
-    with pytest.raises(ValueError, match=r"is outside \(0, 1\)"):
-        prediction(LINEAR).pinball(3.0, level)
-
-
 # --- individuals
 
 
@@ -150,26 +140,6 @@ def test_the_number_of_an_individual_is_w_u_plus_c(space: ValueSpace) -> None:
     np.testing.assert_array_equal(many.sample(torch.tensor([5])), many.sample(seeds[:1]))
 
 
-def test_samples_use_the_individuals_temperature_and_truncation() -> None:
-    many = prediction(LINEAR, 3)
-    plain, calm = Individual.draw(C, seed=5), Individual.draw(C, seed=5, temperature=0.5)
-    assert np.array_equal(many.sample(plain), many.sample([5]))
-    middle = many.median[:, None]
-    np.testing.assert_allclose(many.sample([calm]) - middle, (many.sample([5]) - middle) / 2)
-    cut = plain.truncate(0.5)
-    t = torch.from_numpy(to_cauchy(draw_noise(5, C), 0.5))
-    reach = LINEAR.spread * ((many.individuals.scale * many.weight) @ t).numpy()
-    both = many.sample([plain, cut])
-    assert both.shape == (3, 2)
-    np.testing.assert_allclose(both[:, 1] - middle[:, 0], reach, rtol=1e-9)
-    both = many.sample([plain, replace(plain, persistence=0.5)])  # all noise is its own here
-    np.testing.assert_array_equal(both[:, 0], both[:, 1])
-    with pytest.raises(ValueError, match="fresh"):
-        many.sample([Individual.draw(C, seed=5, fresh=True)])
-    with pytest.raises(ValueError, match=f"{C + 1} coordinates"):
-        many.sample(Individual.draw(C + 1, seed=5))
-
-
 # --- batches, text, pictures
 
 
@@ -184,13 +154,6 @@ def test_rows_slices_and_iteration_give_predictions() -> None:
     with pytest.raises(IndexError):
         many[5]
     assert many in [many[:], many]  # compared by identity
-
-
-def test_repr_shows_median_interval_and_probability() -> None:
-    one = prediction(LINEAR)
-    low, high = one.interval(0.9)
-    expected = f"{one.median:.6g}  (90% interval {low:.6g} to {high:.6g}; P(<NUM>) = 0.25)"
-    assert repr(one) == expected
 
 
 @pytest.fixture
@@ -255,22 +218,6 @@ def test_a_prediction_is_the_models_y_at_the_last_token_mapped_back(
     assert one.probability == pytest.approx(p, rel=1e-5)
     price = model.predict(text, processor, field="price")
     assert price.median == pytest.approx(symexp(-1 + 0.25 * loc), rel=1e-4)
-
-
-def test_a_prediction_computes_scores_of_the_number_token_only(
-    model: Any, processor: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = [at_the_end(model, processor, text)[2] for text in TEXTS]
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("scores of the whole vocabulary are computed")
-
-    real = ActionHead.forward
-    monkeypatch.setattr(ActionNetwork, "score_scale", refuse)
-    monkeypatch.setattr(
-        ActionHead, "forward", lambda self, x, **how: real(self, x, **how) if how else refuse()
-    )
-    np.testing.assert_allclose(model.predict(TEXTS, processor).probability, expected, rtol=1e-4)
 
 
 def test_a_sharded_head_gives_the_same_probability(

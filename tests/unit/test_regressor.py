@@ -5,16 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import re
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
@@ -27,7 +24,6 @@ from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression import features as features_module  # noqa: E402
 from causal_qwen.regression.backbone import _open_cached  # noqa: E402
 from causal_qwen.regression.conformal import TooFewRows  # noqa: E402
-from causal_qwen.regression.head import principal_basis  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_head")
@@ -164,25 +160,6 @@ def test_median_quantiles_and_intervals_agree(fitted: Any, table: Any) -> None:
 # --- calibration
 
 
-def test_calibrated_intervals_cover_and_raw_ones_stay_available(
-    make: Callable[..., Any], table: Any
-) -> None:
-    many = pd.concat([table] * 4, ignore_index=True)
-    rng = np.random.default_rng(1)
-    many["price"] *= np.exp(rng.normal(0, 0.2, len(many)))
-    regressor = make().fit(many[:120], "price")
-    raw = regressor.predict_interval(many[240:], 0.8)
-    regressor.calibrate(many[120:240], "price")
-    assert np.array_equal(regressor.predict_interval(many[240:], 0.8, calibrated=False), raw)
-    low, high = regressor.predict_interval(many[240:], 0.8)
-    inside = (low <= many.price[240:]) & (many.price[240:] <= high)
-    assert inside.mean() == pytest.approx(0.8, abs=0.1)
-    assert not np.array_equal(low, raw[0])
-    quantiles = regressor.predict_quantiles(many[240:], [0.1, 0.9])
-    below = (many.price[240:].to_numpy()[:, None] < quantiles).mean(0)
-    assert below == pytest.approx([0.1, 0.9], abs=0.1)
-
-
 def test_too_few_calibration_rows_warn_and_give_infinite_intervals(fitted: Any, table: Any) -> None:
     fitted.calibrate(table[60:75], "price")
     with pytest.warns(TooFewRows, match="15 calibration rows"):
@@ -231,23 +208,6 @@ def test_a_loaded_regressor_predicts_the_same(fitted: Any, table: Any, tmp_path:
     assert np.array_equal(again.predict(table), fitted.predict(table))
     assert np.array_equal(again.predict_interval(table, 0.8), fitted.predict_interval(table, 0.8))
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["regressor.skops"]
-
-
-def test_saving_refuses_to_overwrite_and_leaves_nothing_incomplete(
-    fitted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fitted.save(tmp_path / "saved")
-    with pytest.raises(FileExistsError, match="not empty"):
-        fitted.save(tmp_path / "saved")
-    fitted.save(tmp_path / "saved", overwrite=True)
-
-    def fail(*_: Any) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match="disk full"):
-        fitted.save(tmp_path / "other")
-    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["saved"]
 
 
 def test_loading_with_a_changed_backbone_is_refused(
@@ -390,61 +350,6 @@ def test_constant_or_nonfinite_targets_are_refused_and_named(
         make().fit(spoiled, "price")
 
 
-@pytest.mark.parametrize(
-    ("X", "y", "message"),
-    [
-        (["one"], [1.0], "1 row is too few"),
-        ([], [], "0 rows are too few"),
-        (["a", "b"], [1.0], "1 value for 2 rows"),
-        (["a", " ", "c"], [1.0, 2.0, 3.0], "row 1 without a text"),
-    ],
-)
-def test_too_few_unequal_or_empty_rows_are_refused(
-    make: Callable[..., Any], X: Any, y: Any, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make().fit(X, np.array(y))
-
-
-def test_columns_without_values_are_dropped_with_a_warning(
-    make: Callable[..., Any], table: Any
-) -> None:
-    with pytest.warns(UserWarning, match="1 column without values is dropped: 'memo'"):
-        regressor = make().fit(table.assign(memo=None), "price")
-    assert regressor.columns_ == ["city", "grade"]
-    with pytest.raises(ValueError, match="'memo' is empty"):
-        make(text="memo").fit(table.assign(memo=None), "price")
-
-
-def test_a_missing_column_is_named(fitted: Any, table: Any) -> None:
-    with pytest.raises(ValueError, match="no column 'grade'"):
-        fitted.predict(table.drop(columns="grade"))
-    with pytest.raises(ValueError, match="DataFrame"):
-        fitted.predict(["city is Ulm"])
-
-
-def test_texts_longer_than_the_context_are_named_in_a_warning(
-    make: Callable[..., Any], table: Any
-) -> None:
-    texts = [f"grade is {grade}" for grade in table.grade]
-    texts[4] = "A " * 100 + texts[4]
-    with pytest.warns(UserWarning, match=r"texts longer than 64 tokens .* 1 of 90: row 4\."):
-        make(max_length=64).fit(texts, table.price)
-    texts[4] = "A " * 200 + texts[4]  # the model has 256 positions
-    with pytest.warns(UserWarning, match=r"texts longer than 256 tokens .* 1 of 90: row 4\."):
-        regressor = make().fit(texts, table.price)
-    with pytest.raises(ValueError, match="row 1 without a text"):
-        regressor.predict(["grade is A", ""])
-
-
-def test_a_second_fit_replaces_the_first(make: Callable[..., Any], table: Any) -> None:
-    with pytest.warns(UserWarning, match="finetuning is undone"):
-        regressor = make("finetune", epochs=1).fit(table[:60], "price")
-    again = regressor.set_params(backbone="frozen").fit(table[:60], "price")
-    assert not hasattr(again, "model_")
-    assert np.array_equal(again.predict(table), make().fit(table[:60], "price").predict(table))
-
-
 INVALID: list[dict[str, Any]] = [
     {"backbone": "forzen"},
     {"value_space": "log"},
@@ -460,47 +365,7 @@ INVALID: list[dict[str, Any]] = [
 ]
 
 
-def test_invalid_settings_are_refused(make: Callable[..., Any], table: Any) -> None:
-    for options in INVALID:
-        ((name, value),) = options.items()
-        with pytest.raises(ValueError, match=rf"'{name}' parameter .* Got {value!r} instead"):
-            make(**options).fit(table, "price")
-    for size in ((16, 1), (64, 0)):
-        with pytest.raises(ValueError, match=re.escape(f"size={size}")):
-            make(backbone="scratch", size=size).fit(table, "price")
-
-
 # --- other backbones
-
-
-@pytest.mark.parametrize(
-    ("losses", "kept", "said"),
-    [
-        ([3.0, 2.0, 2.5], 1, "2, 2.5 after each epoch; epoch 1 is kept"),
-        ([1.0, 1.5, 0.5], 0, "held-out loss 1 before training, 1.5 after each epoch; no epoch"),
-        ([1.0, 0.9, 0.5], 2, "epoch 2 is kept"),
-    ],
-)
-def test_finetuning_reports_which_weights_were_kept(
-    losses: list[float],
-    kept: int,
-    said: str,
-    make: Callable[..., Any],
-    table: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rest = iter(losses)  # before training, then after every epoch
-    monkeypatch.setattr("causal_qwen.regression.head._mean_loss", lambda *_: next(rest))
-    regressor = make("finetune", epochs=2)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        regressor.fit(table[:20], "price")
-    report = regressor.finetune_report_
-    assert (report.before, report.kept) == (losses[0], kept)
-    assert report.epochs == losses[1 : 1 + len(report.epochs)]
-    assert said in capsys.readouterr().err
-    assert ["finetuning is undone" in str(one.message) for one in caught] == [True] * (kept == 0)
 
 
 def test_a_finetuned_model_is_saved_completely(
@@ -553,12 +418,3 @@ def test_blocks_of_rows_are_predicted_as_all_at_once(
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     fitted.calibrate(table[60:], "price")
     np.testing.assert_allclose(fitted.targets_["price"].conformal.scores, scores, rtol=1e-9)
-
-
-def test_a_basis_of_blocks_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    z = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)).double()
-    weights = torch.linspace(0, 1, 50)
-    whole = principal_basis(z, weights)
-    monkeypatch.setattr("causal_qwen.regression.head.BLOCK", 8)
-    for part, expected in zip(principal_basis(z, weights), whole, strict=True):
-        torch.testing.assert_close(part.abs(), expected.abs(), rtol=1e-9, atol=1e-12)

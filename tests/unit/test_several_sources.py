@@ -89,11 +89,6 @@ def median_error(regressor: Any, test: Any, target: str) -> float:
 # --- labels
 
 
-def test_every_label_of_a_clean_table_counts(fitted: Any, houses: Any) -> None:
-    assert (fitted.evidence_["medv"].credibility == 1).all()
-    assert median_error(fitted, houses[200:], "medv") < 3  # the training median: 4.6
-
-
 def test_a_fifth_of_wrong_labels_hardly_changes_errors_and_widths(houses: Any, fitted: Any) -> None:
     train, test = spoiled(houses[:120], "medv"), houses[200:]
     with pytest.warns(UserWarning, match=r"\d+% of the labels of 'medv' look wrong"):
@@ -289,15 +284,6 @@ def test_numbers_inside_texts_are_columns() -> None:
     assert two > 3 * one
 
 
-@FEW_TREES
-def test_columns_that_name_rows_are_left_out_with_a_warning(houses: Any) -> None:
-    numbered = houses[:80].assign(house_id=[f"H{row}" for row in range(80)])
-    with pytest.warns(UserWarning, match="left out, because they only name rows: 'house_id'"):
-        regressor = columns_only().fit(numbered, "medv")
-    plain = columns_only().fit(houses[:80], "medv")
-    assert np.array_equal(regressor.predict(numbered), plain.predict(houses[:80]))
-
-
 # --- tables of other libraries
 
 
@@ -322,34 +308,6 @@ def test_the_kernel_finds_what_no_sum_of_columns_gives() -> None:
     kernel = CausalTextRegressor(sources=["columns", "kernel"], **QUICK).fit(train, "y")
     assert kernel.shares()["y"]["kernel"] > 0.8
     assert median_error(kernel, test, "y") < 0.25 * median_error(linear, test, "y")
-
-
-def test_numpy_and_dicts_predict_as_data_frames_do(houses: Any, fitted: Any) -> None:
-    X, y, test = (
-        houses[:120].drop(columns="medv"),
-        houses.medv[:120],
-        houses[120:].drop(columns="medv"),
-    )
-    expected = fitted.predict(test)
-    of_dict = columns_only().fit(X.to_dict("list"), y.tolist())
-    assert np.array_equal(of_dict.predict(test.to_dict("list")), expected)
-    of_array = columns_only().fit(X.to_numpy(), y.to_numpy())
-    np.testing.assert_allclose(of_array.predict(test.to_numpy()), expected, rtol=1e-9)
-    assert of_array.n_features_in_ == 5
-    assert of_array.feature_names_in_.tolist() == ["x0", "x1", "x2", "x3", "x4"]
-    assert fitted.feature_names_in_.tolist() == list(X.columns)
-    shuffled = test[test.columns[::-1]]
-    assert np.array_equal(fitted.predict(shuffled), expected)
-    with pytest.raises(ValueError, match="no column 'rm'"):
-        fitted.predict(test.drop(columns="rm"))
-
-
-@pytest.mark.parametrize("library", ["polars", "pyarrow"])
-def test_tables_of_other_libraries_predict_the_same(library: str, houses: Any, fitted: Any) -> None:
-    module = pytest.importorskip(library)
-    make = module.from_pandas if library == "polars" else module.Table.from_pandas
-    regressor = columns_only().fit(make(houses[:120]), "medv")
-    assert np.array_equal(regressor.predict(make(houses[120:])), fitted.predict(houses[120:]))
 
 
 @FEW_TREES
@@ -432,15 +390,6 @@ def test_loading_opens_no_language_model_where_none_is_used(
     assert np.array_equal(again.predict(houses), fitted.predict(houses))
     assert "the language model is not used" in again.summary()
     assert not hasattr(again, "backbone_")
-
-
-@FEW_TREES
-def test_a_splitter_is_not_saved(houses: Any, tmp_path: Path) -> None:
-    regressor = columns_only(cv=TimeSeriesSplit(3)).fit(houses[:60], "medv")
-    regressor.save(tmp_path / "saved")
-    again = CausalTextRegressor.load(tmp_path / "saved")
-    assert again.cv is None
-    assert np.array_equal(again.predict(houses), regressor.predict(houses))
 
 
 @pytest.mark.fuzz

@@ -196,15 +196,6 @@ def test_an_audit_by_time_lists_only_rows_that_earlier_ones_can_judge(
         run(*words, "--force", "--time", "day", "--group", "cut")
 
 
-def test_an_audit_by_groups_judges_a_row_by_other_groups(rings: Any, file: Path) -> None:
-    table = rings.assign(shop=[f"s{row % 4}" for row in range(110)])
-    table.loc[table["shop"] == "s1", "price"] *= 50  # a shop that counts in cents
-    table.to_csv(file, index=False)
-    words = ("audit", file, "-y", "price", "--source", "columns", "-q", "--json")
-    worst = json.loads(run(*words, "--group", "shop").stdout)["worst"]
-    assert {(row["line"] - 2) % 4 for row in worst[:7]} == {1}
-
-
 def test_what_if_answers_in_one_sentence(fitted: str, file: Path, rings: Any) -> None:
     words = ("what-if", fitted, file, "--row", 96, "--set", "carat=1.9", "--set", "cut=Ideal")
     done = run(*words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -204,24 +203,6 @@ def test_a_file_with_damaged_bytes_is_named_or_read(name: str, tmp_path: Path) -
                 named = True
         assert named, (seed, message)
     assert refused > 10
-
-
-@pytest.mark.parametrize(("package", "name"), [("pyarrow", "a.parquet"), ("openpyxl", "a.xlsx")])
-def test_a_missing_package_is_named_with_its_extra(
-    package: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / name).write_bytes(b"")
-    for module in (package, f"{package}.parquet"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{package} is not installed.*'\.\[files\]'"):
-        read_table(tmp_path / name)
-
-
-def test_options_of_text_are_refused_where_they_have_no_effect(tmp_path: Path) -> None:
-    path = made(tmp_path / "rows.jsonl")
-    assert len(read_table(path, encoding="utf-8")) == 2
-    with pytest.raises(ValueError, match="--separator has no effect"):
-        read_table(path, separator=";")
 
 
 def test_the_kind_is_that_of_the_extension_before_the_compression() -> None:

@@ -78,12 +78,3 @@ def test_a_feature_with_the_name_of_the_target_is_the_target_or_refused() -> Non
         read_targets(frame, pd.Series([5, 6], name="price"))
     with pytest.raises(ValueError, match="X has a column 'price'"):
         read_targets(frame, {"price": [5, 6]})
-
-
-def test_targets_come_from_tables_of_any_library() -> None:
-    pa = pytest.importorskip("pyarrow", reason="the test reads an Arrow table")
-    table = pa.table({"p": ["$5", "$6"], "q": [1, 2]})
-    assert read(["a", "b"], table) == {"p": [5, 6], "q": [1, 2]}
-    assert read(["a", "b"], table["p"]) == {"value": [5, 6]}
-    frame = pd.DataFrame([[1, 2]], columns=[7, pd.Timestamp("2024-05-01")])
-    assert read(["a"], frame) == {"7": [1], "2024-05-01": [2]}

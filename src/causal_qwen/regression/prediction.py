@@ -186,6 +186,8 @@ class NumberPrediction:
         )
         if self.law is None:  # without positions: all noise is the individual's own
             individuals = [replace(one, persistence=1.0) for one in law.resolve(individuals)]
+            if any(one.is_fresh for one in individuals):
+                raise ValueError("A regressor has no positions: fresh individuals have no number.")
         moved = self.y.loc.unsqueeze(-1) + law.shifts(individuals, self.weight)
         return self.space.decode(moved).numpy()
 

@@ -918,9 +918,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         empty = [n for n in columns if len(X) and not any(map(_is_given, X[n].dropna()))]
         if empty and self.template is None:
             columns = [name for name in columns if name not in empty]
-            are = counted(len(empty), "column is", "columns are")
-            names = ", ".join(map(repr, empty))
-            warnings.warn(f"{are} without values and dropped: {names}.", stacklevel=3)
+            what, names = "without values", ", ".join(map(repr, empty))
+            are = counted(len(empty), f"column {what} is", f"columns {what} are")
+            warnings.warn(f"{are} dropped: {names}.", stacklevel=3)
         if not columns or {*empty} & {*texts}:
             raise ValueError(f"there are no values in {texts or 'the columns beside the targets'}.")
         return columns
