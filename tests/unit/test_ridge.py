@@ -14,7 +14,7 @@ pytest.importorskip("sklearn")
 
 from sklearn.linear_model import Ridge
 
-from causal_qwen.regression.ridge import PENALTIES, Design, fit_ridge
+from causal_qwen.regression.experts import PENALTIES, Design, fit_ridge
 
 SHAPES = st.sampled_from([(14, 4), (9, 9), (6, 20)])  # more rows, as many, more features
 
@@ -43,7 +43,7 @@ def scikit_learn(x: Any, y: Any, weights: Any, penalty: float, like: Any, center
 def test_the_solution_is_scikit_learns(shape: tuple[int, int], seed: int, penalty: float) -> None:
     x, y, weights = simulate(*shape, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("causal_qwen.regression.ridge.PENALTIES", (penalty,))
+        patch.setattr("causal_qwen.regression.experts.PENALTIES", (penalty,))
         found = fit_ridge(x, y, weights)
     center = np.average(y, weights=weights)
     expected = scikit_learn(x, y, weights / weights.max(), penalty, x, center)
@@ -57,7 +57,7 @@ def test_unseen_predictions_are_those_of_fits_without_the_row(
 ) -> None:
     x, y, weights = simulate(*shape, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("causal_qwen.regression.ridge.PENALTIES", (penalty,))
+        patch.setattr("causal_qwen.regression.experts.PENALTIES", (penalty,))
         found = fit_ridge(x, y, weights).unseen
     center = np.average(y, weights=weights)
     for row in range(len(y)):
@@ -73,7 +73,7 @@ def test_the_penalty_is_the_best_on_rows_left_out() -> None:
     losses = []
     for penalty in PENALTIES:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("causal_qwen.regression.ridge.PENALTIES", (penalty,))
+            patch.setattr("causal_qwen.regression.experts.PENALTIES", (penalty,))
             unseen = fit_ridge(x, y, weights).unseen
         losses.append(np.average((y - unseen) ** 2, weights=weights))
     found = np.average((y - fit_ridge(x, y, weights).unseen) ** 2, weights=weights)

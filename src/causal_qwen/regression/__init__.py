@@ -21,9 +21,9 @@ Rows -> features:
 Features -> a distribution:
 
     head           features + values -> a robust linear head (U and Y), or a trained model
-    ridge          a linear function, its penalty by leave-one-out; robust or not
     credibility    residuals of unseen rows -> the probability that each label is right
-    experts        predictors of several sources, and the chain that weighs them
+    experts        predictors of several sources (ridge regression, robust or not; trees), and
+                   the chain that weighs them
     source_model   all sources and experts of a table, for every target
     conformal      one number after `fit`: its limits, and intervals with a coverage guarantee
     prediction     the distribution of one number

@@ -15,7 +15,6 @@ expects the labels that it has learned.
 from __future__ import annotations
 
 import html
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,15 +95,6 @@ def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
     table = pandas.concat(parts)
     order = np.lexsort((-table["score"].abs().to_numpy(), table["credibility"].to_numpy()))
     return table.iloc[order]
-
-
-def warn_of_wrong_labels(name: str, share: float) -> None:
-    if share > 0:
-        warnings.warn(
-            f"{share:.0%} of the labels of {name!r} look wrong and count by their credibility; "
-            "`suspicious` (causal-qwen audit) lists them.",
-            stacklevel=4,
-        )
 
 
 def doubtful(table: Any) -> int:

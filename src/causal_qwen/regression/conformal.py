@@ -237,3 +237,12 @@ class TargetEvidence(NamedTuple):
         middle = np.full(len(self.values), np.median(self.values))
         every = {"training median": middle, **self.peers, "together": self.unseen}
         return {n: float(np.nanmedian(np.abs(p - self.values))) for n, p in every.items()}
+
+
+def warn_of_wrong_labels(name: str, share: float) -> None:
+    if share > 0:
+        warnings.warn(
+            f"{share:.0%} of the labels of {name!r} look wrong and count by their credibility; "
+            "`suspicious` (causal-qwen audit) lists them.",
+            stacklevel=4,
+        )

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.paths import install_hint
+from causal_qwen.regression.prediction import new_axes
 from causal_qwen.tables.frames import require_pandas
 
 Array = NDArray[np.float64]
@@ -58,21 +58,13 @@ class Explanation:
 
     def plot(self, row: Any = None, *, of: str = "median", ax: Any = None) -> Any:
         """Draw the contributions to one row (the first) as horizontal bars; matplotlib's axes."""
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError:
-            raise ImportError(
-                f"plot() needs matplotlib, which is not installed: {install_hint('plot')}"
-            ) from None
         if of not in ("median", "width"):
             raise ValueError(f"of={of!r} is unknown; draw 'median' or 'width'.")
         row = self.rows.index[0] if row is None else row
         found = self.table[self.table["row"] == row].sort_values(of, key=abs)
         if not len(found):
             raise ValueError(f"row {row!r} is not explained; there are {list(self.rows.index)}.")
-        if ax is None:
-            size = 7, 1 + 0.32 * len(found)
-            ax = Figure(figsize=size, layout="constrained").subplots()
+        ax = new_axes((7, 1 + 0.32 * len(found))) if ax is None else ax
         labels = [
             part if part != column else f"{column} = {_shown(value)}"
             for part, column, value in zip(

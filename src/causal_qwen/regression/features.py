@@ -60,10 +60,6 @@ MIDDLE = tuple(Pooling(depth / 6, how) for how in ("mean", "last") for depth in 
 Progress = Callable[[int, int], None]  # (done, total)
 
 
-def no_progress(done: int, total: int) -> None:
-    """Report nothing."""
-
-
 def encode_texts(texts: Sequence[str], processor: Processor, max_length: int) -> list[Encoded]:
     """Ids and values up to the place of the next number; long texts lose their beginning."""
     encoded = []
@@ -174,46 +170,41 @@ def features(
     max_length: int,
     poolings: Sequence[Pooling] = (),
     cache: Path | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda done, total: None,
 ) -> NDArray[np.float32]:
     """z of every text: (N, H) at the last token, or (N, P, H) by `poolings`.
 
     `cache` is the cache file, None for no cache.
     """
-    distinct = list(dict.fromkeys(texts))
-    place = {text: row for row, text in enumerate(distinct)}
+    place = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # of distinct texts
     names = [f"{pooling}\n" for pooling in poolings] or [""]  # before the text, in the cache
     key = fingerprint(model, processor, max_length) + ("pooled" if poolings else "")
-    z = np.empty((len(distinct), len(names), model.config.hidden_size), np.float32)
+    z = np.full((len(place), len(names), model.config.hidden_size), np.nan, np.float32)
     with closing(FeatureCache(cache, key)) as store:
-        is_known = np.zeros((len(distinct), len(names)), dtype=bool)
         for column, name in enumerate(names):
-            for text, found in store.read([name + text for text in distinct]):
-                row = place[text.removeprefix(name)]
-                z[row, column], is_known[row, column] = found, True
-        missing = [distinct[row] for row in np.flatnonzero(~is_known.all(1))]
-        done = len(distinct) - len(missing)
-        progress(done, len(distinct))
+            for text, found in store.read([name + text for text in place]):
+                z[place[text.removeprefix(name)], column] = found
+        missing = [text for text, row in place.items() if np.isnan(z[row]).any()]
+        done = len(place) - len(missing)
+        progress(done, len(place))
         for start in range(0, len(missing), BLOCK):
             block = missing[start : start + BLOCK]
             encoded = encode_texts(block, processor, max_length)
             for batch in batches_by_length(encoded):
                 some = [encoded[row] for row in batch]
                 with _READING:
-                    hidden = (
-                        pooled_hidden(model, some, poolings)
-                        if poolings
-                        else hidden_at_end(model, some).unsqueeze(1)
-                    )
+                    if poolings:
+                        hidden = pooled_hidden(model, some, poolings)
+                    else:
+                        hidden = hidden_at_end(model, some).unsqueeze(1)
                     read = hidden.float().cpu().numpy()  # (B, P, H)
-                    for name, column in zip(names, read.swapaxes(0, 1), strict=True):
+                    for column, name in enumerate(names):
                         own = (name + block[row] for row in batch)
-                        store.write(dict(zip(own, column, strict=True)))
+                        store.write(dict(zip(own, read[:, column], strict=True)))
                 z[[place[block[row]] for row in batch]] = read
-                progress(done := done + len(batch), len(distinct))
-    if not poolings:
-        z = z[:, 0]
-    return z if len(distinct) == len(texts) else z[[place[text] for text in texts]]
+                progress(done := done + len(batch), len(place))
+    found = z if poolings else z[:, 0]
+    return found if len(place) == len(texts) else found[[place[text] for text in texts]]
 
 
 def fingerprint(model: CausalModel, processor: Processor, max_length: int) -> str:

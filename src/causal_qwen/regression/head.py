@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel
-from causal_qwen.regression.features import Encoded, Progress, hidden_at_end, no_progress
+from causal_qwen.regression.features import Encoded, Progress, hidden_at_end
 
 PENALTIES = tuple(10.0**power for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 1))
 SCALE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)  # strong: a constant scale is the default
@@ -127,8 +127,8 @@ def fit_head(
 
     is_seen = fold.unsqueeze(-1) != fold.unique()  # (N, F)
     seen = is_seen.float() * weights.unsqueeze(-1)
-    candidates = torch.tensor(penalties)
-    search = _ParallelHeads(t, basis.variance.float(), candidates, outputs, is_seen.shape[1])
+    variance, candidates = basis.variance.float(), torch.tensor(penalties)
+    search = _ParallelHeads(t, variance, candidates, outputs, is_seen.shape[1])
     best, last, chosen, unseen = math.inf, 1, 0, None
     for step in range(steps):
         found = search.outputs()  # (N, K F, P)
@@ -145,7 +145,7 @@ def fit_head(
         rows = loss_at(step)(found, y).view(rows.shape) if training_loss else rows
         search.step((rows * seen.unsqueeze(1)).sum(0) / seen.sum(0), steps)
 
-    final = _ParallelHeads(t, basis.variance.float(), candidates[chosen : chosen + 1], outputs, 1)
+    final = _ParallelHeads(t, variance, candidates[chosen : chosen + 1], outputs, 1)
     for step in range(last):
         rows = loss_at(step)(final.outputs(), y).view(len(t), 1, 1)
         final.step((rows * weights.view(-1, 1, 1)).sum(0) / weights.sum(), steps)
@@ -206,7 +206,7 @@ def fit_chain(
     *,
     folds: int = FOLDS,
     seed: int = 0,
-    progress: Progress = no_progress,
+    progress: Progress = lambda done, total: None,
 ) -> tuple[Chain, float]:
     """The chain that makes y likely, and its loss on unseen rows.
 
@@ -385,7 +385,7 @@ def train_model(
     held_out: float,
     patience: int,
     seed: int,
-    progress: Progress = no_progress,
+    progress: Progress = lambda done, total: None,
 ) -> TrainingReport:
     """Train on a part of the rows; at the end restore the epoch that was best on the others."""
     generator = torch.Generator().manual_seed(seed)

@@ -193,13 +193,7 @@ class NumberPrediction:
 
     def plot(self, level: float = PLOT_LEVEL, ax: Any = None) -> Any:
         """Draw the density with its median and interval; returns matplotlib's axes."""
-        try:
-            from matplotlib import pyplot
-        except ModuleNotFoundError:
-            raise ImportError(
-                f"plot() needs matplotlib, which is not installed: {install_hint('plot')}"
-            ) from None
-        ax = pyplot.subplots()[1] if ax is None else ax
+        ax = new_axes() if ax is None else ax
         for row, one in enumerate(self if self.y.loc.dim() else [self]):
             low, high = one.interval(level)
             first, last = (float(one.y.icdf(p)) for p in PLOT_RANGE)
@@ -244,6 +238,17 @@ class NumberPrediction:
         if not v.isfinite().all():
             raise ValueError(f"value={value!r} is not finite.")
         return v
+
+
+def new_axes(size: tuple[float, float] | None = None) -> Any:
+    """Matplotlib's axes in a new figure."""
+    try:
+        from matplotlib import pyplot
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"Pictures need matplotlib, which is not installed: {install_hint('plot')}"
+        ) from None
+    return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import copy
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -67,6 +67,7 @@ from causal_qwen.regression.conformal import (
     Target,
     TargetEvidence,
     rows_needed,
+    warn_of_wrong_labels,
 )
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.experts import Evidence
@@ -304,7 +305,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             model, values = source.targets[name], labels.values[name]
             targets[name], judged = judge_target(model, values, labels.weights, found, self.support)
             self.evidence_[name] = judged.take(np.argsort(order))
-            audit.warn_of_wrong_labels(name, found.credibility.share)
+            warn_of_wrong_labels(name, found.credibility.share)
         self.baseline_ = sources.typical_row(frame, schema)
         return targets
 
@@ -501,7 +502,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
                 least = NEGLIGIBLE / float(y_dist.scale.median())
                 weights, share = find_credibility(scores, weights, least)
-                audit.warn_of_wrong_labels(name, share)
+                warn_of_wrong_labels(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
         return self
 
@@ -523,7 +524,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """Medians: (N,), or (N, targets) for several. Calibrated, if the regressor is."""
-        return self._per_target(X, lambda number, target: target.median(number))
+        return self.predict_numbers(X, ())[0]
 
     def predict_interval(
         self, X: Any, level: float = 0.9, *, calibrated: bool | None = None
@@ -532,18 +533,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
         `calibrated`: True for conformal, False for the Cauchy's own; None prefers the first.
         """
-        both = self._per_target(
-            X, lambda number, target: target.interval(number.y, level, calibrated)
-        )
-        return both[..., 0], both[..., 1]
+        both = self.predict_numbers(X, [level], calibrated=calibrated)[1]
+        return both[..., 0, 0], both[..., 0, 1]
 
     def predict_quantiles(
         self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95), *, calibrated: Any = None
     ) -> Array:
         """(N, quantiles), or (N, targets, quantiles) for several targets."""
-        return self._per_target(
-            X, lambda number, target: target.quantiles(number, quantiles, calibrated)
-        )
+        return self.predict_numbers(X, (), quantiles, calibrated=calibrated)[2]
 
     def predict_numbers(
         self,
@@ -559,11 +556,15 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         def compute(number: NumberPrediction, target: Target) -> Array:
             parts = [target.median(number)[:, None]]
             parts += [target.interval(number.y, level, calibrated) for level in levels]
-            if quantiles:
+            if len(quantiles):
                 parts.append(target.quantiles(number, quantiles, calibrated))
             return np.concatenate(parts, -1)
 
-        found, end = self._per_target(X, compute), 1 + 2 * len(levels)
+        blocks = []
+        for numbers in self._predict_rows(self._known_table(X)):
+            columns = [compute(numbers[name], target) for name, target in self.targets_.items()]
+            blocks.append(columns[0] if self.is_single_ else np.stack(columns, 1))
+        found, end = np.concatenate(blocks), 1 + 2 * len(levels)
         intervals = found[..., 1:end].reshape(*found.shape[:-1], len(levels), 2)
         return found[..., 0], intervals, found[..., end:]
 
@@ -586,14 +587,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         truth = np.stack(list(self._known_targets(X, y).values()), -1)
         predicted = self.predict(X).reshape(truth.shape)
         return float(r2_score(truth, predicted, sample_weight=sample_weight))
-
-    def _per_target(self, X: Any, compute: Callable[[NumberPrediction, Target], Array]) -> Array:
-        """`compute` of every target's prediction, stacked on axis 1 if there are several."""
-        parts = []
-        for found in self._predict_rows(self._known_table(X)):
-            columns = [np.asarray(compute(found[name], t)) for name, t in self.targets_.items()]
-            parts.append(columns[0] if self.is_single_ else np.stack(columns, 1))
-        return np.concatenate(parts)
 
     def _distributions(self, X: Any) -> Predictions:
         X = self._known_table(X)
@@ -1041,7 +1034,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         fitted = {name: vars(self)[name] for name in SAVED if name in vars(self)}
         if "baseline_" in fitted:
             (row,) = fitted["baseline_"].to_dict("records")
-            fitted["baseline_"] = {name: _plain(cell) for name, cell in row.items()}
+            fitted["baseline_"] = {name: frames.plain(cell) for name, cell in row.items()}
         content = write_state({"parameters": self._saved_parameters(), "fitted": fitted})
         with new_directory(Path(path), overwrite) as directory:
             (directory / FILE).write_bytes(content)
@@ -1091,12 +1084,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 directory / MODEL, device, regressor.dtype
             )
         return regressor
-
-
-def _plain(cell: Any) -> Any:
-    """Of types that a file has: dates are texts, which are read as dates again."""
-    cell = cell.item() if isinstance(cell, np.generic) else cell
-    return cell if isinstance(cell, str | int | float | None) else str(cell)
 
 
 def _is_given(cell: Any) -> bool:

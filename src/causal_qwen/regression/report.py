@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.paths import install_hint
 from causal_qwen.regression.conformal import Conformal
+from causal_qwen.regression.prediction import new_axes
 from causal_qwen.regression.regressor import CausalTextRegressor
 
 Array = NDArray[np.float64]
@@ -74,22 +74,22 @@ def coverage(scores: Array, conformal: Conformal | None, levels: Array = LEVELS)
 
 
 def _calibration(scores: Array, conformal: Conformal | None) -> Any:
-    figure, axes = _figure((5.5, 4.5))
+    axes = new_axes((5.5, 4.5))
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="perfect")
     axes.plot(LEVELS, coverage(scores, None), marker=".", label="Cauchy's own")
     if conformal is not None:
         axes.plot(LEVELS, coverage(scores, conformal), marker=".", label="calibrated")
     axes.set(title="coverage", xlabel="level", ylabel="share inside", ylim=(0, 1.02))
     axes.legend()
-    return figure
+    return axes.figure
 
 
 def _residuals(name: str, labels: Any, medians: Any) -> Any:
-    figure, axes = _figure((7, 4))
+    axes = new_axes((7, 4))
     axes.axhline(0, color="grey", linewidth=1)
     axes.scatter(medians, labels - medians, s=10, alpha=0.6)
     axes.set(title="residuals", xlabel=f"{name}, median", ylabel="label - median")
-    return figure
+    return axes.figure
 
 
 def _contributions(regressor: CausalTextRegressor, name: str, X: Any) -> Any:
@@ -97,18 +97,7 @@ def _contributions(regressor: CausalTextRegressor, name: str, X: Any) -> Any:
     table = regressor.explain(X, target=name).table
     by_column = table.groupby(["row", "column"])["median"].sum().abs().groupby("column").mean()
     by_column = by_column.sort_values()
-    figure, axes = _figure((7, 1 + 0.32 * len(by_column)))
+    axes = new_axes((7, 1 + 0.32 * len(by_column)))
     axes.barh([str(column) for column in by_column.index], by_column.to_numpy())
     axes.set(title=f"contributions to {name}: mean size in {len(X)} rows", xlabel=name)
-    return figure
-
-
-def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Pictures need matplotlib, which is not installed: {install_hint('plot')}"
-        ) from None
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots()
+    return axes.figure

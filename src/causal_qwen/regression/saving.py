@@ -21,9 +21,8 @@ CURE = "restore it, or fit again"
 OURS = {
     "modeling.value_space": ("ValueSpace",),
     "regression.conformal": ("Conformal", "Limits", "Target"),
-    "regression.experts": ("Expert", "Fitted", "Stack"),
+    "regression.experts": ("Expert", "Fitted", "Ridge", "Stack"),
     "regression.head": ("Chain",),
-    "regression.ridge": ("Ridge",),
     "regression.source_model": ("Reading", "SourceModel", "TargetModel"),
     "regression.sources": ("Schema", "Spline", "TableFeatures"),
 }

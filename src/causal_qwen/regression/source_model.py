@@ -27,14 +27,16 @@ from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.regression.conformal import Conformal, Limits, Support, Target, TargetEvidence
 from causal_qwen.regression.experts import (
     Blocks,
+    Design,
     Evidence,
     Splits,
     Stack,
     cauchy_loss,
+    fit_ridge,
     fit_stack,
+    tail_weights,
     with_spread,
 )
-from causal_qwen.regression.ridge import Design, fit_ridge, tail_weights
 from causal_qwen.regression.sources import Schema, TableFeatures, similarity
 
 Array = NDArray[np.float64]

@@ -38,7 +38,6 @@ from sklearn.preprocessing import (
 )
 
 from causal_qwen.tables.frames import Kind, calendar, is_day_first, name_rows, to_numbers
-from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import encode
 
 Array = NDArray[np.float64]
@@ -132,6 +131,7 @@ class TableFeatures:
         self.schema = schema
         self.transformers: dict[str, Any] = {}
         self.ranges: dict[str, tuple[float, float]] = {}  # of the numbers, in training
+        self.categories: dict[str, list[str]] = {}  # in training
         self.sources = sources
 
     def fit(self, frame: Any) -> dict[str, Any]:
@@ -141,6 +141,8 @@ class TableFeatures:
             known = cells[name].dropna()
             if len(known):
                 self.ranges[name] = float(known.min()), float(known.max())
+        for name in self.schema.categories:
+            self.categories[name] = sorted({*cells[name]} - {""})
         schema = self.schema._replace(numbers=list(self.ranges))
         if "columns" in self.sources and (schema.numbers or schema.categories):
             self.transformers["columns"] = _columns(cells, schema)
@@ -344,11 +346,7 @@ def split_rows(
     else:
         splitter = KFold(min(folds, rows), shuffle=True, random_state=seed)
     splits = list(splitter.split(np.zeros(rows), None, groups))
-    has_weight = np.ones(rows, bool) if weights is None else weights > 0
-    least = min(has_weight[training].sum() for training, _ in splits)
-    if not has_weight.all() and least < LEAST_ROWS:
-        raise ValueError(
-            f"{counted(int(has_weight.sum()), 'row has', 'rows have')} a weight above 0, too few "
-            f"to split {rows} rows for cross-validation; give more rows a weight."
-        )
+    counts = np.ones(rows) if weights is None else weights
+    if min((counts[training] > 0).sum() for training, _ in splits) < min(LEAST_ROWS, rows - 1):
+        raise ValueError("too few rows have a weight above 0 to be split; give more a weight.")
     return splits

@@ -40,7 +40,7 @@ from causal_qwen.modeling.value_space import ValueSpace
 from causal_qwen.options import SEMANTICS, check_choice
 from causal_qwen.regression.source_model import SourceModel
 from causal_qwen.tables.cells import is_missing
-from causal_qwen.tables.frames import require_columns, to_numbers
+from causal_qwen.tables.frames import plain, require_columns, to_numbers
 from causal_qwen.text.numerals import render
 
 NEAR = 1e-5  # of the scale: poles that are closer cancel
@@ -115,7 +115,7 @@ class NumberCounterfactual:
     def record(self) -> dict[str, Any]:
         """JSON's values."""
         changes = {
-            name: {"before": _plain(before), "after": _plain(after)}
+            name: {"before": plain(before), "after": plain(after)}
             for name, (before, after) in self.changes.items()
         }
         kept = {n: v for n, v in vars(self).items() if n not in ("changes", "quantile")}
@@ -189,7 +189,7 @@ def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None)
     other = frame.assign(**{name: [value] for name, value in changes.items()})
     if source is None:
         return other
-    schema, categories = source.table.schema, _categories(source)
+    schema, categories = source.table.schema, source.table.categories
     for name, value in changes.items():
         if value is None or is_missing(str(value)):
             continue
@@ -205,26 +205,10 @@ def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None)
     return other
 
 
-def _categories(source: SourceModel) -> dict[str, list[str]]:
-    """Column -> its categories in training."""
-    for transformer in source.table.transformers.values():
-        encoder = dict(getattr(transformer, "named_transformers_", {})).get("categories")
-        if encoder is not None and source.table.schema.categories:
-            pairs = zip(source.table.schema.categories, encoder.categories_, strict=True)
-            return {name: [str(one) for one in values if str(one)] for name, values in pairs}
-    return {}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    return value if isinstance(value, str | int | float | None) else str(value)
-
-
 def _rounded(value: float) -> str:
     return render(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
 
 
 def _shown(value: Any) -> str:
-    value = _plain(value)
+    value = plain(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

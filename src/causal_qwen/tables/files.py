@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from numpy.typing import NDArray
 from causal_qwen.paths import install_hint
 from causal_qwen.tables.cells import MISSING, is_missing, read_cell, shown, with_point
 from causal_qwen.tables.csv_table import OPENERS, append_cells, read_csv_blocks, read_text
-from causal_qwen.tables.frames import name_rows, require_pandas, to_frame
+from causal_qwen.tables.frames import name_rows, plain, require_pandas, to_frame
 from causal_qwen.tables.targets import read_cells
 from causal_qwen.terminal import counted
 
@@ -312,7 +311,7 @@ class PredictedTable:
     def records(self) -> list[dict[str, Any]]:
         """The rows with JSON's values: dates are texts, NaN and infinities None."""
         rows = self.frame().astype(object).to_dict(orient="records")
-        return [{name: _json_value(cell) for name, cell in row.items()} for row in rows]
+        return [_finite(row) for row in rows]
 
     def csv(self) -> Iterator[str]:
         """The file's own lines, each followed by its predicted cells."""
@@ -343,8 +342,7 @@ class PredictedTable:
             return
         columns = [column.tolist() for column in self.predicted.values()]
         for line, *cells in zip(self.table.source, *columns, strict=True):
-            values = map(_json_value, cells)
-            added = _to_json(dict(zip(self.predicted, values, strict=True)))
+            added = _to_json(_finite(dict(zip(self.predicted, cells, strict=True))))
             body = line.rstrip()[:-1].rstrip()
             yield f"{body}{'' if body.endswith('{') else ', '}{added[1:]}\n".encode()
 
@@ -423,14 +421,11 @@ def _open_output(place: Path, name: str | os.PathLike[str]) -> Any:
     return OPENERS.get(Path(name).suffix.lower(), open)(place, "wb")
 
 
-def _json_value(cell: Any) -> Any:
-    if isinstance(cell, np.generic):
-        cell = cell.item()
-    if isinstance(cell, float):
-        return cell if math.isfinite(cell) else None
-    if isinstance(cell, str | int | None):
-        return cell
-    return cell.isoformat() if isinstance(cell, date) else str(cell)
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON's values: it has no NaN and no infinities."""
+    cells = {name: plain(cell) for name, cell in row.items()}
+    is_none = {n: isinstance(cell, float) and not math.isfinite(cell) for n, cell in cells.items()}
+    return {name: None if is_none[name] else cell for name, cell in cells.items()}
 
 
 def _to_json(row: dict[str, Any]) -> str:

@@ -105,6 +105,14 @@ def read_texts(X: Any) -> list[str]:
     return [str(text) for text in texts]
 
 
+def plain(cell: Any) -> Any:
+    """A cell of a type that every file has; dates are texts, which are read as dates again."""
+    cell = cell.item() if isinstance(cell, np.generic) else cell
+    if isinstance(cell, str | int | float | None):
+        return cell
+    return cell.isoformat() if isinstance(cell, date) else str(cell)
+
+
 def listed(names: str | Sequence[str] | None) -> list[str]:
     """Names of columns, of which one may be given by itself."""
     return [names] if isinstance(names, str) else list(names or ())
