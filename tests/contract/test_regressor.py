@@ -156,31 +156,6 @@ def test_fit_and_predict_on_the_command_line(backbone: str, table: Any, tmp_path
     assert np.median(np.abs(np.log(median / worth))) < 0.4
 
 
-@FEW_TREES
-def test_columns_weights_and_several_targets_reach_the_regressor(
-    backbone: str, table: Any, tmp_path: Path
-) -> None:
-    from causal_qwen.regression.csv_io import fit_csv, predict_csv
-
-    many = table.assign(tax=-0.1 * table.price, noise="x", weight=1.0)
-    many.loc[:9, ["price", "weight"]] = [1e9, 0.0]
-    many.to_csv(tmp_path / "table.csv", index=False)
-    fit_csv(
-        tmp_path / "table.csv",
-        ["price", "tax"],
-        tmp_path / "saved",
-        columns=["grade"],
-        weight="weight",
-        model=backbone,
-        folds=2,
-        calibration=0.0,
-    )
-    assert CausalTextRegressor.load(tmp_path / "saved").columns_ == ["grade"]
-    predicted = predict_csv(tmp_path / "saved", tmp_path / "table.csv", level=0.5)
-    assert (predicted["tax_predicted"] < 0).all()
-    assert predicted["price_predicted"].median() < 1e4
-
-
 # --- files on the command line
 
 
@@ -306,23 +281,6 @@ def test_identifiers_are_left_out_with_a_note_unless_they_are_named(
 
     assert columns("all") == ["grade"]
     assert columns("named", columns=["ring_id", "grade"]) == ["ring_id", "grade"]
-
-
-@pytest.mark.parametrize(("mark", "encoding"), [(";", "cp1252"), ("\t", "utf-16"), ("|", "utf-8")])
-def test_predict_gives_back_files_of_any_dialect_byte_for_byte(
-    mark: str, encoding: str, saved: str, tmp_path: Path
-) -> None:
-    given = f'grade{mark}"note"\r\nA{mark}"café"\r\nB{mark}\r\n'.encode(encoding)
-    (tmp_path / "mine.csv").write_bytes(given)
-    place = saved, str(tmp_path / "mine.csv"), "-o", str(tmp_path / "out.csv")
-    causal_qwen("predict", *place, "--encoding", encoding, "--json")
-    found = (tmp_path / "out.csv").read_bytes().decode(encoding)
-    point = "," if mark == ";" else "."
-    number = rf"{re.escape(mark)}-?\d+{re.escape(point)}\d+"
-    added = mark.join(["", "price_predicted", "price_low", "price_high"])
-    assert added in found
-    assert len(re.findall(number, found)) == 6
-    assert re.sub(number, "", found.replace(added, "")) == given.decode(encoding)
 
 
 @pytest.mark.slow

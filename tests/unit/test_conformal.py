@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.regression.conformal import Conformal, Limits, TooFewRows, rows_needed
+from causal_qwen.regression.conformal import Conformal, Limits, rows_needed
 from causal_qwen.regression.csv_io import predict_csv
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.source_model import SourceModel
@@ -30,14 +30,6 @@ def test_the_radius_is_the_ranked_score() -> None:
     assert conformal.radius(0.5) == 5  # ceil(10 * 0.5)
     assert conformal.radius(0.51) == 6
     assert conformal.radius(0.9) == 9
-
-
-@pytest.mark.parametrize(("level", "rows"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)])
-def test_rows_needed_is_the_fewest_rows_with_a_finite_radius(level: float, rows: int) -> None:
-    assert rows_needed(level) == rows
-    assert math.isfinite(fitted([1.0] * rows).radius(level))
-    with pytest.warns(TooFewRows, match=rf"^{rows - 1} calibration rows .* {rows}\."):
-        assert fitted([1.0] * (rows - 1)).radius(level) == math.inf
 
 
 @given(st.integers(1, 200), st.floats(0.01, 0.995))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import warnings
 from pathlib import Path
@@ -206,13 +205,6 @@ def test_every_line_end_is_read_and_kept(write: Any, end: str) -> None:
     table = read_table(write(f"grade,price{end}A,1{end}B,2"))
     assert cells(table) == {"grade": ["A", "B"], "price": ["1", "2"]}
     assert table.source.records == [f"A,1{end}", "B,2"]
-
-
-def test_compressed_files_are_read_and_damaged_ones_refused(write: Any) -> None:
-    packed = gzip.compress(b"grade,price\nA,1\n" * 1)
-    assert read_frame(write(packed, "rows.csv.gz"))["price"].tolist() == [1]
-    assert "cannot be read as CSV" in refusal(write(packed[:-9], "cut.csv.gz"))
-    assert "cannot be read as CSV" in refusal(write(b"grade,price\nA,1\n", "plain.csv.gz"))
 
 
 # --- points that may separate thousands

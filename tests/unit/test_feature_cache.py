@@ -16,7 +16,6 @@ from causal_qwen.regression import feature_cache
 from causal_qwen.regression.feature_cache import (
     CACHE_FILE,
     FeatureCache,
-    cache_record,
     check_cache,
     clear_cache,
 )
@@ -139,19 +138,3 @@ def test_clearing_deletes_our_files_and_no_others(path: Path) -> None:
     (path.parent / "notes").write_text("precious")
     assert clear_cache() == [str(path)]
     assert [one.name for one in path.parent.iterdir()] == ["notes"]
-
-
-def test_the_record_counts_rows_and_bytes(path: Path) -> None:
-    empty = {"path": str(path), "size": 0, "rows": 0, "problem": None}
-    assert cache_record() == empty
-    fill(path)
-    assert cache_record() == empty | {"rows": len(TEXTS), "size": path.stat().st_size}
-
-
-def test_two_processes_fill_one_cache(path: Path) -> None:
-    both = FeatureCache(path, "backbone"), FeatureCache(path, "backbone")
-    for place, text in enumerate(TEXTS):
-        both[place % 2].write({text: Z[text]})
-    for cache in both:
-        cache.close()
-    assert read(path) == (set(TEXTS), [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -155,25 +154,6 @@ def test_the_fingerprint_changes_with_all_that_z_depends_on(
     weight.data *= 1.001
     assert fingerprint(model, processor, 64) != before
     weight.data /= 1.001
-
-
-def overwrite_with_text(cache: Path) -> None:
-    cache.write_text("notes of another program " * 9)
-
-
-def cut_in_half(cache: Path) -> None:
-    cache.write_bytes(cache.read_bytes()[: cache.stat().st_size // 2])
-
-
-def flip_stored_values(cache: Path) -> None:
-    with sqlite3.connect(cache) as connection:
-        connection.execute("UPDATE features SET z = zeroblob(length(z))")
-    connection.close()
-
-
-def put_a_directory(cache: Path) -> None:
-    cache.unlink()
-    cache.mkdir()
 
 
 def test_texts_are_read_in_blocks_with_the_same_features(

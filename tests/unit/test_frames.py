@@ -189,15 +189,6 @@ def test_a_kind_follows_from_the_cells(cells: Any, kind: str) -> None:
     assert kind_of(cells) == kind
 
 
-def test_categories_are_short_and_repeat() -> None:
-    assert kind_of([f"v{i % 21}" for i in range(63)]) == "category"
-    assert kind_of([f"v{i % 21}" for i in range(62)]) == "text"
-    assert kind_of([f"v{i % 20}" for i in range(30)]) == "category"
-    assert kind_of([f"v{i % 20}" for i in range(29)]) == "text"
-    assert kind_of([f"one two three four {i % 3}" for i in range(60)]) == "text"
-    assert kind_of(["x" * 61 + str(i % 3) for i in range(60)]) == "text"
-
-
 ROWS = 40
 
 

@@ -111,14 +111,6 @@ def test_the_order_of_rows_moves_no_prediction(groups: list[str] | None) -> None
     np.testing.assert_array_equal(judged[1]["label"], given["y"][judged[1].index])
 
 
-def test_a_splitter_is_given_the_rows_in_their_own_order() -> None:
-    from sklearn.model_selection import TimeSeriesSplit
-
-    fitted = quick(sources=["columns"], cv=TimeSeriesSplit(3)).fit(table(), "y")
-    is_tested = np.isfinite(fitted.evidence_["y"].scores)
-    assert is_tested.tolist() == [False] * 24 + [True] * 66
-
-
 # --- wide tables
 
 

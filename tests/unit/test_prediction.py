@@ -220,15 +220,6 @@ def test_a_prediction_is_the_models_y_at_the_last_token_mapped_back(
     assert price.median == pytest.approx(symexp(-1 + 0.25 * loc), rel=1e-4)
 
 
-def test_a_sharded_head_gives_the_same_probability(
-    model: Any, processor: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = model.predict(TEXTS, processor)
-    monkeypatch.setattr(model.lm_head, "_is_hooked", True, raising=False)  # as tensor parallelism
-    sharded = model.predict(TEXTS, processor)
-    np.testing.assert_allclose(sharded.probability, whole.probability, rtol=1e-4)
-
-
 def test_a_prediction_reads_the_values_of_its_text(model: Any, processor: Any) -> None:
     few, many, digits = (
         model.predict("2 cost", processor).median,

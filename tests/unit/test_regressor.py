@@ -23,7 +23,6 @@ from causal_qwen.conversion.convert import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression import features as features_module  # noqa: E402
 from causal_qwen.regression.backbone import _open_cached  # noqa: E402
-from causal_qwen.regression.conformal import TooFewRows  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_head")
@@ -160,15 +159,6 @@ def test_median_quantiles_and_intervals_agree(fitted: Any, table: Any) -> None:
 # --- calibration
 
 
-def test_too_few_calibration_rows_warn_and_give_infinite_intervals(fitted: Any, table: Any) -> None:
-    fitted.calibrate(table[60:75], "price")
-    with pytest.warns(TooFewRows, match="15 calibration rows"):
-        low, high = fitted.predict_interval(table[75:], 0.95)
-    assert (low == -math.inf).all()
-    assert (high == math.inf).all()
-    assert np.isfinite(fitted.predict_interval(table[75:], 0.9)).all()
-
-
 def overwrite_weights(path: Path, fresh_model: Callable[..., Any]) -> None:
     """Another model of the same shape and size in the same directory."""
     config = open_model(path)[1].config
@@ -276,15 +266,6 @@ def test_finetuning_does_not_change_the_open_model(
     assert not tuned.model_.action.value.weight.equal(before["action.value.weight"])
     assert opened.model.config.value_fields is None
     assert tuned.model_.config.value_fields is not None
-
-
-def test_predicting_with_a_changed_open_model_is_refused(
-    opened: OpenModel, make: Callable[..., Any], table: Any
-) -> None:
-    shared = make(model=opened).fit(table[:60], "price")
-    opened.model.model.norm.weight.data.mul_(2.0)
-    with pytest.raises(ValueError, match="backbone"):
-        shared.predict(table)
 
 
 def test_a_model_made_in_memory_can_be_used_but_not_saved(

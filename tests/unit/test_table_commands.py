@@ -207,29 +207,3 @@ def test_what_if_answers_in_one_sentence(fitted: str, file: Path, rings: Any) ->
 
 
 # ---------------------------------------------------------------- outputs
-
-
-@pytest.mark.parametrize("command", ["predict", "predict --batch 5", "audit"])
-def test_an_output_replaces_a_file_only_if_asked_and_never_what_is_read(
-    file: Path, fitted: str, tmp_path: Path, command: str
-) -> None:
-    name, *more = command.split()
-    asked = ("audit", file, "-y", "price", "--source", "columns", "-q", *more)
-    asked = asked if name == "audit" else ("predict", fitted, file, *more)
-    data, output, link = file.read_bytes(), tmp_path / "precious.csv", tmp_path / "link.csv"
-    output.write_text("precious")
-    link.symlink_to(output)
-    for place in (output, link):
-        refused = CliRunner().invoke(app, [str(word) for word in (*asked, "-o", place)])
-        assert f"{place} exists" in str(refused.exception)
-        assert "--force" in str(refused.exception)
-        assert output.read_text() == "precious"
-    own = tmp_path / "own.csv"
-    own.symlink_to(file)
-    for place in (file, own):
-        refused = CliRunner().invoke(app, [str(word) for word in (*asked, "-o", place, "--force")])
-        assert "which is read" in str(refused.exception)
-        assert file.read_bytes() == data
-    assert run(*asked, "-o", link, "--force").exit_code == 0
-    assert link.is_symlink()
-    assert len(pd.read_csv(output)) == 110

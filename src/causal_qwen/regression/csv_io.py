@@ -82,21 +82,13 @@ def fit_csv(
     check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
     notes: list[str] = []
     with _collected(notes):
-        dialect, regressor = _regressor(settings, columns, group, time, seed)
-        roles = [one for one in (weight, group, time, trusted) if one is not None]
-        frame, used = _rows_to_learn(read_table(data, **dialect), targets, columns, weight, roles)
-        used = used or _all_but_ids(frame, [*targets, *roles], regressor)
+        regressor, dialect = _regressor(settings, columns, group, time, seed)
         if calibration is None:
             calibration = HELD_OUT if regressor.reads_sentences() else 0.0
-        order = np.random.default_rng(seed).permutation(len(frame))
-        training, held_out = _split(frame, order, group, time, round(calibration * len(frame)))
+        table = read_table(data, **dialect)
+        roles = {"weight": weight, "group": group, "time": time, "trusted": trusted}
+        training, held_out = _learn(regressor, table, targets, roles, calibration, seed)
         names = targets[0] if len(targets) == 1 else list(targets)
-        regressor.fit(
-            training[[*used, *targets]],
-            names,
-            sample_weight=training[weight] if weight else None,
-            groups=training[group].astype(str).to_numpy() if group else None,
-        )
         trust = None
         if trusted is not None:
             trust = _truth(held_out if len(held_out) else training, trusted)
@@ -141,16 +133,39 @@ def audit_csv(
     `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
     notes: list[str] = []
     with _collected(notes):
-        dialect, regressor = _regressor(settings, columns, group, time, seed)
+        regressor, dialect = _regressor(settings, columns, group, time, seed)
         if regressor.reads_sentences():
             raise ValueError("an audit cross-validates; give another --source beside the model.")
-        roles = [one for one in (group, time) if one is not None]
-        frame, used = _rows_to_learn(read_table(data, **dialect), targets, columns, None, roles)
-        used = used or _all_but_ids(frame, [*targets, *roles], regressor)
-        frame, _ = _split(frame, np.arange(len(frame)), group, time)
-        groups = frame[group].astype(str).to_numpy() if group else None
-        regressor.fit(frame[[*used, *targets]], list(targets), groups=groups)
+        roles = {"group": group, "time": time}
+        _learn(regressor, read_table(data, **dialect), targets, roles)
     return regressor.suspicious(), notes
+
+
+def _learn(
+    regressor: CausalTextRegressor,
+    table: Table,
+    targets: Sequence[str],
+    roles: Mapping[str, str | None],
+    calibration: float = 0.0,
+    seed: int = 0,
+) -> tuple[Any, Any]:
+    """Fit to the rows of a table; -> the training rows and those held out. `roles` are columns:
+    `weight`, `group`, `time` and `trusted`."""
+    columns = {role: column for role, column in roles.items() if column is not None}
+    weight, group = columns.get("weight"), columns.get("group")
+    frame = _typed_rows(table, targets, [*(regressor.columns or ()), *columns.values()], weight)
+    used = regressor.columns
+    if used is None:
+        used = _all_but_ids(frame, [*targets, *columns.values()], regressor)
+    order, count = np.random.default_rng(seed).permutation(len(frame)), len(frame) * calibration
+    training, held_out = _split(frame, order, group, columns.get("time"), round(count))
+    regressor.fit(
+        training[list(dict.fromkeys([*used, *listed(regressor.text), *targets]))],
+        targets[0] if len(targets) == 1 else list(targets),
+        sample_weight=training[weight] if weight else None,
+        groups=training[group].astype(str).to_numpy() if group else None,
+    )
+    return training, held_out
 
 
 def _regressor(
@@ -159,15 +174,16 @@ def _regressor(
     group: str | None,
     time: str | None,
     seed: int,
-) -> tuple[dict[str, str | None], CausalTextRegressor]:
-    """The options of the file, which are taken out of `settings`, and an unfitted regressor. `time`
+) -> tuple[CausalTextRegressor, dict[str, str | None]]:
+    """An unfitted regressor, and the options of the file, which are taken out of `settings`. `time`
     splits rows in its order; None splits them by groups, or at random."""
     if group is not None and time is not None:
         raise ValueError("group and time both decide the splits; give one of them.")
     dialect = {name: settings.pop(name, None) for name in ("separator", "encoding", "decimal")}
     splitter = None if time is None else TimeSeriesSplit()
     learned = list(columns) or None
-    return dialect, CausalTextRegressor(columns=learned, cv=splitter, random_state=seed, **settings)
+    options: dict[str, Any] = {"columns": learned, "cv": splitter, "random_state": seed}
+    return CausalTextRegressor(**options, **settings), dialect
 
 
 # ---------------------------------------------------------------- questions to a saved regressor
@@ -220,7 +236,7 @@ def report_csv(
     place = Path(model).resolve()
     output = place.with_name(f"{place.name}-report")
     names = list(targets) or list(regressor.targets_)
-    frame, _ = _rows_to_learn(read_table(data, **dialect), names)
+    frame = _typed_rows(read_table(data, **dialect), names)
     y = names[0] if len(names) == 1 else names
     return write_regressor_report(regressor, output, place.name, frame, y)
 
@@ -370,18 +386,16 @@ def _all_but_ids(frame: Any, without: Sequence[str], regressor: CausalTextRegres
     return [name for name in names if name not in ids]
 
 
-def _rows_to_learn(
+def _typed_rows(
     table: Table,
     targets: Sequence[str],
     columns: Sequence[str] = (),
     weight: str | None = None,
-    roles: Sequence[str] = (),
-) -> tuple[Any, list[str]]:
-    """Typed values of the rows whose targets are finite numbers, a warning shows the others; and
-    the `columns`."""
+) -> Any:
+    """Typed values of the rows whose targets are finite numbers; a warning shows the others."""
     text_names(targets)
     frame = table.frame(targets)
-    require_columns(frame, [*targets, *columns, *roles])
+    require_columns(frame, [*targets, *columns])
     is_usable = np.ones(len(table), dtype=bool)
     for name in targets:
         frame[name] = table.numbers(name)
@@ -401,7 +415,7 @@ def _rows_to_learn(
         if len(rows):
             where = table.name_cells(rows, weight)
             raise ValueError(f"a row's weight is a finite number of at least 0: {where}")
-    return frame[is_usable], list(columns)
+    return frame[is_usable]
 
 
 def _predict(

@@ -54,10 +54,12 @@ from causal_qwen.regression import audit, features, head, sentences, sources, wh
 from causal_qwen.regression.backbone import (
     OpenModel,
     Pair,
+    loaded_record,
     located,
     open_copy,
     open_shared,
     record_of,
+    saved_record,
 )
 from causal_qwen.regression.conformal import (
     LEVEL,
@@ -601,7 +603,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             if self.source_.uses_model:
                 self._check_backbone()
             for start in range(0, max(len(frame), 1), block):
-                yield self._predict_sources(frame.iloc[start : start + block])
+                yield _finite(self._predict_sources(frame.iloc[start : start + block]))
             return
         texts, z = self.sentences(X), None
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
@@ -613,7 +615,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             z = torch.from_numpy(self._read_features(texts))
         for start in range(0, max(len(texts), 1), block):
             rows = slice(start, start + block)
-            yield self._predict_sentences(texts[rows], None if z is None else z[rows])
+            yield _finite(self._predict_sentences(texts[rows], None if z is None else z[rows]))
 
     def _predict_sources(self, frame: Any) -> Predictions:
         source = self.source_
@@ -1032,6 +1034,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Write a directory, completely or not at all. Frozen: the chains, the backbone's name."""
         check_is_fitted(self, "targets_")
         fitted = {name: vars(self)[name] for name in SAVED if name in vars(self)}
+        if "backbone_" in fitted:
+            fitted["backbone_"] = saved_record(fitted["backbone_"], Path(path))
         if "baseline_" in fitted:
             (row,) = fitted["baseline_"].to_dict("records")
             fitted["baseline_"] = {name: frames.plain(cell) for name, cell in row.items()}
@@ -1076,6 +1080,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 [regressor.baseline_], dtype=object
             )
         if hasattr(regressor, "backbone_"):
+            regressor.backbone_ = loaded_record(regressor.backbone_, directory)
             if model is not None:
                 regressor.set_params(model=model).backbone_ |= record_of(model)
             regressor._check_backbone()
@@ -1084,6 +1089,17 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 directory / MODEL, device, regressor.dtype
             )
         return regressor
+
+
+def _finite(numbers: Predictions) -> Predictions:
+    """Refuse what damaged weights make NaN or infinite."""
+    for name, number in numbers.items():
+        if not (number.y.loc.isfinite() & number.y.scale.isfinite()).all():
+            raise ValueError(
+                f"a prediction of {name!r} is not finite: the regressor's weights are damaged; "
+                "restore its files, or fit again."
+            )
+    return numbers
 
 
 def _is_given(cell: Any) -> bool:
