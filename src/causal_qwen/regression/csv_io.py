@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import r2_score
 from sklearn.model_selection import TimeSeriesSplit
 
+from causal_qwen.conversion.placement import resolve_device
 from causal_qwen.outputs import check_not_inside, check_output_directory
 from causal_qwen.regression.conformal import LEVEL, rows_needed
 from causal_qwen.regression.regressor import CausalTextRegressor
@@ -177,6 +178,7 @@ def _regressor(
 ) -> tuple[CausalTextRegressor, dict[str, str | None]]:
     """An unfitted regressor, and the options of the file, which are taken out of `settings`. `time`
     splits rows in its order; None splits them by groups, or at random."""
+    resolve_device(settings.get("device", "auto"))  # before the work
     if group is not None and time is not None:
         raise ValueError("group and time both decide the splits; give one of them.")
     dialect = {name: settings.pop(name, None) for name in ("separator", "encoding", "decimal")}
