@@ -197,30 +197,6 @@ def test_predict_gives_back_the_users_columns_byte_for_byte(saved: str, tmp_path
     assert read["price_predicted"].tolist() == [row["price_predicted"] for row in rows]
 
 
-def test_predict_writes_its_output_whole_or_not_at_all(
-    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.csv").write_text("grade\nA\nB\n")
-    out = tmp_path / "out" / "answers.csv"
-    out.parent.mkdir()
-    out.write_text("precious")
-    arguments = ["predict", saved, str(tmp_path / "mine.csv"), "-o", str(out), "--force"]
-
-    def full(self: Any) -> Any:
-        yield "grade,price"
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("causal_qwen.regression.csv_io.PredictedTable.csv", full)
-        done = CliRunner().invoke(app, arguments)
-    assert str(done.exception) == f"{out} cannot be written: No space left on device."
-    assert out.read_text() == "precious"
-    assert [path.name for path in out.parent.iterdir()] == ["answers.csv"]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    assert out.read_text().startswith("grade,price_predicted")
-    assert [path.name for path in out.parent.iterdir()] == ["answers.csv"]
-
-
 @FEW_TREES
 def test_rows_without_a_number_are_skipped_with_a_note_that_shows_one(
     backbone: str, table: Any, tmp_path: Path

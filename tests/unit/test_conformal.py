@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from hypothesis import given
@@ -15,9 +12,6 @@ from hypothesis import strategies as st
 
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.conformal import Conformal, Limits, rows_needed
-from causal_qwen.regression.csv_io import predict_csv
-from causal_qwen.regression.regressor import CausalTextRegressor
-from causal_qwen.regression.source_model import SourceModel
 
 
 def fitted(residuals: list[float], scale: float = 1.0) -> Conformal:
@@ -98,42 +92,9 @@ def test_weights_of_2_are_rows_that_occur_twice(rows: int, seed: int) -> None:
 # ---------------------------------------------------------------- of a fitted regressor
 
 
-def line(rows: int, seed: int = 0) -> Any:
-    x = np.linspace(1, 10, rows)
-    noise = np.random.default_rng(seed).normal(0, 0.3, rows)
-    return pandas.DataFrame({"x": x, "price": 50 + 3 * x + noise})
-
-
 def test_a_calibrated_interval_may_leave_the_range_of_the_labels_and_a_median_may_not() -> None:
     limits = Limits.find("auto", np.array([-1.0, 0.0, 2.0]), np.ones(3))
     assert limits.clip(np.array([-9.0, 9.0])).tolist() == [-4.0, 5.0]
     assert limits.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [-9.0, 9.0]
     positive = Limits.find("auto", np.array([1.0, 2.0]), np.ones(2))
     assert positive.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [0.0, 9.0]
-
-
-def test_medians_intervals_and_quantiles_are_those_of_one_reading(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    table = line(60).assign(cost=lambda frame: 90 - frame.x)
-    fitted = CausalTextRegressor(sources=["columns"], verbose=False).fit(table, ["price", "cost"])
-    X, calls, predict = table[["x"]], [], SourceModel.predict
-    low, high = fitted.predict_interval(X, 0.8)
-    expected = fitted.predict(X), low, high, fitted.predict_quantiles(X, (0.2, 0.9))
-
-    def counted(*given: Any) -> Any:
-        calls.append(given)
-        return predict(*given)
-
-    monkeypatch.setattr(SourceModel, "predict", counted)
-    median, intervals, curve = fitted.predict_numbers(X, (0.5, 0.8), (0.2, 0.9))
-    found = median, intervals[:, :, 1, 0], intervals[:, :, 1, 1], curve
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert len(calls) == 1
-    fitted.save(tmp_path / "fitted")
-    table.to_csv(tmp_path / "table.csv", index=False)
-    calls.clear()
-    predicted = predict_csv(tmp_path / "fitted", tmp_path / "table.csv", level=0.8)
-    np.testing.assert_allclose(predicted["price_low"], low[:, 0])
-    assert len(calls) == 1

@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.regression.features import (
     MIDDLE,
     Pooling,
-    batches_by_length,
     encode_texts,
     features,
     fingerprint,
@@ -106,18 +103,6 @@ def test_a_long_text_loses_its_beginning(pair: Any) -> None:
     np.testing.assert_allclose(cut, whole, rtol=1e-5)
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
-def test_batches_contain_every_text_once_and_respect_the_token_limit(
-    lengths: list[int], tokens: int
-) -> None:
-    encoded = [([7] * length, [0.0] * length) for length in lengths]
-    batches = batches_by_length(encoded, tokens)
-    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
-    for batch in batches:
-        longest = max(lengths[place] for place in batch)
-        assert len(batch) == 1 or longest * len(batch) <= tokens
-
-
 def test_cached_texts_are_not_read_again(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,15 +139,3 @@ def test_the_fingerprint_changes_with_all_that_z_depends_on(
     weight.data *= 1.001
     assert fingerprint(model, processor, 64) != before
     weight.data /= 1.001
-
-
-def test_texts_are_read_in_blocks_with_the_same_features(
-    pair: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor, model = pair
-    expected = features(TEXTS, model, processor, max_length=64)
-    monkeypatch.setattr("causal_qwen.regression.features.BLOCK", 2)
-    seen: list[tuple[int, int]] = []
-    found = features(TEXTS, model, processor, max_length=64, progress=lambda *at: seen.append(at))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert seen[-1] == (4, 4)

@@ -238,11 +238,6 @@ def test_words_measurements_and_small_tables_are_no_ids(name: str, cells: Any) -
     assert id_like(pd.DataFrame({name: list(cells)})) == []
 
 
-def test_a_named_identifier_that_few_values_share_is_a_category() -> None:
-    assert kind_of([i % 5 for i in range(ROWS)], "store_id") == "category"
-    assert kind_of([i % 5 for i in range(ROWS)], "stores") == "number"
-
-
 # --- numbers
 
 

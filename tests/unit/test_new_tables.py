@@ -82,14 +82,6 @@ def test_dates_whose_day_may_be_the_month_are_named() -> None:
         quick(sources=["columns"]).fit(rows, "y")
 
 
-def test_a_column_that_only_names_rows_is_not_needed_to_predict() -> None:
-    rows = table().assign(id=[f"N{row}A" for row in range(90)])
-    with pytest.warns(UserWarning, match="only name rows: 'id'"):
-        fitted = quick(sources=["columns"]).fit(rows, "y")
-    found = fitted.predict(rows.drop(columns="id"))
-    np.testing.assert_array_equal(found, fitted.predict(rows))
-
-
 # --- names and rows
 
 

@@ -143,19 +143,6 @@ def test_the_number_of_an_individual_is_w_u_plus_c(space: ValueSpace) -> None:
 # --- batches, text, pictures
 
 
-def test_rows_slices_and_iteration_give_predictions() -> None:
-    many = prediction(SYMLOG, 5)
-    assert len(many) == 5
-    assert [one.median for one in many] == many.median.tolist()
-    assert [one.probability for one in many] == many.probability.tolist()
-    assert many[-1].interval() == tuple(bound[-1] for bound in many.interval())
-    np.testing.assert_array_equal(many[1:3].median, many.median[1:3])
-    np.testing.assert_array_equal(many[1:3].sample(4), many.sample(4)[1:3])
-    with pytest.raises(IndexError):
-        many[5]
-    assert many in [many[:], many]  # compared by identity
-
-
 @pytest.fixture
 def pyplot() -> Any:
     matplotlib = pytest.importorskip("matplotlib")

@@ -31,7 +31,6 @@ from causal_qwen.regression.source_model import SourceModel, _Trial  # noqa: E40
 from causal_qwen.regression.sources import similarity, split_rows  # noqa: E402
 
 QUICK: dict[str, Any] = {"folds": 3, "verbose": False}
-FEW_TREES = pytest.mark.usefixtures("few_trees")
 
 
 @pytest.fixture(autouse=True)
@@ -291,20 +290,6 @@ def test_the_kernel_finds_what_no_sum_of_columns_gives() -> None:
     kernel = CausalTextRegressor(sources=["columns", "kernel"], **QUICK).fit(train, "y")
     assert kernel.shares()["y"]["kernel"] > 0.8
     assert median_error(kernel, test, "y") < 0.25 * median_error(linear, test, "y")
-
-
-@FEW_TREES
-def test_several_targets_are_predicted_side_by_side(houses: Any, tmp_path: Path) -> None:
-    table = houses.assign(loss=-2 * houses.medv)
-    both = columns_only().fit(table[:120], ["medv", "loss"])
-    found = both.predict(table[120:])
-    alone = columns_only().fit(table[:120].drop(columns="loss"), "medv")
-    assert np.array_equal(found[:, 0], alone.predict(table[120:]))
-    assert (found[:, 1] < 0).all()
-    assert both.predict_quantiles(table, [0.1, 0.9]).shape == (400, 2, 2)
-    both.save(tmp_path / "saved")
-    again = CausalTextRegressor.load(tmp_path / "saved")
-    assert np.array_equal(again.predict_interval(table), both.predict_interval(table))
 
 
 # --- saved files

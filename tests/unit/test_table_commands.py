@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result  # noqa: E402
 from causal_qwen.cli.program import app  # noqa: E402
 from causal_qwen.regression import csv_io, sources  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
-from causal_qwen.tables.files import read_blocks, read_table  # noqa: E402
 
 
 def run(*words: Any) -> Result:
@@ -144,21 +143,6 @@ def test_blocks_give_the_predictions_of_the_whole_file(
         np.testing.assert_allclose(read[name].astype(float), whole[name], rtol=1e-12)
     assert read["carat"].astype(float).tolist() == rings["carat"].tolist()
     assert "beyond_training" in read
-
-
-def test_a_csv_file_in_blocks_is_the_same_file(tmp_path: Path) -> None:
-    path = tmp_path / "odd.csv"
-    text = 'a;b\r\n"x\r\ny";1,5\r\n\r\nü;2,5\r\nz;3\r\n'
-    path.write_bytes(text.encode("utf-16"))
-    with pytest.warns(UserWarning, match="being empty"):
-        whole = read_table(path)
-    with pytest.warns(UserWarning, match="being empty"):
-        blocks = list(read_blocks(path, 2))
-    assert [len(block) for block in blocks] == [2, 1]
-    assert [cell for block in blocks for cell in block.cells["a"]] == whole.cells["a"].tolist()
-    assert [line for block in blocks for line in block.cells.index] == [*whole.cells.index]
-    assert [record for block in blocks for record in block.source.records] == whole.source.records
-    assert {block.source.decimal for block in blocks} == {","}
 
 
 # ---------------------------------------------------------------- audit and what-if

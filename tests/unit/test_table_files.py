@@ -16,7 +16,7 @@ from _damage_tables import damage_bytes
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from causal_qwen.tables.files import PredictedTable, read_table, table_kind  # noqa: E402
+from causal_qwen.tables.files import PredictedTable, read_table  # noqa: E402
 
 PREDICTED = {"price_predicted": np.array([1.5, 2.5]), "price_high": np.array([np.inf, 3.0])}
 COLUMNS = {"code": ["007", "NA"], "carat": [0.5, 2.0], "price": ["$1,200", "900"]}
@@ -53,23 +53,6 @@ def made(path: Path) -> Path:
 
 
 NAMES = ["rows.parquet", "rows.xlsx", "rows.jsonl", "rows.json"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_typed_file_is_read_with_its_types(name: str, tmp_path: Path) -> None:
-    if name.endswith("parquet"):
-        parquet()
-    table = read_table(made(tmp_path / name))
-    frame = table.frame()
-    assert frame["code"].tolist() == ["007", "NA"]
-    assert frame["carat"].tolist() == [0.5, 2.0]
-    assert len(table) == 2
-    with pytest.warns(UserWarning, match=r"price: 1 cell such as '\$1,200'"):
-        np.testing.assert_array_equal(table.numbers("price"), [1200, 900])
-    places = {"rows.xlsx": [2, 3], "rows.jsonl": [1, 2]}.get(name, [0, 1])
-    assert frame.index.tolist() == places
-    noun = "line" if name == "rows.jsonl" else "row"
-    assert table.name_cells([1], "code") == f"{noun} {places[1]} ({noun} {places[1]}: code 'NA')"
 
 
 @pytest.mark.filterwarnings("ignore:.*read as missing")
@@ -165,7 +148,6 @@ def test_a_sheet_keeps_its_formats_and_its_first_row_may_be_empty(tmp_path: Path
         ("rows.json", "[]", "no rows"),
         ("rows.parquet", "no parquet", "cannot be read as parquet"),
         ("rows.xlsx", "no sheet", "cannot be read as Excel"),
-        ("rows.xls", "old", "save it as"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_sentence(
@@ -203,10 +185,3 @@ def test_a_file_with_damaged_bytes_is_named_or_read(name: str, tmp_path: Path) -
                 named = True
         assert named, (seed, message)
     assert refused > 10
-
-
-def test_the_kind_is_that_of_the_extension_before_the_compression() -> None:
-    assert table_kind("a.CSV.gz") == "csv"
-    assert table_kind("a.jsonl.xz") == "jsonl"
-    assert table_kind("a.PQ") == "parquet"
-    assert table_kind("rows") == "csv"

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 pd = pytest.importorskip("pandas")
 
 from causal_qwen.regression.sentences import (  # noqa: E402 - pandas is an extra
-    join_sentences,
     template_columns,
     to_sentences,
 )
-from causal_qwen.tables.frames import read_texts  # noqa: E402
 from causal_qwen.tables.targets import read_targets  # noqa: E402
 
 
@@ -85,21 +83,7 @@ def test_a_number_in_a_sentence_parses_to_the_same_value(value: float) -> None:
     assert float(sentence.removeprefix("x is ")) == pytest.approx(value, rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize(
-    ("text", "joined"),
-    [("Done.", "Done. Q"), ("Open", "Open. Q"), ("Why?", "Why? Q"), ("价。", "价。 Q")],
-)
-def test_sentences_are_joined_by_a_full_stop_if_none_is_there(text: str, joined: str) -> None:
-    assert join_sentences(text, "Q") == joined
-    assert join_sentences(text, "") == text
-
-
 # --- texts and targets
-
-
-@pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda x: np.array(x).reshape(-1, 1)])
-def test_texts_are_read_from_lists_arrays_and_series(kind: Any) -> None:
-    assert read_texts(kind(["a", "b"])) == ["a", "b"]
 
 
 def test_targets_are_read_from_names_series_arrays_and_dicts(rings: Any) -> None:

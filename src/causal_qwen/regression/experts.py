@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,17 +76,13 @@ class Expert(NamedTuple):
     steps: int = STEPS[-1]  # of boosting
 
 
+@dataclass
 class Blocks:
     """Features of the same rows by source, each (N, H)."""
 
-    def __init__(
-        self,
-        of_source: dict[str, Any],
-        categories: int = 0,
-        designs: dict[str, Design] | None = None,
-    ) -> None:
-        self.of_source, self.categories = of_source, categories
-        self.designs = dict(designs or {})  # of linear experts, made when they are first used
+    of_source: dict[str, Any]
+    categories: int = 0  # the first columns of boosting
+    designs: dict[str, Design] = field(default_factory=dict)  # made when they are first used
 
     def design(self, source: str) -> Design:
         if source not in self.designs:
@@ -154,7 +150,6 @@ class Evidence(NamedTuple):
 
     unseen: Array  # (N, m): predictions of the experts that are kept
     credibility: Credibility
-    loss: float  # mean Cauchy NLL of unseen labels, weighted by credibility
     peers: dict[str, Array]  # name -> predictions of unseen rows, of single methods
 
 
@@ -321,7 +316,7 @@ def fit_stack(
     )
     count = len(fitted)
     chain = Chain.of(np.eye(count, count + 1), np.zeros(count), mix.weights, mix.intercept, scale)
-    evidence = Evidence(unseen[:, kept], found._replace(probability=trust), scale.loss, peers)
+    evidence = Evidence(unseen[:, kept], found._replace(probability=trust), peers)
     return Stack(fitted, chain), evidence
 
 
@@ -375,7 +370,6 @@ class Mix(NamedTuple):
 
     weights: Array  # (m,), at least 0
     intercept: float
-    loss: float
 
     def __call__(self, predictions: Array) -> Array:
         return predictions @ self.weights + self.intercept
@@ -410,7 +404,7 @@ def stack_weights(predictions: Array, y: Array, weights: Array) -> Mix:
         if best is None or found.fun < best.fun:
             best = found
     assert best is not None
-    return Mix(best.x[:count], float(best.x[count]), float(best.fun))
+    return Mix(best.x[:count], float(best.x[count]))
 
 
 # ---------------------------------------------------------------- linear experts

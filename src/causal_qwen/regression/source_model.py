@@ -186,7 +186,7 @@ class SourceModel:
         if "boosting" in features:
             found["boosting"] = features["boosting"]
         categories = len(self.table.schema.categories)
-        return Blocks(found, categories, None if design is None else {"linear": design})
+        return Blocks(found, categories, {} if design is None else {"linear": design})
 
     def predict(self, frame: Any, z: Hidden | None) -> dict[str, tuple[Cauchy, Cauchy]]:
         """U' (N, m) and Y (N,) of every target"""

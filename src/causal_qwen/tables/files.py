@@ -50,7 +50,6 @@ KINDS = {
     ".json": "json",
 }
 NAMES = {"csv": "CSV", "parquet": "parquet", "excel": "Excel", "jsonl": "JSON", "json": "JSON"}
-UNREAD = {".xls", ".ods", ".feather", ".arrow", ".zip", ".pkl", ".sav", ".dta", ".rds"}
 
 
 @dataclass(frozen=True)
@@ -156,12 +155,7 @@ def table_kind(path: str | os.PathLike[str]) -> str:
     name = Path(path)
     if name.suffix.lower() in OPENERS:
         name = name.with_suffix("")
-    suffix = name.suffix.lower()
-    if suffix in UNREAD:
-        raise ValueError(
-            f"{path}: {suffix} files are not read; save it as .csv, .parquet or .xlsx."
-        )
-    return KINDS.get(suffix, "csv")
+    return KINDS.get(name.suffix.lower(), "csv")
 
 
 def _checked(path: str | os.PathLike[str], dialect: Mapping[str, str | None]) -> tuple[str, str]:
