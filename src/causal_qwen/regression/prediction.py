@@ -85,7 +85,7 @@ class IndividualLaw:
             individuals = np.atleast_2d(check_noise(individuals, size))
         names = ("min_density", "temperature", "persistence")
         options: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
-        options["fresh"] = self.settings.fresh_noise
+        options["fresh"] = self.settings.is_fresh
         return resolve_individuals(individuals, len(individuals), 1, size, **options)
 
 
