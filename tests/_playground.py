@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from causal_qwen.playground import server
 from causal_qwen.playground.served import ServedModel
-from causal_qwen.serving.security import BoundNames, Login
+from causal_qwen.serving.security import Login
 
 URL = "http://127.0.0.1:7860"
 API = "/gradio_api"
@@ -27,17 +27,15 @@ API = "/gradio_api"
 def serve_page(
     model: ServedModel,
     files: Path,
-    host: str = "127.0.0.1",
-    address: str | None = None,
     login: Login | None = None,
 ) -> Iterator[TestClient]:
-    """A client of the page that `launch` would serve on `host`."""
+    """A client of the page that `launch` would serve."""
     with mock.patch.dict(os.environ), warnings.catch_warnings():
         server.configure_gradio(files)
         warnings.simplefilter("ignore")  # Gradio leaves event loops open
         from causal_qwen.playground.page import build  # and Gradio
 
-        app = server.make_app(build(model, files), BoundNames(host, address or host), login)
+        app = server.make_app(build(model, files), login=login)
         gc.collect()
     with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
         yield client

@@ -14,13 +14,11 @@ from typing import Any
 import uvicorn
 
 from causal_qwen.serving.app import make_app
-from causal_qwen.serving.connections import ImpatientProtocol
-from causal_qwen.serving.security import BoundNames, Login
+from causal_qwen.serving.connections import ImpatientProtocol, bind
+from causal_qwen.serving.security import Login
 from causal_qwen.serving.service import Service
-from causal_qwen.serving.sockets import bind
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-NAMES = BoundNames("127.0.0.1", "127.0.0.1")
 KEY = "sesame"
 
 
@@ -39,7 +37,7 @@ def rounded(text: str) -> str:
 @contextlib.contextmanager
 def running(service: Service, protocol: Any = ImpatientProtocol) -> Iterator[str]:
     """The address of the server, in a thread."""
-    with serving(make_app(service, NAMES, Login(KEY)), protocol) as address:
+    with serving(make_app(service, login=Login(KEY)), protocol) as address:
         yield address
 
 
@@ -47,7 +45,6 @@ def running(service: Service, protocol: Any = ImpatientProtocol) -> Iterator[str
 def serving(app: Any, protocol: Any = ImpatientProtocol) -> Iterator[str]:
     """The address of any ASGI application."""
     with bind("127.0.0.1", 0) as bound:
-        bound.listen()
         config = uvicorn.Config(
             app, http=protocol, log_level="warning", access_log=False, lifespan="off"
         )

@@ -29,11 +29,10 @@ from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.playground import fields, local, rendering, served
 from causal_qwen.playground.fields import drag_range
 from causal_qwen.playground.served import Forecast, ServedModel, Sweep
-from causal_qwen.playground.server import OFFLINE, launch
 from causal_qwen.regression.regressor import OpenModel
 from causal_qwen.serving.client import Client
 from causal_qwen.serving.service import Service
-from causal_qwen.serving.sockets import bind
+from causal_qwen.serving.connections import bind
 from causal_qwen.text.edits import find_numbers, replace_number
 
 TEXT = "a king has 7 horses"
@@ -312,13 +311,13 @@ def test_numbers_are_those_of_the_servers_regressor(
             ask()
 
 
-def test_an_interval_that_would_be_infinite_is_refused(address: str, lines: str) -> None:
-    client, row = Client(address, KEY), fields.read_row(lines)
-    found = client.post("/v1/numbers", {"input": [row]})["data"][0]
-    assert found["intervals"][0]["low"] < found["median"] < found["intervals"][0]["high"]
-    for name, sentence in (("levels", "level 0.999999 is"), ("quantiles", "quantile 0.999999 is")):
-        with pytest.raises(ValueError, match=sentence):
-            client.post("/v1/numbers", {"input": [row], name: [0.5, 0.999999]})
+@pytest.mark.filterwarnings("ignore:.* calibration rows are too few")
+def test_an_infinite_interval_is_null(address: str, lines: str) -> None:
+    body = {"input": [fields.read_row(lines)], "levels": [0.5, 0.999999]}
+    found = Client(address, KEY).post("/v1/numbers", body)["data"][0]
+    near, far = found["intervals"]
+    assert near["low"] < found["median"] < near["high"]
+    assert (far["low"], far["high"]) == (None, None)
 
 
 def test_a_model_without_regressor_is_answered_with_a_sentence(
@@ -538,7 +537,7 @@ def test_page_of_a_server_has_every_tab_and_answers(state: ServedModel, tmp_path
         (about,) = (text for text in labels(client, "markdown") if "Model:" in text)
         assert f"`tiny` at `{state.client.address}`." in about
         assert KEY not in client.get("/config").text
-        assert client.get("/config", headers={"Host": "evil.example"}).status_code == 403
+        assert client.get("/config", headers={"Host": "evil.example"}).status_code == 400
         rows = "carat = 0.7\ncut = Ideal\ndepth = 61"
         for name, data in {
             "run": [TEXT, 1, 1, 0.7, 0.7, "1", TOKENS],
@@ -595,30 +594,12 @@ def test_hostile_calls_get_a_message_and_the_server_lives(
 
 
 def test_port_in_use_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=rf"^127.0.0.1:{port} cannot be used .*--port\.$"):
             bind("127.0.0.1", port)
-    with bind("127.0.0.1", port) as bound:
-        assert bound.getsockname() == ("127.0.0.1", port)
-    with bind("127.0.0.1", 0) as bound:
-        assert bound.getsockname()[1] > 0
-
-
-@pytest.mark.parametrize("host", ["no such host", "256.1.1.1", "[::1]x"])
-def test_address_that_cannot_be_used_is_named(host: str) -> None:
-    with pytest.raises(OSError, match=rf"^{re.escape(host)}:0 cannot be used .*--(host|port)\.$"):
-        bind(host, 0)
-
-
-def test_missing_gradio_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in OFFLINE.items():
-        monkeypatch.setenv(name, value)  # and back again
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ImportError, match=r"'\.\[app\]' in a clone"):
-        launch(port=0)
+    with pytest.raises(OSError, match="^no such host:0 cannot be used"):
+        bind("no such host", 0)
 
 
 def test_the_page_of_a_server_imports_no_torch() -> None:

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from _damage_requests import Attack
 from _fuzz import IS_ON, seeds
-from _server import CHAT, NAMES, rounded, run_async, running, wait_for
+from _server import CHAT, rounded, run_async, running, wait_for
 from _tiny import OWN, make_causal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,7 +79,7 @@ def service(backend: TorchEngine, tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service) -> TestClient:
-    return TestClient(make_app(service, NAMES), base_url=URL)
+    return TestClient(make_app(service), base_url=URL)
 
 
 def complete(client: TestClient, **body: Any) -> dict[str, Any]:
@@ -443,10 +442,10 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
         (post("/v1/completions", prompt="a", individual="Bo"), 404, "no individual 'Bo'"),
         (post("/v1/completions", prompt=long), 400, "has 600 tokens; this server reads 1 to 511"),
         (post("/v1/completions", prompt="a", stream=True, value_field="x"), 400, "'x'"),
-        (post("/v1/chat/completions", messages=[]), 400, "messages=[] does not fit"),
+        (post("/v1/chat/completions", messages=[]), 400, "messages does not fit"),
         (post("/v1/individuals", name="7"), 400, "is not a number"),
-        (post("/v1/individuals", seed=-1), 400, "seed=-1 does not fit"),
-        (post("/v1/counterfactuals", prompt="a"), 400, "edit is missing"),
+        (post("/v1/individuals", seed=-1), 400, "seed does not fit"),
+        (post("/v1/counterfactuals", prompt="a"), 400, "edit does not fit: field required"),
         (
             post("/v1/counterfactuals", prompt="a", edit={"word": "b", "by": "c"}),
             400,
@@ -454,9 +453,9 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
         ),
         (post("/v1/numbers", input="a"), 400, "number head of this model is not trained"),
         (post("/v1/numbers", input="a", regressor="x"), 404, "There is no regressor 'x'"),
-        (client.post("/v1/completions", content=b"{"), 400, "not JSON"),
+        (client.post("/v1/completions", content=b"{"), 400, "JSON decode error"),
         (client.post("/v1/completions", content=b"[" * 99_999), 400, "error parsing the body"),
-        (client.post("/v1/completions", json=[1]), 400, "not a JSON object"),
+        (client.post("/v1/completions", json=[1]), 400, "valid dictionary"),
         (client.get("/v1/individuals/Bo"), 404, "no individual 'Bo'"),
         (client.get("/nowhere"), 404, "Not Found"),
     ]
@@ -469,7 +468,7 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
 
 def test_a_full_queue_is_429_with_retry_after(backend: TorchEngine, tmp_path: Path) -> None:
     service = Service(backend, "tiny", tmp_path, Limits(max_rows=1, max_waiting=1, max_n=2))
-    client = TestClient(make_app(service, NAMES), base_url=URL)
+    client = TestClient(make_app(service), base_url=URL)
     go_on = threading.Event()
     try:
         service.batcher.submit(job(lambda _: wait_for(go_on.is_set)))
@@ -574,7 +573,7 @@ def test_models_health_metrics_and_pages(client: TestClient) -> None:
     assert 'causal_qwen_requests_total{route="/v1/completions",status="200"} 1' in metrics
     assert 'causal_qwen_first_token_seconds_bucket{le="+Inf"} 1' in metrics
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    assert {"individual", "persistence", "min_p"} <= set(schemas["CompletionBody"]["properties"])
+    assert {"individual", "persistence", "min_p"} <= set(schemas["CompletionRequest"]["properties"])
     page = client.get("/docs").text
     assert "<code>individual</code>" in page
     assert "http" not in page.lower()  # nothing is loaded from elsewhere
@@ -584,7 +583,7 @@ def test_models_health_metrics_and_pages(client: TestClient) -> None:
 
 
 def test_the_key_host_and_origin_are_checked(service: Service) -> None:
-    app = make_app(service, NAMES, Login("sesame"))
+    app = make_app(service, login=Login("sesame"))
     client = TestClient(app, base_url=URL)
     key = {"Authorization": "Bearer sesame"}
     refused = client.get("/v1/models")
@@ -594,8 +593,9 @@ def test_the_key_host_and_origin_are_checked(service: Service) -> None:
     assert client.get("/v1/models", headers=key).status_code == 200
     assert client.get("/health").status_code == 200
     rebound = client.get("/v1/models", headers={**key, "Host": "evil.example"})
-    assert rebound.status_code == 403
-    assert "Host" in rebound.json()["error"]["message"]
+    assert rebound.status_code == 200  # who has the key is no page of another site
+    open_client = TestClient(make_app(service), base_url=URL)
+    assert open_client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
     foreign = client.get("/v1/models", headers={**key, "Origin": "http://evil.example"})
     assert foreign.status_code == 403
     assert "access-control-allow-origin" not in foreign.headers
@@ -603,7 +603,7 @@ def test_the_key_host_and_origin_are_checked(service: Service) -> None:
 
 def test_origins_that_are_asked_for_may_call(service: Service) -> None:
     site = "http://app.example"
-    client = TestClient(make_app(service, NAMES, None, [site]), base_url=URL)
+    client = TestClient(make_app(service, origins=[site]), base_url=URL)
     asked = {"Origin": site, "Access-Control-Request-Method": "POST"}
     assert client.options("/v1/completions", headers=asked).status_code == 200
     answer = client.get("/v1/models", headers={"Origin": site, "Sec-Fetch-Site": "cross-site"})
@@ -614,7 +614,7 @@ def test_origins_that_are_asked_for_may_call(service: Service) -> None:
 
 def test_a_long_body_is_refused(backend: TorchEngine, tmp_path: Path) -> None:
     service = Service(backend, "tiny", tmp_path, Limits(max_body=100))
-    client = TestClient(make_app(service, NAMES), base_url=URL)
+    client = TestClient(make_app(service), base_url=URL)
     try:
         answer = client.post("/v1/completions", json={"prompt": "a" * 200})
         assert answer.status_code == 413
@@ -645,7 +645,7 @@ def test_hostile_requests_are_answered_and_the_server_lives(
     calls = 100 if IS_ON else 40
     record_property("cases", calls)
     try:
-        client = TestClient(make_app(service, NAMES), base_url=URL)
+        client = TestClient(make_app(service), base_url=URL)
         counts = Attack(client, seed).run(calls)
         assert sum(counts.values()) == calls
         assert service.batcher.counts() == (0, 0)
@@ -808,7 +808,7 @@ def test_a_client_that_disconnects_stops_its_text(address: str, service: Service
         wait_for(lambda: service.batcher.counts() == (1, 0))
         connection.close()
         wait_for(lambda: service.batcher.counts() == (0, 0))
-    wait_for(lambda: "cancelled_texts_total 2" in service.metrics.render(service.gauges()))
+    wait_for(lambda: "cancelled_texts_total 2" in service.metrics.render())
 
 
 class Hasty(ImpatientProtocol):
@@ -829,21 +829,6 @@ def test_a_connection_whose_request_does_not_begin_is_closed(service: Service) -
                     pass
 
 
-def test_a_request_that_has_begun_and_an_upgraded_connection_are_not_closed() -> None:
-    protocol = ImpatientProtocol.__new__(ImpatientProtocol)
-    protocol.transport = mock.Mock()
-    protocol.connections = {protocol}
-    for cycle in (None, mock.Mock(response_complete=True)):
-        protocol.cycle = cycle  # type: ignore[assignment]
-        protocol._close_unless_begun()
-    assert protocol.transport.close.call_count == 2
-    protocol.cycle = mock.Mock(response_complete=False)
-    protocol._close_unless_begun()
-    protocol.cycle, protocol.connections = None, set()  # type: ignore[assignment]
-    protocol._close_unless_begun()
-    assert protocol.transport.close.call_count == 2
-
-
 def test_a_body_that_does_not_arrive_is_408() -> None:
     async def receive() -> Any:
         await asyncio.sleep(60)
@@ -854,7 +839,7 @@ def test_a_body_that_does_not_arrive_is_408() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        guard = Guard(lambda *_: None, NAMES, 100, body_seconds=0.01)  # type: ignore[arg-type]
+        guard = Guard(lambda *_: None, 100, body_seconds=0.01)  # type: ignore[arg-type]
         headers = [(b"host", b"127.0.0.1"), (b"content-length", b"9")]
         scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
         await guard(scope, receive, send)
@@ -863,4 +848,4 @@ def test_a_body_that_does_not_arrive_is_408() -> None:
     start, body = run_async(run())
     assert start["status"] == 408
     assert (b"connection", b"close") in start["headers"]
-    assert body["body"] == b"The request is not whole after 0.01 seconds.\n"
+    assert body["body"] == b"The request is not whole after 0.01 seconds."

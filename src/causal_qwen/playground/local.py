@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import uvicorn
 from pandas import DataFrame
 
 from causal_qwen.conversion.convert import default_model
@@ -23,14 +22,14 @@ from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
 from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.serving.analyses import open_regressor
 from causal_qwen.serving.app import make_app
-from causal_qwen.serving.security import BoundNames, Login
+from causal_qwen.serving.connections import address_of, bind, make_server
+from causal_qwen.serving.security import Login
 from causal_qwen.serving.service import Service
-from causal_qwen.serving.sockets import bind
 from causal_qwen.tables.cells import is_missing
 from causal_qwen.tables.iris import iris_table
 
 HOST = "127.0.0.1"
-CLOSE_SECONDS = 2  # for running requests to end
+MAX_CONNECTIONS, CLOSE_SECONDS = 1000, 2  # for running requests to end
 IRISES = "petal length of an iris, in cm"
 IRIS_COLUMNS = ["species", "sepal length", "sepal width", "petal width"]
 IRIS_TEMPLATE = (
@@ -59,12 +58,9 @@ class LocalServer:
 
     def __enter__(self) -> LocalServer:
         bound = bind(HOST, 0)
-        bound.listen()
-        self.url = f"http://{HOST}:{bound.getsockname()[1]}"
-        app = make_app(self.service, BoundNames(HOST, HOST), Login(self.key))
-        config = uvicorn.Config(app, log_level="warning", access_log=False)
-        config.timeout_graceful_shutdown = CLOSE_SECONDS
-        self._server = uvicorn.Server(config)
+        self.url = address_of(HOST, bound)
+        app = make_app(self.service, login=Login(self.key))
+        self._server = make_server(app, MAX_CONNECTIONS, CLOSE_SECONDS)
         self._thread = threading.Thread(target=self._server.run, args=([bound],), name="server")
         self._thread.start()
         return self

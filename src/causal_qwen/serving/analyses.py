@@ -5,48 +5,100 @@ numbers                texts or rows -> medians, intervals and quantiles, from a
                        the number head of a model that was trained on values
 number_counterfactual  a text or row, its observed number and an edit -> the number after the edit
 tokens                 a text -> its tokens; how one of them was chosen
+
+Figures that are not finite are null: the ends of an interval for which a regressor has too few
+calibration rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Annotated, Any, Literal
 
-from causal_qwen.serving.requests import TextRequest
-from causal_qwen.serving.schemas import (
-    CounterfactualBody,
-    Edit,
-    NumberCounterfactualBody,
-    NumbersBody,
+from pydantic import Field, model_validator
+
+from causal_qwen.serving.requests import (
+    Body,
+    Message,
+    Messages,
+    Name,
+    Number,
     RequestError,
-    TokensBody,
+    TextRequest,
+    about,
 )
 from causal_qwen.serving.service import Service
 from causal_qwen.terminal import finite
 from causal_qwen.text.edits import replace_number, replace_word
 
-MISTAKES = (ValueError, KeyError, TypeError, ArithmeticError)  # of what a request asks for
 LEVEL = 0.9  # of an interval where none is named
+MAX_INPUTS = 256  # of one request for numbers
 
 
-def _torch_engine(service: Service) -> Any:
+def analyse(service: Service, analysis: Callable[..., dict[str, Any]], body: Any) -> dict[str, Any]:
+    """What a request asks for; what it asks wrongly is its mistake."""
     if service.backend.kind != "torch":
         raise RequestError("This server runs without torch; it answers texts only.", None, 501)
-    return service.backend
+    service.check_model(body.model)
+    try:
+        found: dict[str, Any] = finite(analysis(service, service.backend, body))
+    except RequestError:
+        raise
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+        raise RequestError(str(error)) from None
+    return found
 
 
 # ---------------------------------------------------------------- counterfactuals
 
 
-def counterfactual(service: Service, body: CounterfactualBody) -> Callable[[], dict[str, Any]]:
-    """Check a request. -> the work"""
-    backend = _torch_engine(service)
-    request = TextRequest.of(body, service.limits)
-    request.settings.setdefault("causal_mode", "causal")
-    if request.n != 1 or request.stream or request.stop or len(request.prompts) != 1:
+class Edit(Body):
+    prompt: Name | None = about("Another prompt.")
+    messages: Messages | None = about("Another conversation.")
+    word: Name | None = about("A word of the prompt, or of the last message.")
+    number: int | None = about("The number of the prompt, from 0, that gets the value `by`.")
+    token: int | None = about("The token of the factual text, from 0, that becomes `by`.")
+    by: str | Number | None = about("What replaces a word, a number or a token.")
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Edit:
+        kinds = {name for name, value in self if value is not None} - {"by"}
+        if len(kinds) != 1 or (self.by is not None) != (kinds <= {"word", "number", "token"}):
+            raise ValueError(
+                "edit needs one of prompt and messages, or one of word, number and token beside by."
+            )
+        return self
+
+
+class CounterfactualRequest(TextRequest):
+    prompt: Name | None = about("The beginning of a text.")
+    messages: Messages | None = about("A conversation, instead of a prompt.")
+    edit: Edit = about("What is changed.", ...)
+    semantics: Literal["pearl", "disco"] = about(
+        "pearl (all noise is kept) or disco (chance is drawn anew).", "pearl"
+    )
+
+    @property
+    def is_chat(self) -> bool:
+        return self.messages is not None
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [_plain(self.messages) if self.messages is not None else self.prompt]
+
+
+def _plain(messages: list[Message]) -> list[dict[str, str]]:
+    return [message.plain() for message in messages]
+
+
+def counterfactual(service: Service, backend: Any, body: CounterfactualRequest) -> dict[str, Any]:
+    from causal_qwen.analysis import counterfactual as analysis
+    from causal_qwen.engines.torch import chat_inputs
+
+    request = body.within(service.limits)
+    if request.n != 1 or request.stream or request.stop or (body.prompt is None) != body.is_chat:
         raise RequestError("A counterfactual is of one prompt, without n, stop and stream.")
-    service.check_model(request.model)
+    request.causal_mode = request.causal_mode or "causal"
     call = request.resolve(backend.resolve, backend.default_mode, service.individuals.find)
     if not call.settings.is_noisy:
         raise RequestError(
@@ -54,44 +106,37 @@ def counterfactual(service: Service, body: CounterfactualBody) -> Callable[[], d
             "use 'causal' or 'sampling'.",
             "causal_mode",
         )
-    service.encode(request.prompts[0], request.is_chat)  # within the limits
+    room = [request.max_tokens]  # for new tokens, in both worlds
 
-    def work() -> dict[str, Any]:
-        from causal_qwen.analysis import counterfactual as analysis
-        from causal_qwen.engines.torch import chat_inputs
+    def read(prompt: Any) -> Any:
+        room.append(backend.context - len(service.encode(prompt, request.is_chat).ids))
+        return chat_inputs(backend.processor, prompt) if request.is_chat else prompt
 
-        room = [request.max_tokens]  # for new tokens, in both worlds
-
-        def read(prompt: Any) -> Any:
-            length = len(service.encode(prompt, request.is_chat).ids)
-            room.append(backend.context - length)
-            return chat_inputs(backend.processor, prompt) if request.is_chat else prompt
-
-        prompt = request.prompts[0]
-        options = {name: value for name, value in call.options.items() if value is not None}
-        try:
-            text, change = read(prompt), _edit(analysis, body.edit, prompt, read, backend.processor)
-            found = analysis.counterfactual(
-                backend.model,
-                text,
-                options.pop("individual"),
-                change,
-                semantics=body.semantics,
-                exogenous=options.pop("exogenous", None),
-                mode=options.pop("causal_mode"),
-                processor=backend.processor,
-                max_new_tokens=min(room),
-                **options,
-            )
-        except MISTAKES as error:
-            raise RequestError(str(error)) from None
-        record = {**found.to_dict(), "replay": call.replay(0)}
-        record["individual"] = record["replay"].get("individual")
-        for world in ("factual", "counterfactual"):
-            record[world]["continuation"] = "".join(record[world]["tokens"])
-        return {"object": "counterfactual", "model": service.name, **record}
-
-    return work
+    (prompt,) = request.prompts
+    text, edit = read(prompt), _edit(analysis, body.edit, prompt, read, backend.processor)
+    options = {name: value for name, value in call.options.items() if value is not None}
+    found = analysis.counterfactual(
+        backend.model,
+        text,
+        options.pop("individual"),
+        edit,
+        semantics=body.semantics,
+        exogenous=options.pop("exogenous", None),
+        mode=options.pop("causal_mode"),
+        processor=backend.processor,
+        max_new_tokens=min(room),
+        **options,
+    )
+    record = {**found.to_dict(), "replay": call.replay(0)}
+    for world in ("factual", "counterfactual"):
+        record[world]["continuation"] = "".join(record[world]["tokens"])
+    individual = record["replay"].get("individual")
+    return {
+        "object": "counterfactual",
+        "model": service.name,
+        **record,
+        "individual": individual,
+    }
 
 
 def _edit(
@@ -104,9 +149,7 @@ def _edit(
     if edit.prompt is not None or edit.messages is not None:
         if (edit.messages is None) == isinstance(prompt, list):
             raise RequestError("edit must be of the factual text's kind, a prompt or messages.")
-        return analysis.ChangedPrompt(
-            read(edit.prompt or [message.plain() for message in edit.messages or ()])
-        )
+        return analysis.ChangedPrompt(read(edit.prompt or _plain(edit.messages or [])))
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     if edit.number is not None:
         value = float(by)  # type: ignore[arg-type]
@@ -124,35 +167,83 @@ def _edit(
 
 # ---------------------------------------------------------------- numbers
 
+Row = Annotated[dict[str, Any], Field(min_length=1)]
+Several = Field(min_length=1, max_length=MAX_INPUTS)
+Shares = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=20)]
 
-def numbers(service: Service, body: NumbersBody) -> Callable[[], dict[str, Any]]:
-    """Check a request. -> the work"""
-    backend = _torch_engine(service)
-    service.check_model(body.model)
+
+class RegressorRequest(Body):
+    model: str | None = about("The id of the served model.")
+    regressor: str | None = about("The name of a regressor; the only one if left out.")
+    target: str | None = about("The target of a regressor with several.")
+
+
+class NumbersRequest(RegressorRequest):
+    input: Name | Row | Annotated[list[Name], Several] | Annotated[list[Row], Several] = about(
+        "A text or a row (an object), or a list of them.", ...
+    )
+    levels: Shares = about("Levels of the intervals.", [LEVEL])
+    quantiles: Shares = about("Probabilities of quantiles, such as [0.1, 0.5].", [])
+
+
+class WhatIfRequest(RegressorRequest):
+    input: Name | Row = about("A text or a row.", ...)
+    observed: Number = about("The number that was seen after it.", ...)
+    edited: Name | Row = about("The text or the row after the edit.", ...)
+
+
+def numbers(service: Service, backend: Any, body: NumbersRequest) -> dict[str, Any]:
     inputs: list[Any] = body.input if isinstance(body.input, list) else [body.input]
-    is_row = isinstance(inputs[0], dict)
-    quantiles = body.quantiles or []
     name = _regressor_name(service, body.regressor)
-    if name is None and (is_row or backend.model.config.encode_numbers != "value"):
+    if name is not None:
+        found = _of_regressor(open_regressor(service, name), inputs, body)
+    elif isinstance(inputs[0], str) and backend.model.config.encode_numbers == "value":
+        found = _of_model(backend, inputs, body)
+    else:
         raise RequestError(
             "The number head of this model is not trained; start the server with --regressor "
             "DIRECTORY (causal-qwen fit), or serve a model trained on values.",
             "regressor",
         )
+    data = [
+        {
+            "index": index,
+            "median": float(median),
+            "intervals": [
+                {"level": level, "low": float(low), "high": float(high)}
+                for level, (low, high) in zip(body.levels, bounds, strict=True)
+            ],
+            "quantiles": [
+                {"p": p, "value": float(value)}
+                for p, value in zip(body.quantiles, curve, strict=True)
+            ],
+        }
+        for index, (median, bounds, curve) in enumerate(found)
+    ]
+    return {"object": "list", "model": service.name, "regressor": name, "data": data}
 
-    def work() -> dict[str, Any]:
-        try:
-            if name is None:
-                found = _of_model(backend, inputs, body.levels or [LEVEL], quantiles)
-            else:
-                regressor = open_regressor(service, name)
-                found = _of_regressor(regressor, inputs, body.target, body.levels, quantiles)
-        except MISTAKES as error:
-            raise RequestError(str(error)) from None
-        data = [{"index": index, **finite(one)} for index, one in enumerate(found)]
-        return {"object": "list", "model": service.name, "regressor": name, "data": data}
 
-    return work
+def _of_model(backend: Any, texts: list[str], body: NumbersRequest) -> Any:
+    """(median, intervals, quantiles) of every text."""
+    for one in backend.model.predict(texts, backend.processor):
+        bounds = [one.interval(level) for level in body.levels]
+        yield one.median, bounds, [one.quantile(p) for p in body.quantiles]
+
+
+def _of_regressor(regressor: Any, inputs: list[Any], body: NumbersRequest) -> Any:
+    """(median, intervals, quantiles) of every text or row."""
+    from pandas import DataFrame
+
+    names = list(regressor.targets_)
+    place = names.index(regressor.target_name(body.target))
+    is_text = isinstance(inputs[0], str)
+    if is_text and regressor.columns_ is not None:
+        regressor = regressor.of_sentences()
+    rows: Any = inputs if is_text else DataFrame(inputs)
+    found = regressor.predict_numbers(rows, body.levels, body.quantiles)
+    if len(names) > 1:  # (N, targets, ...)
+        found = tuple(part[:, place] for part in found)
+    return zip(*found, strict=True)
 
 
 def _regressor_name(service: Service, name: str | None) -> str | None:
@@ -165,151 +256,26 @@ def _regressor_name(service: Service, name: str | None) -> str | None:
     return name
 
 
-def number_counterfactual(
-    service: Service, body: NumberCounterfactualBody
-) -> Callable[[], dict[str, Any]]:
-    """Check a request. -> the work"""
-    _torch_engine(service)
-    service.check_model(body.model)
-    before: Any = body.input
-    after: Any = body.edited
+def number_counterfactual(service: Service, backend: Any, body: WhatIfRequest) -> dict[str, Any]:
+    from causal_qwen.tables.rows import TEXT
+
+    before, after = body.input, body.edited
     if isinstance(before, str) != isinstance(after, str) or before == after:
         raise RequestError("edited must be another text, or another row, as input is.", "edited")
-    name = _regressor_name(service, body.regressor)
-    if name is None:
+    if (name := _regressor_name(service, body.regressor)) is None:
         raise RequestError("The model's own head keeps no individual; name a regressor.")
-
-    def work() -> dict[str, Any]:
-        from causal_qwen.tables.frames import TEXT
-
-        try:
-            regressor = open_regressor(service, name)
-            target = regressor.target_name(body.target)
-            row, changes = before, {TEXT: after}
-            if isinstance(before, str):
-                regressor = regressor if regressor.columns_ is None else regressor.of_sentences()
-            else:
-                row = dict.fromkeys(regressor.columns_ or ()) | before
-                changes = {one: cell for one, cell in after.items() if cell != row.get(one)}
-            found = regressor.counterfactual(row, body.observed, changes, target=target)
-        except MISTAKES as error:
-            raise RequestError(str(error)) from None
-        shown = {one: getattr(found, one) for one in ("factual", "median", "low", "high", "level")}
-        return {"object": "number.counterfactual", "regressor": name, **finite(shown)}
-
-    return work
-
-
-# ---------------------------------------------------------------- tokens
-
-_TYPICAL: WeakKeyDictionary[Service, Any] = WeakKeyDictionary()  # U in ordinary text, measured once
-
-
-def tokens(service: Service, body: TokensBody) -> Callable[[], dict[str, Any]]:
-    """Check a request. -> the work"""
-    backend = _torch_engine(service)
-    service.check_model(body.model)
-    text = body.input
-    service.encode(text, is_chat=False)  # within the limits
-
-    def work() -> dict[str, Any]:
-        from causal_qwen.analysis import token_view
-
-        opened = backend.model, backend.processor
-        found = {"object": "tokens", "tokens": token_view.split_tokens(*opened, text)}
-        if body.index is not None:
-            if service not in _TYPICAL:
-                _TYPICAL[service] = token_view.measure_typical(*opened)
-            try:
-                view = token_view.explain_token(*opened, text, body.index, _TYPICAL[service])
-            except MISTAKES as error:
-                raise RequestError(str(error), "index") from None
-            found["view"] = finite(view.to_dict())
-        return found
-
-    return work
-
-
-def _record(median: Any, lows: Any, highs: Any, levels: Any, curve: Any, quantiles: Any) -> Any:
-    bounds = zip(levels, lows, highs, strict=True)
-    return {
-        "median": float(median),
-        "intervals": [
-            {"level": level, "low": float(low), "high": float(high)} for level, low, high in bounds
-        ],
-        "quantiles": [
-            {"p": p, "value": float(value)} for p, value in zip(quantiles, curve, strict=True)
-        ],
-    }
-
-
-def _of_model(
-    backend: Any, texts: list[str], levels: list[float], quantiles: list[float]
-) -> list[dict[str, Any]]:
-    found = backend.model.predict(texts, backend.processor)
-    records = []
-    for one in found:
-        bounds = [one.interval(level) for level in levels]
-        lows, highs = [low for low, _ in bounds], [high for _, high in bounds]
-        curve = [one.quantile(p) for p in quantiles]
-        records.append(_record(one.median, lows, highs, levels, curve, quantiles))
-    return records
-
-
-def _of_regressor(
-    regressor: Any,
-    inputs: list[Any],
-    target: str | None,
-    levels: list[float] | None,
-    quantiles: list[float],
-) -> list[dict[str, Any]]:
-    """Without `levels`, that of 90%, unless the regressor has too few calibration rows for it."""
-    import numpy as np
-    from pandas import DataFrame
-
-    name = regressor.target_name(target)
-    place = list(regressor.targets_).index(name)
-    conformal = regressor.targets_[name].conformal
-    if levels is None:
-        levels = [LEVEL] if conformal is None or conformal.reaches_level(LEVEL) else []
-    _check_reach(conformal, levels, quantiles)
-    is_text = isinstance(inputs[0], str)
-    if is_text and regressor.columns_ is not None:
+    regressor = open_regressor(service, name)
+    target = regressor.target_name(body.target)
+    row: Any = before
+    changes: dict[str, Any] = {TEXT: after}
+    if isinstance(before, dict) and isinstance(after, dict):
+        row = dict.fromkeys(regressor.columns_ or ()) | before
+        changes = {one: cell for one, cell in after.items() if cell != row.get(one)}
+    elif regressor.columns_ is not None:
         regressor = regressor.of_sentences()
-    rows: Any = inputs if is_text else DataFrame(inputs)
-
-    def column(values: Any, inner: int) -> Any:
-        """Of the target, where there are several. (N, targets, ...) -> (N, ...)"""
-        values = np.asarray(values)
-        return values[:, place] if values.ndim > 1 + inner else values
-
-    found = regressor.predict_numbers(rows, levels, quantiles)
-    pairs = zip(found, (0, 2, 1), strict=True)
-    medians, intervals, curve = (column(part, inner) for part, inner in pairs)
-    return [
-        _record(
-            medians[row],
-            list(intervals[row, :, 0]),
-            list(intervals[row, :, 1]),
-            levels,
-            curve[row],
-            quantiles,
-        )
-        for row in range(len(inputs))
-    ]
-
-
-def _check_reach(conformal: Any, levels: list[float], quantiles: list[float]) -> None:
-    """Refuse intervals that are infinite for want of calibration rows: JSON has no such number."""
-    if conformal is None:
-        return
-    far = [f"level {one}" for one in levels if not conformal.reaches_level(one)]
-    far += [f"quantile {one}" for one in quantiles if not conformal.reaches_quantile(one)]
-    if far:
-        raise RequestError(
-            f"{far[0]} is infinite: the regressor has {len(conformal)} calibration rows; ask for "
-            "one nearer to the median."
-        )
+    found = regressor.counterfactual(row, body.observed, changes, target=target)
+    shown = {one: getattr(found, one) for one in ("factual", "median", "low", "high", "level")}
+    return {"object": "number.counterfactual", "regressor": name, **shown}
 
 
 def open_regressor(service: Service, name: str) -> Any:
@@ -326,3 +292,26 @@ def open_regressor(service: Service, name: str) -> Any:
             regressor = CausalTextRegressor.load(directory)
         service.opened[name] = regressor.set_params(verbose=False)
     return service.opened[name]
+
+
+# ---------------------------------------------------------------- tokens
+
+
+class TokensRequest(Body):
+    model: str | None = about("The id of the served model.")
+    input: Name = about("A text.", ...)
+    index: int | None = about("The token, from 1, to explain; the next one at the end.")
+
+
+def tokens(service: Service, backend: Any, body: TokensRequest) -> dict[str, Any]:
+    from causal_qwen.analysis import token_view
+
+    service.encode(body.input, is_chat=False)  # within the limits
+    model, processor = backend.model, backend.processor
+    found: dict[str, Any] = {"tokens": token_view.split_tokens(model, processor, body.input)}
+    if body.index is not None:
+        if service.typical is None:
+            service.typical = token_view.measure_typical(model, processor)
+        view = token_view.explain_token(model, processor, body.input, body.index, service.typical)
+        found["view"] = view.to_dict()
+    return {"object": "tokens", **found}

@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from causal_qwen.engines.engine import Batch, Choice, Engine, Row
 from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.metrics import Metrics
 from causal_qwen.serving.requests import RequestError
 from causal_qwen.session import GrowingText
 
 READ_TOGETHER = 256  # tokens of waiting prompts that are read at once, padding included
+
+Report = Callable[[str, float], None]  # the name of a figure, and what is added or observed
 
 
 class QueueFull(Exception):
@@ -60,9 +61,10 @@ class Job:
 
 
 class Batcher:
-    def __init__(self, backend: Engine, limits: Limits, metrics: Metrics | None = None) -> None:
-        self.backend, self.limits = backend, limits
-        self.metrics = metrics or Metrics()
+    def __init__(
+        self, backend: Engine, limits: Limits, report: Report = lambda name, value: None
+    ) -> None:
+        self.backend, self.limits, self.report = backend, limits, report
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, tuple[Job, GrowingText]] = {}
         self._changed = threading.Condition()
@@ -80,7 +82,7 @@ class Batcher:
             more = sum(len(job.rows) for job in jobs)
             free = self.limits.max_rows - len(self._running)
             if waiting + more > self.limits.max_waiting + max(free, 0):
-                self.metrics.add("rejected_requests_total")
+                self.report("rejected_requests", 1)
                 rounds = 1 + waiting / self.limits.max_rows
                 raise QueueFull(waiting, min(max(math.ceil(self._seconds * rounds), 1), 60))
             self._waiting.extend(jobs)
@@ -129,7 +131,7 @@ class Batcher:
     def _leave_cancelled(self, batch: Batch) -> None:
         for row in [row for row, (job, _) in self._running.items() if job.is_cancelled]:
             self._remove(batch, row)
-            self.metrics.add("cancelled_texts_total")
+            self.report("cancelled_texts", 1)
 
     def _next_jobs(self) -> list[Job]:
         """The first waiting jobs that have room, as many as are read at once; running texts wait
@@ -165,8 +167,8 @@ class Batcher:
                 jobs[0].notify(Event(copy, "", error=RequestError(str(error))))
             return
         for job in jobs:
-            self.metrics.add("prompt_tokens_total", len(job.rows[0].prompt.ids))
-            self.metrics.observe("first_token_seconds", time.monotonic() - job.begun)
+            self.report("prompt_tokens", len(job.rows[0].prompt.ids))
+            self.report("first_token_seconds", time.monotonic() - job.begun)
         for row, choice in zip(rows, choices, strict=True):
             self._take(batch, row, choice)
 
@@ -178,7 +180,7 @@ class Batcher:
             job.notify(Event(copy, "", error=RequestError(str(choice))))
             return
         addition = text.take(choice)
-        self.metrics.add("generated_tokens_total")
+        self.report("generated_tokens", 1)
         if text.finish is not None:
             self._remove(batch, row)
             self._seconds += (time.monotonic() - job.begun - self._seconds) / 8

@@ -10,98 +10,66 @@ request. Redirections are not followed: they would send the key to another addre
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
 CONNECT_SECONDS = 20
-TIMEOUT_SECONDS = 600  # between two parts of an answer
-BRIEF_SECONDS = 30  # for what needs no model
+ANSWER_SECONDS = 600  # between two parts of an answer
 VERSION_HINT = "is it causal-qwen serve, and of this version?"
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-class _Connections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Remembers the sockets of requests, so that they can be ended from another thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sockets: WeakSet[socket.socket] = WeakSet()
-        sockets = self.sockets
-
-        class Brief(http.client.HTTPConnection):
-            """A server that is not there is noticed before an answer that takes long."""
-
-            def connect(self) -> None:
-                seconds, self.timeout = self.timeout, CONNECT_SECONDS
-                super().connect()
-                self.sock.settimeout(seconds)
-                sockets.add(self.sock)
-
-        class BriefTLS(Brief, http.client.HTTPSConnection):
-            pass
-
-        self._kinds = Brief, BriefTLS
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._kinds[0], request)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._kinds[1], request)
-
-
 class Client:
-    """Requests of any number of threads."""
+    """Requests of any number of threads, each on a connection of its own."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self.address = check_address(url)
-        self.headers = {"Content-Type": "application/json"}
+        self.address = url.strip().rstrip("/").removesuffix("/v1")
+        parts = urlsplit(self.address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"--url {url} is no address; write http://127.0.0.1:8000.")
+        self._kind = HTTPConnection if parts.scheme == "http" else HTTPSConnection
+        self._place, self._path = (parts.hostname, parts.port), parts.path
+        self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
-            if not (api_key.isascii() and api_key.isprintable()):
-                raise ValueError("The API key has characters that no HTTP header can hold.")
-            self.headers["Authorization"] = f"Bearer {api_key}"
-        self._connections, self._is_closed = _Connections(), False
-        self._opener = urllib.request.build_opener(_NoRedirects, self._connections)
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._is_closed = False
 
     def close(self) -> None:
         """End all requests of other threads: they raise OSError."""
         self._is_closed = True
-        for one in list(self._connections.sockets):
-            with contextlib.suppress(OSError):  # it has ended
+        for one in list(self._sockets):
+            with suppress(OSError):  # it has ended
                 one.shutdown(socket.SHUT_RDWR)
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._whole(path, None, BRIEF_SECONDS)
+        with self._ask("GET", path) as answer:
+            return self._read(path, answer.read())
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._whole(path, body, TIMEOUT_SECONDS)
+        with self._ask("POST", path, body) as answer:
+            return self._read(path, answer.read())
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """The records of server-sent events. Close the generator to stop the answer."""
-        with self._open(path, body, TIMEOUT_SECONDS) as response:
-            for line in response:
-                data = line.decode("utf-8").strip().removeprefix("data: ")
-                if data == "[DONE]":
+        with self._ask("POST", path, body) as answer:
+            for line in answer:
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
                     return
                 if data:
                     record = self._read(path, data)
                     if "error" in record:
-                        raise ValueError(_sentence(data) or f"{self.address} failed.")
+                        raise ValueError(_sentence(record) or f"{self.address} failed.")
                     yield record
             raise OSError("its answer has no end")
 
-    @contextlib.contextmanager
+    @contextmanager
     def reading(self, path: str) -> Iterator[None]:
         """An answer without the expected fields is the server's mistake: one sentence."""
         try:
@@ -111,65 +79,53 @@ class Client:
                 f"{self.address}{path} does not answer as expected ({error}); {VERSION_HINT}"
             ) from error
 
-    def _whole(self, path: str, body: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
-        with self._open(path, body, seconds) as response:
-            return self._read(path, response.read())
+    @contextmanager
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> Iterator[HTTPResponse]:
+        if self._is_closed:
+            raise OSError(f"The connection to {self.address} is closed.")
+        connection = self._kind(*self._place, timeout=CONNECT_SECONDS)
+        try:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise OSError(f"{self.address} cannot be reached ({error}).") from None
+            self._sockets.add(connection.sock)
+            connection.sock.settimeout(ANSWER_SECONDS)
+            try:
+                data = None if body is None else json.dumps(body)
+                connection.request(method, self._path + path, data, self._headers)
+                with connection.getresponse() as answer:
+                    if answer.status >= 300:
+                        raise ValueError(self._refusal(answer, answer.read()))
+                    yield answer
+            except (OSError, HTTPException) as error:
+                reason = str(error) or type(error).__name__
+                raise OSError(f"{self.address} has stopped answering ({reason}).") from None
+        finally:
+            connection.close()
 
-    def _read(self, path: str, data: str | bytes) -> dict[str, Any]:
-        with contextlib.suppress(ValueError, RecursionError):
+    def _read(self, path: str, data: bytes) -> dict[str, Any]:
+        with suppress(ValueError, RecursionError):
             if isinstance(record := json.loads(data), dict):
                 return record
         raise ValueError(f"{self.address}{path} does not answer in JSON; {VERSION_HINT}")
 
-    @contextlib.contextmanager
-    def _open(self, path: str, body: dict[str, Any] | None, seconds: float) -> Iterator[Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, self.headers)
-        if self._is_closed:
-            raise OSError(f"The connection to {self.address} is closed.")
-        try:
-            with self._opener.open(request, timeout=seconds) as response:
-                yield response
-        except urllib.error.HTTPError as error:
-            raise ValueError(self._refusal(error)) from None
-        except urllib.error.URLError as error:
-            raise OSError(f"{self.address} cannot be reached ({error.reason}).") from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
-            raise OSError(f"{self.address} has stopped answering ({reason}).") from None
-
-    def _refusal(self, error: urllib.error.HTTPError) -> str:
-        """The sentence of a refused request."""
-        with error:
-            if error.code == 401:
-                return (
-                    f"The API key is missing or wrong; give that of {self.address} with --api-key "
-                    "or CAUSAL_QWEN_API_KEY."
-                )
-            try:
-                said = _sentence(error.read())
-            except (OSError, http.client.HTTPException):
-                said = ""
-        return said or f"{error.url} answers {error.code} {error.reason}."
+    def _refusal(self, answer: HTTPResponse, data: bytes) -> str:
+        if answer.status == 401:
+            return (
+                f"The API key is missing or wrong; give that of {self.address} with --api-key or "
+                "CAUSAL_QWEN_API_KEY."
+            )
+        with suppress(ValueError, RecursionError):
+            if said := _sentence(json.loads(data)):
+                return said
+        return f"{self.address} answers {answer.status} {answer.reason}."
 
 
-def check_address(url: str) -> str:
-    """http://HOST:PORT of a server, without /v1."""
-    address = url.strip().rstrip("/").removesuffix("/v1")
-    try:
-        parts = urlsplit(address)
-        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_address = False
-    is_plain = address.isascii() and address.isprintable() and not set(" @?#\\") & set(address)
-    if not (is_address and is_plain):
-        raise ValueError(f"--url {url} is no address; write http://127.0.0.1:8000.")
-    return address
-
-
-def _sentence(data: str | bytes) -> str:
+def _sentence(record: Any) -> str:
     """The message of an error in OpenAI's form; "" if it has another."""
-    try:
-        return str(json.loads(data)["error"]["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
+    with suppress(LookupError, TypeError):
+        return str(record["error"]["message"])
+    return ""

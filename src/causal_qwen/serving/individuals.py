@@ -15,11 +15,19 @@ from urllib.parse import quote, unquote
 from causal_qwen.decoding.draws import draw_seed
 from causal_qwen.engines.engine import Engine
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
-from causal_qwen.serving.schemas import DrawBody, RequestError
+from causal_qwen.serving.requests import Body, Number, RequestError, Seed, about
 
 SUFFIX = ".safetensors"
-MAX_SAVED = 100_000
 MAX_NAME = 64  # characters
+MAX_QUOTED = 230  # bytes of a file's name, which have room for the suffix
+
+
+class DrawRequest(Body):
+    name: str | None = about("Save the individual under this name.")
+    seed: Seed | None = about("Its seed; drawn if left out.")
+    temperature: Number | None = about("Strength of its noise. Default: the model's.")
+    min_density: Number | None = about("Likelihood truncation. Default: the model's.")
+    persistence: Number | None = about("Share of noise that is its own. Default: the model's.")
 
 
 class IndividualStore:
@@ -38,9 +46,8 @@ class IndividualStore:
         try:
             found = Individual.load(path)
         except ValueError as error:
-            raise RequestError(
-                f"The individual {name!r} is damaged ({error}).", None, 500
-            ) from None
+            words = f"The individual {name!r} is damaged ({error})."
+            raise RequestError(words, None, 500) from None
         if found.size != self.size:
             raise RequestError(
                 f"The individual {name!r} has {found.size} coordinates and this model's have "
@@ -56,8 +63,6 @@ class IndividualStore:
             if path.exists():
                 raise RequestError(f"The name {name!r} is taken; choose another.", "name", 409)
             self.directory.mkdir(parents=True, exist_ok=True)
-            if len(self.names()) >= MAX_SAVED:
-                raise RequestError(f"{MAX_SAVED:,} individuals are saved; delete some.", None, 409)
             named = replace(individual, name=name)
             named.save(path)
         return named
@@ -83,12 +88,12 @@ class IndividualStore:
                 "name",
             )
         quoted = quote(name, safe=" ").replace(".", "%2E")
-        if len(quoted) > 230:
+        if len(quoted) > MAX_QUOTED:
             raise RequestError(f"The name {name!r} is too long; shorten it.", "name")
         return self.directory / f"{quoted}{SUFFIX}"
 
 
-def draw(body: DrawBody, backend: Engine) -> Individual:
+def draw(body: DrawRequest, backend: Engine) -> Individual:
     """An individual of the model."""
     given = body.model_dump(exclude_none=True, exclude={"name", "seed"})
     seed = draw_seed() if body.seed is None else body.seed
@@ -100,13 +105,7 @@ def draw(body: DrawBody, backend: Engine) -> Individual:
         raise RequestError(str(error)) from None
 
 
-def describe(individual: Individual, name: str | None = None) -> dict[str, Any]:
+def describe(individual: Individual) -> dict[str, Any]:
     """For JSON."""
-    own = {field: getattr(individual, field) for field in OWN_FIELDS}
-    return {
-        "object": "individual",
-        "name": name or individual.name,
-        "seed": individual.seed,
-        "size": individual.size,
-        **own,
-    }
+    shown = ("name", "seed", "size", *OWN_FIELDS)
+    return {"object": "individual", **{name: getattr(individual, name) for name in shown}}

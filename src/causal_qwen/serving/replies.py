@@ -51,11 +51,10 @@ class Reply:
         choices = []
         for index, text in enumerate(self.texts):
             said = {"role": "assistant", "content": text.text, "refusal": None}
-            content = {"message": said} if self.request.is_chat else {"text": text.text}
             choices.append(
                 {
                     "index": index,
-                    **content,
+                    **({"message": said} if self.request.is_chat else {"text": text.text}),
                     "logprobs": self._log_probs(text.choices),
                     "finish_reason": text.finish,
                     "numbers": self._numbers(text.row),
@@ -67,32 +66,38 @@ class Reply:
 
     def chunk(self, index: int, event: Event, is_first: bool) -> dict[str, Any]:
         """One event of a stream; the first of a text carries its `replay`."""
-        choice: dict[str, Any] = {"index": index}
-        if self.request.is_chat:
-            role = {"role": "assistant"} if is_first else {}
-            choice["delta"] = {**role, "content": event.text}
-        else:
-            choice["text"] = event.text
+        text = self.texts[index]
+        delta = {"role": "assistant"} if is_first else {}
         has_log_prob = event.choice is not None and event.choice.log_prob is not None
-        choice["logprobs"] = self._log_probs([event.choice] if has_log_prob else [])  # type: ignore[list-item]
-        choice["finish_reason"] = event.finish
+        choice: dict[str, Any] = {
+            "index": index,
+            **(
+                {"delta": {**delta, "content": event.text}}
+                if self.request.is_chat
+                else {"text": event.text}
+            ),
+            "logprobs": self._log_probs(text.choices[-1:] if has_log_prob else []),
+            "finish_reason": event.finish,
+        }
         if is_first:
-            choice["replay"] = self.texts[index].replay
+            choice["replay"] = text.replay
         if event.finish is not None:
-            choice["numbers"] = self._numbers(self.texts[index].row)
-        kind = "chat.completion.chunk" if self.request.is_chat else "text_completion"
-        return {**self._head(kind), "choices": [choice]}
+            choice["numbers"] = self._numbers(text.row)
+        return {**self._head(self._chunk_kind), "choices": [choice]}
 
     def last_chunk(self) -> dict[str, Any]:
         """With `include_usage`: no choice, but the count of tokens."""
-        kind = "chat.completion.chunk" if self.request.is_chat else "text_completion"
-        return {**self._head(kind), "choices": [], "usage": self.usage()}
+        return {**self._head(self._chunk_kind), "choices": [], "usage": self.usage()}
 
     def usage(self) -> dict[str, int]:
         rows = [text.row for text in self.texts]
         prompt = sum(len(row.prompt.ids) for row in rows[:: self.request.n])
         new = sum(len(row.new.ids) for row in rows)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.request.is_chat else "text_completion"
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -107,22 +112,19 @@ class Reply:
             return None
         shown = [(self.backend.show(choice.id, choice.value), choice) for choice in choices]
         if self.request.is_chat:
-            return {
-                "content": [
-                    {
-                        **_token(text, choice.log_prob or 0.0),
-                        "top_logprobs": [_token(*pair) for pair in choice.top],
-                    }
-                    for text, choice in shown
-                ],
-                "refusal": None,
-            }
+            content = [
+                {
+                    **_token(text, choice.log_prob or 0.0),
+                    "top_logprobs": [_token(*pair) for pair in choice.top],
+                }
+                for text, choice in shown
+            ]
+            return {"content": content, "refusal": None}
         return {
             "tokens": [text for text, _ in shown],
             "token_logprobs": [choice.log_prob for _, choice in shown],
-            "top_logprobs": [
-                dict(reversed(choice.top)) for _, choice in shown
-            ],  # the likelier wins
+            # of two tokens with one text the likelier wins
+            "top_logprobs": [dict(reversed(choice.top)) for _, choice in shown],
             "text_offset": [],
         }
 

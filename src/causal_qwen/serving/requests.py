@@ -1,6 +1,8 @@
-"""Requests: the fields of a request (`schemas`) -> the call of `generate` that they stand for.
+"""Requests: the fields of a request, checked, and the call of `generate` that they stand for.
 
-The one vocabulary of all servers. Needs neither torch nor a web server.
+The one vocabulary of all servers. Needs neither torch nor a web server; FastAPI writes
+/openapi.json from these models. Beside OpenAI's own fields, whatever `decoding.settings` knows is a
+field, whose value `resolve_settings` checks. A field that is null counts as not given.
 
     individual, or causal_mode        as in `generate`; an individual without a mode means causal
     temperature 0                     standard (in a model of mode compatible: its argmax)
@@ -15,24 +17,62 @@ Individuals of a request: `individual` > `seed` > `user` > one that is drawn.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from causal_qwen.decoding.draws import SEEDS, complete_call
-from causal_qwen.decoding.settings import DecodingSettings, first_given
+from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, DecodingSettings, first_given
 from causal_qwen.individuals.individual import Individual, resolve_individuals
+from causal_qwen.individuals.noise import MAX_SEED
 from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.schemas import (
-    DEFAULT_TOKENS,
-    SETTINGS,
-    ChatBody,
-    CompletionBody,
-    DecodingBody,
-    TextBody,
-    read,
-)
-from causal_qwen.serving.schemas import RequestError as RequestError  # of `resolve`, too
+
+DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within the server's limit
+MAX_STOPS = 4  # stop strings of a request, as in OpenAI's API
+MAX_ALTERNATIVES = 20  # of logprobs
+
+# Fields of OpenAI that are accepted with these values only, which change nothing.
+NEUTRAL: dict[str, Any] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+    "tools": [],
+    "store": False,
+}
+HELP = {
+    "causal_mode": "standard, sampling, causal or compatible.",
+    "top_k": "Choose among the k likeliest tokens.",
+    "top_p": "Choose among the likeliest tokens of this probability.",
+    "min_p": "Choose among tokens with this share of the largest probability.",
+    "whole_words": "End a word that is begun as the likeliest token ends it.",
+    "avoid_repeats": "Do not say so many of the last tokens again, if there is a choice; 0 is off.",
+    "min_density": "Likelihood truncation of the noise.",
+    "persistence": "Share of the noise that is the same for every token; the rest is chance.",
+    "exogenous": "Seed of the exogenous noise in causal mode.",
+}
+OWN = ("individual", "temperature")  # settings with a type of their own
+SETTINGS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name not in OWN)
+
+
+class RequestError(ValueError):
+    """What a client has to change: one sentence, and the status of the answer."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.status = param, status
 
 
 class Call(NamedTuple):
@@ -45,11 +85,10 @@ class Call(NamedTuple):
 
     def of_copy(self, copy: int) -> tuple[dict[str, Any], int | None]:
         """Options and seed of a request's further texts: of the individual's successors."""
-        who, seed = self.options.get("individual"), self.seed
-        options = (
-            {**self.options, "individual": who + copy} if isinstance(who, int) else self.options
-        )
-        return options, None if seed is None else seed + copy
+        options, who = dict(self.options), self.options.get("individual")
+        if isinstance(who, int):
+            options["individual"] = who + copy
+        return options, None if self.seed is None else self.seed + copy
 
     def replay(self, copy: int) -> dict[str, Any]:
         """The fields that generate the text of a copy again."""
@@ -69,56 +108,55 @@ class Call(NamedTuple):
         return {name: value for name, value in record.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class TextRequest:
-    """A checked request for texts."""
+# ---------------------------------------------------------------- decoding
 
-    prompts: list[Any]  # texts, or one conversation (a list of messages)
-    is_chat: bool
-    max_tokens: int
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
-    alternatives: int | None = None  # of logprobs
-    model: str | None = None
-    user: str | None = None
-    seed: int | None = None
-    individual: int | str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
 
+def about(words: str, default: Any = None, **limits: Any) -> Any:
+    return Field(default, description=words, **limits)
+
+
+def _as_seed(who: Any) -> Any:
+    """Digits are a seed, also as a text."""
+    is_seed = isinstance(who, str) and who.isascii() and who.isdecimal() and len(who) <= 20
+    return int(who) if is_seed else who
+
+
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED - 1000)]  # successors have room
+Number = int | float
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
     @classmethod
-    def parse(cls, fields: Any, kind: str, limits: Limits) -> TextRequest:
-        """Of any JSON value; `kind` is "chat" or "completion"."""
-        schema: type[TextBody] = ChatBody if kind == "chat" else CompletionBody
-        return cls.of(read(schema, fields), limits)
+    def _drop_null(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
 
-    @classmethod
-    def of(cls, body: TextBody, limits: Limits) -> TextRequest:
-        """Within the limits of a server."""
-        messages, prompt = getattr(body, "messages", None), getattr(body, "prompt", None)
-        prompts = [prompt] if isinstance(prompt, str) else prompt or []
-        if messages:
-            prompts = [[message.plain() for message in messages]]
-        if _within("n", body.n, limits.max_n) * len(prompts) > limits.max_n:
-            raise RequestError(
-                f"{len(prompts)} prompts with n={body.n} are {body.n * len(prompts)} texts; this "
-                f"server writes {limits.max_n} per request.",
-                "prompt",
-            )
-        return cls(
-            prompts=prompts,
-            is_chat=bool(messages),
-            max_tokens=_max_tokens(body, limits),
-            n=body.n,
-            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-            stream=body.stream,
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
-            alternatives=_alternatives(body),
-            model=body.model,
-            seed=body.seed,
-            **decoding_fields(body),
-        )
+
+Settings = create_model(
+    "Settings",
+    __base__=Body,
+    **{
+        name: (str | int | float | bool | None, about(HELP.get(name, "As in `generate`.")))
+        for name in SETTINGS
+    },  # type: ignore[call-overload]
+)
+
+
+class DecodingRequest(Settings):  # type: ignore[misc, valid-type]
+    """What a request may say about decoding, on every server."""
+
+    individual: Annotated[Seed | str | None, BeforeValidator(_as_seed)] = about(
+        "A seed, or the name of an individual on the server."
+    )
+    user: Annotated[str, Field(max_length=512)] | None = about("Names the individual otherwise.")
+    seed: Seed | None = about("The individual in modes with noise, else the seed of softmax.")
+    temperature: Number | None = about("0 is standard, more is sampling; or the noise's strength.")
+    noise_temperature: Number | None = about("The same, where a server caps temperature.")
 
     def resolve(
         self,
@@ -128,12 +166,14 @@ class TextRequest:
     ) -> Call:
         """The call of `generate`. `resolve` is the model's, for settings; `find` returns the saved
         individual of a name."""
-        options = dict(self.settings)
-        heat = options.pop("noise_temperature", None)
-        name = self.individual if isinstance(self.individual, str) else None
-        who: Any = self.individual if name is None else find(name)
-        has_user = self.user is not None and self.seed is None and default_mode != "compatible"
-        if options.get("causal_mode") is None:
+        given = {name: getattr(self, name) for name in (*SETTINGS, "temperature")}
+        options = {name: value for name, value in given.items() if value is not None}
+        heat, name = self.noise_temperature, None
+        who: Any = self.individual
+        if isinstance(who, str):
+            name, who = who, find(who)
+        has_user = bool(self.user) and self.seed is None and default_mode != "compatible"
+        if "causal_mode" not in options:
             self._choose_mode(options, default_mode, is_someone=who is not None or has_user)
         try:
             settings = resolve(**{**options, "individual": who})
@@ -172,15 +212,11 @@ class TextRequest:
             options.setdefault("do_sample", True)
 
     def _who(self, given: int | Individual | None) -> int | Individual | None:
-        if given is not None:
-            if self.seed is not None:
-                raise ValueError(
-                    "individual and seed both name the individual in this mode; leave out one."
-                )
-            return given
-        if self.seed is not None:
-            return self.seed
-        return None if self.user is None else user_seed(self.user)
+        if given is not None and self.seed is not None:
+            raise ValueError(
+                "individual and seed both name the individual in this mode; leave out one."
+            )
+        return first_given(given, self.seed, user_seed(self.user) if self.user else None)
 
 
 def user_seed(user: str) -> int:
@@ -188,35 +224,160 @@ def user_seed(user: str) -> int:
     return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest()) % SEEDS
 
 
-def decoding_fields(body: DecodingBody) -> dict[str, Any]:
-    """Who speaks, and the settings that are given."""
-    names = (*SETTINGS, "temperature", "noise_temperature")
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    return {"user": body.user or None, "individual": body.individual, "settings": given}
+# ---------------------------------------------------------------- texts
 
 
-def _max_tokens(body: TextBody, limits: Limits) -> int:
-    found = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(found) == 2:
-        raise RequestError("max_tokens and max_completion_tokens differ; send one.", "max_tokens")
-    most = next(iter(found), None)
-    if most is None:
-        return min(DEFAULT_TOKENS, limits.max_tokens)
-    return _within("max_tokens", most, limits.max_tokens)
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
-def _alternatives(body: TextBody) -> int | None:
-    """The tokens beside the chosen one whose log probabilities are asked for."""
-    if isinstance(body, CompletionBody):
-        return body.logprobs
-    if isinstance(body, ChatBody) and body.logprobs:
-        return body.top_logprobs or 0
-    if isinstance(body, ChatBody) and body.top_logprobs is not None:
-        raise RequestError("top_logprobs needs logprobs=true.", "top_logprobs")
-    return None
+class StreamOptions(Body):
+    include_usage: bool = False
 
 
-def _within(name: str, value: int, most: int) -> int:
-    if not 1 <= value <= most:
-        raise RequestError(f"{name}={value} is outside 1 to {most}.", name)
-    return value
+class TextRequest(DecodingRequest):
+    """A request for texts."""
+
+    model: str | None = about("The id of the served model; others are answered with 404.")
+    max_tokens: int = about("At most so many new tokens; or max_completion_tokens.", DEFAULT_TOKENS)
+    n: int = about("Texts per prompt: of the individual and its successors.", 1)
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)]],
+        Field(max_length=MAX_STOPS),
+        BeforeValidator(_listed),
+    ] = about(f"A text, or up to {MAX_STOPS}, before which a text ends.", [])
+    stream: bool = about("Send tokens as they are chosen, as events.", False)
+    stream_options: StreamOptions = about(
+        "include_usage: the last event counts tokens.", StreamOptions()
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, given: Any) -> Any:
+        """OpenAI's fields that change nothing, or are another name of one."""
+        if not isinstance(given, dict):
+            return given
+        given = dict(given)
+        for name in NEUTRAL.keys() & given.keys():
+            if given.pop(name) not in (None, NEUTRAL[name]):
+                raise ValueError(f"{name} is not supported; leave it out.")
+        most = given.pop("max_completion_tokens", None)
+        if most is not None and given.setdefault("max_tokens", most) != most:
+            raise ValueError("max_tokens and max_completion_tokens differ; send one.")
+        return given
+
+    @classmethod
+    def parse(cls, fields: Any, kind: str, limits: Limits) -> TextRequest:
+        """Of any JSON value; `kind` is "chat" or "completion"."""
+        return read(ChatRequest if kind == "chat" else CompletionRequest, fields).within(limits)
+
+    def within(self, limits: Limits) -> Self:
+        """Refuse what is beyond the limits of a server."""
+        if "max_tokens" not in self.model_fields_set:
+            self.max_tokens = min(DEFAULT_TOKENS, limits.max_tokens)
+        texts = self.n * len(self.prompts)
+        for name, value, most in (
+            ("max_tokens", self.max_tokens, limits.max_tokens),
+            ("n", self.n, limits.max_n),
+            ("n times the prompts", texts, limits.max_n),
+        ):
+            if not 1 <= value <= most:
+                raise RequestError(f"{name}={value} is outside 1 to {most}.", name)
+        return self
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Texts, or one conversation."""
+        raise NotImplementedError
+
+    @property
+    def is_chat(self) -> bool:
+        return False
+
+    @property
+    def alternatives(self) -> int | None:
+        """The tokens beside the chosen one whose log probabilities are asked for."""
+        return None
+
+
+class Part(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part] = ""
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As a chat template takes it."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=1000)]
+Alternatives = Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)]
+
+
+class ChatRequest(TextRequest):
+    messages: Messages = about("The conversation: objects with role and content.", ...)
+    logprobs: bool = about("Add log softmax(loc_S) of every token.", False)
+    top_logprobs: Alternatives | None = about("And of so many of the likeliest tokens.")
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [[message.plain() for message in self.messages]]
+
+    @property
+    def is_chat(self) -> bool:
+        return True
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs if self.top_logprobs or not self.logprobs else 0
+
+
+class CompletionRequest(TextRequest):
+    prompt: Annotated[list[Name], Field(min_length=1), BeforeValidator(_listed)] = about(
+        "The beginning of a text, or a list of them.", ...
+    )
+    logprobs: Alternatives | None = about(
+        "Add log softmax(loc_S), and that of so many other tokens."
+    )
+
+    @property
+    def prompts(self) -> list[Any]:
+        return self.prompt
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+# ---------------------------------------------------------------- errors
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read(model: type[M], fields: Any) -> M:
+    """Any JSON value as a request; an error is a RequestError."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise sentence(error.errors(include_url=False)) from None
+
+
+def sentence(errors: Sequence[Mapping[str, Any]]) -> RequestError:
+    """The first of pydantic's errors as one sentence."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    where = ".".join(place)[:100] or "The body"
+    if first["type"] == "extra_forbidden":
+        message = f"{where!r} is unknown; /docs lists the fields."
+    elif first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+    else:
+        message = f"{where} does not fit: {first['msg'][0].lower()}{first['msg'][1:]}."
+    return RequestError(message, place[0][:100] if place else None)

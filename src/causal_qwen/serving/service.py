@@ -11,17 +11,25 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import prometheus_client as prometheus
 
 from causal_qwen.engines.engine import Engine, Row, Tokens
 from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
 from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.metrics import Metrics
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
 
 RETRY_SECONDS = 5  # when the thread of counterfactuals and numbers is busy
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+COUNTERS = {
+    "rejected_requests": "Requests answered with 429.",
+    "cancelled_texts": "Texts whose client had gone.",
+    "prompt_tokens": "Tokens read in prompts.",
+    "generated_tokens": "Tokens generated.",
+}
 
 
 class Service:
@@ -34,11 +42,12 @@ class Service:
         regressors: dict[str, Path] | None = None,
     ) -> None:
         self.backend, self.name, self.limits = backend, name, limits or Limits()
-        self.metrics = Metrics()
-        self.batcher = Batcher(backend, self.limits, self.metrics)
+        self.metrics = Metrics(self)
+        self.batcher = Batcher(backend, self.limits, self.metrics.report)
         self.individuals = IndividualStore(individuals, backend.size)
         self.regressors = regressors or {}
         self.opened: dict[str, Any] = {}  # regressors that have been used
+        self.typical: Any = None  # U in ordinary text, measured at its first use
         self._side = ThreadPoolExecutor(1, thread_name_prefix="analysis")
         self._side_jobs = 0
 
@@ -60,13 +69,15 @@ class Service:
     def _start(self, request: TextRequest, loop: asyncio.AbstractEventLoop) -> Run:
         backend = self.backend
         call = request.resolve(backend.resolve, backend.default_mode, self.individuals.find)
-        queue: asyncio.Queue[Update | None] = asyncio.Queue()
+        run = Run(self.batcher)
 
-        def send(update: Update | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(queue.put_nowait, update)
+        def notifier(first: int) -> Callable[[Event], None]:
+            def send(event: Event) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                    loop.call_soon_threadsafe(run.queue.put_nowait, (first + event.copy, event))
 
-        jobs = []
+            return send
+
         for place, prompt in enumerate(request.prompts):
             tokens = self.encode(prompt, request.is_chat)
             length = min(request.max_tokens, backend.context - len(tokens.ids))
@@ -74,13 +85,11 @@ class Service:
                 Row(tokens, *call.of_copy(copy), length, request.alternatives)
                 for copy in range(request.n)
             ]
-            first = place * request.n
-            notify = _notifier(send, first)
-            jobs.append(Job(rows, request.stop, notify))
-        self.batcher.submit(*jobs)
-        rows = [row for job in jobs for row in job.rows]
-        reply = Reply(request, call, rows, backend, self.name)
-        return Run(reply, jobs, queue, lambda: self.batcher.cancel(*jobs))
+            run.jobs.append(Job(rows, request.stop, notifier(place * request.n)))
+        rows = [row for job in run.jobs for row in job.rows]
+        run.reply = Reply(request, call, rows, backend, self.name)
+        self.batcher.submit(*run.jobs)
+        return run
 
     def encode(self, prompt: Any, is_chat: bool) -> Tokens:
         """A text or a conversation as tokens, within the limits."""
@@ -96,58 +105,74 @@ class Service:
             )
         return tokens
 
-    async def run(self, function: Callable[[], Any]) -> Any:
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the thread beside the batch, in turn."""
         if self._side_jobs >= self.limits.max_waiting:
             raise QueueFull(self._side_jobs, RETRY_SECONDS)
         self._side_jobs += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._side, function)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._side, function, *arguments
+            )
         finally:
             self._side_jobs -= 1
-
-    def gauges(self) -> dict[str, float]:
-        running, waiting = self.batcher.counts()
-        return {"running_texts": running, "waiting_texts": waiting}
-
-
-class Update(NamedTuple):
-    """An event of one text of a reply."""
-
-    place: int
-    event: Event
-
-
-def _notifier(send: Callable[[Update], None], first: int) -> Callable[[Event], None]:
-    return lambda event: send(Update(first + event.copy, event))
 
 
 class Run:
     """A running request."""
 
-    def __init__(
-        self,
-        reply: Reply,
-        jobs: list[Job],
-        queue: asyncio.Queue[Update | None],
-        cancel: Callable[[], None],
-    ) -> None:
-        self.reply, self.jobs, self._queue, self._cancel = reply, jobs, queue, cancel
+    reply: Reply
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher, self.jobs = batcher, list[Job]()
+        self.queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
+
+    @property
+    def is_running(self) -> bool:
+        return any(text.finish is None for text in self.reply.texts)
 
     def cancel(self) -> None:
         """Stop the texts that have not ended; `updates` ends."""
-        if any(text.finish is None for text in self.reply.texts):
-            self._cancel()
-            self._queue.put_nowait(None)
+        if self.is_running:
+            self.batcher.cancel(*self.jobs)
+            self.queue.put_nowait(None)
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Events until all texts have ended, or the run is cancelled; errors are raised."""
-        while any(text.finish is None for text in self.reply.texts):
-            update = await self._queue.get()
-            if update is None:
-                return
-            if update.event.error is not None:
-                self._cancel()
-                raise update.event.error
-            self.reply.texts[update.place].take(update.event)
+    async def updates(self) -> AsyncIterator[tuple[int, Event]]:
+        """The place of a text and its news, until all texts have ended, or the run is cancelled;
+        errors are raised."""
+        while self.is_running and (update := await self.queue.get()) is not None:
+            place, event = update
+            if event.error is not None:
+                raise event.error
+            self.reply.texts[place].take(event)
             yield update
+
+
+class Metrics:
+    """Figures for Prometheus."""
+
+    def __init__(self, service: Service) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        own: Any = {"namespace": "causal_qwen", "registry": self.registry}
+        self.requests = prometheus.Counter(
+            "requests", "Requests by route and status.", ("route", "status"), **own
+        )
+        self._counters = {
+            name: prometheus.Counter(name, about, **own) for name, about in COUNTERS.items()
+        }
+        about = "From a request to the first token of its text."
+        self._first = prometheus.Histogram("first_token_seconds", about, buckets=BUCKETS, **own)
+        running = prometheus.Gauge("running_texts", "Texts that are decoded now.", **own)
+        running.set_function(lambda: service.batcher.counts()[0])
+        waiting = prometheus.Gauge("waiting_texts", "Texts that wait for a place.", **own)
+        waiting.set_function(lambda: service.batcher.counts()[1])
+
+    def report(self, name: str, value: float) -> None:
+        if name == "first_token_seconds":
+            self._first.observe(value)
+        else:
+            self._counters[name].inc(value)
+
+    def render(self) -> str:
+        """In the text format of Prometheus."""
+        return prometheus.generate_latest(self.registry).decode()

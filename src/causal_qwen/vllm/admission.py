@@ -26,7 +26,7 @@ from typing import Any
 from causal_qwen.decoding.settings import DecodingSettings, first_given, resolve_settings
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.serving.requests import TextRequest, decoding_fields
-from causal_qwen.serving.schemas import DecodingBody, RequestError, TextBody, read
+from causal_qwen.serving.requests import DecodingBody, RequestError, TextBody, read
 
 RESOLVED = "resolved"
 CHANGED = ("seed", "temperature", "repetition_penalty")

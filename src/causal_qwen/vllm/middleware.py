@@ -15,7 +15,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from causal_qwen.serving.schemas import SETTINGS
+from causal_qwen.serving.requests import SETTINGS
 from causal_qwen.vllm.admission import FILLED, NAMED, OWN, PROMPT_IDS
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
