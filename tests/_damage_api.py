@@ -11,7 +11,7 @@ from typing import Any
 from _playground import API, call, endpoints
 from starlette.testclient import TestClient
 
-GOOD = ["run", ["a king", 1, 1, 1, 0, "1", 1]]
+GOOD = ["run", ["a king", 1, 1, 1, 1, 1, 0]]
 TEXTS = (
     "",
     " \n\t",

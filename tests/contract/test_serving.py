@@ -190,7 +190,7 @@ def test_the_playground_of_a_server_needs_no_torch(tiny_directory: Path, tmp_pat
             assert process.stdout is not None
             found = re.search(r"http://(127\.0\.0\.1:\d+)", process.stdout.readline())
             assert found is not None, process.communicate()
-            for host, status in ((found[1], 200), ("evil.example", 403)):
+            for host, status in ((found[1], 200), ("evil.example", 400)):
                 connection = http.client.HTTPConnection(found[1], timeout=GUARD)
                 connection.request("GET", "/config", headers={"Host": host})
                 answer = connection.getresponse()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _simulation import Finding, simulate, summary
+from causal_qwen.training.plan import plan
 from rich.console import Console
 from transformers import (
     GenerationConfig,

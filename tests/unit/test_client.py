@@ -16,8 +16,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from causal_qwen.cli.setup import playground
 from causal_qwen.playground.served import ServedModel
 from causal_qwen.serving.client import Client
-from causal_qwen.serving.connections import serve_app
-from causal_qwen.serving.sockets import bind
 
 GONE = "http://127.0.0.1:{port}"
 
@@ -28,12 +26,9 @@ def test_an_absent_server_and_a_bad_address_are_one_sentence() -> None:
         gone = GONE.format(port=probe.getsockname()[1])
     with pytest.raises(OSError, match=rf"^{gone} cannot be reached \(.*\)\.$"):
         ServedModel.open(gone)
-    for url in ("127.0.0.1:8000", "ftp://a", "http://", "http://a:b", "http://u:p@a", "http://a b"):
+    for url in ("127.0.0.1:8000", "ftp://a", "http://"):
         with pytest.raises(ValueError, match="is no address"):
             Client(url)
-    with pytest.raises(ValueError, match="no HTTP header can hold") as refused:
-        Client(gone, "secret\nX: y")
-    assert "secret" not in str(refused.value)
 
 
 def test_a_key_is_not_sent_to_where_a_server_redirects() -> None:
@@ -102,34 +97,6 @@ def test_a_closed_client_ends_the_requests_of_other_threads() -> None:
         may_end.set()
     with pytest.raises(OSError, match="is closed"):
         client.get("/v1/models")
-
-
-def test_a_server_that_ends_says_so_to_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it waits for its threads, which may wait for another server."""
-    order: list[str] = []
-    monkeypatch.setattr("uvicorn.Server.startup", _end_at_once)
-    monkeypatch.setattr("uvicorn.Server.shutdown", _record_shutdown(order))
-    with bind("127.0.0.1", 0) as bound:
-        serve_app(
-            PlainTextResponse("hello"),
-            bound,
-            max_connections=9,
-            close_seconds=1,
-            on_close=lambda: order.append("closed"),
-        )
-    assert order == ["requests have ended", "closed"]
-
-
-async def _end_at_once(self: Any, sockets: Any = None) -> None:
-    self.started = self.should_exit = True
-    self.servers = []
-
-
-def _record_shutdown(order: list[str]) -> Any:
-    async def shutdown(self: Any, sockets: Any = None) -> None:
-        order.append("requests have ended")
-
-    return shutdown
 
 
 def test_a_server_and_a_model_are_not_both_named() -> None:

@@ -445,7 +445,7 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
         (post("/v1/chat/completions", messages=[]), 400, "messages does not fit"),
         (post("/v1/individuals", name="7"), 400, "is not a number"),
         (post("/v1/individuals", seed=-1), 400, "seed does not fit"),
-        (post("/v1/counterfactuals", prompt="a"), 400, "edit does not fit: field required"),
+        (post("/v1/counterfactuals", prompt="a"), 400, "edit does not fit: Field required"),
         (
             post("/v1/counterfactuals", prompt="a", edit={"word": "b", "by": "c"}),
             400,
@@ -453,7 +453,7 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
         ),
         (post("/v1/numbers", input="a"), 400, "number head of this model is not trained"),
         (post("/v1/numbers", input="a", regressor="x"), 404, "There is no regressor 'x'"),
-        (client.post("/v1/completions", content=b"{"), 400, "JSON decode error"),
+        (client.post("/v1/completions", content=b"{"), 400, "not JSON"),
         (client.post("/v1/completions", content=b"[" * 99_999), 400, "error parsing the body"),
         (client.post("/v1/completions", json=[1]), 400, "valid dictionary"),
         (client.get("/v1/individuals/Bo"), 404, "no individual 'Bo'"),

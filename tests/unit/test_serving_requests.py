@@ -148,10 +148,10 @@ def test_a_replay_resolves_to_the_same_call(body: dict[str, Any], copy: int, mod
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temprature": 1}, r"'temprature' is unknown; /docs lists"),
-    ({"prompt": ""}, r"prompt.* does not fit: string should have at least 1 character"),
-    ({"prompt": "\ud800"}, r"prompt.* does not fit: input should be a valid string"),
+    ({"prompt": ""}, r"prompt.* does not fit: String should have at least 1 character"),
+    ({"prompt": "\ud800"}, r"prompt.* does not fit: Input should be a valid string"),
     ({"n": 0}, r"n=0 is outside 1 to 8"),
-    ({"n": True}, r"n does not fit: input should be a valid integer"),
+    ({"n": True}, r"n does not fit: Input should be a valid integer"),
     ({"n": 5, "prompt": ["a", "b"]}, r"n times the prompts=10 is outside 1 to 8"),
     ({"max_tokens": 5000}, r"max_tokens=5000 is outside 1 to 1024"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, r"differ; send one"),

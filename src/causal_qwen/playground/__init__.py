@@ -8,13 +8,11 @@ Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, N
 
     server     the page on an address of this machine
     page       the tabs, their components and handlers (page.css, numbers.js, tokens.js)
-    served     what the page asks of the routes of `causal-qwen serve`
-    fields     what a visitor writes -> prompts, individuals, edits and ranges
+    served     what a visitor writes, and what the page asks of the routes of `causal-qwen serve`
     rendering  texts, comparisons, forecasts and token views -> HTML and SVG
     local      without `--url`: a server in this process, its regressors
 
-Open `page` first, then `served`. `local` imports torch; `page` and `server` import Gradio. Which
-requests are answered (Host, Origin, password, length) is decided in `serving.security`.
+Open `page` first, then `served`. `local` imports torch; `page` and `server` import Gradio.
 """
 
 from causal_qwen.playground.server import launch

@@ -29,7 +29,7 @@ from causal_qwen.tables.cells import is_missing
 from causal_qwen.tables.iris import iris_table
 
 HOST = "127.0.0.1"
-MAX_CONNECTIONS, CLOSE_SECONDS = 1000, 2  # for running requests to end
+MAX_CONNECTIONS, CLOSE_SECONDS = 1000, 2  # seconds for running requests to end
 IRISES = "petal length of an iris, in cm"
 IRIS_COLUMNS = ["species", "sepal length", "sepal width", "petal width"]
 IRIS_TEMPLATE = (
@@ -44,10 +44,12 @@ class Opened(NamedTuple):
 
     name: str  # "" is the model's own head
     note: str
-    example: str
+    example: str = ""
 
 
 class LocalServer:
+    IRISES = IRISES  # a name for the page, which does not import this module
+
     def __init__(self, model: str, device: str, dtype: str, individuals: Path) -> None:
         path = model or str(default_model(lambda step: print(f"{step} ...", flush=True)))
         self.backend = TorchEngine.open(path, device, dtype)
@@ -70,10 +72,21 @@ class LocalServer:
         self._thread.join()
         self.service.close()
 
-    def open_regressor(self, path: str) -> Opened:
-        """A directory of `causal-qwen fit`, read anew."""
-        if not path:
-            raise ValueError("The directory is missing; give one that causal-qwen fit has written.")
+    def open(self, name: str) -> Opened:
+        """The irises, the model's own head (""), or a directory of `causal-qwen fit`."""
+        if name == IRISES:
+            return self._open_irises()
+        if name:
+            return self._open_directory(name)
+        if self.backend.model.config.encode_numbers != "value":
+            raise ValueError(
+                "This model was not trained on values, so its number head is random; train one "
+                "with causal-qwen train --numbers value."
+            )
+        return Opened("", "The model's own number head: uncalibrated Cauchy intervals.")
+
+    def _open_directory(self, path: str) -> Opened:
+        """Read anew."""
         self.service.regressors[path] = Path(path).expanduser()
         self.service.opened.pop(path, None)
         try:
@@ -83,25 +96,17 @@ class LocalServer:
             raise
         target = next(iter(regressor.targets_.values()))
         kind = "uncalibrated Cauchy" if target.conformal is None else "calibrated"
+        note = f"{path}: {kind} intervals."
         if regressor.columns_ is None:
-            return Opened(path, f"{path}: {kind} intervals.", "")
+            return Opened(path, note)
         if regressor.source_ is None:  # asked with sentences
             unknown = DataFrame([dict.fromkeys(regressor.columns_)])
-            return Opened(path, f"{path}: {kind} intervals.", regressor.sentences(unknown)[0])
-        note = f"{path}: {kind} intervals. A line for every column."
-        return Opened(path, note, write_lines(regressor.baseline_, regressor.columns_))
+            return Opened(path, note, regressor.sentences(unknown)[0])
+        lines = write_lines(regressor.baseline_, regressor.columns_)
+        return Opened(path, f"{note} A line for every column.", lines)
 
-    def own_head(self) -> Opened:
-        """The number head of a model that was trained on values."""
-        if self.backend.model.config.encode_numbers != "value":
-            raise ValueError(
-                "This model was not trained on values, so its number head is random; train one "
-                "with causal-qwen train --numbers value."
-            )
-        return Opened("", "The model's own number head: uncalibrated Cauchy intervals.", "")
-
-    def open_irises(self) -> Opened:
-        """The example, fitted once for all visitors; its features are cached on disk."""
+    def _open_irises(self) -> Opened:
+        """Fitted once for all visitors; its features are cached on disk."""
         with self._lock:
             if self._irises is None:
                 regressor, self._irises = fit_irises(
@@ -132,9 +137,7 @@ def fit_irises(opened: OpenModel) -> tuple[CausalTextRegressor, Opened]:
 
 def write_lines(row: Any, columns: Sequence[str]) -> str:
     """A table of one row as lines, "carat = 0.9"; nothing after the sign where a cell is empty."""
-    cells = {name: row[name].iloc[0] for name in columns}
-    shown = {
-        name: "" if is_missing(str(cell)) else " ".join(str(cell).split())
-        for name, cell in cells.items()
-    }
-    return "\n".join(f"{name} = {shown[name]}".rstrip() for name in columns)
+    cells = {name: " ".join(str(row[name].iloc[0]).split()) for name in columns}
+    return "\n".join(
+        f"{name} = {'' if is_missing(cell) else cell}".rstrip() for name, cell in cells.items()
+    )

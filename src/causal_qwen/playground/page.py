@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground import fields, rendering
-from causal_qwen.playground.fields import DragRange
-from causal_qwen.playground.served import FIRST, TABS, TEMPERATURE, TEXTS_ONLY, ServedModel, Sweep
-from causal_qwen.playground.served import request_fields as as_request
+from causal_qwen.playground import rendering, served
+from causal_qwen.playground.served import DragRange, Forecast, ServedModel
 from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
 if TYPE_CHECKING:
-    from causal_qwen.playground.local import LocalServer
+    from causal_qwen.playground.local import LocalServer, Opened
 
-Curve = tuple[tuple[str, int], Sweep]  # the text without one number, its index, and the sweep
+# The text without one number, its index, its values and what is predicted for them.
+Curve = tuple[tuple[str, int], list[float], Forecast]
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
 TITLE = "CausalQwen playground"
+TABS = ("Generate", "Individuals", "Counterfactual", "Numbers", "Tokens")
+TEXTS_ONLY = "This server runs without torch and answers texts only, so the other tabs are left out"
 MAX_TEXTS = 12  # generated at once
 PARALLEL, WAITING = 4, 24  # calls of one function; Gradio shows the place in its queue
 KEEP_SECONDS = (600, 3600)  # files are looked at every 10 minutes, deleted after an hour
 PROMPT = "The old lighthouse keeper opened the door and"
-PROMPTS = f"{PROMPT}\nThe best way to learn is to"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
 TEXT_HINT = "Write a text that ends before a number, and press Predict."
 FIRST_NOTE = "The iris regressor is fitted when this tab is first opened, which may take a minute."
 SERVED_NOTE = "For a regressor that reads columns write a line for each, such as carat = 0.7."
-OWN_HEAD = "the model's own number head, if it was trained on values"
+OWN_HEAD = ("the model's own number head, if it was trained on values", "")
 STOP_MS = 500  # after which no more updates of a stopped stream arrive
 CSS, NUMBERS_JS, TOKENS_JS = (
     Path(__file__).with_name(name).read_text(encoding="utf-8")
@@ -58,24 +58,24 @@ def build(model: ServedModel, files: Path, local: LocalServer | None = None) -> 
     left_out = "" if model.has_analyses else f" {TEXTS_ONLY}."
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
         gr.Markdown(
-            "# CausalQwen\nA language model that infers an individual, U, from the context and "
+            f"# CausalQwen\nA language model that infers an individual, U, from the context and "
             f"then decides what this individual writes. Model: `{model.name}`{place}{left_out}"
         )
-        mine = gr.State([model.draw(seed, name, TEMPERATURE) for name, seed in FIRST.items()])
-        choices: list[Any] = []  # components in which an individual is selected
+        mine = gr.State(
+            [model.draw(seed, name, served.TEMPERATURE) for name, seed in served.FIRST.items()]
+        )
         with gr.Tabs(overflow_behavior="wrap"):  # a menu hides the last on some phones
-            for name in TABS if model.has_analyses else TABS[:2]:
-                with gr.Tab(name) as tab:
-                    if name == "Generate":
-                        _generate_tab(model)
-                    elif name == "Individuals":
-                        choices += _individuals_tab(model, mine, files)
-                    elif name == "Counterfactual":
-                        choices.append(_counterfactual_tab(model, mine))
-                    elif name == "Numbers":
-                        _numbers_tab(model, tab, local)
-                    else:
-                        _tokens_tab(model)
+            with gr.Tab(TABS[0]):
+                _generate_tab(model)
+            with gr.Tab(TABS[1]):
+                choices = _individuals_tab(model, mine, files)
+            if model.has_analyses:
+                with gr.Tab(TABS[2]):
+                    choices.append(_counterfactual_tab(model, mine))
+                with gr.Tab(TABS[3]) as tab:
+                    _numbers_tab(model, tab, local)
+                with gr.Tab(TABS[4]):
+                    _tokens_tab(model)
         mine.change(_choices, [mine, *choices], choices)
     page.queue(default_concurrency_limit=PARALLEL, max_size=WAITING)
     return page
@@ -105,29 +105,27 @@ def report_errors(handler: Callable[..., Iterator[Any]]) -> Callable[..., Iterat
 
 def _generate_tab(model: ServedModel) -> None:
     prompt = _text_box("Prompt", PROMPT)
-    with gr.Row():
-        start = gr.Button("Generate", variant="primary")
-        stop = gr.Button("Stop")
+    start, stop = _start_and_stop()
     with gr.Accordion("Temperature, persistence, seed, length", open=False):
         with gr.Row():
             sampling = _temperature("Temperature of sampling")
             causal = _temperature("Temperature of causal")
-            compatible = _temperature("Temperature of compatible", fields.COMPATIBLE_TEMPERATURE, 2)
+            soft = _temperature("Temperature of compatible", served.COMPATIBLE_TEMPERATURE, 2)
         with gr.Row():
             persistence = _persistence(model)
-            seed = gr.Textbox("1", label="Individual (seed)", min_width=120)
+            seed = gr.Number(1, label="Individual (seed)", precision=0, min_width=120)
             tokens = _new_tokens(model, 30)
     output = gr.HTML(rendering.note("The texts of the four modes appear here."), label="Texts")
 
     @report_errors
-    def run(text: str, hot: float, t: float, soft: float, own: float, who: str, n: int) -> Any:
-        text, number = fields.read_text(text), fields.read_seed(who)
-        four = fields.four_modes(hot, t, soft, own, number)
-        titles = [(one, fields.MODE_NOTES[one].format(seed=number), text) for one in four]
+    def run(text: str, n: int, who: int | None, *settings: float) -> Iterator[str]:
+        text = served.read_text(text)
+        four = served.four_modes(*settings, seed=who or 0)
+        titles = [(one, served.MODE_NOTES[one].format(seed=who or 0), text) for one in four]
         bodies = ({"prompt": text, **options} for options in four.values())
         yield from _growing_cards(titles, model.stream(bodies, n))
 
-    inputs = [prompt, sampling, causal, compatible, persistence, seed, tokens]
+    inputs = [prompt, tokens, seed, sampling, causal, soft, persistence]
     running = [trigger(run, inputs, output) for trigger in (start.click, prompt.submit)]
     _cancel(stop, running, output)
 
@@ -135,14 +133,14 @@ def _generate_tab(model: ServedModel) -> None:
 def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[Any]:
     """-> the components in which an individual is selected"""
     first = mine.value
-    names = fields.names(first)
+    names = served.names(first)
     table = gr.HTML(rendering.individuals_table(first))
     with gr.Row():
         with gr.Column():
             gr.Markdown("### Draw an individual")
             with gr.Row():
                 name = gr.Textbox(label="Name", placeholder="Dora", min_width=120)
-                seed = gr.Textbox(label="Seed", placeholder="random", min_width=120)
+                seed = gr.Number(None, label="Seed", placeholder="random", precision=0)
             with gr.Row():
                 temperature = _temperature("Temperature")
                 persistence = _persistence(model)
@@ -151,39 +149,32 @@ def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[An
             gr.Markdown("### Save and load")
             saved = gr.Dropdown(names, value=names[0], label="Individual to save")
             with gr.Row():
-                save = gr.DownloadButton("Save to a file", value=fields.save(first[0], files))
-                load = gr.UploadButton("Load from a file", file_types=[fields.SUFFIX])
+                save = gr.DownloadButton("Save to a file", value=served.save(first[0], files))
+                load = gr.UploadButton("Load from a file", file_types=[served.SUFFIX])
     gr.Markdown("### Generate with every selected individual after every prompt")
     speakers = gr.CheckboxGroup(names, value=names, label="Individuals")
-    prompts = _text_box(f"Prompts, one per line, up to {fields.MAX_PROMPTS}", PROMPTS)
+    prompts = _text_box("Prompts, one per line", f"{PROMPT}\nThe best way to learn is to")
     tokens = _new_tokens(model, 24)
-    with gr.Row():
-        start = gr.Button("Generate", variant="primary")
-        stop = gr.Button("Stop")
+    start, stop = _start_and_stop()
     output = gr.HTML(rendering.note("The texts appear here."), label="Texts")
 
     @report_errors
     def on_draw(
-        them: list[Individual], who: str, number: str, t: float, own: float
+        them: list[Individual], who: str, number: int | None, t: float, own: float
     ) -> Iterator[tuple[Any, ...]]:
-        drawn = model.draw(fields.read_seed(number), (who or "").strip(), t, own)
-        yield fields.add(them, drawn), "", ""
+        yield served.add(them, model.draw(number, who, t, own)), "", None
 
     @report_errors
-    def on_load(them: list[Individual], path: str | None) -> Iterator[list[Individual]]:
-        if not path:
-            raise ValueError("No file is uploaded; choose one.")
-        more = fields.load(them, path, model.size)
-        as_request(more[-1])  # refuses noise that no seed draws
-        yield more
+    def on_load(them: list[Individual], path: str) -> Iterator[list[Individual]]:
+        yield served.load(them, path, model.size)
 
     def on_save(them: list[Individual], selected: str) -> str:
-        return fields.save(fields.find(them, selected), files)
+        return served.save(served.find(them, selected), files)
 
     @report_errors
     def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
-        speaking = [fields.find(them, one) for one in dict.fromkeys(selected or ())]
-        texts = fields.read_prompts(lines)
+        speaking = [one for one in them if one.name in selected]
+        texts = [served.read_text(line) for line in (lines or "").splitlines() if line.strip()]
         rows = [(one, text) for text in texts for one in speaking]
         if not 0 < len(rows) <= MAX_TEXTS:
             raise ValueError(
@@ -191,7 +182,7 @@ def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[An
                 f"select 1 to {MAX_TEXTS}."
             )
         titles = [(str(one.name), f"seed {one.seed}", text) for one, text in rows]
-        bodies = ({"prompt": text, **as_request(one)} for one, text in rows)
+        bodies = ({"prompt": text, **served.request_fields(one)} for one, text in rows)
         yield from _growing_cards(titles, model.stream(bodies, n))
 
     for trigger in (draw.click, name.submit, seed.submit):
@@ -207,36 +198,31 @@ def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[An
 def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
     """-> the component in which an individual is selected"""
     prompt = _text_box("Prompt", EDITED_PROMPT)
-    names, kinds = fields.names(mine.value), fields.KINDS
+    names, kinds = served.names(mine.value), served.KINDS
     with gr.Row():
         speaker = gr.Dropdown(names, value=names[0], label="Speaker")
         kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
+    edit: dict[str, Any] = {}
     with gr.Row() as words:
-        word = gr.Textbox("daughter", label="Word to replace, in the prompt or the generated text")
-        other_word = gr.Textbox("son", label="Replacement")
+        label = "Word to replace, in the prompt or the generated text"
+        edit["word"] = gr.Textbox("daughter", label=label)
+        edit["other_word"] = gr.Textbox("son", label="Replacement")
     with gr.Row(visible=False) as numbers:
-        index = _number_box(EDITED_PROMPT)
-        number = gr.Textbox("12", label="Replacement")
+        edit["index"] = index = _number_box(EDITED_PROMPT)
+        edit["number"] = gr.Number(12, label="Replacement")
     with gr.Row(visible=False) as prompts:
-        other_prompt = _text_box("Replacement", "The queen's dog had 7 puppies and")
+        edit["other_prompt"] = _text_box("Replacement", "The queen's dog had 7 puppies and")
     tokens = _new_tokens(model, 16)
     compare = gr.Button("Compare", variant="primary")
     hint = "The text of the speaker appears here, before and after the change."
     output = gr.HTML(rendering.note(hint), label="Comparison")
-    edit = {
-        "word": word,
-        "other_word": other_word,
-        "index": index,
-        "number": number,
-        "other_prompt": other_prompt,
-    }
 
     @report_errors
     def run(
-        them: list[Individual], name: str, text: str, change: str, n: int, *values: Any
+        them: list[Individual], name: str, text: str, n: int, change: str, *values: Any
     ) -> Iterator[str]:
         named = dict(zip(edit, values, strict=True))
-        found = model.compare(fields.find(them, name), text, change, n, named)
+        found = model.compare(served.find(them, name), text, n, change, named)
         yield rendering.comparison(found)
 
     kind.change(
@@ -246,8 +232,9 @@ def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
         show_progress="hidden",
     )
     prompt.change(_number_box, [prompt, index], index, show_progress="hidden")
-    for trigger in (compare.click, prompt.submit, word.submit, other_word.submit, number.submit):
-        trigger(run, [mine, speaker, prompt, kind, tokens, *edit.values()], output)
+    fields = (prompt, edit["word"], edit["other_word"], edit["number"])
+    for trigger in (compare.click, *(field.submit for field in fields)):
+        trigger(run, [mine, speaker, prompt, tokens, kind, *edit.values()], output)
     return speaker
 
 
@@ -255,9 +242,11 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
     versions = itertools.count()
 
     def draw_text(words: str) -> str:
-        return rendering.draggable_text((words or "")[: fields.MAX_CHARACTERS], next(versions))
+        return rendering.draggable_text((words or "")[: served.MAX_CHARACTERS], next(versions))
 
-    first_key = next(iter(model.regressors), "")
+    choices = [(f"the regressor {one}", one) for one in model.regressors] or [OWN_HEAD]
+    if local is not None:
+        choices = [(local.IRISES, local.IRISES), OWN_HEAD]
     note = gr.HTML(rendering.note(FIRST_NOTE if local else SERVED_NOTE))
     text = _text_box("Text that ends before a number", "", lines=3, name="number-text")
     predict = gr.Button("Predict", variant="primary")
@@ -269,18 +258,18 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
             sweep = gr.HTML(label="Prediction for other numbers", elem_classes="prediction")
     with gr.Accordion("Had the text been different", open=False):
         with gr.Row():
-            observed = gr.Textbox(label="Observed value", placeholder="the number seen", scale=1)
+            observed = gr.Number(None, label="Observed value", placeholder="the number seen")
             other = gr.Textbox(label="The same text, edited", lines=3, scale=4)
         ask = gr.Button("Ask")
         answered = gr.HTML()
-    key = gr.State(first_key)  # the visitor's regressor; "" is the model's own head
+    key = gr.Radio(choices, value=choices[0][1], label="Numbers by")
     curve: gr.State = gr.State(None)  # the last sweep
     dragged = gr.JSON(visible=False)  # index, value and range, set by the browser
 
     def show(asked: str, words: str) -> Iterator[Update]:
         """Everything below the text; then the sweep of its last number."""
-        found = model.forecast(asked, words)
-        drawn = rendering.forecast_picture(asked or OWN_HEAD, found)
+        found = model.forecast(asked, [words])
+        drawn = rendering.forecast_picture(asked or OWN_HEAD[0], found)
         update: Update = {sentence: draw_text(words), picture: drawn, curve: None}
         numbers = find_numbers(words)
         if not numbers:
@@ -288,8 +277,8 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
             return
         yield update
         last = len(numbers) - 1
-        drag = fields.drag_range(words, last)
-        yield show_sweep(asked, words, last, numbers[-1][1], drag, found.median)
+        drag = served.drag_range(words, last)
+        yield show_sweep(asked, words, last, numbers[-1][1], drag, found)
 
     def show_sweep(
         asked: str,
@@ -297,42 +286,32 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         index: int,
         value: float,
         drag: DragRange,
-        median: float,
+        found: Forecast,
         known: Curve | None = None,
     ) -> Update:
         fixed = replace_number(words, index, 0.0), index  # while the number is dragged
         if known is None or known[0] != fixed:
-            known = fixed, model.sweep(asked, words, index, drag)
-        return {sweep: rendering.sweep_picture(known[1], index, value, median), curve: known}
+            texts = served.sweep_texts(words, index, drag)
+            known = fixed, drag.points(), model.forecast(asked, texts)
+        drawn = rendering.sweep_picture(*known[1:], index, value, float(found.median[0]))
+        return {sweep: drawn, curve: known}
 
     @report_errors
     def on_predict(asked: str, words: str) -> Iterator[Update]:
-        yield from show(asked, fields.read_text(words))
+        yield from show(asked, served.read_text(words))
 
     @report_errors
     def on_drag(asked: str, words: str, known: Curve | None, now: list[float]) -> Iterator[Update]:
         index, value, *ends = now
-        words = replace_number(fields.read_text(words), int(index), value)
-        found = model.forecast(asked, words)
-        drawn = rendering.forecast_picture(asked or OWN_HEAD, found)
-        yield {text: words, picture: drawn}
-        yield show_sweep(asked, words, int(index), value, DragRange(*ends), found.median, known)
+        words = replace_number(served.read_text(words), int(index), value)
+        found = model.forecast(asked, [words])
+        yield {text: words, picture: rendering.forecast_picture(asked or OWN_HEAD[0], found)}
+        yield show_sweep(asked, words, int(index), value, DragRange(*ends), found, known)
 
     @report_errors
-    def on_ask(asked: str, words: str, seen: str, edited: str) -> Iterator[str]:
-        number = fields.read_number(seen)
-        before, after = (fields.read_text(one) for one in (words, edited))
-        yield rendering.note(model.what_if(asked, before, number, after))
-
-    def use(opened: Any) -> Iterator[Update]:
-        """Another regressor of this process, with its example."""
-        begin = {text: opened.example, other: opened.example}
-        yield {key: opened.name, note: rendering.note(opened.note), **begin}
-        if opened.example:
-            yield from show(opened.name, opened.example)
-        else:
-            hint = rendering.note(TEXT_HINT)
-            yield {sentence: draw_text(""), picture: hint, sweep: "", curve: None}
+    def on_ask(asked: str, words: str, seen: float | None, edited: str) -> Iterator[str]:
+        before, after = (served.read_text(one) for one in (words, edited))
+        yield rendering.note(model.what_if(asked, before, seen, after))
 
     answer = [sentence, picture, sweep, curve]
     for trigger in (predict.click, text.submit):
@@ -349,73 +328,65 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         trigger_mode="always_last",
     )
     if local is None:
-        titles = [(f"the regressor {one}", one) for one in model.regressors] or [(OWN_HEAD, "")]
-        chosen = gr.Radio(titles, value=first_key, label="Numbers by")
-        chosen.input(lambda asked: asked, chosen, key)
-    else:
-        _local_regressors(local, use, tab, text, [key, note, text, other, *answer])
-
-
-def _local_regressors(
-    local: LocalServer,
-    use: Callable[[Any], Iterator[Update]],
-    tab: gr.Tab,
-    text: gr.Textbox,
-    outputs: list[Any],
-) -> None:
-    """The iris regressor, directories of this machine, and the model's own head."""
+        return
     with gr.Accordion("Use another regressor", open=False):
         path = gr.Textbox(
             label="Directory of a saved regressor",
             placeholder="written by causal-qwen fit on this machine",
         )
-        with gr.Row():
-            load = gr.Button("Load this regressor")
-            own_head = gr.Button("Use the model's own number head")
-            irises = gr.Button("Use the iris regressor")
+        load = gr.Button("Load this regressor")
+    begun = [note, text, other, *answer]
+
+    def use(opened: Opened) -> Iterator[Update]:
+        """A regressor of this process, with its example."""
+        example = opened.example
+        yield {note: rendering.note(opened.note), text: example, other: example}
+        if example:
+            yield from show(opened.name, example)
+        else:
+            hint = rendering.note(TEXT_HINT)
+            yield {sentence: draw_text(""), picture: hint, sweep: "", curve: None}
 
     @report_errors
     def on_first(words: str) -> Iterator[Update]:
         if not words:
-            yield from use(local.open_irises())
+            yield from use(local.open(local.IRISES))
 
     @report_errors
-    def on_irises() -> Iterator[Update]:
-        yield from use(local.open_irises())
+    def on_choose(asked: str) -> Iterator[Update]:
+        yield from use(local.open(asked))
 
     @report_errors
     def on_load(directory: str) -> Iterator[Update]:
-        yield from use(local.open_regressor((directory or "").strip()))
+        opened = local.open((directory or "").strip() or ".")
+        found = [*choices, (opened.name, opened.name)]
+        yield {key: gr.update(choices=found, value=opened.name)}
+        yield from use(opened)
 
-    @report_errors
-    def on_own_head() -> Iterator[Update]:
-        yield from use(local.own_head())
-
-    tab.select(on_first, text, outputs, show_progress="hidden")
-    irises.click(on_irises, None, outputs)
-    own_head.click(on_own_head, None, outputs)
+    tab.select(on_first, text, begun, show_progress="hidden")
+    key.input(on_choose, key, begun)
     for trigger in (load.click, path.submit):
-        trigger(on_load, path, outputs)
+        trigger(on_load, path, [key, *begun])
 
 
 def _tokens_tab(model: ServedModel) -> None:
     text = _text_box("Text", PROMPT)
     show = gr.Button("Show tokens", variant="primary")
-    tokens = gr.HTML(rendering.token_buttons(model.tokens(PROMPT)), js_on_load=TOKENS_JS)
+    tokens = gr.HTML(rendering.token_buttons(model.tokens(PROMPT)[0]), js_on_load=TOKENS_JS)
     output = gr.HTML(rendering.note(CLICK_HINT))
     shown = gr.State(PROMPT)  # the text whose tokens are on the page
     clicked = gr.JSON(visible=False)  # the index of a token, set by the browser
 
     @report_errors
     def on_show(words: str) -> Iterator[tuple[str, str, str]]:
-        words = fields.read_text(words)
-        buttons = rendering.token_buttons(model.tokens(words))
+        words = served.read_text(words)
+        buttons = rendering.token_buttons(model.tokens(words)[0])
         yield buttons, words, rendering.note(CLICK_HINT)
 
     @report_errors
     def on_click(words: str, index: int) -> Iterator[tuple[str, str]]:
-        view = model.explain_token(words, index)
-        yield rendering.token_buttons(model.tokens(words), index), rendering.token_view(view)
+        found, view = model.tokens(words, index)
+        yield rendering.token_buttons(found, index), rendering.token_view(view)
 
     for trigger in (show.click, text.submit):
         trigger(on_show, text, [tokens, shown, output])
@@ -436,7 +407,7 @@ def _text_box(label: str, value: str, lines: int = 2, name: str | None = None) -
     return gr.Textbox(value, label=label, lines=lines, max_lines=8, min_width=240, elem_id=name)
 
 
-def _temperature(label: str, value: float = TEMPERATURE, maximum: float = 3) -> gr.Slider:
+def _temperature(label: str, value: float = served.TEMPERATURE, maximum: float = 3) -> gr.Slider:
     return gr.Slider(0, maximum, value, step=0.05, label=label)
 
 
@@ -449,9 +420,14 @@ def _new_tokens(model: ServedModel, value: int) -> gr.Slider:
     return gr.Slider(1, most, min(value, most), step=1, precision=0, label="New tokens")
 
 
+def _start_and_stop() -> tuple[gr.Button, gr.Button]:
+    with gr.Row():
+        return gr.Button("Generate", variant="primary"), gr.Button("Stop")
+
+
 def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
     """The new individual is offered and selected, in addition to others where many can be."""
-    names = fields.names(them)
+    names = served.names(them)
     return [
         gr.update(choices=names, value=[*one, names[-1]] if isinstance(one, list) else names[-1])
         for one in selected
@@ -460,11 +436,11 @@ def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
 
 def _number_box(text: str, selected: Any = None) -> gr.Dropdown:
     """The numbers of a text; the selected one stays selected if it still exists."""
-    numbers = enumerate(find_numbers((text or "")[: fields.MAX_CHARACTERS]))
+    numbers = enumerate(find_numbers((text or "")[: served.MAX_CHARACTERS]))
     found = [(f"{surface} (number {index + 1})", index) for index, (surface, _) in numbers]
     index = selected if isinstance(selected, int) else 0
     value = min(max(index, 0), len(found) - 1) if found else None
-    # The browser may send a selection before it has the choices of a new text: `compare` checks it.
+    # The browser may send a selection before it has the choices of a new text: the server checks.
     return gr.Dropdown(
         found, value=value, label="Number to replace", min_width=240, allow_custom_value=True
     )

@@ -16,8 +16,7 @@ import numpy as np
 
 from causal_qwen.analysis.rendering import ComparedWorlds, to_html
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground.fields import MAX_MAGNITUDE, drag_range
-from causal_qwen.playground.served import LEVELS, Forecast, Sweep
+from causal_qwen.playground.served import LEVELS, MAX_MAGNITUDE, Array, Forecast, drag_range
 from causal_qwen.text.numerals import encode, render
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH, LEFT, RIGHT = 360, 14, 346  # of every picture, and between which it is drawn
 LABEL_WIDTH = 140  # of the text below an interval
-MAX_REACH = 8  # times the middle half, to each side: farther tails would dwarf it
+MAX_REACH = 8  # times the span of medians, to each side: farther tails would dwarf it
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 CURSOR = "<span class='cursor'>▍</span>"  # the text is still growing
 Card = tuple[str, str, str, str]  # title, note, prompt, generated text
@@ -56,37 +55,8 @@ def individuals_table(individuals: Sequence[Individual]) -> str:
 
 
 def comparison(result: ComparedWorlds) -> str:
-    """Both texts and their steps, and ΔU of every step as bars."""
-    return _page(f"<div class='scroll'>{readable(to_html(result))}</div>" + _shift_picture(result))
-
-
-def _shift_picture(result: ComparedWorlds) -> str:
-    if not len(result.shift_U):
-        return ""
-    base, most = 82, float(result.shift_U.max()) or 1.0
-    width = (RIGHT - LEFT) / len(result.shift_U)
-    height = _scale(0, most, 0, base - 22)
-    bars = [
-        _tag(
-            "rect",
-            f"<title>step {step}: {size:.3g}</title>",
-            class_="minus" if step == result.divergence else "bar",
-            x=LEFT + step * width,
-            y=base - height(size),
-            width=max(width - 2, 1.0),
-            height=height(size),
-        )
-        for step, size in enumerate(result.shift_U.tolist())
-    ]
-    return _svg(
-        104,
-        "How far U moved at every step",
-        *bars,
-        _line("axis", LEFT, base, RIGHT, base),
-        _label(LEFT, 11, f"ΔU at every step, up to {most:.3g}", class_=""),
-        _label(LEFT, base + 16, "first token"),
-        _label(RIGHT, base + 16, "last", "end"),
-    )
+    """Both texts and their steps."""
+    return _page(f"<div class='scroll'>{readable(to_html(result))}</div>")
 
 
 # ---------------------------------------------------------------- numbers
@@ -119,10 +89,10 @@ def draggable_text(text: str, version: int) -> str:
 
 
 def forecast_picture(name: str, forecast: Forecast) -> str:
-    """Median and intervals."""
-    median, wide, base = forecast.median, forecast.intervals[LEVELS[-1]], 30
-    ends = [median, *(end for pair in forecast.intervals.values() for end in pair)]
-    found = [end for end in ends if math.isfinite(end)]
+    """Median and intervals of one text."""
+    median, base = float(forecast.median[0]), 30
+    intervals = {level: ends[0] for level, ends in forecast.intervals.items()}
+    found = [one for one in (median, *np.ravel(list(intervals.values()))) if math.isfinite(one)]
     low, high = min(found), max(found)
     space = min(max((high - low) / 10, abs(high) / 1000, 1e-9), MAX_MAGNITUDE)
     x = _scale(low - space, high + space, LEFT, RIGHT)
@@ -130,7 +100,7 @@ def forecast_picture(name: str, forecast: Forecast) -> str:
         _line("axis", LEFT, base, RIGHT, base),
         _line("mark", x(median), 12, x(median), base),
     ]
-    for row, (level, (start, end)) in enumerate(sorted(forecast.intervals.items())):
+    for row, (level, (start, end)) in enumerate(sorted(intervals.items())):
         middle = min(max((x(start) + x(end)) / 2, LABEL_WIDTH / 2), WIDTH - LABEL_WIDTH / 2)
         bar = {"x": x(start), "width": max(x(end) - x(start), 2.0)}
         top = base + 14 + 30 * row
@@ -141,40 +111,42 @@ def forecast_picture(name: str, forecast: Forecast) -> str:
     return _page(
         f"<p class='note'>{_escape(name)}</p>"
         f"<p><span class='median'>{_number(median)}</span> <span class='note'>median · "
-        f"{LEVELS[-1]:.0%} interval {_range(*wide)}</span></p>"
+        f"{LEVELS[-1]:.0%} interval {_range(*intervals[LEVELS[-1]])}</span></p>"
         + _svg(base + 78, "Median and intervals", *parts)
     )
 
 
-def sweep_picture(sweep: Sweep, index: int, value: float, median: float) -> str:
-    """The prediction against the text's `index`-th number; the dot is its present value."""
+def sweep_picture(
+    values: Sequence[float], sweep: Forecast, index: int, value: float, median: float
+) -> str:
+    """The prediction for `values` of the text's `index`-th number; the dot is its present value."""
     base, top, left = 138, 12, 48
-    first, last = float(sweep.values[0]), float(sweep.values[-1])
-    is_finite = np.isfinite(sweep.low) & np.isfinite(sweep.high)
-    least, most = float(sweep.median.min()), float(sweep.median.max())
-    ends = [np.clip(end, -MAX_MAGNITUDE, MAX_MAGNITUDE) for end in (sweep.low, sweep.high)]
-    reach = min(MAX_REACH * max(most - least, float(np.min(ends[1] - ends[0]))), MAX_MAGNITUDE)
-    low = max(float(np.min(sweep.low[is_finite], initial=least)), least - reach)
-    high = min(float(np.max(sweep.high[is_finite], initial=most)), most + reach)
-    x = _scale(first, last, left, RIGHT)
-    y = _scale(min(low, median), max(high, median), base, top)
-    there = _points(map(x, sweep.values), map(y, sweep.high))
-    back = _points(map(x, sweep.values[::-1]), map(y, sweep.low[::-1]))
-    line = _points(map(x, sweep.values), map(y, sweep.median))
+    span = max(float(np.ptp(sweep.median)), abs(median) / 1000, 1e-9)
+    reach = min(MAX_REACH * span, MAX_MAGNITUDE)
+    ends = sweep.intervals[LEVELS[-1]]
+    lows = np.clip(ends[:, 0], sweep.median.min() - reach, None)
+    highs = np.clip(ends[:, 1], None, sweep.median.max() + reach)
+    low, high = min(float(lows.min()), median), max(float(highs.max()), median)
+    x, y = _scale(values[0], values[-1], left, RIGHT), _scale(low, high, base, top)
+
+    def line(heights: Array) -> list[str]:
+        pairs = zip(values, heights, strict=True)
+        return [f"{x(across):.1f},{y(height):.1f}" for across, height in pairs]
+
     return _page(
         f"<p class='note'>Prediction for other values of number {index + 1}: the line is the "
         f"median, the band the {LEVELS[-1]:.0%} interval.</p>"
         + _svg(
             170,
             "Prediction against a number of the text",
-            _tag("polygon", class_="area", points=f"{there} {back}"),
-            _tag("polyline", class_="line", points=line),
+            _tag("polygon", class_="area", points=" ".join(line(highs) + line(lows)[::-1])),
+            _tag("polyline", class_="line", points=" ".join(line(sweep.median))),
             _line("axis", left, base, RIGHT, base),
             _tag("circle", class_="dot", cx=x(value), cy=y(median), r=5),
-            _label(left - 6, top + 6, _number(max(high, median)), "end", ""),
-            _label(left - 6, base, _number(min(low, median)), "end", ""),
-            _label(left, base + 16, _number(first)),
-            _label(RIGHT, base + 16, _number(last), "end"),
+            _label(left - 6, top + 6, _number(high), "end", ""),
+            _label(left - 6, base, _number(low), "end", ""),
+            _label(left, base + 16, _number(values[0])),
+            _label(RIGHT, base + 16, _number(values[-1]), "end"),
             _label(WIDTH / 2, base + 16, f"number {index + 1}, now {render(value)}", "middle"),
         )
     )
@@ -215,10 +187,11 @@ def token_view(view: TokenView) -> str:
         f"<b>“{_escape(_visible(view.before))}”</b>: token k has the score S<sub>k</sub> ~ "
         "Cauchy(loc, scale). softmax is its probability among all tokens; P<sub>k</sub> = "
         "P(S<sub>k</sub> &gt; threshold), on its own, is how surely it passes its threshold.</p>"
-        + _pair(_scores_picture(view), _table(score_heads, scores, chosen=chosen))
+        + f"<div class='pair'><div>{_scores_picture(view)}</div>"
+        + f"{_table(score_heads, scores, chosen=chosen)}</div>"
         + f"<p class='sum'>ΣP = <b>{view.total:.3f}</b> over {view.vocabulary:,} tokens.</p>"
         "<p><b>The most unusual coordinates of U</b></p>"
-        + _pair(_unusual_picture(view), _table(heads, coordinates, left=()))
+        + _table(heads, coordinates, left=())
         + "<p class='note'>c: the coordinate. distance: from the median over ordinary text, in "
         "interquartile ranges. adds: its contribution to the score of "
         f"“{_escape(_visible(view.candidates[0].token))}”.</p>"
@@ -247,24 +220,6 @@ def _scores_picture(view: TokenView) -> str:
     return _svg(height, "Scores and thresholds", *parts)
 
 
-def _unusual_picture(view: TokenView) -> str:
-    """Signed distances from typical, as bars to the left and to the right."""
-    rows, left, line = view.coordinates, 60, 18
-    most = max((abs(one.distance) for one in rows), default=1.0) or 1.0
-    x = _scale(-most, most, left, RIGHT)
-    bottom = line * len(rows) + 4
-    parts = [_line("axis", x(0), 0, x(0), bottom)]
-    for row, one in enumerate(rows):
-        y = line * row + 4
-        start, end = sorted((x(0), x(one.distance)))
-        kind = "bar" if one.distance > 0 else "minus"
-        parts += [
-            _label(left - 8, y + 10, str(one.position), "end", ""),
-            _tag("rect", class_=kind, x=start, y=y, width=end - start, height=12),
-        ]
-    return _svg(bottom, "The most unusual coordinates of U", *parts)
-
-
 # ---------------------------------------------------------------- elements
 
 
@@ -291,10 +246,6 @@ def _label(x: float, y: float, text: str, anchor: str = "start", class_: str = "
     return _tag("text", _escape(text), class_=class_, x=x, y=y, text_anchor=anchor)
 
 
-def _points(x: Iterable[float], y: Iterable[float]) -> str:
-    return " ".join(f"{across:.1f},{down:.1f}" for across, down in zip(x, y, strict=True))
-
-
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """[low, high] -> [start, end]; values outside are clamped."""
     unit = (end - start) / ((high - low) or 1.0)
@@ -303,11 +254,6 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
 
 def _page(content: str) -> str:
     return f"<div class='cq'>{content}</div>"
-
-
-def _pair(picture: str, table: str) -> str:
-    """Side by side where there is room."""
-    return f"<div class='pair'><div>{picture}</div>{table}</div>"
 
 
 def _table(

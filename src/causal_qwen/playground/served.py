@@ -1,4 +1,4 @@
-"""Served: what the page asks of the routes of `causal-qwen serve`. No torch.
+"""Served: what a visitor writes, and what the page asks of the routes of `causal-qwen serve`.
 
     texts            POST /v1/completions, a stream per text; the server decodes them together
     individuals      POST /v1/individuals for the model's settings; here they are seeds
@@ -6,15 +6,20 @@
     numbers          POST /v1/numbers, /v1/numbers/counterfactual
     tokens           POST /v1/tokens
 
-A request that fails is one sentence (`serving.client`).
+A request that fails is one sentence (`serving.client`). No torch, no Gradio.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import secrets
+import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -22,38 +27,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
-from causal_qwen.playground.fields import DragRange, read_edit, read_row, read_text
 from causal_qwen.serving.client import Client
-from causal_qwen.text.edits import replace_number
+from causal_qwen.tables.cells import is_missing, read_cell
+from causal_qwen.text.edits import DIGITS, number_span, replace_number, replace_word
+from causal_qwen.text.numerals import encode, render
 
 Array = NDArray[np.float64]
 
 TEXTS, PEOPLE, MODELS = "/v1/completions", "/v1/individuals", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
 WHAT_IF = "/v1/numbers/counterfactual"
-TABS = ("Generate", "Individuals", "Counterfactual", "Numbers", "Tokens")
-TEXTS_ONLY = "This server runs without torch and answers texts only, so the other tabs are left out"
 MAX_NEW_TOKENS = 80
+MAX_CHARACTERS = 1000  # of a text
+MAX_MAGNITUDE = 1e300  # of a dragged number
 LEVELS = (0.5, 0.9)
 SWEEP_POINTS = 9
 TEMPERATURE = 1.0
+COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds of every visitor's first individuals
+SUFFIX = ".safetensors"
+KINDS = ("a word", "a number", "the prompt")  # that an edit replaces
+MODE_NOTES = {
+    "standard": "the most probable token, no noise",
+    "sampling": "new noise in U at every token",
+    "causal": "individual {seed}: noise in U of its own, the same in every text",
+    "compatible": "softmax sampling, as in plain Qwen2",
+}
 
 
 class Forecast(NamedTuple):
-    """The number that a text asks for: its median, and intervals by level."""
+    """The numbers that N texts ask for: medians (N,), and by level intervals (N, 2)."""
 
-    median: float
-    intervals: dict[float, tuple[float, float]]
-
-
-class Sweep(NamedTuple):
-    """Median and interval for several values of one number of the text, (N,) each."""
-
-    values: Array
     median: Array
-    low: Array
-    high: Array
+    intervals: dict[float, Array]
 
 
 @dataclass
@@ -74,8 +80,7 @@ class ServedModel:
         with client.reading(MODELS):
             card = found["data"][0]
             size = int(card["individual_size"])  # of no other server's models
-        drawn = client.post(PEOPLE, {})
-        with client.reading(MODELS):
+            drawn = client.post(PEOPLE, {})
             return cls(
                 client=client,
                 name=str(card["id"]),
@@ -86,92 +91,76 @@ class ServedModel:
                 regressors=[str(name) for name in card["regressors"]],
             )
 
-    # ------------------------------------------------------------ individuals and their texts
-
     def draw(
-        self, seed: int, name: str, temperature: float, persistence: float | None = None
+        self, seed: int | None, name: str, temperature: float, persistence: float | None = None
     ) -> Individual:
         """With the settings that the server confirms; it keeps nothing."""
+        seed = secrets.randbelow(10**6) if seed is None else seed
         asked = {"seed": seed, "temperature": temperature, "persistence": persistence}
         found = self.client.post(PEOPLE, asked)
         with self.client.reading(PEOPLE):
             own: dict[str, Any] = {one: float(found[one]) for one in OWN_FIELDS}
-        return Individual.draw(self.size, seed=seed, name=name or None, **own)
+        named = " ".join((name or f"No. {seed}").split())
+        return Individual.draw(self.size, seed=seed, name=named, **own)
 
     def stream(self, bodies: Iterable[dict[str, Any]], most: int) -> Iterator[list[str]]:
-        """All texts side by side, growing. Closing the iterator closes the connections, which stops
-        them."""
+        """All texts side by side, growing by a token of each in turn. Closing the iterator closes
+        the connections, which stops the texts."""
         with ExitStack() as opened:
-            streams = [
-                opened.enter_context(closing(self._text({**body, "max_tokens": most})))
-                for body in bodies
-            ]
+            streams = [opened.enter_context(closing(self._text(body, most))) for body in bodies]
             yield from interleave(streams)
 
-    def _text(self, body: dict[str, Any]) -> Generator[str]:
-        text = ""
-        with closing(self.client.stream(TEXTS, {**body, "stream": True})) as events:
+    def _text(self, body: dict[str, Any], most: int) -> Generator[str]:
+        text, body = "", {**body, "max_tokens": most, "stream": True}
+        with closing(self.client.stream(TEXTS, body)) as events:
             for record in events:
                 with self.client.reading(TEXTS):
                     text += record["choices"][0]["text"]
                 yield text
 
     def compare(
-        self, individual: Individual, prompt: str, kind: str, most: int, fields: dict[str, Any]
+        self, individual: Individual, prompt: str, most: int, kind: str, values: dict[str, Any]
     ) -> Any:
-        """Both texts of one edit: an `analysis.rendering.ComparedWorlds`."""
+        """Both texts of one edit, whose fields are in `values`: a `ComparedWorlds`."""
         prompt = read_text(prompt)
         body = {"prompt": prompt, "max_tokens": most, **request_fields(individual)}
 
-        def compare_with(edit: dict[str, Any]) -> Any:
+        def ask(edit: dict[str, Any]) -> Any:
             found = self.client.post(COUNTERFACTUALS, {**body, "edit": edit})
             with self.client.reading(COUNTERFACTUALS):
                 return _read_comparison(found, individual)
 
-        def generate() -> tuple[int, list[str]]:
-            factual = compare_with({"prompt": prompt}).factual
-            return factual.start, factual.tokens
+        if kind == "the prompt":
+            return ask({"prompt": read_text(values["other_prompt"])})
+        if kind == "a number":
+            return ask({"number": values["index"] or 0, "by": values["number"]})
+        word, other = read_text(values["word"]), read_text(values["other_word"])
+        if replace_word(prompt, word, other) is not None:
+            return ask({"word": word, "by": other})
+        factual = ask({"prompt": prompt}).factual
+        for step, token in enumerate(factual.tokens):
+            if token.strip() == word:
+                return ask({"token": factual.start + step, "by": token.replace(word, other)})
+        raise ValueError(f"{word!r} is not a word of the prompt, nor one generated token.")
 
-        return compare_with(read_edit(prompt, kind, fields, generate))
-
-    # ------------------------------------------------------------ numbers and tokens
-
-    def forecast(self, regressor: str, text: str) -> Forecast:
+    def forecast(self, regressor: str, texts: Sequence[str]) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
-        (median,), intervals = self._numbers(regressor, [text])
-        ends = {level: (float(low), float(high)) for level, ((low, high),) in intervals.items()}
-        return Forecast(float(median), ends)
-
-    def sweep(self, regressor: str, text: str, index: int, drag: DragRange) -> Sweep:
-        """`text` with its `index`-th number moved from one end of its range to the other."""
-        values = np.unique([drag.at(share) for share in np.linspace(0, 1, SWEEP_POINTS)])
-        texts = [replace_number(text, index, float(value)) for value in values]
-        medians, intervals = self._numbers(regressor, texts)
-        return Sweep(values, medians, *intervals[LEVELS[-1]].T)
-
-    def _numbers(self, regressor: str, texts: Sequence[str]) -> tuple[Array, dict[float, Array]]:
-        """-> medians (N,) and, by level, intervals (N, 2)"""
         body = {"input": _inputs(texts), "levels": list(LEVELS), "regressor": regressor or None}
         answer = self.client.post(NUMBERS, body)
         with self.client.reading(NUMBERS):
             found = answer["data"]
-            medians = _array([one["median"] for one in found], len(texts))
+            medians = np.array([one["median"] for one in found], dtype=np.float64)
             ends = {
-                level: _array([_ends(one["intervals"][place]) for one in found], len(texts), 2)
+                level: np.array([_ends(one["intervals"][place]) for one in found])
                 for place, level in enumerate(LEVELS)
             }
-        return medians, ends
+        return Forecast(medians, ends)
 
-    def what_if(self, regressor: str, text: str, observed: float, edited: str) -> str:
+    def what_if(self, regressor: str, text: str, observed: float | None, edited: str) -> str:
         """What the number seen after `text` would have been after the `edited` one, in words."""
         before, after = _inputs([text, edited])
-        body = {
-            "input": before,
-            "observed": observed,
-            "edited": after,
-            "regressor": regressor or None,
-        }
-        found = self.client.post(WHAT_IF, body)
+        body = {"input": before, "edited": after, "observed": observed}
+        found = self.client.post(WHAT_IF, {**body, "regressor": regressor or None})
         with self.client.reading(WHAT_IF):
             return (
                 f"Observed {observed:.4g} where {found['factual']:.4g} was expected; after the "
@@ -179,28 +168,27 @@ class ServedModel:
                 f"{found['low']:.4g} to {found['high']:.4g})."
             )
 
-    def tokens(self, text: str) -> list[str]:
-        found = self.client.post(TOKENS, {"input": text})
-        with self.client.reading(TOKENS):
-            return [str(token) for token in found["tokens"]]
-
-    def explain_token(self, text: str, index: int) -> Any:
-        """An `analysis.token_view.TokenView`."""
+    def tokens(self, text: str, index: int | None = None) -> tuple[list[str], Any]:
+        """The tokens of a text; with `index`, an `analysis.token_view.TokenView` as well."""
         found = self.client.post(TOKENS, {"input": text, "index": index})
         with self.client.reading(TOKENS):
-            return _as_object(found["view"])
+            view = json.dumps(found.get("view"))
+            as_view = json.loads(view, object_hook=lambda record: SimpleNamespace(**record))
+            return [str(token) for token in found["tokens"]], as_view
 
 
-def request_fields(individual: Individual) -> dict[str, Any]:
-    """The individual as fields of a request, in which it is a seed."""
-    own = {name: getattr(individual, name) for name in OWN_FIELDS}
-    seed = individual.seed
-    if seed is None or individual != Individual.draw(individual.size, seed=seed, **own):
-        raise ValueError(
-            f"{individual.name} has noise that no seed draws, and a server is sent a seed; use "
-            "causal-qwen generate --individual FILE."
-        )
-    return {"causal_mode": "causal", "individual": seed, **own}
+def four_modes(
+    sampling: float, causal: float, compatible: float, persistence: float, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Every mode with its own temperature, as fields of a request; 0 is greedy `compatible`."""
+    softmax = {"temperature": compatible} if compatible else {"do_sample": False}
+    found: dict[str, dict[str, Any]] = {
+        "standard": {"seed": seed},
+        "sampling": {"temperature": sampling, "individual": seed},
+        "causal": {"temperature": causal, "individual": seed, "persistence": persistence},
+        "compatible": {"seed": seed, **softmax},
+    }
+    return {name: {"causal_mode": name, **options} for name, options in found.items()}
 
 
 def interleave(streams: Sequence[Iterator[str]]) -> Iterator[list[str]]:
@@ -222,34 +210,128 @@ def _inputs(texts: Sequence[str]) -> list[Any]:
     return list(texts) if any(row is None for row in rows) else rows
 
 
-def _read_comparison(record: dict[str, Any], individual: Individual) -> Any:
-    worlds = {}
-    for name in ("factual", "counterfactual"):
-        world = record[name]
-        named = {"probability": "P", "log_prob": "log_prob"}
-        arrays = {name: _array(world[key], -1) for name, key in named.items()}
-        number = _array(world["number"], -1, 3)
-        ids = world["ids"][world["start"] :]
-        worlds[name] = SimpleNamespace(**{**world, **arrays, "number": number, "new_ids": ids})
-    steps = {one: _array(record[one], -1) for one in ("shift_U", "scale_ratio")}
-    rest = {one: record[one] for one in ("edit", "semantics", "divergence")}
-    return SimpleNamespace(**worlds, **steps, **rest, individual=individual, is_text=True)
-
-
-def _as_object(record: Any) -> Any:
-    if isinstance(record, list):
-        return [_as_object(one) for one in record]
-    if isinstance(record, dict):
-        return SimpleNamespace(**{name: _as_object(value) for name, value in record.items()})
-    return record
-
-
-def _array(values: Any, *shape: int) -> Array:
-    """Of a JSON list; null, which is no finite number, becomes NaN."""
-    return np.array(values, dtype=np.float64).reshape(shape)
-
-
 def _ends(interval: dict[str, Any]) -> tuple[float, float]:
     """Null is an end that is not finite."""
     low, high = interval["low"], interval["high"]
     return -math.inf if low is None else low, math.inf if high is None else high
+
+
+def _read_comparison(record: dict[str, Any], individual: Individual) -> Any:
+    worlds = {}
+    for name in ("factual", "counterfactual"):
+        world = dict(record[name])
+        world["new_ids"] = world["ids"][world["start"] :]
+        for figure, key in {"probability": "P", "log_prob": "log_prob", "number": "number"}.items():
+            world[figure] = np.array(world[key], dtype=np.float64)  # null becomes NaN
+        world["number"] = world["number"].reshape(-1, 3)
+        worlds[name] = SimpleNamespace(**world)
+    steps = {one: np.array(record[one], np.float64) for one in ("shift_U", "scale_ratio")}
+    known = {"individual": individual, "is_text": True}
+    return SimpleNamespace(**{**record, **worlds, **steps, **known})
+
+
+# ---------------------------------------------------------------- what a visitor writes
+
+
+def read_text(text: str | None) -> str:
+    """Without surrounding spaces; an empty or too long one is refused."""
+    if not (text := (text or "").strip()):
+        raise ValueError("The text is empty; write a few words.")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(
+            f"The text has {len(text):,} characters; the playground takes {MAX_CHARACTERS:,}."
+        )
+    return text
+
+
+def read_row(text: str) -> dict[str, Any] | None:
+    """Lines such as "carat = 0.9" as a row of a table; None for any other text."""
+    pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
+    if not pairs or not all(name.strip() and sign for name, sign, _ in pairs):
+        return None
+    cells = {name.strip(): value.strip() for name, _, value in pairs}
+    return {name: None if is_missing(cell) else read_cell(cell) for name, cell in cells.items()}
+
+
+class DragRange(NamedTuple):
+    """The values that a dragged number can take."""
+
+    low: float
+    high: float
+    step: float
+
+    def points(self) -> list[float]:
+        """Some of them, from one end to the other, rounded to steps."""
+        shares = np.linspace(0, 1, SWEEP_POINTS)
+        steps = np.unique(np.round(shares * (self.high - self.low) / self.step))
+        return [float(render(self.low + one * self.step, DIGITS - 3)) for one in steps]
+
+
+def drag_range(text: str, index: int) -> DragRange:
+    """0 to twice the number, in steps of its last written decimal; -10 to 10 for 0."""
+    start, end = number_span(text, index)
+    value = encode(text).values[index]
+    decimals = len(re.sub(r"[^\d].*", "", text[start:end].partition(".")[2]))
+    far = max(min(2 * value, MAX_MAGNITUDE), -MAX_MAGNITUDE)
+    low, high = (-10.0, 10.0) if value == 0 else sorted((0.0, far))
+    written, fine = 10.0**-decimals, float(render((high - low) / 1000, 1))
+    is_small = written > (high - low) / 2  # written with an exponent
+    return DragRange(low, high, (fine or high - low) if is_small else max(written, fine))
+
+
+def sweep_texts(text: str, index: int, drag: DragRange) -> list[str]:
+    """`text` with its `index`-th number moved from one end of its range to the other."""
+    return [replace_number(text, index, value) for value in drag.points()]
+
+
+# ---------------------------------------------------------------- individuals
+# Every function returns a new list, so visitors never share one.
+
+
+def names(them: Sequence[Individual]) -> list[str]:
+    return [str(individual.name) for individual in them]
+
+
+def find(them: Sequence[Individual], name: str | None) -> Individual:
+    found = next((one for one in them if one.name == name), None)
+    if found is None:
+        raise ValueError("No individual is selected; select one of yours.")
+    return found
+
+
+def add(them: Sequence[Individual], new: Individual) -> list[Individual]:
+    if new.name in names(them):
+        raise ValueError(f"The name {new.name} is taken; choose another one.")
+    return [*them, new]
+
+
+def load(them: Sequence[Individual], path: str, size: int) -> list[Individual]:
+    """The list with one more, from a file of `Individual.save`."""
+    found = Individual.load(path)
+    if found.size != size:
+        raise ValueError(
+            f"{Path(path).name} has {found.size} coordinates and this model's individuals have "
+            f"{size}: it belongs to another model."
+        )
+    request_fields(found)  # refuses noise that no seed draws
+    return add(them, replace(found, name=found.name or Path(path).stem))
+
+
+def save(individual: Individual, directory: Path) -> str:
+    """-> a file named after the individual, in a new directory below `directory`"""
+    name = re.sub(r"[^\w-]+", "-", individual.name or "individual") + SUFFIX
+    path = Path(tempfile.mkdtemp(dir=directory)) / name
+    individual.save(path)
+    return str(path)
+
+
+def request_fields(individual: Individual) -> dict[str, Any]:
+    """The individual as fields of a request, in which it is a seed."""
+    own = {name: getattr(individual, name) for name in OWN_FIELDS}
+    seed = individual.seed
+    if seed is None or individual != Individual.draw(individual.size, seed=seed, **own):
+        raise ValueError(
+            f"{individual.name} has noise that no seed draws, and a server is sent a seed; use "
+            "causal-qwen generate --individual FILE."
+        )
+    return {"causal_mode": "causal", "individual": seed, **own}

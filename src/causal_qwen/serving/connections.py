@@ -66,7 +66,7 @@ class ImpatientProtocol(H11Protocol):
         self._deadline = self.loop.call_later(self.header_seconds, self._close_unless_begun)
 
     def _close_unless_begun(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:  # a begun request has a cycle
+        if getattr(self.cycle, "response_complete", True):  # no cycle before the first request
             self.transport.close()
 
 

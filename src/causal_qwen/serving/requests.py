@@ -378,6 +378,8 @@ def sentence(errors: Sequence[Mapping[str, Any]]) -> RequestError:
         message = f"{where!r} is unknown; /docs lists the fields."
     elif first["type"] == "value_error":
         message = str(first["ctx"]["error"])
+    elif first["type"] == "json_invalid":
+        message = f"The body is not JSON ({first['ctx']['error']})."
     else:
-        message = f"{where} does not fit: {first['msg'][0].lower()}{first['msg'][1:]}."
+        message = f"{where} does not fit: {first['msg']}."
     return RequestError(message, place[0][:100] if place else None)

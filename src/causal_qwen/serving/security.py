@@ -94,10 +94,13 @@ def guard(
     """An app that is bound to `host`, behind all checks. Pages of `origins` may call it."""
     app = Guard(app, max_bytes, login, origins=origins, **options)
     if login is None:
-        app = TrustedHostMiddleware(app, [*LOOPBACK, host.strip("[]")], www_redirect=False)
+        names = {*LOOPBACK, host.strip("[]")}
+        allowed = [f"[{name}]" if ":" in name else name for name in names]
+        app = TrustedHostMiddleware(app, allowed, www_redirect=False)
     if origins:
-        allowed = list(origins)
-        app = CORSMiddleware(app, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])
+        app = CORSMiddleware(
+            app, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
     return Framed(app)
 
 
@@ -143,8 +146,8 @@ class Guard:
         if login.is_token and _is_equal(request.query_params.get(TOKEN, ""), login.password):
             return _keep_token(request, login)
         refusal = self.answer(
-            "The API key, token or password is missing or wrong; send Authorization: Bearer KEY, "
-            "or open the address that the server has printed.",
+            "The API key is missing or wrong: send it as Authorization: Bearer KEY, or open the "
+            "address that the server has printed.",
             401,
         )
         refusal.headers["WWW-Authenticate"] = 'Basic realm="CausalQwen", charset="UTF-8"'

@@ -25,8 +25,7 @@ from typing import Any
 
 from causal_qwen.decoding.settings import DecodingSettings, first_given, resolve_settings
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.serving.requests import TextRequest, decoding_fields
-from causal_qwen.serving.requests import DecodingBody, RequestError, TextBody, read
+from causal_qwen.serving.requests import DecodingRequest, RequestError, read
 
 RESOLVED = "resolved"
 CHANGED = ("seed", "temperature", "repetition_penalty")
@@ -79,8 +78,7 @@ def admit(params: Any, served: Served) -> None:
         setattr(params, name, earlier.get(name, getattr(params, name)))
     given = {name: getattr(params, name) for name in CHANGED}
     _check_prompt(extra.get(PROMPT_IDS), served.reads_values)
-    request = _request(params, dict(extra))
-    call = request.resolve(served.resolve, served.default_mode, _refuse_name)
+    call = _request(params, dict(extra)).resolve(served.resolve, served.default_mode, _refuse_name)
     _check_penalties(params, call.settings)
     who = call.options.get("individual")
     options = {name: value for name, value in call.options.items() if value is not None}
@@ -109,7 +107,7 @@ def admitted_settings(params: Any, served: Served) -> DecodingSettings:
     return served.resolve(**options)
 
 
-def _request(params: Any, extra: dict[str, Any]) -> TextRequest:
+def _request(params: Any, extra: dict[str, Any]) -> DecodingRequest:
     named = extra.pop(NAMED, None)
     if not isinstance(named, list | None):
         raise RequestError(f"{NAMED!r} must be a list of names, not {named!r:.60}.")
@@ -118,17 +116,12 @@ def _request(params: Any, extra: dict[str, Any]) -> TextRequest:
     for name in FLAGS:
         if extra.get(name) in (0, 1):
             extra[name] = bool(extra[name])
-    if unknown := [name for name in extra if name not in DecodingBody.model_fields]:
-        raise RequestError(f"{unknown[0]!r} is unknown; docs/serving.md lists the fields.")
-    given = decoding_fields(read(DecodingBody, extra))
     filled_in = {
         name: getattr(params, name)
         for name, filled in FILLED.items()
         if (name in named if named is not None else getattr(params, name) not in filled)
     }
-    given["settings"] = filled_in | given["settings"]
-    seed = read(TextBody, {"seed": params.seed}).seed
-    return TextRequest(prompts=[], is_chat=False, max_tokens=0, seed=seed, **given)
+    return read(DecodingRequest, {**filled_in, "seed": params.seed, **extra})
 
 
 def _check_prompt(ids: Any, reads_values: bool) -> None:
