@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 
 from causal_qwen.playground import server
 from causal_qwen.playground.served import ServedModel
-from causal_qwen.serving.security import Login
 
 URL = "http://127.0.0.1:7860"
 API = "/gradio_api"
@@ -27,7 +26,7 @@ API = "/gradio_api"
 def serve_page(
     model: ServedModel,
     files: Path,
-    login: Login | None = None,
+    account: tuple[str, str] | None = None,
 ) -> Iterator[TestClient]:
     """A client of the page that `launch` would serve."""
     with mock.patch.dict(os.environ), warnings.catch_warnings():
@@ -35,7 +34,7 @@ def serve_page(
         warnings.simplefilter("ignore")  # Gradio leaves event loops open
         from causal_qwen.playground.page import build  # and Gradio
 
-        app = server.make_app(build(model, files), login=login)
+        app = server.make_app(build(model, files), account=account)
         gc.collect()
     with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
         yield client

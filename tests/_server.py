@@ -15,7 +15,6 @@ import uvicorn
 
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.connections import ImpatientProtocol, bind
-from causal_qwen.serving.security import Login
 from causal_qwen.serving.service import Service
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
@@ -37,7 +36,7 @@ def rounded(text: str) -> str:
 @contextlib.contextmanager
 def running(service: Service, protocol: Any = ImpatientProtocol) -> Iterator[str]:
     """The address of the server, in a thread."""
-    with serving(make_app(service, login=Login(KEY)), protocol) as address:
+    with serving(make_app(service, key=KEY), protocol) as address:
         yield address
 
 

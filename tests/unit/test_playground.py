@@ -97,19 +97,13 @@ def test_texts_are_neither_empty_nor_long() -> None:
 def test_drag_range_is_zero_to_twice_the_number_in_its_own_decimals(number: Any) -> None:
     drag = drag_range(f"It weighs {number} kg.", 0)
     assert (drag.low, drag.high) == (0, 2 * float(number))
-    points = drag.points()
-    assert points[0] == 0
-    assert points[-1] == pytest.approx(drag.high, abs=drag.step)
-    assert points == sorted(points)
-    assert [round(one, 1) for one in points] == pytest.approx(points, abs=1e-9)
+    assert drag.step >= 0.1
 
 
 @given(st.floats(5e-324, 1.7e308) | st.floats(-1.7e308, -5e-324))
 def test_every_number_has_a_drag_range_with_at_least_one_step(number: float) -> None:
-    text = f"It is {number!r} now"
-    drag = drag_range(text, 0)
+    drag = drag_range(f"It is {number!r} now", 0)
     assert 0 < drag.step <= drag.high - drag.low < math.inf
-    assert all(find_numbers(one) for one in served.sweep_texts(text, 0, drag))
 
 
 def test_drag_ranges_of_negative_numbers_and_of_zero() -> None:
@@ -150,7 +144,7 @@ def test_individuals_are_added_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_four_modes_write_what_the_model_writes(state: ServedModel, backend: TorchEngine) -> None:
-    four = served.four_modes(1.5, 1.2, 0.9, 0.6, seed=7)
+    four = served.four_modes(7, 1.5, 1.2, 0.9, 0.6)
     assert list(four) == ["standard", "sampling", "causal", "compatible"]
     grown = list(state.stream([{"prompt": TEXT, **one} for one in four.values()], TOKENS))
     assert len(grown) > len(four)
@@ -184,7 +178,7 @@ def test_individuals_write_what_they_write_here(state: ServedModel, backend: Tor
 
 
 def test_texts_that_nobody_reads_any_more_are_stopped(state: ServedModel, service: Service) -> None:
-    four = served.four_modes(1, 1, 1, 1, 3).values()
+    four = served.four_modes(3, 1, 1, 1, 1).values()
     stream = state.stream([{"prompt": TEXT, **one} for one in four], 400)
     for _ in range(4):  # the first token of each
         next(stream)
@@ -235,23 +229,19 @@ def test_numbers_are_those_of_the_servers_regressor(
 ) -> None:
     assert state.regressors == ["rings"]
     row = rings.iloc[[95]]
-    found = state.forecast("rings", [lines])
-    assert found.median == pytest.approx(priced.predict(row))
+    found = state.forecast("rings", lines)
+    assert found.median == pytest.approx(float(priced.predict(row)[0]))
     for level in served.LEVELS:
-        (ends,) = found.intervals[level]
-        assert ends == pytest.approx(np.ravel(priced.predict_interval(row, level)))
-    drag = drag_range(lines, 0)
-    swept = state.forecast("rings", served.sweep_texts(lines, 0, drag))
-    expected = [float(priced.predict(row.assign(carat=value))[0]) for value in drag.points()]
-    assert swept.median == pytest.approx(expected)
+        ends = np.ravel(priced.predict_interval(row, level))
+        assert found.intervals[level] == pytest.approx(tuple(ends))
     other = re.sub("carat = .*", "carat = 1.9", lines)
     imagined = priced.counterfactual(row, 3000.0, carat=1.9)
     answer = state.what_if("rings", lines, 3000.0, other)
     assert answer.startswith("Observed 3000 where ")
     assert f"would have been {imagined.median:.4g} (" in answer
     for ask, message in (
-        (lambda: state.forecast("rings", ["A ring of 0.7 carat"]), "reads columns, not sent"),
-        (lambda: state.forecast("cars", [lines]), "no regressor 'cars'"),
+        (lambda: state.forecast("rings", "A ring of 0.7 carat"), "reads columns, not sent"),
+        (lambda: state.forecast("cars", lines), "no regressor 'cars'"),
         (lambda: state.what_if("rings", lines, 1.0, lines), "another text"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -272,7 +262,7 @@ def test_a_model_without_regressor_is_answered_with_a_sentence(
 ) -> None:
     monkeypatch.setattr(service, "regressors", {})
     with pytest.raises(ValueError, match=r"^The number head of this model is not trained; .*\.$"):
-        state.forecast("", [TEXT])
+        state.forecast("", TEXT)
     with pytest.raises(ValueError, match="name a regressor"):
         state.what_if("", TEXT, 1.0, "another text")
 
@@ -288,7 +278,6 @@ def test_a_token_is_explained_as_the_analysis_does(
     assert drawn == rendering.token_view(expected)
     root = parsed(drawn)
     assert len(root.findall(".//table")) == 2
-    assert len(root.findall(".//circle")) == token_view.CANDIDATES
     assert len(root.findall(".//tr[@class='chosen']")) == 1
     assert tokens == token_view.split_tokens(*opened, TEXT)
     with pytest.raises(ValueError, match="first token has no context"):
@@ -354,34 +343,16 @@ def test_card_holds_the_generated_text_unchanged(text: str) -> None:
     assert [one.get("aria-pressed") for one in buttons] == ["false", "true", "false"]
 
 
-@pytest.mark.parametrize("ends", [(1.0, 9.0), (None, None), (5.0, 5.0)])
-def test_forecast_is_drawn_inside_the_picture(ends: tuple[Any, Any]) -> None:
-    interval = np.array([served._ends(dict(zip(("low", "high"), ends, strict=True)))])
-    found = Forecast(np.array([5.0]), dict.fromkeys(served.LEVELS, interval))
+@pytest.mark.parametrize("ends", [(1.0, 9.0), (-math.inf, math.inf), (5.0, 5.0), (-1e308, 1e308)])
+def test_forecast_is_drawn_inside_the_picture(ends: tuple[float, float]) -> None:
+    found = Forecast(5.0, dict.fromkeys(served.LEVELS, ends))
     drawn = rendering.forecast_picture("a <name>", found)
-    assert len(parsed(drawn).findall(".//rect")) == len(served.LEVELS)
-    assert "nan" not in drawn
-    assert ("∞" in drawn) == (ends == (None, None))
-    places = [float(x) for x in re.findall(r"x1?='([-\d.]+)'", drawn)]
+    assert len(parsed(drawn).findall(".//i")) == len(served.LEVELS)
+    assert ("∞" in drawn) == math.isinf(ends[0])
+    places = [float(x) for x in re.findall(r"(?:left|right):([-\d.]+)%", drawn)]
+    assert len(places) == 6
     assert min(places) >= 0
-    assert max(places) <= rendering.WIDTH
-
-
-def test_a_sweep_shows_its_line_beside_wide_intervals_and_the_present_value() -> None:
-    values = np.linspace(0, 10, 5)
-    for wide in (1.0, np.array([1, 1, 1e12, 1, 1]), math.inf):
-        ends = np.stack([values * 2 - wide, values * 2 + wide], -1)
-        sweep = Forecast(values * 2, {served.LEVELS[-1]: ends})
-        drawn = rendering.sweep_picture(values.tolist(), sweep, 1, 5.0, 10.0)
-        assert "nan" not in drawn
-        root = parsed(drawn)
-        assert "number 2, now 5" in "".join(root.itertext())
-        line, dot = root.find(".//polyline"), root.find(".//circle")
-        assert line is not None
-        assert dot is not None
-        points = [tuple(point.split(",")) for point in str(line.get("points")).split()]
-        assert float(points[0][1]) - float(points[-1][1]) > 5
-        assert (dot.get("cx"), dot.get("cy")) == points[2]
+    assert max(places) <= 100
 
 
 @pytest.mark.parametrize(
@@ -479,7 +450,7 @@ def test_page_of_a_server_has_every_tab_and_answers(state: ServedModel, tmp_path
             "run_2": [None, ["Ada", "Bo", "Ada"], TEXT, TOKENS],
             "run_3": [None, "Ada", TEXT, TOKENS, "a word", "king", "queen", 0, 12, ""],
             "on_predict": ["rings", rows],
-            "on_drag": ["rings", rows, None, [0, 0.9, 0, 1.4, 0.1]],
+            "on_drag": ["rings", rows, [0, 0.9]],
             "on_ask": ["rings", rows, 3000, rows.replace("0.7", "0.9")],
             "on_show": [TEXT],
             "on_click": [None, 3],

@@ -39,7 +39,7 @@ from causal_qwen.serving.connections import ImpatientProtocol
 from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.requests import RequestError, user_seed
-from causal_qwen.serving.security import Guard, Login
+from causal_qwen.serving.security import Guard
 from causal_qwen.serving.service import Service
 from causal_qwen.session import GrowingText
 
@@ -583,7 +583,7 @@ def test_models_health_metrics_and_pages(client: TestClient) -> None:
 
 
 def test_the_key_host_and_origin_are_checked(service: Service) -> None:
-    app = make_app(service, login=Login("sesame"))
+    app = make_app(service, key="sesame")
     client = TestClient(app, base_url=URL)
     key = {"Authorization": "Bearer sesame"}
     refused = client.get("/v1/models")
@@ -592,10 +592,13 @@ def test_the_key_host_and_origin_are_checked(service: Service) -> None:
     assert client.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
     assert client.get("/v1/models", headers=key).status_code == 200
     assert client.get("/health").status_code == 200
+    for part in ("", "s", "sesam", "sesame-and-more", "wrong"):
+        wrong = {"Authorization": f"Bearer {part}"}
+        assert client.get("/v1/models", headers=wrong).status_code == 401, part
     rebound = client.get("/v1/models", headers={**key, "Host": "evil.example"})
-    assert rebound.status_code == 200  # who has the key is no page of another site
-    open_client = TestClient(make_app(service), base_url=URL)
-    assert open_client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
+    assert rebound.status_code == 400
+    known = TestClient(make_app(service, "0.0.0.0", "sesame"), base_url="http://box.lan:8000")
+    assert known.get("/v1/models", headers=key).status_code == 200
     foreign = client.get("/v1/models", headers={**key, "Origin": "http://evil.example"})
     assert foreign.status_code == 403
     assert "access-control-allow-origin" not in foreign.headers

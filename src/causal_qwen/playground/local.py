@@ -23,7 +23,6 @@ from causal_qwen.regression.sentences import to_sentences
 from causal_qwen.serving.analyses import open_regressor
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.connections import address_of, bind, make_server
-from causal_qwen.serving.security import Login
 from causal_qwen.serving.service import Service
 from causal_qwen.tables.cells import is_missing
 from causal_qwen.tables.iris import iris_table
@@ -61,7 +60,7 @@ class LocalServer:
     def __enter__(self) -> LocalServer:
         bound = bind(HOST, 0)
         self.url = address_of(HOST, bound)
-        app = make_app(self.service, login=Login(self.key))
+        app = make_app(self.service, key=self.key)
         self._server = make_server(app, MAX_CONNECTIONS, CLOSE_SECONDS)
         self._thread = threading.Thread(target=self._server.run, args=([bound],), name="server")
         self._thread.start()

@@ -17,7 +17,7 @@ const move = (number, wanted) => {
   if (now === value) return;
   number.dataset.value = number.textContent = now;
   number.setAttribute('aria-valuenow', now);
-  window.dragged = [index, now, low, high, step];
+  window.dragged = [index, now];
   trigger('input');
 };
 element.addEventListener('pointerdown', event => {

@@ -15,15 +15,13 @@ import gradio as gr
 
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.playground import rendering, served
-from causal_qwen.playground.served import DragRange, Forecast, ServedModel
+from causal_qwen.playground.served import ServedModel
 from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
 if TYPE_CHECKING:
     from causal_qwen.playground.local import LocalServer, Opened
 
-# The text without one number, its index, its values and what is predicted for them.
-Curve = tuple[tuple[str, int], list[float], Forecast]
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
 TITLE = "CausalQwen playground"
@@ -120,7 +118,7 @@ def _generate_tab(model: ServedModel) -> None:
     @report_errors
     def run(text: str, n: int, who: int | None, *settings: float) -> Iterator[str]:
         text = served.read_text(text)
-        four = served.four_modes(*settings, seed=who or 0)
+        four = served.four_modes(who or 0, *settings)
         titles = [(one, served.MODE_NOTES[one].format(seed=who or 0), text) for one in four]
         bodies = ({"prompt": text, **options} for options in four.values())
         yield from _growing_cards(titles, model.stream(bodies, n))
@@ -251,11 +249,7 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
     text = _text_box("Text that ends before a number", "", lines=3, name="number-text")
     predict = gr.Button("Predict", variant="primary")
     sentence = gr.HTML(draw_text(""), js_on_load=NUMBERS_JS)
-    with gr.Row():
-        with gr.Column(min_width=300):
-            picture = gr.HTML(label="Prediction", elem_classes="prediction")
-        with gr.Column(min_width=300):
-            sweep = gr.HTML(label="Prediction for other numbers", elem_classes="prediction")
+    picture = gr.HTML(label="Prediction", elem_classes="prediction")
     with gr.Accordion("Had the text been different", open=False):
         with gr.Row():
             observed = gr.Number(None, label="Observed value", placeholder="the number seen")
@@ -263,66 +257,37 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         ask = gr.Button("Ask")
         answered = gr.HTML()
     key = gr.Radio(choices, value=choices[0][1], label="Numbers by")
-    curve: gr.State = gr.State(None)  # the last sweep
-    dragged = gr.JSON(visible=False)  # index, value and range, set by the browser
+    dragged = gr.JSON(visible=False)  # index and value, set by the browser
 
-    def show(asked: str, words: str) -> Iterator[Update]:
-        """Everything below the text; then the sweep of its last number."""
-        found = model.forecast(asked, [words])
-        drawn = rendering.forecast_picture(asked or OWN_HEAD[0], found)
-        update: Update = {sentence: draw_text(words), picture: drawn, curve: None}
-        numbers = find_numbers(words)
-        if not numbers:
-            yield update | {sweep: ""}
-            return
-        yield update
-        last = len(numbers) - 1
-        drag = served.drag_range(words, last)
-        yield show_sweep(asked, words, last, numbers[-1][1], drag, found)
-
-    def show_sweep(
-        asked: str,
-        words: str,
-        index: int,
-        value: float,
-        drag: DragRange,
-        found: Forecast,
-        known: Curve | None = None,
-    ) -> Update:
-        fixed = replace_number(words, index, 0.0), index  # while the number is dragged
-        if known is None or known[0] != fixed:
-            texts = served.sweep_texts(words, index, drag)
-            known = fixed, drag.points(), model.forecast(asked, texts)
-        drawn = rendering.sweep_picture(*known[1:], index, value, float(found.median[0]))
-        return {sweep: drawn, curve: known}
+    def show(asked: str, words: str) -> Update:
+        found = model.forecast(asked, words)
+        return {picture: rendering.forecast_picture(asked or OWN_HEAD[0], found)}
 
     @report_errors
     def on_predict(asked: str, words: str) -> Iterator[Update]:
-        yield from show(asked, served.read_text(words))
+        words = served.read_text(words)
+        yield {**show(asked, words), sentence: draw_text(words)}
 
     @report_errors
-    def on_drag(asked: str, words: str, known: Curve | None, now: list[float]) -> Iterator[Update]:
-        index, value, *ends = now
+    def on_drag(asked: str, words: str, now: list[float]) -> Iterator[Update]:
+        index, value = now
         words = replace_number(served.read_text(words), int(index), value)
-        found = model.forecast(asked, [words])
-        yield {text: words, picture: rendering.forecast_picture(asked or OWN_HEAD[0], found)}
-        yield show_sweep(asked, words, int(index), value, DragRange(*ends), found, known)
+        yield {**show(asked, words), text: words}
 
     @report_errors
     def on_ask(asked: str, words: str, seen: float | None, edited: str) -> Iterator[str]:
         before, after = (served.read_text(one) for one in (words, edited))
         yield rendering.note(model.what_if(asked, before, seen, after))
 
-    answer = [sentence, picture, sweep, curve]
     for trigger in (predict.click, text.submit):
-        trigger(on_predict, [key, text], answer)
+        trigger(on_predict, [key, text], [sentence, picture])
     for trigger in (ask.click, observed.submit, other.submit):
         trigger(on_ask, [key, text, observed, other], answered)
     sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
     sentence.input(
         on_drag,
-        [key, text, curve, dragged],
-        [text, picture, sweep, curve],
+        [key, text, dragged],
+        [text, picture],
         js=LAST_INPUT_JS.format("dragged"),
         show_progress="hidden",
         trigger_mode="always_last",
@@ -335,17 +300,15 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
             placeholder="written by causal-qwen fit on this machine",
         )
         load = gr.Button("Load this regressor")
-    begun = [note, text, other, *answer]
+    begun = [note, text, other, sentence, picture]
 
     def use(opened: Opened) -> Iterator[Update]:
         """A regressor of this process, with its example."""
-        example = opened.example
-        yield {note: rendering.note(opened.note), text: example, other: example}
+        example, hint = opened.example, rendering.note(TEXT_HINT)
+        begin = {text: example, other: example, sentence: draw_text(example), picture: hint}
+        yield {note: rendering.note(opened.note), **begin}
         if example:
-            yield from show(opened.name, example)
-        else:
-            hint = rendering.note(TEXT_HINT)
-            yield {sentence: draw_text(""), picture: hint, sweep: "", curve: None}
+            yield show(opened.name, example)
 
     @report_errors
     def on_first(words: str) -> Iterator[Update]:

@@ -24,15 +24,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
-from causal_qwen.text.edits import DIGITS, number_span, replace_number, replace_word
+from causal_qwen.text.edits import number_span, replace_word
 from causal_qwen.text.numerals import encode, render
-
-Array = NDArray[np.float64]
 
 TEXTS, PEOPLE, MODELS = "/v1/completions", "/v1/individuals", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
@@ -41,7 +38,6 @@ MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
 MAX_MAGNITUDE = 1e300  # of a dragged number
 LEVELS = (0.5, 0.9)
-SWEEP_POINTS = 9
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds of every visitor's first individuals
@@ -56,10 +52,10 @@ MODE_NOTES = {
 
 
 class Forecast(NamedTuple):
-    """The numbers that N texts ask for: medians (N,), and by level intervals (N, 2)."""
+    """The number that a text asks for: its median, and intervals by level."""
 
-    median: Array
-    intervals: dict[float, Array]
+    median: float
+    intervals: dict[float, tuple[float, float]]
 
 
 @dataclass
@@ -143,22 +139,24 @@ class ServedModel:
                 return ask({"token": factual.start + step, "by": token.replace(word, other)})
         raise ValueError(f"{word!r} is not a word of the prompt, nor one generated token.")
 
-    def forecast(self, regressor: str, texts: Sequence[str]) -> Forecast:
+    def forecast(self, regressor: str, text: str) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
-        body = {"input": _inputs(texts), "levels": list(LEVELS), "regressor": regressor or None}
+        body = {"input": read_row(text) or text, "levels": LEVELS, "regressor": regressor or None}
         answer = self.client.post(NUMBERS, body)
         with self.client.reading(NUMBERS):
-            found = answer["data"]
-            medians = np.array([one["median"] for one in found], dtype=np.float64)
-            ends = {
-                level: np.array([_ends(one["intervals"][place]) for one in found])
-                for place, level in enumerate(LEVELS)
-            }
-        return Forecast(medians, ends)
+            (found,) = answer["data"]
+            ends = {one["level"]: (one["low"], one["high"]) for one in found["intervals"]}
+        return Forecast(  # null is an end that is not finite
+            float(found["median"]),
+            {
+                level: (-math.inf if low is None else low, math.inf if high is None else high)
+                for level, (low, high) in ends.items()
+            },
+        )
 
     def what_if(self, regressor: str, text: str, observed: float | None, edited: str) -> str:
         """What the number seen after `text` would have been after the `edited` one, in words."""
-        before, after = _inputs([text, edited])
+        before, after = read_row(text) or text, read_row(edited) or edited
         body = {"input": before, "edited": after, "observed": observed}
         found = self.client.post(WHAT_IF, {**body, "regressor": regressor or None})
         with self.client.reading(WHAT_IF):
@@ -178,7 +176,7 @@ class ServedModel:
 
 
 def four_modes(
-    sampling: float, causal: float, compatible: float, persistence: float, seed: int
+    seed: int, sampling: float, causal: float, compatible: float, persistence: float
 ) -> dict[str, dict[str, Any]]:
     """Every mode with its own temperature, as fields of a request; 0 is greedy `compatible`."""
     softmax = {"temperature": compatible} if compatible else {"do_sample": False}
@@ -202,18 +200,6 @@ def interleave(streams: Sequence[Iterator[str]]) -> Iterator[list[str]]:
             else:
                 texts[index] = grown
                 yield list(texts)
-
-
-def _inputs(texts: Sequence[str]) -> list[Any]:
-    """Rows, if all texts are lines such as "carat = 0.9"."""
-    rows = [read_row(text) for text in texts]
-    return list(texts) if any(row is None for row in rows) else rows
-
-
-def _ends(interval: dict[str, Any]) -> tuple[float, float]:
-    """Null is an end that is not finite."""
-    low, high = interval["low"], interval["high"]
-    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _read_comparison(record: dict[str, Any], individual: Individual) -> Any:
@@ -260,12 +246,6 @@ class DragRange(NamedTuple):
     high: float
     step: float
 
-    def points(self) -> list[float]:
-        """Some of them, from one end to the other, rounded to steps."""
-        shares = np.linspace(0, 1, SWEEP_POINTS)
-        steps = np.unique(np.round(shares * (self.high - self.low) / self.step))
-        return [float(render(self.low + one * self.step, DIGITS - 3)) for one in steps]
-
 
 def drag_range(text: str, index: int) -> DragRange:
     """0 to twice the number, in steps of its last written decimal; -10 to 10 for 0."""
@@ -277,11 +257,6 @@ def drag_range(text: str, index: int) -> DragRange:
     written, fine = 10.0**-decimals, float(render((high - low) / 1000, 1))
     is_small = written > (high - low) / 2  # written with an exponent
     return DragRange(low, high, (fine or high - low) if is_small else max(written, fine))
-
-
-def sweep_texts(text: str, index: int, drag: DragRange) -> list[str]:
-    """`text` with its `index`-th number moved from one end of its range to the other."""
-    return [replace_number(text, index, value) for value in drag.points()]
 
 
 # ---------------------------------------------------------------- individuals

@@ -7,6 +7,7 @@ with Gradio, and its analytics are off.
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 import webbrowser
 from collections.abc import AsyncIterator
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from causal_qwen.playground.local import LocalServer
     from causal_qwen.serving.client import Client
-    from causal_qwen.serving.security import Login
 
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
 MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
@@ -41,7 +41,7 @@ def launch(
 ) -> None:
     """Serve the page for a model (the embedded one by default) until Ctrl-C.
 
-    `auth` is "user:password". Without it, an address of other machines is protected by a token.
+    `auth` is "user:password". Without it, an address of other machines asks for one that is drawn.
     With `url`, the model is that of `causal-qwen serve` there, and torch is not needed; without, a
     server is started in this process.
     """
@@ -51,10 +51,15 @@ def launch(
         from causal_qwen.playground.page import build
         from causal_qwen.playground.served import ServedModel
         from causal_qwen.serving import connections
-        from causal_qwen.serving.security import Login, is_loopback
+        from causal_qwen.serving.security import is_loopback
 
         bound = opened.enter_context(connections.bind(host, port))  # before a model is loaded
-        login = Login.for_host(host, None if auth is None else Login.parse(auth))
+        account = None if auth is None else read_account(auth)
+        if not is_loopback(host):
+            connections.warn("playground", host, "a user and a password")
+            if account is None:
+                account = "causal-qwen", secrets.token_urlsafe()
+                print("User: {}  Password: {}".format(*account), flush=True)
         local: LocalServer | None = None
         if url is None:
             from causal_qwen.playground.local import LocalServer
@@ -63,18 +68,21 @@ def launch(
             local = opened.enter_context(LocalServer(model, device, dtype, files / "individuals"))
             url, api_key = local.url, local.key
         served = ServedModel.open(url, api_key)
-        app = make_app(build(served, files, local), host, login, served.client)
+        app = make_app(build(served, files, local), host, account, served.client)
         server = connections.make_server(app, MAX_CONNECTIONS, CLOSE_SECONDS)
         address = connections.address_of(host, bound)
-        if not is_loopback(host):
-            secret = "the token in its address" if auth is None else "a password"
-            connections.warn("playground", host, secret)
-        if login is not None and login.is_token:
-            address += f"/?token={login.password}"
         print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
         if open_browser:
             webbrowser.open(address)
         connections.run(server, bound)
+
+
+def read_account(text: str) -> tuple[str, str]:
+    """Of "user:password"."""
+    user, _, password = text.partition(":")
+    if not (user and password):
+        raise ValueError("--auth needs a user and a password, as in --auth ada:secret.")
+    return user, password
 
 
 def configure_gradio(files: Path) -> None:
@@ -87,7 +95,10 @@ def configure_gradio(files: Path) -> None:
 
 
 def make_app(
-    page: Any, host: str = "127.0.0.1", login: Login | None = None, client: Client | None = None
+    page: Any,
+    host: str = "127.0.0.1",
+    account: tuple[str, str] | None = None,
+    client: Client | None = None,
 ) -> ASGIApp:
     """The page as an ASGI application, guarded."""
     import gradio
@@ -107,6 +118,7 @@ def make_app(
         FastAPI(openapi_url=None, lifespan=life),
         page,
         path="/",
+        auth=account,
         show_error=True,  # of a malformed request; a message, without a traceback
         ssr_mode=False,
         pwa=False,
@@ -129,4 +141,4 @@ def make_app(
     # A browser opens six connections to one server: with a heartbeat beside every tab, three that
     # generate would leave none for Stop. Gradio keeps the latest sessions without it.
     page.config["connect_heartbeat"] = False
-    return guard(app, host, MAX_REQUEST_BYTES, login)
+    return guard(app, host, MAX_REQUEST_BYTES)

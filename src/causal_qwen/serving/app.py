@@ -38,14 +38,14 @@ from causal_qwen.serving.requests import (
     TextRequest,
     sentence,
 )
-from causal_qwen.serving.security import Login, guard
+from causal_qwen.serving.security import guard
 from causal_qwen.serving.service import Run, Service
 
 
 def make_app(
     service: Service,
     host: str = "127.0.0.1",
-    login: Login | None = None,
+    key: str | None = None,
     origins: Sequence[str] = (),
 ) -> ASGIApp:
     """The routes, guarded. Pages of `origins` may call them from a browser."""
@@ -54,7 +54,7 @@ def make_app(
         app,
         host,
         service.limits.max_body,
-        login,
+        key=key,
         origins=origins,
         open_paths=("/health",),
         answer=lambda message, status: JSONResponse(error_body(message, status), status),
