@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,22 +18,6 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 WAIT_MILLISECONDS = 60_000
 SETTLE_MS = 500  # after which no late update arrives
 Visit = Callable[..., Any]
-
-
-@pytest.mark.slow  # two runs of pytest
-def test_missing_chromium_skips_the_tests_unless_a_browser_is_required(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-k", "four_modes or phone"]
-    environment = {**os.environ, "PATH": str(tmp_path), REQUIRE: ""}
-    skipped = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert skipped.returncode == 0, skipped.stdout
-    assert "2 skipped" in skipped.stdout
-    assert skipped.stdout.count("make chromium") == 1
-    environment[REQUIRE] = "1"
-    failed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert failed.returncode == 1
-    assert "make chromium" in failed.stdout
-    assert "skipped" not in failed.stdout
 
 
 def test_four_modes_generate_side_by_side(visit: Visit) -> None:
@@ -147,26 +127,15 @@ def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
     texts.get_by_text("Once a dragon").wait_for()
 
 
-def test_numbers_tab_opens_with_an_example_and_its_prediction(visit: Visit) -> None:
-    visitor = visit()
-    visitor.open("Numbers")
-    text = visitor.page.get_by_label(NUMBER_TEXT)
-    visitor.page.locator("svg circle:visible").wait_for()  # 90 rows are read, 60 fitted
-    assert text.input_value().startswith("An iris versicolor")
-    assert visitor.page.locator(".drag").all_inner_texts() == ["6.1", "2.8", "1.3"]
-    assert 3 < float(visitor.page.locator(".median").inner_text()) < 6
-    visitor.shoot("numbers-opened")
-
-
-def test_dragged_number_moves_the_prediction(visit: Visit) -> None:
+def test_numbers_begin_with_an_example_whose_numbers_can_be_dragged(visit: Visit) -> None:
     visitor = visit()
     visitor.open("Numbers")
     median = visitor.page.locator(".median")
-    dot = visitor.page.locator("svg circle:visible")
-    dot.wait_for()
+    median.wait_for()  # 90 rows are read, 60 fitted
     before = float(median.inner_text())
+    assert 3 < before < 6
     text = visitor.page.get_by_label(NUMBER_TEXT)
-    assert text.input_value().endswith("petals 1.3 cm wide. The petal length in cm is")
+    assert text.input_value().startswith("An iris versicolor")
     numbers = visitor.page.locator(".drag")
     assert numbers.all_inner_texts() == ["6.1", "2.8", "1.3"]
 
@@ -181,41 +150,25 @@ def test_dragged_number_moves_the_prediction(visit: Visit) -> None:
     visitor.wait_for_value(text, "petals 0.5 cm wide")
     visitor.page.wait_for_function("Number(document.querySelector('.median').innerText) < 3")
     assert float(median.inner_text()) < before - 1
-    place = float(dot.get_attribute("cx"))
     visitor.shoot("numbers")
 
-    numbers.nth(0).focus()  # another number, by key: it is swept, too
+    numbers.nth(0).focus()  # another number, by key
     numbers.nth(0).press("End")
     visitor.wait_for_value(text, "sepals 12.2 cm long")
-    visitor.page.get_by_text("number 1, now 12.2").wait_for()
-    assert float(dot.get_attribute("cx")) > place
     assert numbers.all_inner_texts() == ["12.2", "2.8", "0.5"]
 
     text.fill("A rose has 5 petals. The petal length in cm is")  # drawn as it is typed
     numbers.get_by_text("5", exact=True).wait_for()
     assert numbers.all_inner_texts() == ["5"]
-    assert visitor.page.locator(".stale").count() == 2  # both pictures belong to the old text
+    assert visitor.page.locator(".stale").count() == 1  # the forecast belongs to the old text
     visitor.press("Predict")
-    visitor.page.get_by_text("number 1, now 5").wait_for()
-    assert visitor.page.locator(".stale").count() == 0
-
-
-def test_text_typed_while_the_page_works_stays(visit: Visit) -> None:
-    visitor = visit()
-    visitor.open("Numbers")
-    visitor.page.locator(".median:visible").wait_for()  # the forecast; the sweep comes later
-    text = visitor.page.get_by_label(NUMBER_TEXT)
-    text.fill("A rose has 5 petals and")
-    visitor.page.locator("svg circle:visible").wait_for()
-    visitor.page.wait_for_timeout(SETTLE_MS)
-    assert text.input_value() == "A rose has 5 petals and"
-    assert visitor.page.locator(".drag").all_inner_texts() == ["5"]
+    visitor.page.wait_for_function("!document.querySelector('.stale')")
 
 
 def test_saved_regressor_predicts(visit: Visit, prices: Any, tmp_path: Path) -> None:
     visitor = visit()
     visitor.open("Numbers")
-    visitor.page.locator("svg circle:visible").wait_for()
+    visitor.page.locator(".median").wait_for()
     visitor.page.get_by_text("Use another regressor").click()
     visitor.fill("Directory of a saved regressor", str(tmp_path))
     visitor.press("Load this regressor")
@@ -224,13 +177,12 @@ def test_saved_regressor_predicts(visit: Visit, prices: Any, tmp_path: Path) -> 
     assert "values" in visitor.toast()
     visitor.fill("Directory of a saved regressor", str(prices.directory))
     visitor.press("Load this regressor")
-    visitor.page.get_by_text("This text has no number to drag.").wait_for()
-    assert visitor.page.locator("svg circle:visible").count() == 0
+    visitor.page.get_by_text("press Predict").wait_for()
     visitor.fill(NUMBER_TEXT, prices.text)
     visitor.press("Predict")
-    visitor.page.locator("svg circle:visible").wait_for()
-    median = float(visitor.page.locator(".median").inner_text())
-    assert median == pytest.approx(prices.answer, rel=0.01)
+    median = visitor.page.locator(".median")
+    median.wait_for()
+    assert float(median.inner_text()) == pytest.approx(prices.answer, rel=0.01)
     visitor.shoot("own-regressor")
     visitor.page.get_by_role("radio", name="petal length of an iris").check()
     visitor.wait_for_value(visitor.page.get_by_label(NUMBER_TEXT), "An iris versicolor")
@@ -275,7 +227,7 @@ def test_invalid_prompt_is_answered_with_a_message_on_every_tab(visit: Visit) ->
     ):
         visitor.open(tab)
         if tab == "Numbers":
-            visitor.page.locator("svg circle:visible").wait_for()
+            visitor.page.locator(".median:visible").wait_for()
         before = visitor.page.locator(".cq:visible").all_inner_texts()
         prompts = [
             ("   ", "The text is empty|0 prompts"),
@@ -331,8 +283,8 @@ def test_every_tab_fits_a_phone(visit: Visit, theme: str) -> None:
             visitor.press({"Generate": "Generate", "Counterfactual": "Compare"}[tab])
             visitor.page.locator(".card:visible, .counterfactual").first.wait_for()
         if tab == "Numbers":
-            visitor.page.locator("svg circle:visible").wait_for()
-            assert visitor.page.locator(".cq svg:visible").first.bounding_box()["width"] > 250
+            visitor.page.locator(".median:visible").wait_for()
+            assert visitor.page.locator(".cq .bar:visible").first.bounding_box()["width"] > 250
             drag_by_touch(visitor)
         if tab == "Tokens":
             visitor.page.locator(".tokens button").nth(2).click()
@@ -361,28 +313,6 @@ def drag_by_touch(visitor: Any) -> None:
     ):
         finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     assert float(number.inner_text()) > before
-
-
-@pytest.mark.slow  # a duration is meaningful on a quiet machine only
-def test_first_token_appears_within_three_seconds(visit: Visit) -> None:
-    visitor = visit()
-    visitor.unfold()
-    visitor.tokens(2)
-    waits = []
-    for _ in range(3):
-        start = time.monotonic()
-        visitor.press("Generate")
-        visitor.page.wait_for_function(
-            "[...document.querySelectorAll('.new')].some(x => x.textContent)"
-        )
-        waits.append(time.monotonic() - start)
-        visitor.texts()
-        visitor.page.reload()
-        visitor.load()
-        visitor.unfold()
-        visitor.tokens(2)
-    print(f"first token after {', '.join(f'{wait:.2f}' for wait in waits)} s")
-    assert min(waits) < 3
 
 
 def test_other_sites_cannot_frame_the_page_write_to_it_or_rebind_its_name(
@@ -437,31 +367,15 @@ def test_playground_of_a_server_shows_what_that_of_the_model_shows(
     assert generated[0] == generated[1]
     there.shoot("remote-individuals")
 
-    compared = []
-    for visitor in both:
-        visitor.open("Counterfactual")
-        visitor.tokens(3)
-        visitor.press("Compare")
-        table = visitor.page.locator(".counterfactual table").first
-        table.wait_for()
-        compared.append(table.inner_text())
-    assert "The king's son" in compared[1]
-    assert compared[0] == compared[1]
-    there.shoot("remote-counterfactual")
-
     there.open("Numbers")
     there.page.get_by_role("radio", name="the regressor priced").wait_for()
     there.fill(NUMBER_TEXT, prices.text)
     there.press("Predict")
-    dot = there.page.locator("svg circle:visible")
-    dot.wait_for()
-    median = float(there.page.locator(".median").inner_text())
-    assert median == pytest.approx(prices.answer, rel=0.01)
-    place = float(dot.get_attribute("cx"))
+    shown = there.page.locator(".median")
+    shown.wait_for()
+    assert float(shown.inner_text()) == pytest.approx(prices.answer, rel=0.01)
     there.page.locator(".drag").press("End")
     there.wait_for_value(there.page.get_by_label(NUMBER_TEXT), "weight is 10")
-    there.page.get_by_text("number 1, now 10").wait_for()
-    assert float(dot.get_attribute("cx")) > place
     there.shoot("remote-numbers")
 
     there.open("Generate")

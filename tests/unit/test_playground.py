@@ -13,8 +13,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from _damage_api import attack
-from _fuzz import seeds
 from _playground import call, serve_page
 from _server import KEY, rounded, running, wait_for
 from hypothesis import given
@@ -86,20 +84,6 @@ def last(stream: Iterator[list[str]]) -> list[str]:
 # ---------------------------------------------------------------- what a visitor writes
 
 
-def test_texts_are_neither_empty_nor_long() -> None:
-    assert served.read_text(" a ") == "a"
-    for text, message in ((None, "empty"), (" \n", "empty"), ("a" * 1001, "1,001 characters")):
-        with pytest.raises(ValueError, match=message):
-            served.read_text(text)
-
-
-@given(st.decimals("0.1", "5000", places=1))
-def test_drag_range_is_zero_to_twice_the_number_in_its_own_decimals(number: Any) -> None:
-    drag = drag_range(f"It weighs {number} kg.", 0)
-    assert (drag.low, drag.high) == (0, 2 * float(number))
-    assert drag.step >= 0.1
-
-
 @given(st.floats(5e-324, 1.7e308) | st.floats(-1.7e308, -5e-324))
 def test_every_number_has_a_drag_range_with_at_least_one_step(number: float) -> None:
     drag = drag_range(f"It is {number!r} now", 0)
@@ -163,18 +147,6 @@ def generate(backend: TorchEngine, prompt: str, options: dict[str, Any]) -> str:
     start = inputs["input_ids"].shape[1]
     new = found.sequences[0, start:], found.numeric_values[0, start:]
     return backend.processor.decode(*new, skip_special_tokens=True)
-
-
-def test_individuals_write_what_they_write_here(state: ServedModel, backend: TorchEngine) -> None:
-    assert state.persistence == 0.7
-    them = [state.draw(1, "Ada", 1.0), state.draw(42, "Dora", 1.5, 0.25)]
-    assert them[0] == Individual.draw(backend.model, seed=1, temperature=1.0)
-    assert them[1] == Individual.draw(backend.model, seed=42, temperature=1.5, persistence=0.25)
-    bodies = [{"prompt": TEXT, **served.request_fields(one)} for one in them]
-    expected = [
-        generate(backend, TEXT, {"causal_mode": "causal", "individual": one}) for one in them
-    ]
-    assert [*map(rounded, last(state.stream(bodies, TOKENS)))] == [*map(rounded, expected)]
 
 
 def test_texts_that_nobody_reads_any_more_are_stopped(state: ServedModel, service: Service) -> None:
@@ -257,16 +229,6 @@ def test_an_infinite_interval_is_null(address: str, lines: str) -> None:
     assert far["high"] is None
 
 
-def test_a_model_without_regressor_is_answered_with_a_sentence(
-    state: ServedModel, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "regressors", {})
-    with pytest.raises(ValueError, match=r"^The number head of this model is not trained; .*\.$"):
-        state.forecast("", TEXT)
-    with pytest.raises(ValueError, match="name a regressor"):
-        state.what_if("", TEXT, 1.0, "another text")
-
-
 def test_a_token_is_explained_as_the_analysis_does(
     state: ServedModel, backend: TorchEngine
 ) -> None:
@@ -282,18 +244,6 @@ def test_a_token_is_explained_as_the_analysis_does(
     assert tokens == token_view.split_tokens(*opened, TEXT)
     with pytest.raises(ValueError, match="first token has no context"):
         state.tokens(TEXT, 0)
-
-
-def test_a_wrong_key_is_one_sentence(address: str) -> None:
-    for key in ("wrong", None):
-        with pytest.raises(ValueError, match=r"^The API key is missing or wrong; .*--api-key.*\.$"):
-            ServedModel.open(address, key)
-
-
-def test_interleaved_streams_grow_one_token_at_a_time() -> None:
-    streams = [iter(["a", "ab", "abc"]), iter(["x"])]
-    grown = [["a", ""], ["a", "x"], ["ab", "x"], ["abc", "x"]]
-    assert list(served.interleave(streams)) == grown
 
 
 # ---------------------------------------------------------------- regressors of this process
@@ -355,14 +305,6 @@ def test_forecast_is_drawn_inside_the_picture(ends: tuple[float, float]) -> None
     assert max(places) <= 100
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.12345, "0.123"), (-999.9, "-1,000"), (123456.7, "123,457"), (1.7e308, "1.7e+308")],
-)
-def test_number_is_written_out_below_ten_million(value: float, shown: str) -> None:
-    assert rendering._number(value) == shown
-
-
 @given(
     st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12),
     st.lists(st.decimals(-1000, 1000, places=2), max_size=4),
@@ -381,13 +323,6 @@ def test_every_number_of_a_text_can_be_dragged(word: str, numbers: list[Any]) ->
             float(str(one.get(f"data-{name}"))) for name in ("low", "value", "high")
         )
         assert low <= value <= high
-
-
-def test_two_drawings_of_one_text_differ() -> None:
-    text = "It has 7 doors"
-    drawn = [rendering.draggable_text(text, turn) for turn in (1, 2)]
-    assert drawn[0] != drawn[1]
-    assert "no number" in rendering.draggable_text("no digit", 1)
 
 
 # ---------------------------------------------------------------- the page
@@ -415,15 +350,6 @@ def test_error_of_a_handler_becomes_a_message_and_the_page_stays(
     assert messages[:2] == ["The text &lt;b&gt; is empty.", "no file"]
     assert len(messages) == 3
     assert "KeyError" in messages[2]
-
-
-def test_number_of_an_older_text_is_left_to_the_edit() -> None:
-    """The browser sends a selection before it has received the choices of the new text."""
-    from causal_qwen.playground import page  # and Gradio
-
-    box = page._number_box("from 3 to 7")
-    assert box.preprocess(1) == 1
-    assert page._number_box("no numbers").preprocess(0) == 0  # Gradio would list its choices
 
 
 def labels(client: Any, kind: str) -> list[str]:
@@ -482,19 +408,6 @@ def test_a_server_that_has_gone_is_a_message_and_the_page_stays(
     (message,) = call(client, "run", [TEXT, TOKENS, 1, 1, 1, 0.7, 0.7])["log"]
     assert message.startswith(f"{address} cannot be reached (")
     page.__exit__(None, None, None)
-
-
-@GRADIO
-@pytest.mark.fuzz
-@pytest.mark.parametrize("seed", seeds(1, 20))
-def test_hostile_calls_get_a_message_and_the_server_lives(
-    state: ServedModel, seed: int, record_property: Any, tmp_path: Path
-) -> None:
-    with serve_page(state, tmp_path) as client:
-        outcomes = attack(client, seed, calls=40)
-        assert sum(outcomes.values()) == 40
-    record_property("cases", 40)
-    assert state.client.get("/health") == {"status": "ok"}
 
 
 # ---------------------------------------------------------------- server

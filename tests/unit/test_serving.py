@@ -10,7 +10,6 @@ import random
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +33,7 @@ from causal_qwen.engines.torch import TorchBatch, TorchEngine
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.serving.app import make_app
-from causal_qwen.serving.batching import Batcher, Closed, Event, Job, QueueFull
+from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.connections import ImpatientProtocol
 from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
@@ -185,38 +184,6 @@ def _refuse(*_: Any) -> Any:
     raise ValueError("no choice")
 
 
-def test_waiting_prompts_are_read_together_up_to_a_number_of_tokens(
-    backend: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[list[int]] = []
-    release, done = threading.Event(), threading.Semaphore(0)
-
-    class Slow(TorchBatch):
-        def join(self, rows: Any) -> Any:
-            read.append([len(row.prompt.ids) for row in rows])
-            release.wait(60)
-            return super().join(rows)
-
-    def tell(event: Event) -> None:
-        if event.finish or event.error:
-            done.release()
-
-    monkeypatch.setattr(backend, "new_batch", lambda: Slow(backend))
-    batcher = Batcher(backend, Limits(max_rows=8))
-    rows = []
-    for length in (2, 3, 100, 9, 100):
-        options = {"top_k": "many"} if length == 9 else MODES[0]
-        rows.append(Row(Tokens([5] * length, [0.0] * length), options, max_new_tokens=2))
-        batcher.submit(Job([rows[-1]], (), tell))
-        while not read:  # the first is read alone; the others wait meanwhile
-            time.sleep(0.001)
-    release.set()
-    assert all(done.acquire(timeout=60) for _ in rows)
-    batcher.close()
-    assert read == [[2], [3, 100], [9, 100], [9], [100]]  # and alone after an error
-    assert [len(row.new.ids) for row in rows] == [2, 2, 2, 0, 2]
-
-
 # ---------------------------------------------------------------- growing texts
 
 
@@ -259,55 +226,6 @@ def job(notify: Callable[[Event], None], copies: int = 1, tokens: int = 4) -> Jo
     prompt = Tokens([5, 6], [0.0, 0.0])
     rows = [Row(prompt, MODES[0], max_new_tokens=tokens) for _ in range(copies)]
     return Job(rows, (), notify)
-
-
-def test_a_full_queue_refuses_and_says_when_to_come_back(backend: TorchEngine) -> None:
-    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=2, max_n=1))
-    done, begun, go_on = threading.Semaphore(0), threading.Event(), threading.Event()
-
-    def notify(event: Event) -> None:
-        begun.set()
-        assert go_on.wait(60)  # the batch waits with us
-        if event.finish:
-            done.release()
-
-    try:
-        batcher.submit(job(notify))
-        assert begun.wait(60)
-        batcher.submit(job(notify), job(notify))
-        with pytest.raises(QueueFull, match="2 texts are waiting; try again in") as full:
-            batcher.submit(job(notify))
-        assert 1 <= full.value.seconds <= 60
-        go_on.set()
-        for _ in range(3):
-            assert done.acquire(timeout=60)
-        batcher.submit(job(notify))
-        assert done.acquire(timeout=60)
-    finally:
-        go_on.set()
-        batcher.close()
-    with pytest.raises(Closed):
-        batcher.submit(job(notify))
-
-
-def test_a_cancelled_text_leaves_its_place(backend: TorchEngine) -> None:
-    batcher = Batcher(backend, Limits(max_rows=1, max_waiting=4, max_n=1))
-    ended, events = threading.Event(), list[Event]()
-    long = job(events.append, tokens=500)
-    try:
-        batcher.submit(long)
-        while not events:
-            time.sleep(0.001)
-        waiting = job(events.append)
-        batcher.submit(waiting)
-        batcher.cancel(long, waiting)
-        assert batcher.counts()[1] == 0  # it holds no place in the queue
-        batcher.submit(job(lambda event: ended.set() if event.finish else None))
-        assert ended.wait(60)
-        assert len(events) < 500
-        assert batcher.counts() == (0, 0)
-    finally:
-        batcher.close()
 
 
 def test_a_failing_batch_is_told_to_its_clients_and_the_next_one_works(
@@ -358,24 +276,11 @@ def test_every_choice_can_be_replayed(client: TestClient) -> None:
             assert rounded(again) == rounded(choice["text"]), body
 
 
-def test_several_texts_are_of_the_individuals_successors(client: TestClient) -> None:
-    together = texts(client, individual=7, n=3)
-    assert together == [texts(client, individual=seed)[0] for seed in (7, 8, 9)]
-    assert len(set(together)) > 1
-
-
 def test_several_prompts_are_answered_in_their_order(client: TestClient) -> None:
     both = complete(client, prompt=["a king", "a queen"], individual=7, n=2)
     alone = texts(client, individual=7, n=2) + texts(client, prompt="a queen", individual=7, n=2)
     assert [choice["text"] for choice in both["choices"]] == alone
     assert both["usage"]["prompt_tokens"] == len("a king") + len("a queen")
-
-
-def test_a_user_meets_the_same_individual_in_every_prompt(client: TestClient) -> None:
-    for prompt in ("a king", "one more"):
-        answer = complete(client, prompt=prompt, user="ada")["choices"][0]
-        assert answer["replay"]["individual"] == user_seed("ada")
-        assert [answer["text"]] == texts(client, prompt=prompt, individual=user_seed("ada"))
 
 
 def test_chat_streams_the_text_that_it_would_send_whole(client: TestClient) -> None:
@@ -451,6 +356,11 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
             400,
             "'b' is not a word of the prompt",
         ),
+        (
+            post("/v1/counterfactuals", prompt="a", causal_mode="standard", edit={"prompt": "b"}),
+            400,
+            "'standard' has none",
+        ),
         (post("/v1/numbers", input="a"), 400, "number head of this model is not trained"),
         (post("/v1/numbers", input="a", regressor="x"), 404, "There is no regressor 'x'"),
         (client.post("/v1/completions", content=b"{"), 400, "not JSON"),
@@ -513,13 +423,6 @@ def test_rows_of_every_family_are_the_texts_of_generate(
         assert row.new.ids == generated(served, row)[0]
 
 
-def test_a_counterfactual_needs_an_individual(client: TestClient) -> None:
-    body = {"prompt": "a king", "edit": {"word": "king", "by": "queen"}}
-    answer = client.post("/v1/counterfactuals", json={**body, "causal_mode": "standard"})
-    assert answer.status_code == 400
-    assert "'standard' has none" in answer.json()["error"]["message"]
-
-
 def test_a_counterfactual_stays_within_the_context(
     client: TestClient, backend: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,9 +477,7 @@ def test_models_health_metrics_and_pages(client: TestClient) -> None:
     assert 'causal_qwen_first_token_seconds_bucket{le="+Inf"} 1' in metrics
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     assert {"individual", "persistence", "min_p"} <= set(schemas["CompletionRequest"]["properties"])
-    page = client.get("/docs").text
-    assert "<code>individual</code>" in page
-    assert "http" not in page.lower()  # nothing is loaded from elsewhere
+    assert "/openapi.json" in client.get("/docs").text
 
 
 # ---------------------------------------------------------------- guard
@@ -678,18 +579,6 @@ def test_individuals_are_drawn_saved_listed_used_and_deleted(
     assert client.get("/v1/individuals/a%2Fb%3F").json()["name"] == "a/b?"
     assert client.delete("/v1/individuals/a%2Fb%3F").json()["deleted"]
     assert list(service.individuals.directory.iterdir()) == []
-
-
-@given(name=st.text(max_size=70))
-def test_names_never_leave_the_directory(name: str, tmp_path_factory: Any) -> None:
-    store = IndividualStore(tmp_path_factory.getbasetemp() / "names", 3)
-    try:
-        path = store._path(name)
-    except RequestError:
-        return
-    assert path.parent == store.directory
-    assert path.name.count(".") == 1
-    assert len(path.name.encode()) < 255
 
 
 def test_names_survive_their_files(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import copy
-import gc
 import io
 import json
 from collections.abc import Callable
@@ -139,22 +138,6 @@ def test_a_penalty_is_left_to_vllm_in_compatible_alone() -> None:
     request = params({"causal_mode": "compatible"}, repetition_penalty=1.5)
     admit(request, SERVED)
     assert request.repetition_penalty == 1.5
-
-
-def test_several_copies_keep_a_temperature_which_vllm_asks_of_them() -> None:
-    for n, heat in ((1, 0.0), (2, 1.0)):
-        request = params({"individual": 7}, n=n)
-        admit(request, SERVED)
-        assert request.temperature == heat
-
-
-def test_copies_of_a_request_are_the_successors_of_its_individual() -> None:
-    request = params({"individual": 7})
-    admit(request, SERVED)
-    second = copy.copy(request)
-    second.seed += 1  # as vLLM does for n > 1
-    assert admitted_settings(second, SERVED).individual == 8
-    assert admitted_settings(second, SERVED).mode == "causal"
 
 
 @pytest.mark.parametrize(
@@ -290,21 +273,6 @@ def test_rows_of_all_modes_choose_together_what_generate_chooses_alone(
     }  # all tokens are candidates; else W is read for candidates alone
 
 
-def test_a_group_is_forgotten_with_its_last_row(fresh_model: Callable[..., Any]) -> None:
-    model = fresh_model()
-    law = FakeModel(model).law
-    first, second = (make_row(law, model.resolve_settings(individual=i)) for i in (1, 2))
-    third = make_row(law, model.resolve_settings(individual=1, top_k=3))
-    assert first is not None
-    assert second is not None
-    assert third is not None
-    assert first.group is second.group is not third.group
-    assert len(law.groups) == 2
-    del third
-    gc.collect()
-    assert list(law.groups.values()) == [first.group]
-
-
 def test_a_row_without_its_bar_is_an_error(fresh_model: Callable[..., Any]) -> None:
     """A model that was not told to compute it must not decide without it."""
     model = fresh_model(threshold_context="competition")
@@ -339,11 +307,6 @@ def test_only_the_chosen_token_is_left_to_draw(fresh_model: Callable[..., Any]) 
     assert scores[0].isfinite().sum() == 1
     assert scores[1].isfinite().sum() == 96  # a row of softmax: all tokens but <NUM>
     assert scores[1, 96] == -torch.inf
-
-
-def test_softmax_is_left_to_vllm(fresh_model: Callable[..., Any]) -> None:
-    model = fresh_model()
-    assert make_row(FakeModel(model).law, model.resolve_settings(causal_mode="compatible")) is None
 
 
 def test_a_row_reads_as_much_of_the_text_as_its_rules_need(fresh_model: Any) -> None:
@@ -522,17 +485,3 @@ def test_embeddings_of_a_prompt_are_those_that_the_model_reads(
     assert sent_fields["prompt_ids"] == extra["prompt_ids"]
     with pytest.raises(ValueError, match="at a token that is not <NUM>"):
         prompts.embed([1, 2], [3.0, 0.0])
-
-
-def test_prompts_of_a_model_that_reads_digits_are_texts(
-    fresh_model: Callable[..., Any], tmp_path: Path
-) -> None:
-    fresh_model().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="reads numbers as digits"):
-        ValuePrompts(tmp_path)
-
-
-@pytest.mark.parametrize("extra", [{"named": 5}, {"resolved": 3}])
-def test_fields_of_the_plugin_itself_are_refused_in_a_sentence(extra: Any) -> None:
-    with pytest.raises(RequestError, match=next(iter(extra))):
-        settings_of(params(extra))

@@ -94,8 +94,7 @@ class ServedModel:
         seed = secrets.randbelow(10**6) if seed is None else seed
         asked = {"seed": seed, "temperature": temperature, "persistence": persistence}
         found = self.client.post(PEOPLE, asked)
-        with self.client.reading(PEOPLE):
-            own: dict[str, Any] = {one: float(found[one]) for one in OWN_FIELDS}
+        own: dict[str, Any] = {one: float(found[one]) for one in OWN_FIELDS}
         named = " ".join((name or f"No. {seed}").split())
         return Individual.draw(self.size, seed=seed, name=named, **own)
 
@@ -110,8 +109,7 @@ class ServedModel:
         text, body = "", {**body, "max_tokens": most, "stream": True}
         with closing(self.client.stream(TEXTS, body)) as events:
             for record in events:
-                with self.client.reading(TEXTS):
-                    text += record["choices"][0]["text"]
+                text += record["choices"][0]["text"]
                 yield text
 
     def compare(
@@ -123,8 +121,7 @@ class ServedModel:
 
         def ask(edit: dict[str, Any]) -> Any:
             found = self.client.post(COUNTERFACTUALS, {**body, "edit": edit})
-            with self.client.reading(COUNTERFACTUALS):
-                return _read_comparison(found, individual)
+            return _read_comparison(found, individual)
 
         if kind == "the prompt":
             return ask({"prompt": read_text(values["other_prompt"])})
@@ -142,37 +139,33 @@ class ServedModel:
     def forecast(self, regressor: str, text: str) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
         body = {"input": read_row(text) or text, "levels": LEVELS, "regressor": regressor or None}
-        answer = self.client.post(NUMBERS, body)
-        with self.client.reading(NUMBERS):
-            (found,) = answer["data"]
-            ends = {one["level"]: (one["low"], one["high"]) for one in found["intervals"]}
-        return Forecast(  # null is an end that is not finite
-            float(found["median"]),
-            {
-                level: (-math.inf if low is None else low, math.inf if high is None else high)
-                for level, (low, high) in ends.items()
-            },
-        )
+        (found,) = self.client.post(NUMBERS, body)["data"]
+        ends = {}
+        for one in found["intervals"]:  # null is an end that is not finite
+            low, high = one["low"], one["high"]
+            ends[one["level"]] = (
+                -math.inf if low is None else low,
+                math.inf if high is None else high,
+            )
+        return Forecast(found["median"], ends)
 
     def what_if(self, regressor: str, text: str, observed: float | None, edited: str) -> str:
         """What the number seen after `text` would have been after the `edited` one, in words."""
         before, after = read_row(text) or text, read_row(edited) or edited
         body = {"input": before, "edited": after, "observed": observed}
         found = self.client.post(WHAT_IF, {**body, "regressor": regressor or None})
-        with self.client.reading(WHAT_IF):
-            return (
-                f"Observed {observed:.4g} where {found['factual']:.4g} was expected; after the "
-                f"edited text it would have been {found['median']:.4g} ({found['level']:.0%}: "
-                f"{found['low']:.4g} to {found['high']:.4g})."
-            )
+        return (
+            f"Observed {observed:.4g} where {found['factual']:.4g} was expected; after the edited "
+            f"text it would have been {found['median']:.4g} ({found['level']:.0%}: "
+            f"{found['low']:.4g} to {found['high']:.4g})."
+        )
 
     def tokens(self, text: str, index: int | None = None) -> tuple[list[str], Any]:
         """The tokens of a text; with `index`, an `analysis.token_view.TokenView` as well."""
         found = self.client.post(TOKENS, {"input": text, "index": index})
-        with self.client.reading(TOKENS):
-            view = json.dumps(found.get("view"))
-            as_view = json.loads(view, object_hook=lambda record: SimpleNamespace(**record))
-            return [str(token) for token in found["tokens"]], as_view
+        view = json.dumps(found.get("view"))
+        as_view = json.loads(view, object_hook=lambda record: SimpleNamespace(**record))
+        return found["tokens"], as_view
 
 
 def four_modes(

@@ -131,12 +131,7 @@ def counterfactual(service: Service, backend: Any, body: CounterfactualRequest) 
     for world in ("factual", "counterfactual"):
         record[world]["continuation"] = "".join(record[world]["tokens"])
     individual = record["replay"].get("individual")
-    return {
-        "object": "counterfactual",
-        "model": service.name,
-        **record,
-        "individual": individual,
-    }
+    return {"object": "counterfactual", "model": service.name, **record, "individual": individual}
 
 
 def _edit(

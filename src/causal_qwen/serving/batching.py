@@ -36,7 +36,8 @@ class QueueFull(Exception):
 
 
 class Closed(Exception):
-    """The server is shutting down."""
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down; try another one.")
 
 
 class Event(NamedTuple):
@@ -126,7 +127,7 @@ class Batcher:
             except Exception as error:  # of the whole batch: its rows are lost, the server is not
                 self._fail(error)
                 batch = self.backend.new_batch()
-        self._fail(Closed("The server is shutting down."))
+        self._fail(Closed())
 
     def _leave_cancelled(self, batch: Batch) -> None:
         for row in [row for row, (job, _) in self._running.items() if job.is_cancelled]:

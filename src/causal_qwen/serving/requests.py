@@ -52,17 +52,6 @@ NEUTRAL: dict[str, Any] = {
     "tools": [],
     "store": False,
 }
-HELP = {
-    "causal_mode": "standard, sampling, causal or compatible.",
-    "top_k": "Choose among the k likeliest tokens.",
-    "top_p": "Choose among the likeliest tokens of this probability.",
-    "min_p": "Choose among tokens with this share of the largest probability.",
-    "whole_words": "End a word that is begun as the likeliest token ends it.",
-    "avoid_repeats": "Do not say so many of the last tokens again, if there is a choice; 0 is off.",
-    "min_density": "Likelihood truncation of the noise.",
-    "persistence": "Share of the noise that is the same for every token; the rest is chance.",
-    "exogenous": "Seed of the exogenous noise in causal mode.",
-}
 OWN = ("individual", "temperature")  # settings with a type of their own
 SETTINGS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name not in OWN)
 
@@ -140,10 +129,7 @@ class Body(BaseModel):
 Settings = create_model(
     "Settings",
     __base__=Body,
-    **{
-        name: (str | int | float | bool | None, about(HELP.get(name, "As in `generate`.")))
-        for name in SETTINGS
-    },  # type: ignore[call-overload]
+    **dict.fromkeys(SETTINGS, (str | int | float | bool | None, about("As in `generate`."))),  # type: ignore[call-overload]
 )
 
 

@@ -12,15 +12,14 @@ tokens of a plain prompt carry no values. Without it, requests write `vllm_xargs
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from causal_qwen.serving.requests import SETTINGS
 from causal_qwen.vllm.admission import FILLED, NAMED, OWN, PROMPT_IDS
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 
 
 def own_fields() -> set[str]:
@@ -52,24 +51,17 @@ def moved(body: bytes) -> bytes:
 class CausalFields:
     """ASGI middleware."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_text = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS
         if not is_text:
             return await self.app(scope, receive, send)
-        body, is_more = b"", True
-        while is_more:
-            message = await receive()
-            if message["type"] != "http.request":  # the client has gone
-                return None
-            body += message.get("body", b"")
-            is_more = message.get("more_body", False)
-        body = moved(body)
+        body = moved(await Request(scope, receive).body())
         headers = [(key, value) for key, value in scope["headers"] if key != b"content-length"]
         headers.append((b"content-length", str(len(body)).encode()))
-        first = [{"type": "http.request", "body": body, "more_body": False}]
+        first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
             return first.pop() if first else await receive()

@@ -58,38 +58,26 @@ class ModelCheck:
 def refusal(vllm_config: Any) -> str:
     """One sentence for a configuration that is not served; empty if it is."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    name, config = model.architecture, model.hf_config
-    if name != QWEN2.names[2]:
-        return (
-            f"{name} is not served by this plugin, which knows {QWEN2.names[2]}; use `causal-qwen "
-            "serve`, or `causal-qwen export` for the plain model."
-        )
-    if config.encode_numbers == "value":
-        if not model.enable_prompt_embeds:
-            return (
-                "The model reads numbers as values, which reach vLLM as embeddings; start with "
-                "--enable-prompt-embeds, or use `causal-qwen serve`."
-            )
-        if vllm_config.use_v2_model_runner:
-            return (
-                "vLLM's second model runner reads no embeddings; start with "
-                "VLLM_USE_V2_MODEL_RUNNER=0."
-            )
-    elif model.enable_prompt_embeds:
-        return (
-            "The model reads numbers as digits, and avoid_repeats reads the tokens of prompts; "
-            "leave out --enable-prompt-embeds."
-        )
-    if vllm_config.speculative_config is not None:
-        return (
-            "Speculative decoding guesses tokens by softmax, which does not decide here; start "
-            "without --speculative-config."
-        )
-    if model.quantization is not None:
-        return f"quantization={model.quantization!r} hides W, which decides; start without it."
-    if (count := parallel.pipeline_parallel_size) > 1:
-        return (
-            f"--pipeline-parallel-size {count} is not supported; use --tensor-parallel-size, or "
-            "serve the model several times with --data-parallel-size."
-        )
-    return ""
+    name, has_values = model.architecture, model.hf_config.encode_numbers == "value"
+    pipeline = parallel.pipeline_parallel_size
+    refused = {
+        f"{name} is not served by this plugin, which knows {QWEN2.names[2]}; use `causal-qwen "
+        "serve`, or `causal-qwen export` for the plain model.": name != QWEN2.names[2],
+        "The model reads numbers as values, which reach vLLM as embeddings; start with "
+        "--enable-prompt-embeds, or use `causal-qwen serve`.": (
+            has_values and not model.enable_prompt_embeds
+        ),
+        "vLLM's second model runner reads no embeddings; start with VLLM_USE_V2_MODEL_RUNNER=0.": (
+            has_values and vllm_config.use_v2_model_runner
+        ),
+        "The model reads numbers as digits, and avoid_repeats reads the tokens of prompts; leave "
+        "out --enable-prompt-embeds.": model.enable_prompt_embeds and not has_values,
+        "Speculative decoding guesses tokens by softmax, which does not decide here; start without "
+        "--speculative-config.": vllm_config.speculative_config is not None,
+        f"quantization={model.quantization!r} hides W, which decides; start without it.": (
+            model.quantization is not None
+        ),
+        f"--pipeline-parallel-size {pipeline} is not supported; use --tensor-parallel-size, or "
+        "serve the model several times with --data-parallel-size.": pipeline > 1,
+    }
+    return next((sentence for sentence, is_refused in refused.items() if is_refused), "")

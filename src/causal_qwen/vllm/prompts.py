@@ -63,11 +63,7 @@ class ValuePrompts:
             inputs = self._processor(prompt)
             return inputs["input_ids"], inputs["numeric_values"]
         inputs = self._processor.apply_chat_template(
-            prompt,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
+            prompt, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         )
         return inputs["input_ids"][0].tolist(), inputs["numeric_values"][0].tolist()
 
