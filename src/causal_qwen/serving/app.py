@@ -26,6 +26,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from causal_qwen._version import __version__
+from causal_qwen.engines.engine import Row
 from causal_qwen.serving import analyses
 from causal_qwen.serving.batching import Closed, QueueFull
 from causal_qwen.serving.individuals import DrawRequest, describe, draw
@@ -157,13 +158,14 @@ async def _cancel_when_gone(request: Request, run: Run) -> None:
 
 async def _events(run: Run, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
     """Server-sent events of a stream."""
-    reply, begun = run.reply, set[int]()
+    reply, begun = run.reply, set[Row]()
     try:
-        async for place, event in run.updates():
+        async for event in run.events():
+            is_first = event.row not in begun
             has_log_probs = event.choice and reply.request.alternatives is not None
-            if place not in begun or event.text or event.finish or has_log_probs:
-                yield _event(reply.chunk(place, event, place not in begun))
-                begun.add(place)
+            if is_first or event.text or event.finish or has_log_probs:
+                yield _event(reply.chunk(event, is_first))
+                begun.add(event.row)
         if reply.request.stream_options.include_usage:
             yield _event(reply.last_chunk())
         yield "data: [DONE]\n\n"

@@ -43,7 +43,7 @@ class Closed(Exception):
 class Event(NamedTuple):
     """News of one text."""
 
-    copy: int  # which text of the job
+    row: Row
     text: str  # addition that later tokens cannot change
     choice: Choice | None = None  # the token of this step, unless it ends the text
     finish: str | None = None  # "stop" or "length" after the last token
@@ -83,7 +83,6 @@ class Batcher:
             more = sum(len(job.rows) for job in jobs)
             free = self.limits.max_rows - len(self._running)
             if waiting + more > self.limits.max_waiting + max(free, 0):
-                self.report("rejected_requests", 1)
                 rounds = 1 + waiting / self.limits.max_rows
                 raise QueueFull(waiting, min(max(math.ceil(self._seconds * rounds), 1), 60))
             self._waiting.extend(jobs)
@@ -163,9 +162,9 @@ class Batcher:
                 for job in jobs:
                     self._join(batch, [job])
                 return
-            for copy, row in enumerate(rows):
+            for row in rows:
                 self._running.pop(row)
-                jobs[0].notify(Event(copy, "", error=RequestError(str(error))))
+                jobs[0].notify(Event(row, "", error=RequestError(str(error))))
             return
         for job in jobs:
             self.report("prompt_tokens", len(job.rows[0].prompt.ids))
@@ -175,10 +174,9 @@ class Batcher:
 
     def _take(self, batch: Batch, row: Row, choice: Choice | Exception) -> None:
         job, text = self._running[row]
-        copy = job.rows.index(row)
         if isinstance(choice, Exception):
             self._remove(batch, row)
-            job.notify(Event(copy, "", error=RequestError(str(choice))))
+            job.notify(Event(row, "", error=RequestError(str(choice))))
             return
         addition = text.take(choice)
         self.report("generated_tokens", 1)
@@ -186,7 +184,7 @@ class Batcher:
             self._remove(batch, row)
             self._seconds += (time.monotonic() - job.begun - self._seconds) / 8
         shown = None if choice.id in self.backend.ends else choice
-        job.notify(Event(copy, addition, shown, text.finish))
+        job.notify(Event(row, addition, shown, text.finish))
 
     def _remove(self, batch: Batch, row: Row) -> None:
         with self._changed:
@@ -202,4 +200,4 @@ class Batcher:
             if self._is_closed:
                 self._waiting.clear()
         for job in jobs.values():
-            job.notify(Event(0, "", error=error))
+            job.notify(Event(job.rows[0], "", error=error))

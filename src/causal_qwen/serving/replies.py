@@ -43,8 +43,15 @@ class Reply:
         self.request, self.backend, self.model = request, backend, model
         self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        replays = [call.replay(copy) for copy in range(request.n)]
-        self.texts = [Text(row, replays[place % request.n]) for place, row in enumerate(rows)]
+        self.texts = [Text(row, call.replay(i % request.n)) for i, row in enumerate(rows)]
+        self._places = {row: place for place, row in enumerate(rows)}
+
+    @property
+    def is_growing(self) -> bool:
+        return any(text.finish is None for text in self.texts)
+
+    def take(self, event: Event) -> None:
+        self.texts[self._places[event.row]].take(event)
 
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream."""
@@ -64,8 +71,9 @@ class Reply:
         kind = "chat.completion" if self.request.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": self.usage()}
 
-    def chunk(self, index: int, event: Event, is_first: bool) -> dict[str, Any]:
+    def chunk(self, event: Event, is_first: bool) -> dict[str, Any]:
         """One event of a stream; the first of a text carries its `replay`."""
+        index = self._places[event.row]
         text = self.texts[index]
         delta = {"role": "assistant"} if is_first else {}
         has_log_prob = event.choice is not None and event.choice.log_prob is not None

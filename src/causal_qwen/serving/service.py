@@ -11,21 +11,19 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client as prometheus
 
 from causal_qwen.engines.engine import Engine, Row, Tokens
-from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
+from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
 
-RETRY_SECONDS = 5  # when the thread of counterfactuals and numbers is busy
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 COUNTERS = {
-    "rejected_requests": "Requests answered with 429.",
     "cancelled_texts": "Texts whose client had gone.",
     "prompt_tokens": "Tokens read in prompts.",
     "generated_tokens": "Tokens generated.",
@@ -49,7 +47,6 @@ class Service:
         self.opened: dict[str, Any] = {}  # regressors that have been used
         self.typical: Any = None  # U in ordinary text, measured at its first use
         self._side = ThreadPoolExecutor(1, thread_name_prefix="analysis")
-        self._side_jobs = 0
 
     def close(self) -> None:
         self.batcher.close()
@@ -69,27 +66,23 @@ class Service:
     def _start(self, request: TextRequest, loop: asyncio.AbstractEventLoop) -> Run:
         backend = self.backend
         call = request.resolve(backend.resolve, backend.default_mode, self.individuals.find)
-        run = Run(self.batcher)
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
 
-        def notifier(first: int) -> Callable[[Event], None]:
-            def send(event: Event) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                    loop.call_soon_threadsafe(run.queue.put_nowait, (first + event.copy, event))
+        def notify(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(queue.put_nowait, event)
 
-            return send
-
-        for place, prompt in enumerate(request.prompts):
+        jobs = []
+        for prompt in request.prompts:
             tokens = self.encode(prompt, request.is_chat)
             length = min(request.max_tokens, backend.context - len(tokens.ids))
-            rows = [
-                Row(tokens, *call.of_copy(copy), length, request.alternatives)
-                for copy in range(request.n)
-            ]
-            run.jobs.append(Job(rows, request.stop, notifier(place * request.n)))
-        rows = [row for job in run.jobs for row in job.rows]
-        run.reply = Reply(request, call, rows, backend, self.name)
-        self.batcher.submit(*run.jobs)
-        return run
+            copies = [call.of_copy(copy) for copy in range(request.n)]
+            rows = [Row(tokens, *copy, length, request.alternatives) for copy in copies]
+            jobs.append(Job(rows, request.stop, notify))
+        rows = [row for job in jobs for row in job.rows]
+        reply = Reply(request, call, rows, backend, self.name)
+        self.batcher.submit(*jobs)
+        return Run(reply, queue, lambda: self.batcher.cancel(*jobs))
 
     def encode(self, prompt: Any, is_chat: bool) -> Tokens:
         """A text or a conversation as tokens, within the limits."""
@@ -107,45 +100,29 @@ class Service:
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the thread beside the batch, in turn."""
-        if self._side_jobs >= self.limits.max_waiting:
-            raise QueueFull(self._side_jobs, RETRY_SECONDS)
-        self._side_jobs += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._side, function, *arguments
-            )
-        finally:
-            self._side_jobs -= 1
+        return await asyncio.get_running_loop().run_in_executor(self._side, function, *arguments)
 
 
-class Run:
+class Run(NamedTuple):
     """A running request."""
 
     reply: Reply
-
-    def __init__(self, batcher: Batcher) -> None:
-        self.batcher, self.jobs = batcher, list[Job]()
-        self.queue: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
-
-    @property
-    def is_running(self) -> bool:
-        return any(text.finish is None for text in self.reply.texts)
+    queue: asyncio.Queue[Event | None]
+    stop: Callable[[], None]
 
     def cancel(self) -> None:
-        """Stop the texts that have not ended; `updates` ends."""
-        if self.is_running:
-            self.batcher.cancel(*self.jobs)
+        """Stop the texts that have not ended; `events` ends."""
+        if self.reply.is_growing:
+            self.stop()
             self.queue.put_nowait(None)
 
-    async def updates(self) -> AsyncIterator[tuple[int, Event]]:
-        """The place of a text and its news, until all texts have ended, or the run is cancelled;
-        errors are raised."""
-        while self.is_running and (update := await self.queue.get()) is not None:
-            place, event = update
+    async def events(self) -> AsyncIterator[Event]:
+        """News until all texts have ended, or the run is cancelled; errors are raised."""
+        while self.reply.is_growing and (event := await self.queue.get()) is not None:
             if event.error is not None:
                 raise event.error
-            self.reply.texts[place].take(event)
-            yield update
+            self.reply.take(event)
+            yield event
 
 
 class Metrics:
