@@ -134,7 +134,7 @@ def playground(
     dtype: opt.Precision = "auto",
     host: Annotated[
         str,
-        Option(help="The address to listen on; other machines need the token that is printed."),
+        Option(help="The address to listen on; other machines need the password that is printed."),
     ] = "127.0.0.1",
     port: Annotated[int, Option(help="The port to listen on.", min=0, max=65535)] = 7860,
     auth: Annotated[
