@@ -33,9 +33,8 @@ from _texts import PROMPTS
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.serving.app import make_app
+from causal_qwen.serving.connections import bind
 from causal_qwen.serving.limits import Limits
-from causal_qwen.serving.security import BoundNames
-from causal_qwen.serving.server import bind
 from causal_qwen.serving.service import Service
 
 MODES: tuple[dict[str, Any], ...] = (  # of the clients, in turn
@@ -65,7 +64,7 @@ def running(backend: TorchEngine, tokens: int) -> Iterator[int]:
     with bind("127.0.0.1", 0) as bound, tempfile.TemporaryDirectory() as directory:
         service = Service(backend, "served", Path(directory), Limits(max_tokens=tokens))
         bound.listen()
-        app = make_app(service, BoundNames("127.0.0.1", "127.0.0.1"))
+        app = make_app(service)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         thread = threading.Thread(target=asyncio.run, args=(server.serve([bound]),))
         thread.start()

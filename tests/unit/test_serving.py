@@ -167,19 +167,6 @@ def test_long_rows_that_join_and_leave_are_those_of_generate(backend: TorchEngin
     check_equal_to_generate(backend, 60, [1, 3, 20, 80, 150], [1, 5, 40, 160])
 
 
-def test_a_row_that_cannot_choose_fails_alone(backend: TorchEngine) -> None:
-    both = backend.new_batch()
-    rows = [Row(Tokens([5, 6], [0.0, 0.0]), MODES[place]) for place in (0, 3)]
-    for row in rows:
-        (choice,) = both.join([row])
-        assert isinstance(choice, Choice)
-        row.append(choice)
-    both.states[1].processors = _refuse
-    (_, first), (_, second) = both.step()
-    assert isinstance(first, Choice)
-    assert isinstance(second, ValueError)
-
-
 def _refuse(*_: Any) -> Any:
     raise ValueError("no choice")
 
@@ -328,14 +315,6 @@ def test_log_probabilities_are_those_of_loc_s(client: TestClient, backend: Torch
     assert [one["logprob"] for one in shown] == pytest.approx(best, abs=1e-4)
 
 
-def test_a_stop_string_ends_a_text_before_it(client: TestClient) -> None:
-    (whole,) = texts(client, individual=7, max_tokens=20)
-    stop = next(letter for letter in whole[3:] if letter.isprintable() and letter != "\ufffd")
-    choice = complete(client, individual=7, max_tokens=20, stop=stop)["choices"][0]
-    assert choice["text"] == whole[: whole.index(stop)]
-    assert choice["finish_reason"] == "stop"
-
-
 def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClient) -> None:
     def post(path: str, **body: Any) -> Any:
         return client.post(path, json=body)
@@ -431,14 +410,6 @@ def test_a_counterfactual_stays_within_the_context(
     found = client.post("/v1/counterfactuals", json=body).json()
     assert len(backend.encode(found["counterfactual"]["text"]).ids) <= 12
     assert found["factual"]["continuation"]
-
-
-def test_do_sample_false_is_obeyed_beside_top_p(client: TestClient) -> None:
-    body = {"causal_mode": "compatible", "do_sample": False, "max_tokens": 5}
-    calm = complete(client, **body)["choices"][0]
-    (found,) = complete(client, **body, top_p=0.9)["choices"]
-    assert found["text"] == calm["text"]
-    assert found["replay"]["do_sample"] is False
 
 
 def test_counterfactuals_compare_two_worlds_of_one_individual(client: TestClient) -> None:
