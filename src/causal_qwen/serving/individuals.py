@@ -1,16 +1,16 @@
 """Individuals: those that the server keeps, one file each.
 
 A file is written whole or not at all (`Individual.save`), so a server that is killed loses nothing
-that it has confirmed. The name of a file is the individual's name, percent-encoded.
+that it has confirmed. The name of a file is the individual's name.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
 from causal_qwen.decoding.draws import draw_seed
 from causal_qwen.engines.engine import Engine
@@ -18,8 +18,7 @@ from causal_qwen.individuals.individual import OWN_FIELDS, Individual
 from causal_qwen.serving.requests import Body, Number, RequestError, Seed, about
 
 SUFFIX = ".safetensors"
-MAX_NAME = 64  # characters
-MAX_QUOTED = 230  # bytes of a file's name, which have room for the suffix
+NAME = re.compile(r"(?!\d+$)\w[\w .-]{0,58}\w|[^\W\d]")  # digits are a seed; a file's name
 
 
 class DrawRequest(Body):
@@ -76,21 +75,16 @@ class IndividualStore:
     def names(self) -> list[str]:
         if not self.directory.is_dir():
             return []
-        files = self.directory.glob(f"*{SUFFIX}")
-        return sorted(unquote(file.name.removesuffix(SUFFIX)) for file in files)
+        return sorted(file.name.removesuffix(SUFFIX) for file in self.directory.glob(f"*{SUFFIX}"))
 
     def _path(self, name: str) -> Path:
-        is_plain = name.isprintable() and name == name.strip() and not name.isdecimal()
-        if not (is_plain and 0 < len(name) <= MAX_NAME):
+        if NAME.fullmatch(name) is None:
             raise RequestError(
-                f"An individual's name has 1 to {MAX_NAME} printable characters and is not a "
-                f"number, unlike {name[:MAX_NAME]!r}.",
+                "An individual's name has up to 60 letters, digits, spaces, dots and hyphens, and "
+                f"is not a number, unlike {name[:60]!r}.",
                 "name",
             )
-        quoted = quote(name, safe=" ").replace(".", "%2E")
-        if len(quoted) > MAX_QUOTED:
-            raise RequestError(f"The name {name!r} is too long; shorten it.", "name")
-        return self.directory / f"{quoted}{SUFFIX}"
+        return self.directory / f"{name}{SUFFIX}"
 
 
 def draw(body: DrawRequest, backend: Engine) -> Individual:
