@@ -28,6 +28,7 @@ from causal_qwen.serving.requests import (
     about,
 )
 from causal_qwen.serving.service import Service
+from causal_qwen.session import Session
 from causal_qwen.terminal import finite
 from causal_qwen.text.edits import replace_number, replace_word
 
@@ -115,15 +116,11 @@ def counterfactual(service: Service, backend: Any, body: CounterfactualRequest) 
     (prompt,) = request.prompts
     text, edit = read(prompt), _edit(analysis, body.edit, prompt, read, backend.processor)
     options = {name: value for name, value in call.options.items() if value is not None}
-    found = analysis.counterfactual(
-        backend.model,
+    found = Session(backend).counterfactual(
         text,
-        options.pop("individual"),
         edit,
-        semantics=body.semantics,
-        exogenous=options.pop("exogenous", None),
         mode=options.pop("causal_mode"),
-        processor=backend.processor,
+        semantics=body.semantics,
         max_new_tokens=min(room),
         **options,
     )
