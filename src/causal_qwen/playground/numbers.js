@@ -8,8 +8,15 @@ document.addEventListener('input', event => {
 const PIXELS = 320;  // from one end of the range to the other
 let held = null;
 const numberAt = event => event.target.closest('[data-index]');
-const read = number => Object.fromEntries(
-  ['index', 'low', 'high', 'step', 'value'].map(name => [name, Number(number.dataset[name])]));
+// 0 to twice the number, in steps of its last written decimal; -10 to 10 for 0.
+const read = number => {
+  const start = Number(number.dataset.start), far = Math.max(-1e300, Math.min(2 * start, 1e300));
+  const [low, high] = start ? [Math.min(0, far), Math.max(0, far)] : [-10, 10];
+  const decimals = number.dataset.written.match(/[.](\d+)/)?.[1].length ?? 0;
+  const written = 10 ** -decimals, fine = Number(((high - low) / 1000).toPrecision(1));
+  const step = written > (high - low) / 2 ? fine : Math.max(written, fine);
+  return {index: Number(number.dataset.index), value: Number(number.dataset.value), low, high, step};
+};
 const move = (number, wanted) => {
   const {index, low, high, step, value} = read(number);
   const near = low + Math.round((wanted - low) / step) * step;

@@ -16,7 +16,7 @@ import numpy as np
 
 from causal_qwen.analysis.rendering import ComparedWorlds, to_html
 from causal_qwen.individuals.individual import Individual
-from causal_qwen.playground.served import Forecast, drag_range
+from causal_qwen.playground.served import Forecast
 from causal_qwen.text.numerals import encode
 
 if TYPE_CHECKING:
@@ -63,13 +63,12 @@ def draggable_text(text: str, version: int) -> str:
         return note("")
     found, parts = encode(text), []
     for index, (piece, surface) in enumerate(zip(found.pieces, found.surfaces, strict=False)):
-        low, high, step = map(repr, drag_range(text, index))
         value = repr(found.values[index])
         parts.append(
-            f"{_escape(piece)}<span class='drag' role='slider' tabindex='0' "
-            f"aria-label='number {index + 1}, drag to change' aria-valuemin='{low}' "
-            f"aria-valuemax='{high}' aria-valuenow='{value}' data-index='{index}' data-low='{low}' "
-            f"data-high='{high}' data-step='{step}' data-value='{value}'>{_escape(surface)}</span>"
+            f"{_escape(piece)}<span class='drag' role='slider' tabindex='0' data-index='{index}' "
+            f"aria-label='number {index + 1}, drag to change' aria-valuenow='{value}' "
+            f"data-start='{value}' data-value='{value}' data-written='{_escape(surface)}'>"
+            f"{_escape(surface)}</span>"
         )
     hint = "Drag a number left or right, or use the arrow keys."
     return _page(

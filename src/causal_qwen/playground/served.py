@@ -28,15 +28,13 @@ import numpy as np
 from causal_qwen.individuals.individual import OWN_FIELDS, Individual
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
-from causal_qwen.text.edits import number_span, replace_word
-from causal_qwen.text.numerals import encode, render
+from causal_qwen.text.edits import replace_word
 
 TEXTS, PEOPLE, MODELS = "/v1/completions", "/v1/individuals", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
 WHAT_IF = "/v1/numbers/counterfactual"
 MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
-MAX_MAGNITUDE = 1e300  # of a dragged number
 LEVELS = (0.5, 0.9)
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
@@ -230,26 +228,6 @@ def read_row(text: str) -> dict[str, Any] | None:
         return None
     cells = {name.strip(): value.strip() for name, _, value in pairs}
     return {name: None if is_missing(cell) else read_cell(cell) for name, cell in cells.items()}
-
-
-class DragRange(NamedTuple):
-    """The values that a dragged number can take."""
-
-    low: float
-    high: float
-    step: float
-
-
-def drag_range(text: str, index: int) -> DragRange:
-    """0 to twice the number, in steps of its last written decimal; -10 to 10 for 0."""
-    start, end = number_span(text, index)
-    value = encode(text).values[index]
-    decimals = len(re.sub(r"[^\d].*", "", text[start:end].partition(".")[2]))
-    far = max(min(2 * value, MAX_MAGNITUDE), -MAX_MAGNITUDE)
-    low, high = (-10.0, 10.0) if value == 0 else sorted((0.0, far))
-    written, fine = 10.0**-decimals, float(render((high - low) / 1000, 1))
-    is_small = written > (high - low) / 2  # written with an exponent
-    return DragRange(low, high, (fine or high - low) if is_small else max(written, fine))
 
 
 # ---------------------------------------------------------------- individuals

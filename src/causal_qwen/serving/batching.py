@@ -194,10 +194,10 @@ class Batcher:
     def _fail(self, error: Exception) -> None:
         """Tell everyone who waits."""
         with self._changed:
-            jobs = {id(job): job for job, _ in self._running.values()}
-            jobs |= {id(job): job for job in self._waiting} if self._is_closed else {}
+            jobs = [job for job, _ in self._running.values()]
             self._running.clear()
             if self._is_closed:
+                jobs += self._waiting
                 self._waiting.clear()
-        for job in jobs.values():
+        for job in dict.fromkeys(jobs):
             job.notify(Event(job.rows[0], "", error=error))
