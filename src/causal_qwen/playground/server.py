@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import tempfile
 import webbrowser
 from collections.abc import AsyncIterator
@@ -46,7 +47,7 @@ def launch(
     server is started in this process.
     """
     with ExitStack() as opened:
-        files = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="causal-qwen-")))
+        files = Path(tempfile.gettempdir(), f"causal-qwen-{secrets.token_hex(8)}")
         configure_gradio(files)
         from causal_qwen.playground.page import build
         from causal_qwen.playground.served import ServedModel
@@ -68,6 +69,8 @@ def launch(
             local = opened.enter_context(LocalServer(model, device, dtype, files / "individuals"))
             url, api_key = local.url, local.key
         served = ServedModel.open(url, api_key)
+        files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
+        opened.callback(shutil.rmtree, files)
         app = make_app(build(served, files, local), host, account, served.client)
         server = connections.make_server(app, MAX_CONNECTIONS, CLOSE_SECONDS)
         address = connections.address_of(host, bound)
