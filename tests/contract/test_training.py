@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from causal_qwen.training.plan import plan
+from _simulation import Finding, simulate, summary
 from rich.console import Console
 from transformers import (
     GenerationConfig,

@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causal_qwen.analysis.rendering import ComparedWorlds, to_html
+from causal_qwen.analysis.rendering import to_html
 from causal_qwen.individuals.individual import Individual
 from causal_qwen.playground.served import Forecast
 from causal_qwen.text.numerals import encode
@@ -48,7 +48,7 @@ def individuals_table(individuals: Sequence[Individual]) -> str:
     return _page(_table(("name", "seed", "temperature", "persistence"), rows))
 
 
-def comparison(result: ComparedWorlds) -> str:
+def comparison(result: Any) -> str:
     """Both texts and their steps."""
     return _page(f"<div class='scroll'>{readable(to_html(result))}</div>")
 

@@ -113,7 +113,7 @@ class ServedModel:
     def compare(
         self, individual: Individual, prompt: str, most: int, kind: str, values: dict[str, Any]
     ) -> Any:
-        """Both texts of one edit, whose fields are in `values`: a `ComparedWorlds`."""
+        """Both texts of one edit, whose fields are in `values`, for `rendering.to_html`."""
         prompt = read_text(prompt)
         body = {"prompt": prompt, "max_tokens": most, **request_fields(individual)}
 

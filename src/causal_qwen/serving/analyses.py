@@ -249,7 +249,7 @@ def _regressor_name(service: Service, name: str | None) -> str | None:
 
 
 def number_counterfactual(service: Service, backend: Any, body: WhatIfRequest) -> dict[str, Any]:
-    from causal_qwen.tables.rows import TEXT
+    from causal_qwen.tables.frames import TEXT
 
     before, after = body.input, body.edited
     if isinstance(before, str) != isinstance(after, str) or before == after:
