@@ -222,7 +222,7 @@ def test_the_playground_of_a_server_needs_no_torch(tiny_directory: Path, tmp_pat
 def test_a_hundred_clients_are_answered_or_told_to_come_back(
     tiny_directory: Path, tmp_path: Path
 ) -> None:
-    options = ("--max-rows", "8", "--max-waiting", "30")
+    options = ("--set", "max_rows=8", "--set", "max_waiting=30")
     with serving(tiny_directory, tmp_path, *options) as server:
         clients, refused = ThreadPoolExecutor(100), list[Any]()
 

@@ -54,7 +54,7 @@ def test_a_saved_individual_moves_u_as_in_training(model: Any, tmp_path: Path) -
     assert authors.gain == 3.0
     files = authors.save(model, tmp_path)
     assert [file.name for file in files] == [f"{name}.safetensors" for name in NAMES]
-    gains = NoiseGains(shared=model.generation_config.noise_gain, law="mixture")
+    gains = NoiseGains(shared=model.generation_config.noise_gain)
     for file, push, name in zip(files, authors.pushes(), NAMES, strict=True):
         saved = Individual.load(file)
         assert saved.name == name

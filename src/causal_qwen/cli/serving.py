@@ -16,7 +16,6 @@ def serve(
     model: opt.ModelName = "",
     engine: opt.Engine = "auto",
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
     host: Annotated[
         str, Option(help="The address to listen on; other machines need the API key.")
     ] = "127.0.0.1",
@@ -43,15 +42,17 @@ def serve(
     cors: Annotated[
         list[str] | None, Option(help="Let pages of this origin call the server from a browser.")
     ] = None,
-    max_rows: Annotated[int, Option(help="Decode so many texts together.", min=1)] = 16,
-    max_waiting: Annotated[int, Option(help="Let so many texts wait; then 429.", min=0)] = 64,
-    max_prompt: Annotated[int, Option(help="Tokens of a prompt.", min=1)] = 4096,
-    max_tokens: Annotated[int, Option(help="New tokens of a text.", min=1)] = 1024,
-    max_n: Annotated[int, Option(help="Texts of a request.", min=1)] = 8,
-    max_body: Annotated[int, Option(help="Bytes of a request.", min=1)] = 1_000_000,
-    drain_seconds: Annotated[
-        int, Option(help="Time for running requests after SIGTERM.", min=0)
-    ] = 30,
+    settings: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            "-s",
+            metavar="NAME=VALUE",
+            help="max_rows (16) decoded together, max_waiting (64) for a place, max_prompt (4096) "
+            "and max_tokens (1024) of a text, max_n (8) texts and max_body (1000000) bytes of a "
+            "request, drain_seconds (30) after SIGTERM, or dtype; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over OpenAI's protocol; each user meets their own individual. Ctrl-C closes it.
 
@@ -61,7 +62,9 @@ def serve(
     from causal_qwen.serving.limits import Limits
     from causal_qwen.serving.server import launch
 
-    limits = Limits(max_rows, max_waiting, max_prompt, max_tokens, max_n, max_body, drain_seconds)
+    given = opt.parse_settings(settings, (*Limits.__dataclass_fields__, "dtype"))
+    dtype = given.pop("dtype", "auto")
+    limits = Limits(**given)
     named = unless_embedded(model)
     shown = name or (EMBEDDED if named is None else Path(named).name)
     launch(

@@ -131,7 +131,6 @@ def export(
 def playground(
     model: opt.ModelName = "",
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
     host: Annotated[
         str,
         Option(help="The address to listen on; other machines need the password that is printed."),
@@ -162,10 +161,8 @@ def playground(
 
     Example: causal-qwen app --port 7861
     """
-    if url is not None and (model or (device, dtype) != ("auto", "auto")):
-        raise ValueError(
-            "--url names the server, which has a model: leave out --model, --device and --dtype."
-        )
+    if url is not None and (model or device != "auto"):
+        raise ValueError("--url names the server, which has a model: leave out --model, --device.")
     from causal_qwen.playground import launch
 
     launch(
@@ -175,7 +172,6 @@ def playground(
         open_browser=browser,
         auth=auth,
         device=device,
-        dtype=dtype,
         url=url,
         api_key=api_key,
     )

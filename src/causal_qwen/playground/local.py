@@ -49,9 +49,9 @@ class Opened(NamedTuple):
 class LocalServer:
     IRISES = IRISES  # a name for the page, which does not import this module
 
-    def __init__(self, model: str, device: str, dtype: str, individuals: Path) -> None:
+    def __init__(self, model: str, device: str, individuals: Path) -> None:
         path = model or str(default_model(lambda step: print(f"{step} ...", flush=True)))
-        self.backend = TorchEngine.open(path, device, dtype)
+        self.backend = TorchEngine.open(path, device)
         self.service = Service(self.backend, Path(path).name, individuals)
         self.key = secrets.token_urlsafe()
         self._irises: Opened | None = None

@@ -36,7 +36,6 @@ def launch(
     open_browser: bool = True,
     auth: str | None = None,
     device: str = "auto",
-    dtype: str = "auto",
     url: str | None = None,
     api_key: str | None = None,
 ) -> None:
@@ -66,7 +65,7 @@ def launch(
             from causal_qwen.playground.local import LocalServer
 
             print("Opening the model ...", flush=True)
-            local = opened.enter_context(LocalServer(model, device, dtype, files / "individuals"))
+            local = opened.enter_context(LocalServer(model, device, files / "individuals"))
             url, api_key = local.url, local.key
         served = ServedModel.open(url, api_key)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
