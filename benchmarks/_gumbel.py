@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 from causal_qwen.generation.mixin import CUTS
-from causal_qwen.individuals.noise import Noise, draw_noise
+from causal_qwen.individuals import Noise, draw_noise
 from causal_qwen.modeling.protocols import CausalModel
 
 

@@ -19,7 +19,7 @@ from causal_qwen.conversion.calibration import TEXTS, equal_gain, pad_left, read
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.candidates import cut_by_text, keep_min_p
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 
 PROMPTS = (  # none of these took part in the choice of a default
     "The carpenter measured the plank twice and",

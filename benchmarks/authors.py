@@ -25,7 +25,7 @@ import torch
 from _results import Row, log, make_parser, parse, save, span, table
 
 from causal_qwen.conversion.convert import default_model, open_model
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.training.authors import likelihoods, saved_files
 from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.training.run import Run, train

@@ -95,7 +95,7 @@ MUTANTS = (
         "unit/test_value.py::test_field_is_fitted_by_median_and_interquartile_range",
     ),
     Mutant(
-        "modeling/value_embedding.py",
+        "modeling/value_space.py",
         "symlog(values).float()",
         "values.float()",
         "unit/test_chain.py::test_log_encoding_adds_the_signed_logarithm_along_the_direction",
@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     # noise
     Mutant(
-        "individuals/noise.py",
+        "individuals.py",
         "key=[np.uint64(seed), np.uint64(position)]",
         "key=[np.uint64(position), np.uint64(seed)]",
         "unit/test_individual.py::test_noise_is_philox_keyed_by_seed_and_position",

@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 
 from causal_qwen.conversion.calibration import solve_gamma, sum_p
 from causal_qwen.decoding.decision import _may_win
-from causal_qwen.individuals.noise import draw_noise, noise_bound, to_cauchy
+from causal_qwen.individuals import draw_noise, noise_bound, to_cauchy
 from causal_qwen.modeling.abduction import activate
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, symlog

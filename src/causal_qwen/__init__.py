@@ -27,7 +27,7 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "ChangedNumber": "analysis.counterfactual",
     "ChangedPrompt": "analysis.counterfactual",
     "ChangedToken": "analysis.counterfactual",
-    "Individual": "individuals.individual",
+    "Individual": "individuals",
     "NumberPrediction": "regression.prediction",
     "OpenModel": "regression.regressor",
     "OtherModel": "analysis.counterfactual",
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     )
     from causal_qwen.analysis.posterior import infer_individual
     from causal_qwen.generation.pipeline import CausalTextGenerationPipeline
-    from causal_qwen.individuals.individual import Individual
+    from causal_qwen.individuals import Individual
     from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
     from causal_qwen.modeling.cauchy import Cauchy
     from causal_qwen.modeling.configuration import CausalQwen2Config

@@ -53,8 +53,7 @@ from causal_qwen.modeling.configuration import (
 )
 from causal_qwen.modeling.loss import IGNORE, LossTerms, causal_loss, shift_fields, shift_left
 from causal_qwen.modeling.thresholds import Decision
-from causal_qwen.modeling.value_embedding import check_values, embed_values
-from causal_qwen.modeling.value_space import fit_field
+from causal_qwen.modeling.value_space import check_values, embed_values, fit_field
 
 HUB_OPTIONS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr", "tags")
 

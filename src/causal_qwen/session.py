@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from causal_qwen.decoding.draws import complete_call
 from causal_qwen.decoding.noise import DecodingNoise
-from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.settings import DecodingSettings, complete_call
 from causal_qwen.engines.engine import Choice, Engine, Row, Tokens
-from causal_qwen.individuals.individual import Individual, parse_individual
+from causal_qwen.individuals import Individual, parse_individual
 from causal_qwen.options import ENGINES, check_choice
 from causal_qwen.text.segmentation import stable_prefix
 

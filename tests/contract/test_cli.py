@@ -35,7 +35,7 @@ from causal_qwen.cli.program import app
 from causal_qwen.conversion.calibration import PERSISTENCE, TEXTS
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.engines.torch import TorchEngine
-from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.session import Session
 from causal_qwen.session import open as open_session
 

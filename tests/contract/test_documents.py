@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 import causal_qwen
 import causal_qwen_mvp
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.individuals import draw_noise, to_cauchy
 from causal_qwen_mvp import (
     AbductionNetwork,
     ActionNetwork,

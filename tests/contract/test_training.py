@@ -33,7 +33,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from causal_qwen.decoding.noise import NoiseGains, UNoise
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.training.authors import (
     Authors,
     compare,

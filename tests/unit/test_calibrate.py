@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from causal_qwen import CausalQwenForCausalLM, Individual
 from causal_qwen.conversion import calibration
 from causal_qwen.conversion.convert import convert
-from causal_qwen.decoding.context import end_ids
+from causal_qwen.decoding.settings import end_ids
 from causal_qwen.modeling.cauchy import Cauchy
 
 Make = Callable[..., Any]

@@ -26,8 +26,7 @@ from causal_qwen.modeling.abduction import (
 )
 from causal_qwen.modeling.action import score_pair
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.value_embedding import embed_values
-from causal_qwen.modeling.value_space import symexp, symlog
+from causal_qwen.modeling.value_space import embed_values, symexp, symlog
 
 Make = Callable[..., Any]
 ACTIVATIONS = ("exp", "softplus", "abs")

@@ -27,8 +27,7 @@ from causal_qwen.analysis.counterfactual import (
     parse_edit,
     stability_violations,
 )
-from causal_qwen.individuals.individual import Individual
-from causal_qwen.individuals.noise import draw_noise
+from causal_qwen.individuals import Individual, draw_noise
 
 Make = Callable[..., Any]
 

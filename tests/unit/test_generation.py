@@ -28,8 +28,7 @@ from transformers.generation import (
 from causal_qwen.decoding.decision import choose
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.decoding.settings import resolve_mode
-from causal_qwen.individuals.individual import Individual
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.individuals import Individual, draw_noise, to_cauchy
 from causal_qwen.model import CausalQwenForCausalLM
 
 Make = Callable[..., Any]

@@ -13,7 +13,7 @@ from _gumbel import GumbelIndividual
 from scipy import stats
 
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
-from causal_qwen.individuals.noise import draw_noise
+from causal_qwen.individuals import draw_noise
 
 Make = Callable[..., Any]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.individuals import draw_noise, to_cauchy
 
 NUM, PAD = 11, 0
 PROMPT = [3, NUM, 8, 20]

@@ -30,8 +30,7 @@ from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
-from causal_qwen.individuals.individual import Individual
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.individuals import Individual, draw_noise, to_cauchy
 
 C = 32
 SHARES = st.floats(0, 1)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from causal_qwen.analysis import token_view
 from causal_qwen.analysis.counterfactual import ChangedPrompt, ChangedToken, counterfactual
 from causal_qwen.engines.torch import TorchEngine
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.playground import local, rendering, served
 from causal_qwen.playground.served import Forecast, ServedModel

@@ -26,7 +26,7 @@ from causal_qwen.analysis.posterior import (
     nonnegative_least_squares,
 )
 from causal_qwen.analysis.token_sequence import TokenSequence, observe
-from causal_qwen.individuals.noise import to_cauchy
+from causal_qwen.individuals import to_cauchy
 
 Make = Callable[..., Any]
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from causal_qwen.individuals.individual import Individual
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.individuals import Individual, draw_noise, to_cauchy
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.value_space import ValueSpace

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 pandas = pytest.importorskip("pandas")
 skops_io = pytest.importorskip("skops.io")
 
-from causal_qwen.individuals.individual import Individual  # noqa: E402
+from causal_qwen.individuals import Individual  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression.backbone import OpenModel  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402

@@ -30,7 +30,7 @@ from causal_qwen.cli import batch
 from causal_qwen.cli.remote_chat import RemoteConversation
 from causal_qwen.engines.engine import Choice, Row, Tokens
 from causal_qwen.engines.torch import TorchBatch, TorchEngine
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.serving.app import make_app
 from causal_qwen.serving.batching import Batcher, Event, Job

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, resolve_settings
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.requests import (
     Call,

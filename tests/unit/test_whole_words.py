@@ -28,7 +28,7 @@ from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
 from causal_qwen.engine.quantization import quantize
 from causal_qwen.families import FAMILIES
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.options import CONTINUES, OPEN
 from causal_qwen.text.words import edges_of, word_edges
 from causal_qwen.training.from_scratch import new_model

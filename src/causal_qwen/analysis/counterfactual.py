@@ -42,8 +42,8 @@ from causal_qwen.analysis.token_sequence import (
     show_tokens,
 )
 from causal_qwen.decoding.candidates import Cuts, candidates_along
-from causal_qwen.decoding.context import end_ids
-from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.decoding.settings import end_ids
+from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space

@@ -41,8 +41,7 @@ from causal_qwen.analysis.token_sequence import (
 )
 from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.decision import margin
-from causal_qwen.individuals.individual import Individual
-from causal_qwen.individuals.noise import MAX_SEED, draw_noise, from_cauchy, noise_bound
+from causal_qwen.individuals import MAX_SEED, Individual, draw_noise, from_cauchy, noise_bound
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import apply_head, head_weight
 from causal_qwen.modeling.protocols import CausalModel, Processor

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from causal_qwen.engines.engine import Engine, Row
-from causal_qwen.individuals.individual import Individual, parse_individual
+from causal_qwen.individuals import Individual, parse_individual
 from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply

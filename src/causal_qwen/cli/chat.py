@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from causal_qwen.cli.turns import common_command, interruption
-from causal_qwen.individuals.individual import OWN_FIELDS, SAVED, Individual, parse_individual
+from causal_qwen.individuals import OWN_FIELDS, SAVED, Individual, parse_individual
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
 from causal_qwen.outputs import whole_file
 from causal_qwen.session import Session, Text

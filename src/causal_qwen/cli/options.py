@@ -122,7 +122,7 @@ def check_individual(individual: str | None, mode: str | None, is_saved: bool = 
         return None, mode
     if mode not in (None, *NOISY_MODES):
         raise ValueError(f"--individual has no effect in --mode {mode}; use causal or sampling.")
-    from causal_qwen.individuals.individual import parse_individual
+    from causal_qwen.individuals import parse_individual
 
     return None if individual is None else parse_individual(individual), mode or "causal"
 

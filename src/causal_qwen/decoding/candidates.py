@@ -20,8 +20,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from causal_qwen.decoding.arrays import Array, array_namespace, in_any_row
 from causal_qwen.options import CONTINUES, OPEN
+
+Array = Any  # a NumPy array or a torch tensor
+
+
+def array_namespace(array: Array) -> Any:
+    if isinstance(array, np.ndarray | np.generic):
+        return np
+    import array_api_compat
+
+    return array_api_compat.array_namespace(array)
+
+
+def in_any_row(is_kept: Array) -> Array:
+    """Columns that a row keeps. (B, V) -> (K,)"""
+    xp = array_namespace(is_kept)
+    return xp.nonzero(xp.max(xp.astype(is_kept, xp.uint8), axis=0))[0]  # torch's `any` is slow
+
 
 FEW = 1024  # candidates of a text, on average, whose rows of W alone are multiplied; of a whole
 # batch, which alone are read

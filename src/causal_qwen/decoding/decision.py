@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from causal_qwen.decoding.arrays import Array, array_namespace, in_any_row
+from causal_qwen.decoding.candidates import Array, array_namespace, in_any_row
 
 TIE = 1e-5  # relative difference below which two scales count as equal
 SLACK = 1e-4  # rounding allowance of every float32 bound: positive sums of <= 1000s of terms

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from causal_qwen.decoding.settings import DecodingSettings, check_amplitude
-from causal_qwen.individuals.individual import Individual, resolve_individuals
-from causal_qwen.individuals.noise import Noise, to_cauchy
+from causal_qwen.individuals import Individual, Noise, resolve_individuals, to_cauchy
 
 RANDOM_SEEDS = 2**62  # range of the seeds drawn when a call gives no individual
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
 
 # Our own fields of a generation config, and their defaults.
@@ -42,6 +43,8 @@ SOFTMAX = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_pe
 HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
 # T kappa, and T of softmax. |t| is at most 3e15: in float32, 1e7 is left for scale_U times |W|.
 MOST_NOISE = 1e16
+SEEDS = 2**53  # drawn seeds lie below it: every JSON reader keeps them exactly
+SOFTMAX_CALL = ("temperature", "top_k", "top_p", "min_p")  # each asks for softmax draws
 
 
 @dataclass(frozen=True)
@@ -255,3 +258,55 @@ def _gain(name: str, value: Any) -> Any:
 def first_given(*values: Any) -> Any:
     """The first value that is not None."""
     return next((value for value in values if value is not None), None)
+
+
+def draw_seed() -> int:
+    return secrets.randbelow(SEEDS)
+
+
+def complete_call(
+    resolve: Callable[..., DecodingSettings], options: Mapping[str, Any], seed: int | None
+) -> tuple[dict[str, Any], int | None]:
+    """-> options of `generate` and the seed of softmax draws, nothing left to chance.
+
+    In `compatible`, a temperature, top-k, top-p, min-p or seed asks for softmax sampling, as in
+    Qwen; a temperature of 0 for the argmax.
+    """
+    options = dict(options)
+    settings = resolve(**options)
+    if settings.is_noisy and settings.individual is None:
+        options["individual"] = draw_seed()
+    if settings.mode != "compatible":
+        return options, seed
+    if options.get("temperature") == 0:
+        options |= {"temperature": None, "do_sample": False}
+    elif options.get("do_sample") is None and (
+        seed is not None or any(options.get(name) is not None for name in SOFTMAX_CALL)
+    ):
+        options["do_sample"] = True
+    if seed is None and resolve(**options).do_sample:
+        seed = draw_seed()
+    return options, seed
+
+
+def context_length(max_position_embeddings: int, rope: Mapping[str, Any] | None) -> int:
+    """Positions of a model, including those that RoPE scaling adds to the trained ones."""
+    rope = rope or {}
+    if rope.get("rope_type") not in ("linear", "dynamic", "yarn"):
+        return max_position_embeddings
+    trained = rope.get("original_max_position_embeddings", max_position_embeddings)
+    return max(max_position_embeddings, int(trained * rope["factor"]))
+
+
+def end_ids(model: Any) -> set[int]:
+    """The tokens that end a text."""
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        return set()
+    return {eos} if isinstance(eos, int) else set(eos)
+
+
+def context_of(model: Any) -> int:
+    """How many tokens a model reads and generates together."""
+    config = model.config
+    return context_length(config.max_position_embeddings, config.rope_parameters)

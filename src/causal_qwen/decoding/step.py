@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from causal_qwen.decoding.arrays import Array, array_namespace
 from causal_qwen.decoding.candidates import (
+    Array,
+    array_namespace,
     cut_by_text,
     few_candidates,
     keep_min_p,

@@ -46,7 +46,7 @@ from causal_qwen.engine.weights import (
     read_tensors,
 )
 from causal_qwen.families import is_causal
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.terminal import counted
 from causal_qwen.text.segmentation import stable_prefix
 

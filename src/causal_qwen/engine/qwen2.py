@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from causal_qwen.decoding.context import context_length
+from causal_qwen.decoding.settings import context_length
 from causal_qwen.engine.fast import (
     LOWEST,
     MAX_BATCH,

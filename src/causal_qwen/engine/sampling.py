@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.engine.weights import Float32
-from causal_qwen.individuals.noise import draw_noise
+from causal_qwen.individuals import draw_noise
 
 NEVER = np.float32(-np.inf)  # the score of a token that may not be chosen
 

@@ -25,9 +25,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.decoding.context import context_of, end_ids
 from causal_qwen.decoding.noise import UNoise, stack_noise
-from causal_qwen.decoding.settings import DecodingSettings
+from causal_qwen.decoding.settings import DecodingSettings, context_of, end_ids
 from causal_qwen.engines.engine import Choice, Row, Tokens
 from causal_qwen.generation.logits import to_tensors
 from causal_qwen.modeling.cauchy import Cauchy

@@ -4,8 +4,7 @@ In:   a call of `generate`, its options and the model's outputs.
 Out:  tokens, their values, and the individual of each row.
 
     mixin             `CausalGenerationMixin`: every override of a private Hugging Face method
-    values            `ValueTracker`: the values beside the tokens of a call
-    logits            `DecisionProcessor`: the mode as the last logits processor
+    logits            `DecisionProcessor`: the mode as the last logits processor; values of tokens
     pipeline          `text-generation` that reads and returns numbers as values
     documented_calls  the calls and attribute names of the source documents
 

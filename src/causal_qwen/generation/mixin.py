@@ -18,8 +18,7 @@ from transformers.utils import ModelOutput, logging
 
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_given, resolve_settings
-from causal_qwen.generation.logits import DecisionProcessor, to_tensors
-from causal_qwen.generation.values import ValueTracker
+from causal_qwen.generation.logits import DecisionProcessor, ValueTracker, to_tensors
 from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.options import NOISY_MODES
 

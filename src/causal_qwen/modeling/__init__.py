@@ -5,10 +5,9 @@
 
     configuration    fields added to the base model's configuration
     cauchy           the distribution: tails, quantiles, likelihood, CRPS
-    value_space      values <-> the scale on which numbers are predicted
+    value_space      values <-> the scale on which numbers are predicted; values -> embeddings
     card             README.md of a saved directory
     processor        text -> ids + values, and back
-    value_embedding  ids + values -> inputs_embeds
     abduction        z -> U
     action           U -> S and Y
     thresholds       S -> P_k = P(S_k > C_k)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.playground import rendering, served
 from causal_qwen.playground.served import ServedModel
 from causal_qwen.text.edits import find_numbers, replace_number

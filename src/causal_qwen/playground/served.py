@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
 from causal_qwen.text.edits import replace_word

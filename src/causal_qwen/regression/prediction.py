@@ -24,8 +24,7 @@ from transformers.utils import logging
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.individuals.individual import Individual, resolve_individuals
-from causal_qwen.individuals.noise import check_noise
+from causal_qwen.individuals import Individual, check_noise, resolve_individuals
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import apply_head
 from causal_qwen.modeling.cauchy import Cauchy

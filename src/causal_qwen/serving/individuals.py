@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.decoding.draws import draw_seed
+from causal_qwen.decoding.settings import draw_seed
 from causal_qwen.engines.engine import Engine
-from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.serving.requests import Body, Number, RequestError, Seed, about
 
 SUFFIX = ".safetensors"

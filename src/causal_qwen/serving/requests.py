@@ -30,10 +30,15 @@ from pydantic import (
     model_validator,
 )
 
-from causal_qwen.decoding.draws import SEEDS, complete_call
-from causal_qwen.decoding.settings import DEFAULTS, SOFTMAX, DecodingSettings, first_given
-from causal_qwen.individuals.individual import Individual, resolve_individuals
-from causal_qwen.individuals.noise import MAX_SEED
+from causal_qwen.decoding.settings import (
+    DEFAULTS,
+    SEEDS,
+    SOFTMAX,
+    DecodingSettings,
+    complete_call,
+    first_given,
+)
+from causal_qwen.individuals import MAX_SEED, Individual, resolve_individuals
 from causal_qwen.serving.limits import Limits
 
 DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within the server's limit

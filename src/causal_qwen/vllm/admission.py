@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from causal_qwen.decoding.settings import DecodingSettings, first_given, resolve_settings
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.serving.requests import DecodingRequest, RequestError, read
 
 RESOLVED = "resolved"

@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from causal_qwen.modeling.value_embedding import check_values, embed_values
+from causal_qwen.modeling.value_space import check_values, embed_values
 from causal_qwen.vllm.admission import PROMPT_IDS
 
 EMBEDDING, DIRECTION = "model.embed_tokens.weight", "model.value_direction"
