@@ -786,7 +786,7 @@ def closed_form_errors(
     y, y_draws = model.action.number(wide), torch.cat(values).double().sort().values
     quantile_errors = []
     for level in LEVELS:
-        expected = y.quantile(level).double()
+        expected = y.icdf(level).double()
         density = Cauchy(y.loc.double(), y.scale.double()).log_prob(expected).exp()
         error = (y_draws[int(level * draws)] - expected) * density
         quantile_errors.append(float(error / math.sqrt(level * (1 - level) / draws)))

@@ -101,14 +101,14 @@ MUTANTS = (
         "unit/test_chain.py::test_log_encoding_adds_the_signed_logarithm_along_the_direction",
     ),
     Mutant(
-        "generation/values.py",
+        "generation/logits.py",
         "y = y + outputs.shift_Y[:, -1]",
         "y = y - outputs.shift_Y[:, -1]",
         "unit/test_number_channel.py::"
         "test_generated_number_has_the_value_of_its_mode_and_is_fed_back",
     ),
     Mutant(
-        "generation/values.py",
+        "generation/logits.py",
         "self.values = self.values[(is_parent.int().argmax(-1) + offset).flatten()]",
         "self.values = self.values[is_parent.int().argmax(-1).flatten()]",
         "unit/test_number_channel.py::test_beams_have_their_own_values",
@@ -179,7 +179,7 @@ MUTANTS = (
         "unit/test_generation.py::test_every_row_has_the_noise_gain_it_was_given",
     ),
     Mutant(
-        "decoding/draws.py",
+        "decoding/settings.py",
         "SEEDS = 2**53",
         "SEEDS = 2**64",
         "unit/test_serving_requests.py::test_what_is_left_to_chance_is_drawn_and_reported",
