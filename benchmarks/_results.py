@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,17 @@ from numpy.typing import ArrayLike
 
 RESULTS = Path("docs/results")
 Row = dict[str, Any]
+MOST = 10  # rows of a page
+KEY_ROWS = {  # of the first table of a page that has any; a newer row is further down
+    "calibration": "",
+    "decode": r"constant .* (standard|causal) \|",
+    "engine": r"NumPy (float32|bfloat16|int8|int8 numba) \|",
+    "individuals": r"^\| (softmax (min-p 0.1|top-p 0.9|T=0.7) \||softmax, cand|`samp|"
+    r"individuals \(|individuals, T|shared Gumbel, cand|shared Gumbel, min-p 0.1 \|).*\| 240 \|",
+    "loss": r"^(?!.*earlier).*\| ours",
+    "numbers": r"MdAE|coverage|CRPS",
+    "vllm": r"`(standard|causal)`",
+}
 
 
 # ---------------------------------------------------------------- options
@@ -180,9 +193,26 @@ def log(*parts: Any) -> None:
 
 
 def save(lines: list[str], results: Any, output: Path) -> None:
-    """Write the page and its JSON, and print the page."""
-    page = "\n".join(lines)
+    """Print all lines; write the JSON, which has every figure, and the page, which has the key
+    rows of one table."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page + "\n", encoding="utf-8")
+    output.write_text("\n".join(shortened(lines, output.stem)) + "\n", encoding="utf-8")
     output.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print(page)
+    print("\n".join(lines))
+
+
+def shortened(lines: list[str], name: str) -> list[str]:
+    """Title, command and one table of at most MOST rows, the last of those that match KEY_ROWS."""
+    title, paragraph = lines[0], lines[2]
+    tables = [
+        list(group)
+        for is_table, group in groupby(lines, lambda line: line.startswith("|"))
+        if is_table
+    ]
+    wanted = re.compile(KEY_ROWS.get(name, ""))
+    found = [[row for row in rows[2:] if wanted.search(row)] for rows in tables]
+    best = max(range(len(tables)), key=lambda place: (len(found[place]) > 0, -place))
+    key = (found[best] or tables[best][2:])[-MOST:]
+    page = [title, "", paragraph, "", *tables[best][:2], *key]
+    rest = sum(map(len, tables)) - 2 * len(tables) - len(key)
+    return [*page, "", f"{rest} more rows: [{name}.json]({name}.json)."] if rest else page

@@ -163,7 +163,8 @@ def page(results: Row, options: Namespace, names: list[str]) -> list[str]:
     return [
         "# Authors as individuals",
         "",
-        f"{len(names)} authors, {results['pieces']} pieces to learn, {results['held_out']} "
+        f"`python benchmarks/authors.py --data DIRECTORY`: {len(names)} authors, "
+        f"{results['pieces']} pieces to learn, {results['held_out']} "
         f"held-out pieces of {results['works']} other works. {options.steps} steps of "
         f"{options.batch} x {options.length} tokens, {what}, lora={options.lora}, "
         f"train={options.train}. Intervals: 95%, bootstrap over works.",

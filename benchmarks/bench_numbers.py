@@ -427,7 +427,10 @@ def main() -> None:
         lines = [
             "# Numbers: error and calibration",
             "",
-            "`python benchmarks/bench_numbers.py`",
+            "`python benchmarks/bench_numbers.py`: 14 real tables of at most 600 rows, 5 seeds. "
+            "*mixed*: 20% of the labels of training and calibration rows are wrong. The best peer "
+            "of a table is chosen on its test rows. *whole*: ours calibrates itself on 80% of the "
+            "rows; *trusted*: calibrated on 20% with clean labels.",
             "",
         ]
         for name in PARTS:  # the pages of other parts are kept

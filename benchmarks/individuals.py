@@ -970,8 +970,9 @@ def write(results: Row, output: Path) -> None:
     lines = [
         "# Individuals and counterfactuals",
         "",
-        "`python benchmarks/individuals.py all` on the embedded model, or part by part with the "
-        "sizes that are named below.",
+        "`python benchmarks/individuals.py all` on the embedded model: 20 prompts x 12 speakers "
+        "x 32 tokens, 95% intervals over prompts. Log-prob: of a token under the base model. "
+        "Recognised: a speaker is named by its words on a new prompt; chance is 0.17.",
         "",
     ]
     for place, (part, (title, _, page)) in enumerate(PARTS.items(), 1):

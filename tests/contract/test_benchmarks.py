@@ -119,14 +119,13 @@ def test_calibration_compares_p_with_softmax(
 ) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"question": "What is two and two? " * 9}), encoding="utf-8")
-    page, rows = results("calibration", "--data", str(data))
+    _, rows = results("calibration", "--data", str(data))
     assert {(row["kind"], row["context"]) for row in rows} == {
         (kind, context)
         for kind in ("prose", "code", "mathematics", "all")
         for context in ("none", "competition")
     }
     assert all(sum(row["counts"][2]) == row["positions"] for row in rows)
-    assert "## Reliability: competition" in page
 
 
 @pytest.mark.slow  # a server and a second model in processes of their own
@@ -147,7 +146,7 @@ def test_engine_measures_speed_memory_and_context(
     assert rows[0].keys() == ENGINE_KEYS
     assert rows[0]["alone"].keys() == {"NumPy float32", "torch float32"}
     assert rows[0]["alone"]["NumPy float32"].keys() == {"load_s", "first_s", "peak_rss_gb"}
-    assert "| bar | processor | figure | asked | met |" in page
+    assert "| NumPy float32 |" in page
 
 
 @pytest.mark.parametrize(
@@ -262,7 +261,7 @@ def test_individuals_writes_all_sections(
     data.write_text(f"{line}\n" * 30, encoding="utf-8")
     page, parts = results("individuals", "all", "--model", str(tiny_directory), "--data", str(data))
     assert {name: set(part) for name, part in parts.items()} == INDIVIDUALS_KEYS
-    assert page.count("\n## ") == len(INDIVIDUALS_KEYS)
+    assert page.count("|---|") == 1
 
 
 @pytest.mark.slow
