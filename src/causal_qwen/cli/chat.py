@@ -9,25 +9,19 @@ in `sampling` mode one seed draws the noise of every position.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from causal_qwen.cli.turns import common_command, interruption
-from causal_qwen.individuals import OWN_FIELDS, SAVED, Individual, parse_individual
+from causal_qwen.individuals import OWN_FIELDS, Individual, parse_individual
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
-from causal_qwen.outputs import whole_file
 from causal_qwen.session import Session, Text
 
 HELP = {
     "/individual [SEED|FILE]": "show the individual, or continue with another one",
     "/mode [MODE]": f"show the mode, or change it: {', '.join(MODES)}",
-    "/save FILE": "save the individual, or the whole conversation if FILE ends in .json",
-    "/load FILE": "load what /save has written",
+    "/save FILE": "save the individual",
     "/reset": "delete the conversation and keep the individual",
     "/help": "show this list",
     "/quit": "quit, like Ctrl-D; Ctrl-C stops an answer",
@@ -122,10 +116,11 @@ class Conversation:
             if argument:
                 self._use(parse_individual(argument))
             return self._introduction(is_new=bool(argument))
-        if name in ("/save", "/load"):
-            if not argument:
-                raise ValueError(f"{name} needs the name of a file.")
-            return self._save(Path(argument)) if name == "/save" else self._load(Path(argument))
+        if name == "/save":
+            if (one := self.individual) is None or not argument:
+                raise ValueError("/save needs the name of a file, and an individual to save.")
+            one.save(argument)
+            return f"{self.name} is saved in {argument}."
         raise ValueError(f"{name} is unknown; /help lists the commands.")
 
     def _introduction(self, is_new: bool) -> str:
@@ -150,43 +145,3 @@ class Conversation:
         except Exception:
             self.source = before
             raise
-
-    def _save(self, path: Path) -> str:
-        one = self.individual
-        if path.suffix == ".json":
-            saved = one and {"noise": one.noise.tolist(), **{n: getattr(one, n) for n in SAVED}}
-            record = {"mode": self.mode, "individual": saved, "messages": self.messages}
-            with whole_file(path, overwrite=False) as partial:
-                partial.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
-            return f"The conversation is saved in {path}."
-        if one is None:
-            raise ValueError(f"Mode {self.mode} has no individual; use /mode causal.")
-        one.save(path)
-        return f"{self.name} is saved in {path}."
-
-    def _load(self, path: Path) -> str:
-        if path.suffix != ".json":
-            self._use(Individual.load(path))
-            return self._introduction(is_new=True)
-        mode = self.mode
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            messages, saved = check_messages(record["messages"]), record["individual"]
-            self.mode = check_choice("mode", record["mode"], MODES)
-            if saved is not None:
-                noise = saved.pop("noise") or np.empty((0, self.size))  # fresh
-                self._use(Individual(np.array(noise), **saved))
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            self.mode = mode
-            raise ValueError(f"{path} is not a conversation with this model ({error}).") from error
-        self.messages = messages
-        return f"{len(messages) // 2} turns with {self.name} are loaded."
-
-
-def check_messages(messages: Any) -> list[dict[str, str]]:
-    """Saved messages: user and assistant in turn, each with a text."""
-    for index, message in enumerate(messages):
-        role = ("user", "assistant")[index % 2]
-        if message["role"] != role or not isinstance(message["content"], str):
-            raise ValueError(f"message {index} is not a text with role={role!r}")
-    return list(messages)

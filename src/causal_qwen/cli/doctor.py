@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import platform
 from functools import lru_cache
@@ -49,9 +48,7 @@ def examine() -> Record:
     needed = _group("", "the NumPy engine")
     extras = {name: _group(name, purpose) for name, purpose in PURPOSES.items()}
     devices, problem = _devices() if extras["torch"]["is_complete"] else ({}, None)
-    model, memory = paths.embedded_directory(), None
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    model = paths.embedded_directory()
     cache_problem = None
     try:
         paths.check_cache_directory()
@@ -66,10 +63,8 @@ def examine() -> Record:
         "extras": extras,
         "device": devices.get("auto"),  # what `--device auto` is; None: no torch
         "devices": devices.get("all", []),
-        "dtype": _embedded_dtype(model),  # what `--dtype auto` is for the embedded model
         "training_precision": devices.get("precision"),  # what `train --precision auto` is
         "threads": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
-        "memory": memory,  # bytes
         "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
         "embedded_model": _place(model, exists=paths.is_converted(model)),
         "feature_cache": _place(paths.cache_directory() / "features.sqlite")
@@ -96,9 +91,7 @@ def render(record: Record) -> Group:
         mark = "[green]✓[/]" if group["is_complete"] else "[yellow]–[/]"
         table.add_row(f"{mark} {name}", words)
     base, model = record["embedded_package"], record["embedded_model"]
-    memory = "" if record["memory"] is None else f", {decimal(record['memory'])} of memory"
-    threads = counted(record["threads"], "thread")
-    facts = {"device": f"{_placement(record)}; {threads}{memory}"}
+    facts = {"device": f"{_placement(record)}; {counted(record['threads'], 'thread')}"}
     later = EMBEDDED_CURE if base["size"] is None else "converted at its next use"
     later = "no directory to convert it into" if record["cache_problem"] else later
     facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
@@ -195,22 +188,13 @@ def _devices() -> tuple[Record, str | None]:
     }, None
 
 
-def _embedded_dtype(model: Path) -> str | None:
-    """The type of the embedded model's weights, once it is converted."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        found = json.loads((model / "config.json").read_text("utf-8")).get("dtype")
-        return found if isinstance(found, str) else None
-    return None
-
-
 def _placement(record: Record) -> str:
-    """The device, the type of weights and the precision of training that are used by default."""
+    """The device and the precision of training that are used by default."""
     if record["device"] is None:
         return "no torch"
     others = [name for name in record["devices"] if not name.startswith(record["device"])]
     also = f" (also {', '.join(others)})" if others else ""
-    weights = f"weights as in the file ({record['dtype'] or 'float32'})"
-    return f"{record['device']}{also}, {weights}, training in {record['training_precision']}"
+    return f"{record['device']}{also}, training in {record['training_precision']}"
 
 
 def _place(path: Path | None, exists: bool = True) -> Record:
