@@ -40,6 +40,8 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+ADVANCED = "Advanced"  # the part of a help page below what most calls need
+
 ModelName = Annotated[
     str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
 ]
@@ -71,6 +73,7 @@ Settings = Annotated[
         "-s",
         metavar="NAME=VALUE",
         help="Any other setting by its name in Python, e.g. min_p=0.2; repeatable.",
+        rich_help_panel=ADVANCED,
     ),
 ]
 NewTokens = Annotated[
@@ -82,26 +85,47 @@ Numbers = Annotated[
 ]
 SoftmaxSeed = Annotated[
     int | None,
-    Option("--seed", help="Seed of softmax sampling (compatible).", min=0, max=2**64 - 1),
+    Option(
+        "--seed",
+        help="Seed of softmax sampling (compatible).",
+        min=0,
+        max=2**64 - 1,
+        rich_help_panel=ADVANCED,
+    ),
 ]
 Seed = Annotated[  # NumPy's global generator takes 32 bits
-    int, Option(help="Seed of all random draws.", min=0, max=2**32 - 1)
+    int, Option(help="Seed of all random draws.", min=0, max=2**32 - 1, rich_help_panel=ADVANCED)
 ]
 Template = Annotated[
     str | None, Option(help='Text of a CSV row, e.g. "A {carat} carat ring costs |||{price}".')
 ]
 RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
-Force = Annotated[bool, Option("--force", help="Overwrite a directory that this program wrote.")]
-ForceFile = Annotated[bool, Option("--force", help="Overwrite a file that exists.")]
+Force = Annotated[
+    bool,
+    Option(
+        "--force", help="Overwrite a directory that this program wrote.", rich_help_panel=ADVANCED
+    ),
+]
+ForceFile = Annotated[
+    bool, Option("--force", help="Overwrite a file that exists.", rich_help_panel=ADVANCED)
+]
 NoCache = Annotated[bool, Option("--no-cache", help="Neither read nor write the feature cache.")]
 Device = Annotated[
-    str, Option("--device", help="auto (an accelerator if there is one), cpu, cuda, cuda:1, mps.")
+    str,
+    Option(
+        "--device",
+        help="auto (an accelerator if there is one), cpu, cuda, cuda:1, mps.",
+        rich_help_panel=ADVANCED,
+    ),
 ]
 Precision = Annotated[
     DType, Option("--dtype", help="Type of the weights in memory. auto: as in the file.")
 ]
-Engine = Annotated[EngineName, Option("--engine", help="torch, numpy (needs no torch), or auto.")]
+Engine = Annotated[
+    EngineName,
+    Option("--engine", help="torch, numpy (needs no torch), or auto.", rich_help_panel=ADVANCED),
+]
 Separator = Annotated[
     str | None,
     Option(help="Separator of a CSV file: , ; | or tab. Default: found.", callback=given),
@@ -113,7 +137,7 @@ Encoding = Annotated[
 Decimal = Annotated[
     Literal[",", "."] | None, Option(help="Decimal mark of a CSV file. Default: found.")
 ]
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=ADVANCED)]
 
 
 def check_individual(individual: str | None, mode: str | None, is_saved: bool = False) -> Any:
