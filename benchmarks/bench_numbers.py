@@ -1,6 +1,6 @@
-"""The regressor beside peers, heads on frozen features, models from scratch, and mixed text.
+"""The regressor beside peers, and heads on frozen features.
 
-    python benchmarks/bench_numbers.py [--parts tables audit texts frozen scratch mixed] [--quick]
+    python benchmarks/bench_numbers.py [--parts tables audit texts frozen] [--quick]
 
 tables: the regressor beside seven peers on real tables, with and without wrong labels, as a user
 would call them (`_numbers_comparison`). The peers include CatBoost: `pip install '.[bench]'`.
@@ -10,8 +10,6 @@ frozen: five real tables as sentences, read once by the embedded model (digits a
 cached on disk). Training values are corrupted, 0 to 30% of them; all others are clean. Every head
 is linear in the same features, with the same optimiser, penalties and folds (ours also chooses a
 noise and fits its scale apart: see `_numbers_heads`); boosting uses the raw columns.
-scratch: small models that read numbers as values, compared with xVal's and digits as text.
-mixed: texts with numbers, as values and as digits.
 
 Errors are in units of the value; widths in interquartile ranges (IQR) of clean values. Rows that
 were not trained on are split at random into halves, ten times, for calibration and coverage.
@@ -33,7 +31,6 @@ import _numbers_comparison as comparison
 import numpy as np
 import torch
 from _numbers_heads import GAUSSIAN, HEADS, L1, LEVELS, MSE, OURS, REFERENCES, Data, Prediction
-from _numbers_scratch import mixed, scratch
 from _numbers_tables import ALL, TABLES, Table, corrupt
 from _numbers_texts import many_texts
 from _results import RESULTS, page_path, save
@@ -59,7 +56,7 @@ SPLITS, DRAWS = 10, 300
 SPACE = "symlog"
 NEAR = 1.05  # "within 5%"
 COVERAGE_LIMIT, COVERAGE_ROWS = 0.03, 500
-PARTS = ("tables", "audit", "texts", "frozen", "scratch", "mixed")
+PARTS = ("tables", "audit", "texts", "frozen")
 AUDIT_SEEDS = 3  # cleanlab fits 80 models to a table
 
 
@@ -420,7 +417,7 @@ def main() -> None:
         parser.error(f"--saved-peers needs a page with peers; {saved} has none")
     options.record = record
     parts = {"tables": tables_part, "audit": audit_part, "frozen": frozen_part}
-    parts |= {"texts": many_texts, "scratch": scratch, "mixed": mixed}
+    parts |= {"texts": many_texts}
     for part in options.parts:
         page, found = parts[part](with_tables(options, part))
         record[part] = {"page": page, "results": found}

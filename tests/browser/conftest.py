@@ -221,11 +221,13 @@ def url(short_directory: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def prices(tmp_path_factory: pytest.TempPathFactory) -> Prices:
+def prices(short_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Prices:
     """A visitor's own regressor."""
     frame = DataFrame({"weight": range(12), "kind": ["a", "b"] * 6})
     frame["price"] = 3 * frame["weight"] + 1
-    regressor = CausalTextRegressor("scratch", size="tiny", epochs=1, verbose=False)
+    regressor = CausalTextRegressor(
+        model=str(short_directory), sources=["model"], folds=2, verbose=False
+    )
     directory = tmp_path_factory.mktemp("regressors") / "priced"
     regressor.fit(frame, "price").save(directory)
     return Prices(directory, QUESTION, float(regressor.of_sentences().predict([QUESTION])[0]))

@@ -1060,7 +1060,6 @@ def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[
         ("predict {root}/empty {root}/rows.csv -o {root}", "--output"),
         ("train -d x -o {root}/new --from-scratch huge", "'tiny', 'small', 'medium'"),
         ("train -d x -o {root}/new --train loud", "'all', 'heads'"),
-        ("fit x -y y -o {root}/new --backbone loud", "'frozen', 'finetune', 'scratch'"),
         ("generate x --temprature 1", "--temprature"),
         ("generate x -n 0", "--max-new-tokens"),
         ("generate x -t -1", "--temperature"),

@@ -24,7 +24,6 @@ from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.regression.features import Pooling, features
-from causal_qwen.regression.head import ValueLoss, train_model
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.session import Session
 from causal_qwen.training.metrics import MetricAccumulator
@@ -142,18 +141,6 @@ def test_features_and_texts_follow_the_model(tiny_directory: Path) -> None:
         again = counterfactual(there, "The king", 7, edit, processor=processor, max_new_tokens=4)
         assert again.counterfactual.new_ids == both.counterfactual.new_ids
         assert np.allclose(again.shift_U, both.shift_U, atol=1e-4)
-
-
-def test_the_whole_model_of_a_regressor_is_trained_where_it_is() -> None:
-    encoded = [([5, 6, 7 + row], [0.0, 0.0, 0.0]) for row in range(6)]
-    y, weights = torch.linspace(-1, 1, 6), torch.ones(6)
-    options: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 2, "batch_size": 3}
-    options |= {"held_out": 0.3, "patience": 2, "seed": 0}
-    here, there = twins()
-    expected = train_model(here, ValueLoss(here, encoded, y, weights), 6, **options)
-    with pretending():
-        found = train_model(there, ValueLoss(there, encoded, y, weights), 6, **options)
-    assert found.epochs == pytest.approx(expected.epochs, rel=1e-4)
 
 
 # accelerate warns of a parameter that belongs to no inner module
@@ -399,7 +386,7 @@ def test_a_saved_regressor_has_the_dtype_of_fit_and_no_device(
     fitted.save(tmp_path / "saved")
     again = CausalTextRegressor.load(tmp_path / "saved")
     assert (again.device, again.dtype) == ("auto", "bfloat16")
-    assert (again.device, again._open_reader()[1].dtype) == ("auto", torch.bfloat16)
+    assert (again.device, again._open_backbone()[1].dtype) == ("auto", torch.bfloat16)
     assert again.predict(texts) == pytest.approx(fitted.predict(texts))
     with pytest.raises(ValueError, match=r"^device='cuda:7' is not available here"):
         CausalTextRegressor.load(tmp_path / "saved", device="cuda:7")

@@ -72,10 +72,10 @@ def test_it_is_a_regressor_whose_parameters_are_its_arguments(regressor: Any) ->
     assert is_regressor(regressor)
     settings = regressor.get_params()
     assert clone(regressor).get_params() == settings
-    assert regressor.set_params(folds=3, backbone="scratch").get_params() == {
+    assert regressor.set_params(folds=3, value_space="linear").get_params() == {
         **settings,
         "folds": 3,
-        "backbone": "scratch",
+        "value_space": "linear",
     }
     with pytest.raises(ValueError, match="Invalid parameter 'flods'"):
         regressor.set_params(flods=3)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +10,16 @@ import torch
 from torch import Tensor
 
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.regression.features import hidden_at_end
 from causal_qwen.regression.head import (
     STEPS,
     Chain,
     Output,
-    ValueLoss,
     _ParallelHeads,
     fit_chain,
     fit_head,
-    init_number_head,
     location_loss,
     principal_basis,
     scale_loss,
-    train_model,
 )
 
 N, H = 300, 24
@@ -128,71 +122,3 @@ def test_the_chain_computes_what_the_fitted_heads_compute() -> None:
     weight = location.weight[0]
     image = Cauchy(u.loc @ weight + location.bias, u.scale @ weight.abs())  # Y is U's linear image
     torch.testing.assert_close(image, found)
-
-
-def test_a_model_initialised_from_a_chain_computes_the_same(make_model: Callable[..., Any]) -> None:
-    model = make_model()
-    g = torch.Generator().manual_seed(0)
-    z = torch.randn(60, 20, generator=g) @ torch.randn(20, model.config.hidden_size, generator=g)
-    chain, _ = fit_chain(z, z[:, 0])
-    assert len(chain.weight) == 20 < model.config.latent_size
-    chain.copy_to(model)
-    y = model.action.number(model.action.widen(model.abduct(z)))
-    _, expected = chain(z)
-    torch.testing.assert_close(y.loc.double(), expected.loc, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(y.scale.double(), expected.scale, rtol=1e-3, atol=1e-4)
-
-
-def y_at_end(model: Any, encoded: Any) -> Cauchy:
-    z = hidden_at_end(model, encoded)
-    number: Cauchy = model.action.number(model.action.widen(model.abduct(z)))
-    return number
-
-
-def token_loss(model: Any, rows: int = 120) -> ValueLoss:
-    """Texts of three tokens; the middle one determines the value. A fifth has no weight."""
-    ids = torch.randint(1, 10, (rows, 3), generator=torch.Generator().manual_seed(0))
-    weights = (torch.arange(rows) % 5 > 0).float()
-    y = torch.where(weights > 0, (ids[:, 1] % 3 - 1).float(), 100.0)
-    return ValueLoss(model, [(row, [0.0] * 3) for row in ids.tolist()], y, weights)
-
-
-def test_training_changes_backbone_and_head_and_ignores_rows_without_weight(
-    make_model: Callable[..., Any],
-) -> None:
-    model = make_model()
-    loss = token_loss(model)
-    init_number_head(model)
-    before = model.model.layers[0].mlp.up_proj.weight.clone()
-    options = {"batch_size": 16, "held_out": 0.1, "patience": 30, "seed": 0}
-    seen = []
-    report = train_model(
-        model,
-        loss,
-        120,
-        learning_rate=1e-2,
-        epochs=20,
-        progress=lambda *at: seen.append(at),
-        **options,
-    )
-    assert not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
-    assert seen[-1] == (20 * 7, 20 * 7)
-    assert report.epochs[report.kept - 1] == min(report.epochs) < report.before
-    error = (y_at_end(model, loss.encoded).loc - loss.y).abs()[loss.weights > 0]
-    assert error.median() < 0.3
-
-
-def test_training_that_raises_the_validation_loss_is_undone(
-    make_model: Callable[..., Any],
-) -> None:
-    model = make_model()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    loss = token_loss(model)
-    own = ValueLoss(model, loss.encoded, y_at_end(model, loss.encoded).loc.detach(), loss.weights)
-    options = {"batch_size": 16, "held_out": 0.2, "patience": 2, "seed": 0}
-    report = train_model(model, own, 120, learning_rate=1.0, epochs=2, **options)
-    assert report.kept == 0
-    assert len(report.epochs) == 2
-    assert min(report.epochs) > report.before
-    after = model.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)

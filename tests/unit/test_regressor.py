@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 import shutil
 from collections.abc import Callable
@@ -255,19 +254,6 @@ def test_pickles_and_saved_regressors_contain_the_name_of_the_open_model(
     assert np.array_equal(loaded.predict(table), shared.predict(table))
 
 
-def test_finetuning_does_not_change_the_open_model(
-    opened: OpenModel, make: Callable[..., Any], table: Any
-) -> None:
-    before = {name: tensor.clone() for name, tensor in opened.model.state_dict().items()}
-    options = {"epochs": 1, "learning_rate": 1e-2}
-    with pytest.warns(UserWarning, match="finetuning is undone"):
-        tuned = make("finetune", model=opened, **options).fit(table[:60], "price")
-    assert all(before[name].equal(tensor) for name, tensor in opened.model.state_dict().items())
-    assert not tuned.model_.action.value.weight.equal(before["action.value.weight"])
-    assert opened.model.config.value_fields is None
-    assert tuned.model_.config.value_fields is not None
-
-
 def test_a_model_made_in_memory_can_be_used_but_not_saved(
     fresh_model: Callable[..., Any], byte_tokenizer: Callable[..., Any], table: Any, tmp_path: Path
 ) -> None:
@@ -332,57 +318,11 @@ def test_constant_or_nonfinite_targets_are_refused_and_named(
 
 
 INVALID: list[dict[str, Any]] = [
-    {"backbone": "forzen"},
     {"value_space": "log"},
     {"bad_rows": "drop"},
     {"folds": 1},
     {"max_length": 1},
-    {"epochs": 0},
-    {"patience": -1},
-    {"learning_rate": 0.0},
-    {"learning_rate": math.nan},
-    {"batch_size": 0},
-    {"held_out": 1.0},
 ]
-
-
-# --- other backbones
-
-
-def test_a_finetuned_model_is_saved_completely(
-    make: Callable[..., Any], table: Any, tmp_path: Path
-) -> None:
-    with pytest.warns(UserWarning, match="finetuning is undone"):
-        tuned = make("finetune", epochs=1).fit(table[:60], "price")
-    tuned.calibrate(table[60:], "price").save(tmp_path / "saved")
-    again = CausalTextRegressor.load(tmp_path / "saved")
-    np.testing.assert_allclose(again.predict(table), tuned.predict(table), rtol=1e-6)
-    assert (tmp_path / "saved" / "model" / "model.safetensors").is_file()
-
-
-@pytest.mark.slow  # 30 epochs; the next but one learns from scratch, too
-def test_from_scratch_it_learns_a_function_of_numbers() -> None:
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"side": rng.uniform(1, 100, 190).round(1)})
-    frame["area"] = frame.side**2
-    # 0.012 to 0.016 for seeds 0 to 2; at a rate of 3e-3 some seeds, or CPUs, do not converge
-    options = {"size": "tiny", "epochs": 30, "batch_size": 8, "patience": 30}
-    regressor = CausalTextRegressor("scratch", **options).fit(frame[:140], "area")
-    error = np.abs(np.log(regressor.predict(frame[140:]) / frame.area[140:]))
-    assert np.median(error) < 0.1
-
-
-def test_one_model_from_scratch_distinguishes_its_targets_by_the_question(
-    table: Any, tmp_path: Path
-) -> None:
-    two = table.assign(weight=table.price * 1e-3)[["grade", "price", "weight"]]
-    options = {"size": "tiny", "epochs": 8, "learning_rate": 3e-3}
-    regressor = CausalTextRegressor("scratch", **options).fit(two, ["price", "weight"])
-    ratio = regressor.predict(two)[:, 0] / regressor.predict(two)[:, 1]
-    assert np.median(ratio) == pytest.approx(1000, rel=0.6)
-    regressor.save(tmp_path / "saved")
-    again = CausalTextRegressor.load(tmp_path / "saved")
-    np.testing.assert_allclose(again.predict(two), regressor.predict(two), rtol=1e-6)
 
 
 # --- large tables

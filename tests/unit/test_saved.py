@@ -48,7 +48,6 @@ def original(opened: OpenModel, tmp_path_factory: pytest.TempPathFactory) -> Pat
         value_space="linear",
         cache=False,
         verbose=False,
-        size=(64, 1),
     )
     regressor.fit(TEXTS, y).calibrate(TEXTS, y).save(directory)
     return directory

@@ -109,9 +109,6 @@ def fit(
     separator: opt.Separator = None,
     encoding: opt.Encoding = None,
     decimal: opt.Decimal = None,
-    backbone: Annotated[
-        Literal["frozen", "finetune", "scratch"], Option(help="How to use the backbone.")
-    ] = "frozen",
     model: opt.ModelName = "",
     device: opt.Device = "auto",
     dtype: opt.Precision = "auto",
@@ -140,7 +137,7 @@ def fit(
 
     report = fit_csv(
         **_named(context, *LEARNING, "weight", "trusted", "calibration", "template", "question"),
-        **_named(context, "backbone", "max_length", "output"),
+        **_named(context, "max_length", "output"),
         overwrite=force,
         units=_pairs(units, "--units depth=mm") or None,
         support=_support(support),

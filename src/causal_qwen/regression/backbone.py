@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -108,13 +107,6 @@ def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str =
     # which change when a directory is overwritten
     identities = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
     return _open_cached(path, identities, device, dtype)
-
-
-def open_copy(source: Source, verbose: bool, device: str = "cpu", dtype: str = "auto") -> Pair:
-    """The backbone once more, to be trained."""
-    if isinstance(source, OpenModel):
-        return copy.deepcopy((source.processor, source.model))
-    return open_model(_path(source, verbose), device, dtype)
 
 
 def _path(source: Source, verbose: bool) -> Path:

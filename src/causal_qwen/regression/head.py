@@ -1,4 +1,4 @@
-"""Head: fixed features z and values y -> a regularised linear head, and training of a whole model.
+"""Head: fixed features z and values y -> a regularised linear head, and the causal chain.
 
     minimise  mean_i loss(outputs_i, y_i) + 1/2 sum_p penalty_p |W_p|^2,    outputs = W z + bias
 
@@ -14,7 +14,6 @@ the penalty; other losses are close to it.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,12 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.protocols import CausalModel
-from causal_qwen.regression.features import Encoded, Progress, hidden_at_end
+from causal_qwen.regression.features import Progress
 
 PENALTIES = tuple(10.0**power for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 1))
 SCALE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)  # strong: a constant scale is the default
@@ -43,7 +41,6 @@ NEGLIGIBLE = 1e-7  # components with less than this share of the largest varianc
 
 Array = NDArray[np.float64]
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs (N, K, P), values (N, 1) -> (N, K)
-BatchLoss = Callable[[list[int]], tuple[Tensor, Tensor]]  # rows -> summed loss, summed weight
 
 
 class Output(NamedTuple):
@@ -310,120 +307,3 @@ class Chain:
         total = np.maximum(scale * np.abs(self.weight).sum(), SCALE_FLOOR)
         y = Cauchy(torch.from_numpy(loc @ self.weight + self.bias), torch.from_numpy(total))
         return Cauchy(torch.from_numpy(loc), wide), y
-
-    @torch.no_grad()
-    def copy_to(self, model: CausalModel) -> None:
-        """Into the model's own heads; spare coordinates have weight 0."""
-        abduction, action = model.abduction, model.action
-        count = len(self.offset)
-        rows = (
-            (abduction.loc.weight, self.directions),
-            (abduction.loc.bias, self.offset),
-            (abduction.scale.weight, np.tile(self.slope, (count, 1))),
-            (abduction.scale.bias, np.full(count, self.level)),
-            (action.b_noise, np.full(count, self.noise)),
-            (action.value.weight, self.weight[None]),
-            (action.value.bias, np.array([self.bias])),
-        )
-        for own, fitted in rows:
-            own.zero_()
-            own[tuple(map(slice, fitted.shape))].copy_(torch.from_numpy(fitted))
-
-
-# ---------------------------------------------------------------- the whole model
-
-
-@dataclass(frozen=True)
-class ValueLoss:
-    """The loss of a model on some rows: the NLL of values, on the head's scale, after texts."""
-
-    model: CausalModel
-    encoded: list[Encoded]
-    y: Tensor  # (N,)
-    weights: Tensor  # (N,)
-
-    def __call__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """The summed loss of these rows, and the sum of their weights."""
-        model = self.model
-        z = hidden_at_end(model, [self.encoded[row] for row in rows])
-        number = model.action.number(model.action.widen(model.abduct(z)))
-        y, weights = self.y[rows].to(number.loc.device), self.weights[rows].to(number.loc.device)
-        return (number.nll(y) * weights).sum(), weights.sum()
-
-
-@torch.no_grad()
-def init_number_head(model: CausalModel) -> None:
-    """An untrained number head: near the median, with scale 0.5 in units of the values' IQR."""
-    norm = model.action.value.weight.mul_(0.1).abs().sum()
-    model.action.value.bias.zero_()
-    model.abduction.scale.weight.zero_()
-    model.abduction.scale.bias.fill_(math.log(0.4)).sub_(norm.log())
-    model.action.b_noise.fill_(0.1).div_(norm)
-
-
-class TrainingReport(NamedTuple):
-    """Mean losses on held-out rows, and the epoch whose weights were kept (0: those before)."""
-
-    before: float
-    epochs: list[float]
-    kept: int
-
-    def __str__(self) -> str:
-        after = ", ".join(f"{loss:.4g}" for loss in self.epochs)
-        kept = f"epoch {self.kept} is kept" if self.kept else "no epoch was better"
-        return f"held-out loss {self.before:.4g} before training, {after} after each epoch; {kept}"
-
-
-def train_model(
-    model: nn.Module,
-    batch_loss: BatchLoss,
-    rows: int,
-    *,
-    learning_rate: float,
-    epochs: int,
-    batch_size: int,
-    held_out: float,
-    patience: int,
-    seed: int,
-    progress: Progress = lambda done, total: None,
-) -> TrainingReport:
-    """Train on a part of the rows; at the end restore the epoch that was best on the others."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(rows, generator=generator)
-    validation, training = order.split([count := max(int(rows * held_out), 1), rows - count])
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01)
-    steps = epochs * math.ceil(len(training) / batch_size)
-    length = 11 if steps == 10 else max(steps, 2)  # a warm-up of exactly one step divides by 0
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, length, pct_start=0.1)
-    before = _mean_loss(batch_loss, validation, batch_size)
-    best, best_epoch, kept = before, -1, copy.deepcopy(model.state_dict())
-    losses: list[float] = []
-    for epoch in range(epochs):
-        model.train()
-        batches = training[torch.randperm(len(training), generator=generator)].split(batch_size)
-        for step, batch in enumerate(batches):
-            loss, weight = batch_loss(batch.tolist())
-            optimizer.zero_grad()
-            (loss / weight.clamp_min(1e-9)).backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            schedule.step()
-            progress(epoch * len(batches) + step + 1, steps)
-        model.eval()
-        now = _mean_loss(batch_loss, validation, batch_size)
-        losses.append(now)
-        if now < best:
-            best, best_epoch, kept = now, epoch, copy.deepcopy(model.state_dict())
-        elif epoch - best_epoch >= patience:
-            break
-    model.load_state_dict(kept)
-    model.eval()
-    return TrainingReport(before, losses, best_epoch + 1)
-
-
-@torch.no_grad()
-def _mean_loss(batch_loss: BatchLoss, rows: Tensor, batch_size: int) -> float:
-    parts = [torch.stack(batch_loss(batch.tolist())) for batch in rows.split(batch_size)]
-    loss, weight = torch.stack(parts).sum(0).tolist()
-    return float(loss / max(weight, 1e-9))

@@ -6,11 +6,8 @@
 A row is read in several ways (`sources`): columns, words, kernel, boosting, and the language model
 for texts. Their predictions of unseen rows are the coordinates of U, and Y is a linear function of
 U (`experts`). With `sources=["model"]` every row is a sentence that ends where its number would
-follow, and U is abduced there. The value is predicted without the gate P_<NUM>. Three backbones:
-
-    frozen    the embedded model as it is; only the causal chain is fitted, on cached features
-    finetune  the chain is fitted, then the whole model is trained
-    scratch   a small untrained model that reads numbers as values
+follow, and U is abduced there. The value is predicted without the gate P_<NUM>. The language model
+stays as it is; only the causal chain is fitted, on cached features.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -42,11 +39,8 @@ except ModuleNotFoundError:
         "CausalTextRegressor needs scikit-learn, which is not installed: " + install_hint("tables")
     ) from None
 
-from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import open_model
-from causal_qwen.conversion.placement import place_model
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.value_space import ValueSpace, field_space, fit_field
+from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.options import VALUE_SPACES
 from causal_qwen.outputs import new_directory
 from causal_qwen.paths import cache_directory
@@ -56,7 +50,6 @@ from causal_qwen.regression.backbone import (
     Pair,
     loaded_record,
     located,
-    open_copy,
     open_shared,
     record_of,
     saved_record,
@@ -76,34 +69,29 @@ from causal_qwen.regression.experts import Evidence
 from causal_qwen.regression.explanation import Explanation, explain_rows
 from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.prediction import NumberPrediction
-from causal_qwen.regression.saving import FILE, MODEL, read_state, write_state
+from causal_qwen.regression.saving import FILE, read_state, write_state
 from causal_qwen.regression.source_model import Hidden, SourceModel, judge_target
 from causal_qwen.tables import frames
 from causal_qwen.tables.frames import TEXT, as_table, is_table, require_columns, row_index
 from causal_qwen.tables.targets import check_variety, read_targets, usable_rows
 from causal_qwen.terminal import counted, progress_bar
-from causal_qwen.training.from_scratch import new_model
 
 __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 
 Array = NDArray[np.float64]
 Predictions = dict[str, NumberPrediction]  # by target
 
-SAVED = (  # fitted attributes; the others are of the training rows, or the trained model
+SAVED = (  # fitted attributes; the others are of the training rows
     *("columns_", "is_single_", "seed_", "targets_", "source_", "baseline_"),
     *("text_columns_", "backbone_"),
 )
-FITTED = ("model_", "processor_", "evidence_", "rows_", "finetune_report_", *SAVED)
+FITTED = ("evidence_", "rows_", *SAVED)
 LENGTH = 512  # tokens of a text, by default
 MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
 SAMPLE = 1000  # rows
 BLOCK = 16384  # rows that are predicted at a time
 MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
 COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, measured on one thread
-DEFAULTS: dict[str, dict[str, Any]] = {  # of training, where None is given
-    "finetune": {"learning_rate": 2e-5, "epochs": 3, "patience": 1},
-    "scratch": {"learning_rate": 1e-3, "epochs": 40, "patience": 10},
-}
 
 
 class Labels(NamedTuple):
@@ -123,8 +111,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     """Numbers, with their uncertainty, from texts or from the rows of a table.
 
     Args:
-        backbone: `frozen` (the embedded model as it is), `finetune` or `scratch`.
-        sources: `auto`, or some of `columns`, `words`, `kernel`, `boosting`, `model` (frozen).
+        sources: `auto`, or some of `columns`, `words`, `kernel`, `boosting`, `model`.
             `auto` asks the language model only where there are texts; `["model"]` alone reads every
             row as a sentence.
         support: `auto`, `real`, `positive` (at least 0), `count` (whole, at least 0), or (low,
@@ -142,33 +129,21 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         units: column -> unit, for tables without a template.
         question: the end of every text; None asks for the targets ("The price is"), or leaves
             it to the template.
-        value_space: `symlog`, `linear`, or `auto`: the better one on held-out values (frozen;
-            else `symlog` unless values of both signs occur).
+        value_space: `symlog`, `linear`, or `auto`: the better one on held-out values.
         bad_rows: `raise`, or `skip` rows without a text or a finite target, with a warning.
         max_length: tokens of a text; longer ones lose their beginning, with a warning.
-        cache: keep frozen features on disk, in the cache directory of the embedded model.
-        folds: of the cross-validation within `fit` (frozen).
-        size: of a model from scratch: `tiny`, `small`, `medium`, or (hidden size, layers).
-        learning_rate, epochs, batch_size: of `finetune` and `scratch`; None is their default.
-        held_out: the share of rows on which training is validated.
-        patience: training stops after so many epochs that are no better on the held-out rows;
-            0, like 1, stops after the first.
-        random_state: the seed of folds, weights and batches; None draws one.
+        cache: keep features on disk, in the cache directory of the embedded model.
+        folds: of the cross-validation within `fit`.
+        random_state: the seed of folds and weights; None draws one.
         verbose: show progress on the standard error stream.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "backbone": [StrOptions({"frozen", *DEFAULTS})],
         "support": [StrOptions({*SUPPORTS}), tuple, list],
         "value_space": [StrOptions({"auto", *VALUE_SPACES})],
         "bad_rows": [StrOptions({"raise", "skip"})],
         "max_length": [Interval(Integral, 2, None, closed="left")],
         "folds": [Interval(Integral, 2, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
-        "epochs": [Interval(Integral, 1, None, closed="left"), None],
-        "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "held_out": [Interval(Real, 0, 1, closed="left")],
-        "patience": [Interval(Integral, 0, None, closed="left"), None],
     }
 
     targets_: dict[str, Target]
@@ -176,14 +151,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     is_single_: bool
     source_: SourceModel | None = None  # of several sources
     evidence_: dict[str, TargetEvidence]  # of the training rows; not saved
-    finetune_report_: head.TrainingReport  # of backbone="finetune"; not saved
     text_columns_: list[str]  # that the language model reads beside other sources
     rows_: Any  # the index of the training rows; not saved
     baseline_: Any = None  # a typical training row, a DataFrame of one row; see `explanation`
 
     def __init__(
         self,
-        backbone: str = "frozen",
         *,
         sources: str | Sequence[str] = "auto",
         support: str | tuple[float, float] = "auto",
@@ -201,16 +174,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         max_length: int = LENGTH,
         cache: bool = True,
         folds: int = head.FOLDS,
-        size: str | tuple[int, int] = "small",
-        learning_rate: float | None = None,
-        epochs: int | None = None,
-        batch_size: int = 16,
-        held_out: float = 0.1,
-        patience: int | None = None,
         random_state: Any = 0,
         verbose: bool = True,
     ) -> None:
-        self.backbone = backbone
         self.sources = sources
         self.support = support
         self.cv = cv
@@ -227,12 +193,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.max_length = max_length
         self.cache = cache
         self.folds = folds
-        self.size = size
-        self.learning_rate = learning_rate
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.held_out = held_out
-        self.patience = patience
         self.random_state = random_state
         self.verbose = verbose
 
@@ -361,29 +321,22 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         return trial.poolings
 
     def _fit_sentences(self, texts: list[str], labels: Labels) -> dict[str, Target]:
-        """Set `backbone_`, or `processor_` and `model_`."""
-        if self.backbone != "scratch":  # whose tokenizer does not exist yet
-            self._warn_long_texts(texts)
+        """Set `backbone_`; a chain for every target, on the features of the sentences."""
+        self._warn_long_texts(texts)
         columns = list(labels.values.values())
         order = sorted(range(len(texts)), key=lambda row: (*(c[row] for c in columns), texts[row]))
         texts, labels = [texts[row] for row in order], labels.take(order)
-        fit = self._fit_chains if self.backbone == "frozen" else self._fit_model
-        targets = fit(texts, labels.values, labels.weights)
+        z = torch.from_numpy(self._read_features(texts))
+        self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
+        with progress_bar("fitting", self.verbose) as progress:
+            targets = {
+                name: self._fit_chain(z, column, labels.weights, progress)
+                for name, column in labels.values.items()
+            }
         if self.support not in ("auto", "real"):
             for name, column in labels.values.items():
                 targets[name].limits = Limits.find(self.support, column)
         return targets
-
-    def _fit_chains(
-        self, texts: list[str], values: dict[str, Array], weights: Array
-    ) -> dict[str, Target]:
-        z = torch.from_numpy(self._read_features(texts))
-        self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
-        with progress_bar("fitting", self.verbose) as progress:
-            return {
-                name: self._fit_chain(z, column, weights, progress)
-                for name, column in values.items()
-            }
 
     def _fit_chain(
         self, z: Tensor, values: Array, weights: Array, progress: features.Progress
@@ -398,76 +351,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             slope = float((space.log_slope(v) * w).sum() / w.sum())
             found.append((loss - slope, Target(space, chain)))
         return min(found, key=lambda candidate: candidate[0])[1]
-
-    def _fit_model(
-        self, texts: list[str], values: dict[str, Array], weights: Array
-    ) -> dict[str, Target]:
-        """One model for all targets. Every text is repeated with the question for each target."""
-        asked = [text for name in values for text in self._ask_target(texts, name)]
-        processor, model = self._new_or_copied_model(asked, values)
-        self.processor_, self.model_ = processor, model
-        for name, column in values.items():
-            model.fit_value_field(name, column)
-        targets = {name: Target(field_space(model.config, name)) for name in values}
-        y = np.concatenate([targets[name].encode(column) for name, column in values.items()])
-        loss = head.ValueLoss(
-            model,
-            features.encode_texts(asked, processor, self._max_tokens()),
-            torch.from_numpy(y).float(),
-            torch.from_numpy(np.tile(weights, len(values))).float(),
-        )
-        if self.backbone == "scratch":
-            head.init_number_head(model)
-        else:
-            z = torch.from_numpy(self._read_features(asked))
-            chain, _ = head.fit_chain(z, loss.y, loss.weights, folds=self.folds, seed=self.seed_)
-            chain.copy_to(model)
-            model.abduction.loc.requires_grad_(False)  # coordinates keep their meaning
-        given = {name: getattr(self, name) for name in DEFAULTS[self.backbone]}
-        options = {name: value for name, value in given.items() if value is not None}
-        with progress_bar("training", self.verbose) as progress:
-            report = head.train_model(
-                model,
-                loss,
-                len(asked),
-                batch_size=self.batch_size,
-                held_out=self.held_out,
-                seed=self.seed_,
-                progress=progress,
-                **DEFAULTS[self.backbone] | options,
-            )
-        self._say(f"{self.backbone}: {report}")
-        if self.backbone == "finetune":
-            self.finetune_report_ = report
-            if report.kept == 0:
-                warnings.warn(
-                    f"finetuning is undone, and the head on the frozen model is kept: {report}; "
-                    "try another learning_rate, or more rows.",
-                    stacklevel=4,
-                )
-        return targets
-
-    def _new_or_copied_model(self, texts: list[str], values: dict[str, Array]) -> Pair:
-        """The model to train: untrained, with a tokenizer learned from `texts`, or the backbone."""
-        space, device, dtype = self.value_space, self.device, self.dtype
-        if space == "auto":
-            is_mixed = any(column.min() < 0 < column.max() for column in values.values())
-            space = "linear" if is_mixed else "symlog"
-        fields: dict[str, Any] = {"gate_alpha": 1.0, "value_space": space}
-        if self.backbone == "finetune":
-            processor, model = open_copy(self.model, self.verbose, device, dtype)
-            for name, value in fields.items():
-                setattr(model.config, name, value)
-            return processor, model
-        length = self.max_length
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed_)
-            processor, model = new_model(
-                texts, self.size, max_length=length, encode_numbers="value", **fields
-            )
-        processor.encode_numbers = "value"
-        self._warn_long_texts(texts, processor)
-        return processor, place_model(model, device, dtype)
 
     def _check_parameters(self) -> None:
         self._validate_params()
@@ -605,17 +488,15 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             for start in range(0, max(len(frame), 1), block):
                 yield _finite(self._predict_sources(frame.iloc[start : start + block]))
             return
-        texts, z = self.sentences(X), None
+        texts = self.sentences(X)
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             where = frames.name_rows(empty, row_index(X))
             raise ValueError(f"{where} without a text; give at least one word.")
         self._warn_long_texts(texts, index=row_index(X))
-        if self.backbone == "frozen":
-            self._check_backbone()
-            z = torch.from_numpy(self._read_features(texts))
+        self._check_backbone()
+        z = torch.from_numpy(self._read_features(texts))
         for start in range(0, max(len(texts), 1), block):
-            rows = slice(start, start + block)
-            yield _finite(self._predict_sentences(texts[rows], None if z is None else z[rows]))
+            yield _finite(self._predict_sentences(z[start : start + block]))
 
     def _predict_sources(self, frame: Any) -> Predictions:
         source = self.source_
@@ -632,32 +513,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
         return found
 
-    def _predict_sentences(self, texts: list[str], z: Tensor | None) -> Predictions:
-        """By the chain on z; without z by the trained model. The next token is taken to be a
-        number."""
+    def _predict_sentences(self, z: Tensor) -> Predictions:
+        """By the chains on z (N, H). The next token is taken to be a number."""
         found = {}
         for name, target in self.targets_.items():
-            if target.chain is not None and z is not None:
-                u, weight = target.chain(z)[0], torch.from_numpy(target.chain.weight)
-                bias = target.chain.bias
-            else:
-                u, value = self._abduce(self._ask_target(texts, name)), self.model_.action.value
-                weight, bias = value.weight[0], float(value.bias)
+            assert target.chain is not None
+            u, weight = target.chain(z)[0], torch.from_numpy(target.chain.weight)
             found[name] = NumberPrediction.from_individuals(
-                u, weight, bias, target.space, np.ones(len(texts))
+                u, weight, target.chain.bias, target.space, np.ones(len(z))
             )
         return found
-
-    def _abduce(self, texts: list[str]) -> Cauchy:
-        """U' of the trained model, in float64. -> (N, C)"""
-        processor, model = self.processor_, self.model_
-        encoded = features.encode_texts(texts, processor, self._max_tokens())
-        loc, scale = torch.empty(2, len(texts), model.config.latent_size, dtype=torch.float64)
-        for rows in features.batches_by_length(encoded):
-            z = features.hidden_at_end(model, [encoded[row] for row in rows])
-            u = model.action.widen(model.abduct(z))
-            loc[rows], scale[rows] = u.loc.double().cpu(), u.scale.double().cpu()
-        return Cauchy(loc, scale)
 
     # ------------------------------------------------------------ what was found
 
@@ -761,11 +626,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             z = self._read_frame(frame, source.poolings) if source.poolings else None
             chain = source.targets[name].stack.chain
             of_chain = float(source.predict(frame, z)[name][1].scale[0])
-        if chain is not None:
-            noise = float(np.abs(chain.weight).sum() * chain.noise)
-        else:
-            action = self.model_.action
-            noise = float((action.value.weight.abs() @ action.b_noise.abs().unsqueeze(-1)).item())
+        assert chain is not None
+        noise = float(np.abs(chain.weight).sum() * chain.noise)
         exogenous = scale * min(noise / of_chain, 1 - 1e-9)
         median = float(target.median(number)[0])
         return whatif.World(float(number.y.loc[0]), scale - exogenous, exogenous, median)
@@ -819,7 +681,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def reads_sentences(self) -> bool:
         """Whether the language model alone reads every row, as a sentence; `fit` then does not
         calibrate."""
-        return self.backbone != "frozen" or sources.source_names(self.sources) == ["model"]
+        return sources.source_names(self.sources) == ["model"]
 
     def of_sentences(self) -> Self:
         """The same regressor for whole sentences instead of rows; the fitted state is shared.
@@ -932,8 +794,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """A sentence for every row, which ends with the question."""
         question = self.question
         if question is None:
-            is_asked = self.template or self._asks_each()
-            question = "" if is_asked else sentences.ask_for(targets)
+            question = "" if self.template else sentences.ask_for(targets)
         if self.columns_ is None:
             texts = frames.read_texts(X)
             return [
@@ -948,16 +809,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             question=question,
         )
 
-    def _ask_target(self, texts: list[str], name: str) -> list[str]:
-        """The sentences with the question for one target, if one model predicts several."""
-        if not self._asks_each():
-            return texts
-        return [sentences.join_sentences(text, sentences.ask_for([name])) for text in texts]
-
-    def _asks_each(self) -> bool:
-        """Whether one model predicts several targets, distinguished by the question."""
-        return self.backbone != "frozen" and not self.is_single_
-
     def _source_texts(self, frame: Any) -> list[str]:
         """The text columns of every row, which the language model reads beside other sources."""
         columns = self.text_columns_
@@ -970,25 +821,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ the language model
 
-    def _open_reader(self) -> Pair:
-        """The trained processor and model, else the backbone at its recorded place: `model` may be
-        relative to another directory."""
-        if hasattr(self, "model_"):
-            return self.processor_, self.model_
-        return self._open_backbone()
-
     def _open_backbone(self) -> Pair:
+        """The backbone at its recorded place: `model` may be relative to another directory."""
         source = located(self.model, getattr(self, "backbone_", None))
         return open_shared(source, self.verbose, self.device, self.dtype)
 
     def _max_tokens(self) -> int:
         """`max_length`, or fewer if the model has fewer positions."""
-        positions: int = self._open_reader()[1].config.max_position_embeddings
+        positions: int = self._open_backbone()[1].config.max_position_embeddings
         return min(self.max_length, positions)
 
-    def _warn_long_texts(self, texts: list[str], processor: Any = None, index: Any = None) -> None:
-        most = self.max_length if processor else self._max_tokens()
-        if rows := features.too_long(texts, processor or self._open_reader()[0], most):
+    def _warn_long_texts(self, texts: list[str], index: Any = None) -> None:
+        most = self._max_tokens()
+        if rows := features.too_long(texts, self._open_backbone()[0], most):
             warnings.warn(
                 f"texts longer than {most} tokens (max_length, or the model's context) lose their "
                 f"beginning, {len(rows)} of {len(texts)}: {frames.name_rows(rows, index)}.",
@@ -1021,7 +866,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
 
     def _fingerprint(self) -> str:
-        processor, model = self._open_reader()
+        processor, model = self._open_backbone()
         return features.fingerprint(model, processor, self._max_tokens())
 
     def _say(self, what: str) -> None:
@@ -1031,7 +876,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     # ------------------------------------------------------------ saving
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write a directory, completely or not at all. Frozen: the chains, the backbone's name."""
+        """Write a directory, completely or not at all: what was fitted, the backbone's name."""
         check_is_fitted(self, "targets_")
         fitted = {name: vars(self)[name] for name in SAVED if name in vars(self)}
         if "backbone_" in fitted:
@@ -1042,10 +887,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         content = write_state({"parameters": self._saved_parameters(), "fitted": fitted})
         with new_directory(Path(path), overwrite) as directory:
             (directory / FILE).write_bytes(content)
-            if hasattr(self, "model_"):
-                with quiet():
-                    self.model_.save_pretrained(directory / MODEL)
-                self.processor_.save_pretrained(directory / MODEL)
 
     def _saved_parameters(self) -> dict[str, Any]:
         """A splitter and a generator are not saved (`seed_` is what was drawn), nor is a device."""
@@ -1068,7 +909,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         model: str | os.PathLike[str] | None = None,
         device: str = "auto",
     ) -> Self:
-        """Read what `save` wrote. `model` replaces the saved name of a frozen backbone: the
+        """Read what `save` wrote. `model` replaces the saved name of the backbone: the
         directory to which it has moved, or an `OpenModel`. The weights have the dtype of `fit`."""
         directory = Path(path)
         state = read_state(directory / FILE)
@@ -1084,10 +925,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             if model is not None:
                 regressor.set_params(model=model).backbone_ |= record_of(model)
             regressor._check_backbone()
-        elif regressor.source_ is None:
-            regressor.processor_, regressor.model_ = open_model(
-                directory / MODEL, device, regressor.dtype
-            )
         return regressor
 
 

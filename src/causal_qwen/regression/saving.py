@@ -1,7 +1,6 @@
 """Saving: a fitted regressor -> its directory, and back.
 
     regressor.skops   version, parameters and fitted attributes
-    model/            the trained model of `finetune` and `scratch`
 
 A skops file names the type of everything in it: what is neither scikit-learn's nor in TRUSTED is
 not loaded. It is a zip archive, whose checksums find changed bytes.
@@ -15,7 +14,7 @@ from zipfile import ZIP_DEFLATED
 
 from causal_qwen.paths import install_hint
 
-FILE, MODEL = "regressor.skops", "model"
+FILE = "regressor.skops"
 VERSION = 1  # of the file; a change of what it contains is another version
 CURE = "restore it, or fit again"
 OURS = {
