@@ -142,7 +142,7 @@ BAD_FILES = [
     ("a.jsonl", "", None, "a.jsonl is empty"),
     ("a.jsonl", " \n\n", None, "a.jsonl is empty"),
     ("a.txt", "\n", None, "a.txt is empty"),
-    ("a.csv", "a,b\n", "{a}", "a.csv has a header and no rows"),
+    ("a.csv", "a,b\n", "{a}", "a.csv has no rows"),
     ("a.jsonl", '{"text": "x"}\n\n{"text": ', None, "a.jsonl, line 3 is no JSON object"),
     ("a.jsonl", '["text"]', None, "a.jsonl, line 1 is no JSON object"),
     ("a.jsonl", '{"text": "x"}\n{"id": 7}', None, "a.jsonl:2: the row has 'id'"),
@@ -155,7 +155,7 @@ BAD_FILES = [
     ("a.jsonl", '{"prompt": "x", "completion": ""}', None, "1: `completion` is empty"),
     ("a.jsonl", '{"messages": []}', None, "1: `messages`"),
     ("a.jsonl", '{"messages": [{"role": "user"}]}', None, "1: `messages`"),
-    ("a.jsonl", b'{"text": "\xff"}', None, "a.jsonl, line 1 is not UTF-8"),
+    ("a.jsonl", b'{"text": "\xff"}', None, "a.jsonl is not UTF-8"),
     ("a.csv", CSV, None, r"a.csv needs a template"),
     ("a.csv", CSV, "{colour} {x}", "a.csv:2: .*'colour'.* 'carat', 'cut', 'price'"),
     ("a.csv", CSV, "costs $price", r"costs \$price"),
@@ -187,7 +187,7 @@ def test_bad_file_is_refused_with_line_and_reason(
 
 
 FIT_FILES = {  # that `fit` reads
-    "a.csv": "carat;price\r\n0,7;2757\r\n1,5;9000\r\n".encode("utf-16"),
+    "a.csv": "carat;price\r\n0,7;2757\r\n1,5;9000\r\n".encode("utf-8-sig"),
     "a.tsv": b"carat\tprice\n0,7\t2757\n1,5\t9000\n",
     "a.csv.gz": gzip.compress(b'carat,price\n"0,7",2757\n"1,5",9000\n'),
     "a.ndjson": b'{"carat": "0,7", "price": 2757}\n{"carat": "1,5", "price": 9000}\n',

@@ -56,7 +56,7 @@ def test_the_command_recognises_a_regressor(
     new = rings[90:].assign(shop="Müller")
     new.to_csv(tmp_path / "new.csv", index=False, sep="|", encoding="latin-1")
     words = ["report", str(tmp_path / "priced"), str(tmp_path / "new.csv"), "--json"]
-    words += ["--encoding", "latin-1", "--separator", "|"]
+    words += ["--set", "encoding=latin-1", "--set", "separator=|"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     record = json.loads(done.stdout)
     assert record["page"] == str(tmp_path / "priced-report" / "index.html")

@@ -47,7 +47,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[CausalTextRegressor]:
     return found
 
 
-FIT = ("--source", "columns", "-y", "price", "-q", "-o", "new", "--json")
+FIT = ("--source", "columns", "-y", "price", "--set", "verbose=false", "-o", "new", "--json")
 
 
 # ---------------------------------------------------------------- fit
@@ -82,7 +82,9 @@ def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "split_rows", splits)
-        report = json.loads(run("fit", path, *FIT, "--group", "shop", "--calibration", 0.05).stdout)
+        report = json.loads(
+            run("fit", path, *FIT, "--group", "shop", "--set", "calibration=0.05").stdout
+        )
     assert report["calibration_rows"] == 10  # of the 6 that were asked for: a whole shop
     assert not any("too few" in note for note in report["notes"])  # 9 are enough
     assert seen
@@ -107,7 +109,7 @@ def test_later_rows_test_what_earlier_ones_taught(
 def test_trusted_rows_alone_calibrate(rings: Any, tmp_path: Path, saved: list[Any]) -> None:
     path = tmp_path / "checked.csv"
     rings.assign(checked=["yes" if row % 5 else "no" for row in range(110)]).to_csv(path)
-    run("fit", path, *FIT, "--trusted", "checked", "--column", "carat")
+    run("fit", path, *FIT, "--set", "trusted=checked", "--column", "carat")
     assert len(saved[0].targets_["price"].conformal.scores) == 88
 
 
@@ -138,7 +140,8 @@ def test_blocks_give_the_predictions_of_the_whole_file(
         "parquet": pd.read_parquet,
         "jsonl": lambda name: pd.read_json(name, lines=True, precise_float=True),
     }[kind](output)
-    whole = csv_io.predict_csv(fitted, path)
+    (table,) = csv_io.predict_blocks(fitted, path)
+    whole = table.cells
     for name in ("price_predicted", "price_low", "price_high"):
         np.testing.assert_allclose(read[name].astype(float), whole[name], rtol=1e-12)
     assert read["carat"].astype(float).tolist() == rings["carat"].tolist()
@@ -155,7 +158,7 @@ def test_an_audit_lists_the_wrong_rows_by_their_lines(
     table.loc[[7, 50, 80], "price"] *= 100
     table.to_csv(file, index=False)
     output = tmp_path / "found.csv"
-    words = ("audit", file, "-y", "price", "--source", "columns", "-q", "-o", output)
+    words = ("audit", file, "-y", "price", "--source", "columns", "-o", output)
     done = run(*words, "--json")
     record = json.loads(done.stdout)
     assert record["rows"] == 110
@@ -172,7 +175,7 @@ def test_an_audit_by_time_lists_only_rows_that_earlier_ones_can_judge(
     table.to_csv(file, index=False)
     day = dict(zip(range(2, 112), table["day"], strict=True))  # of a line
     output = tmp_path / "found.csv"
-    words = ("audit", file, "-y", "price", "--source", "columns", "-q", "-o", output)
+    words = ("audit", file, "-y", "price", "--source", "columns", "-o", output)
     run(*words, "--time", "day")
     judged = {day[line] for line in pd.read_csv(output)["line"]}
     assert judged == set(range(110 - 5 * (110 // 6), 110))  # five folds of a sixth each

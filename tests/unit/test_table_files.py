@@ -1,4 +1,4 @@
-"""Parquet, Excel and JSON files: read with their types, given back with predictions beside them."""
+"""Parquet, Excel and JSON files: read with their types, written with predictions beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from _damage_tables import damage_bytes
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
-from causal_qwen.tables.files import PredictedTable, read_table  # noqa: E402
+from causal_qwen.tables.files import read_records, read_table, write_blocks  # noqa: E402
 
 PREDICTED = {"price_predicted": np.array([1.5, 2.5]), "price_high": np.array([np.inf, 3.0])}
 COLUMNS = {"code": ["007", "NA"], "carat": [0.5, 2.0], "price": ["$1,200", "900"]}
@@ -65,9 +65,9 @@ def test_predictions_are_written_in_the_kind_of_the_output(
         parquet()
     if "xlsx" in other:
         excel()
-    table = PredictedTable(read_table(made(tmp_path / name)), PREDICTED)
+    table = read_table(made(tmp_path / name)).beside(**PREDICTED)
     place = tmp_path / "partial"
-    table.write(place, tmp_path / f"out-{other}")
+    assert write_blocks([table], place, tmp_path / f"out-{other}") == 2
     written = place.rename(tmp_path / f"out-{other}")
     if other == "rows.csv.gz":
         assert gzip.decompress(written.read_bytes()).startswith(b"code,carat,price,")
@@ -81,60 +81,35 @@ def test_predictions_are_written_in_the_kind_of_the_output(
     assert np.isnan(high[0]) if "json" in other else high[0] == np.inf
 
 
-def test_parquet_columns_keep_their_arrow_types(tmp_path: Path) -> None:
+def test_lists_and_dates_of_parquet_are_read_as_one_text_and_as_dates(tmp_path: Path) -> None:
     pq = parquet()
     import pyarrow as pa
 
-    given = pa.table(
-        {
-            "small": pa.array([1, None], pa.int8()),
-            "when": pa.array([datetime.date(2024, 5, 1), None]),
-            "tags": pa.array([["red", "blue"], []]),
-        }
-    )
-    pq.write_table(given, tmp_path / "rows.parquet")
+    columns = {
+        "when": pa.array([datetime.date(2024, 5, 1), None]),
+        "tags": pa.array([["red", "blue"], []]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     table = read_table(tmp_path / "rows.parquet")
     assert table.frame()["tags"].tolist() == ["red, blue", ""]
-    PredictedTable(table, PREDICTED).write(tmp_path / "partial", "out.parquet")
-    written = pq.read_table(tmp_path / "partial")
-    assert written.select(given.column_names).equals(given)
-    assert written["price_predicted"].to_pylist() == [1.5, 2.5]
-    (row, _) = PredictedTable(table, PREDICTED).records()
-    assert json.loads(json.dumps(row | {"price_high": 0}))["when"].startswith("2024-05-01")
+    assert table.records()[0]["when"] == "2024-05-01"
+    records = list(read_records(tmp_path / "rows.parquet"))
+    assert records[0] == (0, {"when": datetime.date(2024, 5, 1), "tags": ["red", "blue"]})
 
 
-def test_lines_of_json_are_given_back_as_written(tmp_path: Path) -> None:
-    text = '{"b": 1.10, "a": "caf\\u00e9"}\n\n{ "a":"x" , "b":null }\n'
+def test_objects_of_json_are_kept_as_they_are(tmp_path: Path) -> None:
+    text = '{"b": 7, "a": ["caf\\u00e9"]}\n\n{ "a":"x" , "c":null }\n'
     (tmp_path / "rows.jsonl").write_text(text)
-    table = read_table(tmp_path / "rows.jsonl")
+    table = read_table(tmp_path / "rows.jsonl").beside(p=np.array([1.5, np.inf]))
     assert table.cells.index.tolist() == [1, 3]
-    PredictedTable(table, PREDICTED).write(tmp_path / "partial", "out.jsonl")
-    assert (tmp_path / "partial").read_text() == (
-        '{"b": 1.10, "a": "caf\\u00e9", "price_predicted": 1.5, "price_high": null}\n'
-        '{ "a":"x" , "b":null, "price_predicted": 2.5, "price_high": 3.0}\n'
-    )
-
-
-def test_a_sheet_keeps_its_formats_and_its_first_row_may_be_empty(tmp_path: Path) -> None:
-    book = excel().Workbook()
-    sheet = book.active
-    for row in ([None], ["grade", None, 2024], ["A", None, 1], [None], ["B", None, 2]):
-        sheet.append(row)
-    sheet["A3"].font = excel().styles.Font(bold=True)
-    book.create_sheet("more")
-    book.save(tmp_path / "rows.xlsx")
-    with pytest.warns(UserWarning, match=r"first of 2 sheets|row 4 skipped") as caught:
-        table = read_table(tmp_path / "rows.xlsx")
-    assert len(caught) == 2
-    assert table.cells.to_dict("list") == {"grade": ["A", "B"], "2024": [1, 2]}
-    assert table.frame().index.tolist() == [3, 5]
-    PredictedTable(table, PREDICTED).write(tmp_path / "partial", "out.xlsx")
-    (tmp_path / "partial").rename(tmp_path / "out.xlsx")
-    written = excel().load_workbook(tmp_path / "out.xlsx")
-    assert [cell.value for cell in written.active[2]][-2:] == list(PREDICTED)
-    assert [cell.value for cell in written.active[5]][-2:] == [2.5, 3.0]
-    assert written.active["A3"].font.bold
-    assert written.sheetnames == ["Sheet", "more"]
+    assert table.records() == [
+        {"b": 7, "a": ["café"], "c": None, "p": 1.5},
+        {"b": None, "a": "x", "c": None, "p": None},
+    ]
+    assert list(read_records(tmp_path / "rows.jsonl")) == [
+        (1, {"b": 7, "a": ["café"]}),
+        (3, {"a": "x", "c": None}),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -76,6 +76,15 @@ Settings = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+TableSettings = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="Any other setting by its name in Python, e.g. encoding=cp1252; repeatable.",
+    ),
+]
 NewTokens = Annotated[
     int, Option("--max-new-tokens", "-n", help="Generate at most n tokens.", min=1)
 ]
@@ -101,16 +110,8 @@ Template = Annotated[
 ]
 RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
-Force = Annotated[
-    bool,
-    Option(
-        "--force", help="Overwrite a directory that this program wrote.", rich_help_panel=ADVANCED
-    ),
-]
-ForceFile = Annotated[
-    bool, Option("--force", help="Overwrite a file that exists.", rich_help_panel=ADVANCED)
-]
-NoCache = Annotated[bool, Option("--no-cache", help="Neither read nor write the feature cache.")]
+Force = Annotated[bool, Option("--force", help="Overwrite a directory that this program wrote.")]
+ForceFile = Annotated[bool, Option("--force", help="Overwrite a file that exists.")]
 Device = Annotated[
     str,
     Option(
@@ -122,22 +123,8 @@ Device = Annotated[
 Precision = Annotated[
     DType, Option("--dtype", help="Type of the weights in memory. auto: as in the file.")
 ]
-Engine = Annotated[
-    EngineName,
-    Option("--engine", help="torch, numpy (needs no torch), or auto.", rich_help_panel=ADVANCED),
-]
-Separator = Annotated[
-    str | None,
-    Option(help="Separator of a CSV file: , ; | or tab. Default: found.", callback=given),
-]
-Encoding = Annotated[
-    str | None,
-    Option(help="Encoding of a text file, e.g. cp1252. Default: found.", callback=given),
-]
-Decimal = Annotated[
-    Literal[",", "."] | None, Option(help="Decimal mark of a CSV file. Default: found.")
-]
-Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=ADVANCED)]
+Engine = Annotated[EngineName, Option("--engine", help="torch, numpy (needs no torch), or auto.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 def check_individual(individual: str | None, mode: str | None, is_saved: bool = False) -> Any:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from typer import Argument, Context, Option
+from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import unless_embedded
 from causal_qwen.outputs import check_output_directory, check_output_file, whole_file
 from causal_qwen.terminal import print_json, print_table
-
-if TYPE_CHECKING:
-    from causal_qwen.tables.files import PredictedTable
-
 
 Sources = Annotated[
     list[str] | None,
@@ -43,7 +39,6 @@ Group = Annotated[
 Time = Annotated[
     str | None, Option(help="A column of times: later rows test what earlier ones taught.")
 ]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")]
 Fitted = Annotated[
     str,
     Argument(metavar="FITTED", show_default=False, help="The output of `fit`; or use --model."),
@@ -54,30 +49,14 @@ NewData = Annotated[
 FittedModel = Annotated[str, Option("--model", "-m", help="The same as FITTED.")]
 Level = Annotated[float, Option(help="Level of the interval, 0 to 1.")]
 SHOWN_ROWS = 15  # of an audit
-FILE = ("separator", "encoding", "decimal")
-LEARNING = (  # options that `fit` and `audit` share
-    *("data", "target", "text", "column", "source", "group", "time", *FILE),
-    *("model", "device", "dtype", "seed", "no_cache", "quiet"),
-)
-RENAMED = {
-    "target": "targets",
-    "column": "columns",
-    "source": "sources",
-    "no_cache": "cache",
-    "quiet": "verbose",
-}
-CHANGED: dict[str, Callable[[Any], Any]] = {
-    "columns": lambda names: names or (),
-    "sources": lambda names: names or "auto",
-    "text": lambda names: names or None,
-    "cache": lambda is_off: not is_off,
-    "verbose": lambda is_quiet: not is_quiet,
-    "model": unless_embedded,
-}
+FILE = ("separator", "encoding", "decimal")  # settings of a text file
+LEARNING = (*FILE, "cache", "dtype", "folds", "max_length", "seed", "support", "value_space")
+FITTING = (*LEARNING, "calibration", "question", "template", "trusted", "units", "verbose")
+AUDITING = (*LEARNING, "device", "model", "verbose")
+PREDICTING = (*FILE, "cache", "calibrated")
 
 
 def fit(
-    context: Context,
     data: Data,
     target: Targets,
     output: Annotated[
@@ -85,47 +64,14 @@ def fit(
     ],
     text: Texts = None,
     column: Columns = None,
-    template: Annotated[
-        str | None,
-        Option(help='Sentence of a row, e.g. "A {carat} carat ring costs". Default: made.'),
-    ] = None,
-    units: Annotated[
-        list[str] | None,
-        Option(help="A column's unit in the sentence, e.g. depth=mm; repeatable."),
-    ] = None,
-    question: Annotated[
-        str | None, Option(help='The end of every sentence. Default: "The price is".')
-    ] = None,
     source: Sources = None,
-    support: Annotated[
-        str, Option(help="Possible values: auto, real, positive, count, or LOW,HIGH.")
-    ] = "auto",
     weight: Annotated[str | None, Option(help="The column of row weights.")] = None,
     group: Group = None,
     time: Time = None,
-    trusted: Annotated[
-        str | None, Option(help="A column that marks rows whose targets are right: yes or no.")
-    ] = None,
-    separator: opt.Separator = None,
-    encoding: opt.Encoding = None,
-    decimal: opt.Decimal = None,
     model: opt.ModelName = "",
     device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
-    calibration: Annotated[
-        float | None,
-        Option(
-            help="Share of rows held out for calibration. Default: 0, by cross-validation; 0.2 "
-            "where the model alone reads rows.",
-            min=0.0,
-            max=0.9,
-        ),
-    ] = None,
-    max_length: opt.RowLength = 512,
-    seed: opt.Seed = 0,
-    no_cache: opt.NoCache = False,
+    settings: opt.TableSettings = None,
     force: opt.Force = False,
-    quiet: Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
     """Learn to predict numbers from the rows of a table, with calibrated intervals.
@@ -133,21 +79,30 @@ def fit(
     Example: causal-qwen fit rings.csv --target price --text description --output priced
     """
     check_output_directory(output, force)
+    given = opt.parse_settings(settings, FITTING)
     from causal_qwen.regression.csv_io import fit_csv
 
     report = fit_csv(
-        **_named(context, *LEARNING, "weight", "trusted", "calibration", "template", "question"),
-        **_named(context, "max_length", "output"),
+        data,
+        target,
+        output,
         overwrite=force,
-        units=_pairs(units, "--units depth=mm") or None,
-        support=_support(support),
+        text=text,
+        columns=column,
+        sources=source,
+        weight=weight,
+        group=group,
+        time=time,
+        model=unless_embedded(model),
+        device=device,
+        **given,
     )
     if as_json:
         print_json(report)
         return
-    for note in () if quiet else report["notes"]:
-        typer.echo(f"note: {note}", err=True)
-    _print_methods(report, quiet)
+    is_quiet = given.get("verbose") is False
+    _print_notes([] if is_quiet else report["notes"])
+    _print_methods(report, is_quiet)
     rows: list[tuple[str, float]] = [("rows", report["rows"])]
     if report["calibration_rows"] or not report["sources"]:
         rows.append(("calibration rows", report["calibration_rows"]))
@@ -159,7 +114,6 @@ def fit(
 
 
 def predict(
-    context: Context,
     first: Fitted = "",
     second: NewData = "",
     model: FittedModel = "",
@@ -174,17 +128,11 @@ def predict(
         ),
     ] = None,
     level: Level = 0.9,
-    raw: Annotated[
-        bool, Option("--raw", help="Use the Cauchy's interval without calibration.")
-    ] = False,
-    separator: opt.Separator = None,
-    encoding: opt.Encoding = None,
-    decimal: opt.Decimal = None,
     batch: Annotated[
         int | None,
         Option(help="Read, predict and write n rows at a time: CSV and parquet.", min=1),
     ] = None,
-    no_cache: opt.NoCache = False,
+    settings: opt.TableSettings = None,
     force: opt.ForceFile = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -192,22 +140,16 @@ def predict(
 
     Example: causal-qwen predict priced more-rings.csv --level 0.8 --output answers.csv
     """
-    fitted, data = opt.split_model(first, second, model)
-    if not (fitted and data):
-        raise ValueError("`predict` needs the directory that `fit` wrote, and a file.")
-    from causal_qwen.regression.csv_io import predict_blocks, predict_table
+    fitted, data = _fitted_and_data("predict", first, second, model)
+    given = opt.parse_settings(settings, PREDICTING)
+    from causal_qwen.regression.csv_io import predict_blocks
     from causal_qwen.tables.files import check_output_kind, write_blocks
 
     if output is not None:
         check_output_kind(output, is_batch=batch is not None)
         check_output_file(output, force, data)
-    options = _named(context, "level", "device", *FILE)
-    options |= {"calibrated": False if raw else None, "cache": False if no_cache else None}
     with _noted():
-        if batch is None:
-            blocks = iter([predict_table(fitted, data, **options)])
-        else:
-            blocks = predict_blocks(fitted, data, batch, **options)
+        blocks = predict_blocks(fitted, data, batch, level=level, device=device, **given)
         if output is not None:
             with whole_file(output, force) as partial:
                 rows = write_blocks(blocks, partial, output)
@@ -216,11 +158,13 @@ def predict(
         elif as_json:
             print_json([row for block in blocks for row in block.records()])
         else:
-            _print_csv(blocks)
+            sys.stdout.flush()
+            for place, block in enumerate(blocks):  # bytes: whatever the terminal's encoding
+                sys.stdout.buffer.write(block.csv(has_header=place == 0))
+                sys.stdout.buffer.flush()
 
 
 def audit(
-    context: Context,
     data: Data,
     target: Targets,
     output: Annotated[
@@ -232,29 +176,23 @@ def audit(
     source: Sources = None,
     group: Group = None,
     time: Time = None,
-    separator: opt.Separator = None,
-    encoding: opt.Encoding = None,
-    decimal: opt.Decimal = None,
-    model: opt.ModelName = "",
-    device: opt.Device = "auto",
-    dtype: opt.Precision = "auto",
-    seed: opt.Seed = 0,
-    no_cache: opt.NoCache = False,
+    settings: opt.TableSettings = None,
     force: opt.ForceFile = False,
-    quiet: Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
     """List the rows whose numbers look wrong, with the number that the other rows suggest.
 
     Example: causal-qwen audit rings.csv --target price --output suspicious.csv
     """
+    given = opt.parse_settings(settings, AUDITING)
     from causal_qwen.regression.audit import doubtful, summary, suspicion_kind, write_suspicions
     from causal_qwen.regression.csv_io import audit_csv
 
     if output is not None:
         suspicion_kind(output)  # refuses a kind that is not written, before the work
         check_output_file(output, force, data)
-    table, notes = audit_csv(**_named(context, *LEARNING))
+    options = {"text": text, "columns": column, "sources": source, "group": group, "time": time}
+    table, notes = audit_csv(data, target, **options, **given)
     if output is not None:
         with whole_file(output, force) as partial:
             write_suspicions(table, partial, output, f"{Path(data).name}: {', '.join(target)}")
@@ -262,20 +200,22 @@ def audit(
         worst = table.head(SHOWN_ROWS).to_dict(orient="records")
         print_json({"rows": len(table), "doubtful": doubtful(table), "worst": worst})
         return
-    for note in () if quiet else notes:
-        typer.echo(f"note: {note}", err=True)
+    _print_notes([] if given.get("verbose") is False else notes)
     shown = table.head(max(SHOWN_ROWS, min(doubtful(table), 2 * SHOWN_ROWS)))
     print_table(summary(table), list(shown), shown.to_numpy().tolist())
 
 
 def what_if(
-    context: Context,
     first: Fitted = "",
     second: NewData = "",
     row: Annotated[int, Option(help="A row of the file, counted from 1.", min=1)] = 1,
     edits: Annotated[
         list[str] | None,
-        Option("--set", help="A column and its other value, e.g. carat=1.0; repeatable."),
+        Option(
+            "--set",
+            help="A column and its other value, e.g. carat=1.0; or a setting of the file: "
+            "separator, encoding, decimal. Repeatable.",
+        ),
     ] = None,
     observed: Annotated[
         float | None, Option(help="The number that was seen. Default: the row's own target.")
@@ -290,32 +230,23 @@ def what_if(
     ] = "disco",
     model: FittedModel = "",
     device: opt.Device = "auto",
-    separator: opt.Separator = None,
-    encoding: opt.Encoding = None,
-    decimal: opt.Decimal = None,
-    no_cache: opt.NoCache = False,
     as_json: opt.Json = False,
 ) -> None:
     """Ask what a row's number would have been, had a column been different.
 
     Example: causal-qwen what-if priced rings.csv --row 3 --observed 2835 --set carat=1.0
     """
-    fitted, data = opt.split_model(first, second, model)
-    if not (fitted and data):
-        raise ValueError("`what-if` needs the directory that `fit` wrote, and a file.")
+    fitted, data = _fitted_and_data("what-if", first, second, model)
     from causal_qwen.regression.csv_io import what_if_csv
-    from causal_qwen.tables.cells import read_cell
 
+    pairs = [edit.partition("=") for edit in edits or ()]
+    for name, _, value in pairs:
+        if not (name and value.strip()):
+            raise ValueError(f"{name!r} is no column with a value; write --set carat=1.0.")
+    changes = {name: value.strip() for name, _, value in pairs}
+    options: dict[str, Any] = {"observed": observed, "target": target, "device": device}
     with _noted():
-        found = what_if_csv(
-            fitted,
-            data,
-            row,
-            {name: read_cell(value) for name, value in _pairs(edits, "--set carat=1.0").items()},
-            target=target,
-            cache=False if no_cache else None,
-            **_named(context, "observed", "level", "semantics", "device", *FILE),
-        )
+        found = what_if_csv(fitted, data, row, changes, level=level, semantics=semantics, **options)
     if as_json:
         print_json(found.record())
     else:
@@ -353,11 +284,11 @@ def cache(
         typer.echo(f"note: {record['problem']}", err=True)
 
 
-def _named(context: Context, *names: str) -> dict[str, Any]:
-    """Some options of a command as arguments of a function."""
-    given = {RENAMED.get(name, name): value for name, value in context.params.items()}
-    chosen = {name: given[name] for name in (RENAMED.get(name, name) for name in names)}
-    return {name: CHANGED.get(name, lambda value: value)(one) for name, one in chosen.items()}
+def _fitted_and_data(command: str, first: str, second: str, model: str) -> tuple[str, str]:
+    fitted, data = opt.split_model(first, second, model)
+    if not (fitted and data):
+        raise ValueError(f"`{command}` needs the directory that `fit` wrote, and a file.")
+    return fitted, data
 
 
 @contextmanager
@@ -366,7 +297,11 @@ def _noted() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    for note in dict.fromkeys(str(warning.message) for warning in caught):
+    _print_notes(str(warning.message) for warning in caught)
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in dict.fromkeys(notes):
         typer.echo(f"note: {note}", err=True)
 
 
@@ -387,31 +322,3 @@ def _print_methods(report: dict[str, Any], quiet: bool) -> None:
             typer.echo(
                 f"note: {best} alone has a smaller error on {target} than this regressor.", err=True
             )
-
-
-def _support(text: str) -> str | tuple[float, float]:
-    """ "positive" as it is; "0,100" -> (0.0, 100.0)"""
-    if "," not in text:
-        return text
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(f"--support {text!r} is no range; write LOW,HIGH, e.g. 0,100.") from None
-    return low, high
-
-
-def _pairs(words: Iterable[str] | None, example: str) -> dict[str, str]:
-    """ "carat=1.0", ... -> {"carat": "1.0", ...}"""
-    pairs = [word.partition("=") for word in words or ()]
-    for name, _, value in pairs:
-        if not (name and value.strip()):
-            raise ValueError(f"{name!r} is no column with a value; write {example}.")
-    return {name: value.strip() for name, _, value in pairs}
-
-
-def _print_csv(blocks: Iterable[PredictedTable]) -> None:
-    """The file's own bytes on stdout, line ends unchanged, whatever the terminal's encoding."""
-    sys.stdout.flush()
-    for place, block in enumerate(blocks):
-        sys.stdout.buffer.writelines(block.lines("csv", is_first=place == 0))
-        sys.stdout.buffer.flush()

@@ -12,6 +12,8 @@ from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import path_of
 from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
+REPORTING = ("targets", "device", "separator", "encoding", "decimal")  # settings of a regressor's
+
 ROW_FILES = (  # `training.data.READERS`; other names: datasets
     *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
 )
@@ -212,27 +214,19 @@ def report(
         str | None,
         Argument(show_default=False, help="Of `fit`: rows that it has not seen, with targets."),
     ] = None,
-    target: Annotated[
-        list[str] | None,
-        Option("--target", "-y", help="A target's column; repeatable. Default: its own name."),
-    ] = None,
-    device: opt.Device = "auto",
-    separator: opt.Separator = None,
-    encoding: opt.Encoding = None,
-    decimal: opt.Decimal = None,
+    settings: opt.TableSettings = None,
     as_json: opt.Json = False,
 ) -> None:
     """Draw the curves of a training run, or how good a regressor is, as PNG and an HTML page.
 
-    Example: causal-qwen report priced new-rings.csv -y price
+    Example: causal-qwen report priced new-rings.csv
     """
     with status(not as_json) as progress:
         progress("drawing")
         if (run / "regressor.skops").is_file():
             from causal_qwen.regression.csv_io import report_csv
 
-            dialect = {"separator": separator, "encoding": encoding, "decimal": decimal}
-            page = report_csv(run, data, target or (), device, **dialect)
+            page = report_csv(run, data, **opt.parse_settings(settings, REPORTING))
         else:
             if data is not None:
                 raise ValueError(f"{run} was not written by `fit`, so {data} has no effect.")

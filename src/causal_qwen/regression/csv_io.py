@@ -1,18 +1,16 @@
 """Files of tables -> a saved regressor; a file -> the same with predictions beside its columns.
 
     report = fit_csv("diamonds.csv", ["price"], "priced")
-    predict_csv("priced", "more.csv", level=0.9).to_csv("priced.csv")
+    (table,) = predict_blocks("priced", "more.csv", level=0.9)
 
-Used by `causal-qwen fit`, `audit`, `predict`, `what-if` and `report`. The options `separator`,
-`encoding` and `decimal` are a text file's, if they cannot be found.
+Used by `causal-qwen fit`, `audit`, `predict`, `what-if` and `report`. `dialect` are the
+`separator`, `encoding` and `decimal` of a text file, if they cannot be found.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,8 @@ from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.regression.report import write_regressor_report
 from causal_qwen.regression.sentences import template_columns
 from causal_qwen.regression.whatif import NumberCounterfactual
-from causal_qwen.tables.files import PredictedTable, Table, read_blocks, read_table
+from causal_qwen.tables.cells import read_cell
+from causal_qwen.tables.files import File, Table, read_blocks, read_table
 from causal_qwen.tables.frames import (
     id_like,
     listed,
@@ -39,12 +38,12 @@ from causal_qwen.tables.frames import (
 )
 from causal_qwen.terminal import counted
 
-File = str | os.PathLike[str]
-
 SUFFIXES = ("predicted", "low", "high")  # of the predicted columns' names
 NUMBERS = "write numbers as 1870.5, without units"
 BEYOND = "beyond_training"  # a column of notes on rows outside of the training range
 HELD_OUT = 0.2  # share of rows, where a regressor is not calibrated by cross-validation
+DIALECT = ("separator", "encoding", "decimal")
+ROLES = ("weight", "group", "time", "trusted")
 TRUTH = dict.fromkeys(("true", "yes", "y", "1", "1.0"), True)
 TRUTH |= dict.fromkeys(("false", "no", "n", "0", "0.0", ""), False)
 
@@ -57,56 +56,40 @@ def fit_csv(
     targets: Sequence[str],
     output: File,
     *,
-    columns: Sequence[str] = (),
-    weight: str | None = None,
-    group: str | None = None,
-    time: str | None = None,
-    trusted: str | None = None,
     calibration: float | None = None,
     overwrite: bool = False,
-    seed: int = 0,
     **settings: Any,
 ) -> dict[str, Any]:
     """Fit, calibrate and save a regressor; returns row counts, metrics and notes.
 
     Errors are measured and intervals calibrated by cross-validation; or on a share of rows,
     `calibration`, that is held out. None holds out a fifth where `fit` does not cross-validate.
-
-    `columns` are those to learn from (by default all but identifiers, which a note names). `weight`
-    names a column of row weights, `group` one whose rows stay on one side of every split, `time`
-    one by which rows are ordered, so that later rows test earlier ones, `trusted` one that marks
-    rows whose labels are right, the only ones that calibrate. None of them is learned from unless
-    it is in `columns`. `settings` are those of `CausalTextRegressor` and of the file.
+    `settings` are those of `CausalTextRegressor` and of the file, and `columns`, `weight`, `group`,
+    `time` and `trusted` (see `_learn`).
     """
     check_output_directory(output, overwrite)
     model = settings.get("model")
-    check_not_inside(output, data, *([model] if isinstance(model, str | os.PathLike) else []))
-    notes: list[str] = []
-    with _collected(notes):
-        regressor, dialect = _regressor(settings, columns, group, time, seed)
-        if calibration is None:
-            calibration = HELD_OUT if regressor.reads_sentences() else 0.0
-        table = read_table(data, **dialect)
-        roles = {"weight": weight, "group": group, "time": time, "trusted": trusted}
-        training, held_out = _learn(regressor, table, targets, roles, calibration, seed)
+    check_not_inside(output, data, *([model] if isinstance(model, str | Path) else []))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trusted = settings.get("trusted")
+        regressor, training, held_out = _learn(data, targets, calibration, settings)
         names = targets[0] if len(targets) == 1 else list(targets)
-        trust = None
-        if trusted is not None:
-            trust = _truth(held_out if len(held_out) else training, trusted)
         if len(held_out):
             metrics = _measured(regressor, held_out, targets)
+            trust = None if trusted is None else _truth(held_out, trusted)
             regressor.calibrate(held_out, names, trusted=trust)
             if len(held_out) < (least := rows_needed(LEVEL)):
                 rows_are = counted(len(held_out), "calibration row is", "calibration rows are")
                 warnings.warn(
                     f"{rows_are} too few for {LEVEL:.0%} intervals, which will be infinite; at "
-                    f"least {least} are needed: give more rows or a larger --calibration.",
+                    f"least {least} are needed: give more rows or a larger calibration.",
                     stacklevel=2,
                 )
         else:
             metrics = _cross_validated(regressor)
-            if trust is not None:
-                regressor.calibrate_trusted(trust)
+            if trusted is not None:
+                regressor.calibrate_trusted(_truth(training, trusted))
     regressor.save(output, overwrite=overwrite)
     errors = {name: found.errors() for name, found in getattr(regressor, "evidence_", {}).items()}
     return {
@@ -116,101 +99,127 @@ def fit_csv(
         "sources": regressor.shares() if errors else {},
         "errors": errors,  # median, of every method on unseen rows; ours is "together"
         "best": {name: min(one, key=lambda method: one[method]) for name, one in errors.items()},
-        "notes": notes,
+        "notes": list(dict.fromkeys(str(warning.message) for warning in caught)),
     }
 
 
-def audit_csv(
-    data: File,
-    targets: Sequence[str],
-    *,
-    columns: Sequence[str] = (),
-    group: str | None = None,
-    time: str | None = None,
-    seed: int = 0,
-    **settings: Any,
-) -> tuple[Any, list[str]]:
+def audit_csv(data: File, targets: Sequence[str], **settings: Any) -> tuple[Any, list[str]]:
     """The rows of a file by the credibility of their labels (`audit`), and notes. `group` and
     `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
-    notes: list[str] = []
-    with _collected(notes):
-        regressor, dialect = _regressor(settings, columns, group, time, seed)
-        if regressor.reads_sentences():
-            raise ValueError("an audit cross-validates; give another --source beside the model.")
-        roles = {"group": group, "time": time}
-        _learn(regressor, read_table(data, **dialect), targets, roles)
-    return regressor.suspicious(), notes
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if list(settings.get("sources", ())) == ["model"]:
+            raise ValueError("an audit cross-validates; give another source beside the model.")
+        regressor, _, _ = _learn(data, targets, 0.0, settings)
+    return regressor.suspicious(), list(dict.fromkeys(str(one.message) for one in caught))
 
 
 def _learn(
-    regressor: CausalTextRegressor,
-    table: Table,
-    targets: Sequence[str],
-    roles: Mapping[str, str | None],
-    calibration: float = 0.0,
-    seed: int = 0,
-) -> tuple[Any, Any]:
-    """Fit to the rows of a table; -> the training rows and those held out. `roles` are columns:
-    `weight`, `group`, `time` and `trusted`."""
-    columns = {role: column for role, column in roles.items() if column is not None}
-    weight, group = columns.get("weight"), columns.get("group")
-    frame = _typed_rows(table, targets, [*(regressor.columns or ()), *columns.values()], weight)
-    used = regressor.columns
-    if used is None:
-        used = _all_but_ids(frame, [*targets, *columns.values()], regressor)
+    data: File, targets: Sequence[str], calibration: float | None, settings: Mapping[str, Any]
+) -> tuple[CausalTextRegressor, Any, Any]:
+    """A fitted regressor, its training rows and those held out.
+
+    `columns` are those to learn from (by default all but identifiers, which a note names). `weight`
+    names a column of row weights, `group` one whose rows stay on one side of every split, `time`
+    one by which rows are ordered, so that later rows test earlier ones, `trusted` one that marks
+    rows whose labels are right, the only ones that calibrate. None of these is learned from unless
+    it is in `columns`.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    dialect = {name: given.pop(name) for name in DIALECT if name in given}
+    roles = {name: given.pop(name) for name in ROLES if name in given}
+    group, time, weight = roles.get("group"), roles.get("time"), roles.get("weight")
+    columns, seed = list(given.pop("columns", ())), given.pop("seed", 0)
+    resolve_device(given.get("device", "auto"))  # before the work
+    if group is not None and time is not None:
+        raise ValueError("group and time both decide the splits; give one of them.")
+    splitter = None if time is None else TimeSeriesSplit()
+    options = {"columns": columns or None, "cv": splitter, "random_state": seed}
+    regressor = CausalTextRegressor(**options, **given)
+    if calibration is not None and not 0 <= calibration < 1:
+        raise ValueError(f"calibration={calibration} is no share of the rows; give 0 to 0.9.")
+    if calibration is None:
+        calibration = HELD_OUT if regressor.reads_sentences() else 0.0
+    frame = _typed_rows(read_table(data, **dialect), targets, [*columns, *roles.values()], weight)
+    used = columns or _all_but_ids(frame, [*targets, *roles.values()], regressor)
     order, count = np.random.default_rng(seed).permutation(len(frame)), len(frame) * calibration
-    training, held_out = _split(frame, order, group, columns.get("time"), round(count))
+    training, held_out = _split(frame, order, group, time, round(count))
     regressor.fit(
         training[list(dict.fromkeys([*used, *listed(regressor.text), *targets]))],
         targets[0] if len(targets) == 1 else list(targets),
         sample_weight=training[weight] if weight else None,
         groups=training[group].astype(str).to_numpy() if group else None,
     )
-    return training, held_out
-
-
-def _regressor(
-    settings: dict[str, Any],
-    columns: Sequence[str],
-    group: str | None,
-    time: str | None,
-    seed: int,
-) -> tuple[CausalTextRegressor, dict[str, str | None]]:
-    """An unfitted regressor, and the options of the file, which are taken out of `settings`. `time`
-    splits rows in its order; None splits them by groups, or at random."""
-    resolve_device(settings.get("device", "auto"))  # before the work
-    if group is not None and time is not None:
-        raise ValueError("group and time both decide the splits; give one of them.")
-    dialect = {name: settings.pop(name, None) for name in ("separator", "encoding", "decimal")}
-    splitter = None if time is None else TimeSeriesSplit()
-    learned = list(columns) or None
-    options: dict[str, Any] = {"columns": learned, "cv": splitter, "random_state": seed}
-    return CausalTextRegressor(**options, **settings), dialect
+    return regressor, training, held_out
 
 
 # ---------------------------------------------------------------- questions to a saved regressor
+
+
+def predict_blocks(
+    model: File,
+    data: File,
+    rows: int | None = None,
+    *,
+    level: float = LEVEL,
+    calibrated: bool | None = None,
+    cache: bool | None = None,
+    device: str = "auto",
+    **dialect: str | None,
+) -> Iterator[Table]:
+    """A file with a median and an interval beside it for every target, so many rows at a time.
+
+    The column `beyond_training` says which numbers are outside of the training range. Blocks always
+    have it, because later rows are not known yet; a warning counts these rows at the end.
+    """
+    regressor = _loaded(model, cache, device)
+    names = [f"{name}_{suffix}" for name in regressor.targets_ for suffix in SUFFIXES]
+    seen = outside = 0
+    example = ""
+    for table in read_blocks(data, rows, **dialect):
+        if taken := [name for name in (*names, BEYOND) if name in table.cells]:
+            raise ValueError(f"{data} has a column {taken[0]!r} already; rename it.")
+        frame = table.frame()
+        numbers = _predict(regressor, frame, level, calibrated).reshape(len(names), len(table))
+        found: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        notes = regressor.beyond_training(frame)
+        marked = [row for row, note in enumerate(notes) if note]
+        if marked and not outside:
+            example = f"{name_rows(marked[:1], frame.index)}: {notes[marked[0]]}"
+        seen, outside = seen + len(table), outside + len(marked)
+        if marked or rows is not None:
+            found[BEYOND] = np.array(notes, dtype=object)
+        yield table.beside(**found)
+    if outside:
+        warnings.warn(
+            f"{counted(outside, 'row has', 'rows have')} numbers beyond the training range, of "
+            f"{seen}, and wider intervals ({example}).",
+            stacklevel=2,
+        )
 
 
 def what_if_csv(
     model: File,
     data: File,
     row: int,
-    changes: Mapping[str, Any],
+    edits: Mapping[str, str],
     *,
     observed: float | None = None,
     target: str | None = None,
-    cache: bool | None = None,
     device: str = "auto",
     level: float = LEVEL,
     semantics: str = "disco",
-    **dialect: str | None,
 ) -> NumberCounterfactual:
     """A counterfactual of one row of a file, counted from 1; `observed` is its own target if it
-    has one."""
+    has one. `edits` are cells as the file would have them; `separator`, `encoding` and `decimal`
+    are settings of the file, unless they are columns of the regressor."""
+    regressor = _loaded(model, None, device)
+    known = set(regressor.columns_ or ())
+    dialect = {name: edits[name] for name in DIALECT if name in edits and name not in known}
+    changes = {name: read_cell(cell) for name, cell in edits.items() if name not in dialect}
     table = read_table(data, **dialect)
     if not 1 <= row <= len(table):
         raise ValueError(f"row {row} is not in {data}, which has rows 1 to {len(table)}.")
-    regressor = _loaded(model, cache, device)
     name = regressor.target_name(target)
     if observed is None:
         if name not in table.cells:
@@ -218,13 +227,13 @@ def what_if_csv(
         observed = float(table.numbers(name)[row - 1])
     options: dict[str, Any] = {"target": name, "level": level, "semantics": semantics}
     given = table.frame().iloc[[row - 1]]
-    return regressor.counterfactual(given, observed, dict(changes), **options)
+    return regressor.counterfactual(given, observed, changes, **options)
 
 
 def report_csv(
     model: File,
     data: File | None = None,
-    targets: Sequence[str] = (),
+    targets: str | Sequence[str] = (),
     device: str = "auto",
     **dialect: str | None,
 ) -> Path:
@@ -236,57 +245,11 @@ def report_csv(
         raise ValueError("a regressor's report needs rows: causal-qwen report FITTED DATA.")
     regressor = _loaded(model, None, device).set_params(verbose=False)
     place = Path(model).resolve()
-    output = place.with_name(f"{place.name}-report")
-    names = list(targets) or list(regressor.targets_)
+    names = listed(targets) or list(regressor.targets_)
     frame = _typed_rows(read_table(data, **dialect), names)
     y = names[0] if len(names) == 1 else names
+    output = place.with_name(f"{place.name}-report")
     return write_regressor_report(regressor, output, place.name, frame, y)
-
-
-def predict_csv(model: File, data: File, **options: Any) -> Any:
-    """The table with a median and an interval beside it for every target: a DataFrame.
-
-    The options are those of `predict_table`. The cells of a CSV file are texts, exactly as the file
-    has them.
-    """
-    return predict_table(model, data, **options).frame()
-
-
-def predict_table(
-    model: File,
-    data: File,
-    *,
-    level: float = LEVEL,
-    calibrated: bool | None = None,
-    cache: bool | None = None,
-    device: str = "auto",
-    **dialect: str | None,
-) -> PredictedTable:
-    """A file and the columns predicted for it. `cache` replaces the regressor's own setting."""
-    predictor = _Predictor(_loaded(model, cache, device), level, calibrated)
-    block = predictor(read_table(data, **dialect))
-    if not predictor.beyond:
-        del block.predicted[BEYOND]  # type: ignore[attr-defined]
-    predictor.warn_beyond()
-    return block
-
-
-def predict_blocks(
-    model: File,
-    data: File,
-    rows: int,
-    *,
-    level: float = LEVEL,
-    calibrated: bool | None = None,
-    cache: bool | None = None,
-    device: str = "auto",
-    **dialect: str | None,
-) -> Iterator[PredictedTable]:
-    """`predict_table`, so many rows at a time, at constant memory. Every block has the column
-    `beyond_training`, because later rows are not known yet; a warning counts them at the end."""
-    predictor = _Predictor(_loaded(model, cache, device), level, calibrated)
-    yield from map(predictor, read_blocks(data, rows, **dialect))
-    predictor.warn_beyond()
 
 
 def _loaded(model: File, cache: bool | None, device: str) -> CausalTextRegressor:
@@ -294,54 +257,11 @@ def _loaded(model: File, cache: bool | None, device: str) -> CausalTextRegressor
     return regressor if cache is None else regressor.set_params(cache=cache)
 
 
-class _Predictor:
-    """A loaded regressor -> the predicted columns of tables, and what it has seen in them."""
-
-    def __init__(
-        self, regressor: CausalTextRegressor, level: float, calibrated: bool | None
-    ) -> None:
-        self.regressor, self.level, self.calibrated = regressor, level, calibrated
-        self.rows = self.beyond = 0
-        self.example = ""
-
-    def __call__(self, table: Table) -> PredictedTable:
-        names = [f"{name}_{suffix}" for name in self.regressor.targets_ for suffix in SUFFIXES]
-        if taken := [name for name in (*names, BEYOND) if name in table.cells]:
-            raise ValueError(f"{table.path} has a column {taken[0]!r} already; rename it.")
-        frame = table.frame()
-        numbers = _predict(self.regressor, frame, self.level, self.calibrated)
-        notes = self.regressor.beyond_training(frame)
-        outside = [row for row, note in enumerate(notes) if note]
-        if outside and not self.beyond:
-            self.example = f"{name_rows(outside[:1], frame.index)}: {notes[outside[0]]}"
-        self.rows, self.beyond = self.rows + len(table), self.beyond + len(outside)
-        found = dict(zip(names, numbers.reshape(len(names), len(table)), strict=True))
-        return PredictedTable(table, {**found, BEYOND: np.array(notes, dtype=object)})
-
-    def warn_beyond(self) -> None:
-        if self.beyond:
-            rows_are = counted(self.beyond, "row has", "rows have")
-            warnings.warn(
-                f"{rows_are} numbers beyond the training range, of {self.rows}, and wider "
-                f"intervals ({self.example}).",
-                stacklevel=3,
-            )
-
-
 # ---------------------------------------------------------------- rows
 
 
-@contextmanager
-def _collected(notes: list[str]) -> Iterator[None]:
-    """Append every warning to `notes`, each once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    notes += dict.fromkeys(str(warning.message) for warning in caught)
-
-
 def _split(
-    frame: Any, order: NDArray[np.int64], group: str | None, time: str | None, count: int = 0
+    frame: Any, order: NDArray[np.int64], group: str | None, time: str | None, count: int
 ) -> tuple[Any, Any]:
     """(training, held-out) rows, of which the latter are at least `count`: the first of `order`,
     whole groups in that order, or the latest. Training rows are then in the order of time."""
@@ -364,12 +284,12 @@ def _split(
 
 def _truth(frame: Any, name: str) -> NDArray[np.bool_]:
     """A column of truth values: true, yes, 1; false, no, 0; an empty cell is false."""
-    cells = frame[name].astype(object).where(frame[name].notna(), "").tolist()
-    texts = [str(cell).strip().lower() for cell in cells]
-    if unread := [row for row, text in enumerate(texts) if text not in TRUTH]:
-        where = name_rows(unread, frame.index)
-        raise ValueError(f"{where}: {name} is {cells[unread[0]]!r}; write yes or no.")
-    return np.array([TRUTH[text] for text in texts])
+    texts = frame[name].astype(object).where(frame[name].notna(), "").astype(str)
+    texts = texts.str.strip().str.lower()
+    if unread := np.flatnonzero(~texts.isin([*TRUTH])).tolist():
+        where, cell = name_rows(unread, frame.index), frame[name].iloc[unread[0]]
+        raise ValueError(f"{where}: {name} is {cell!r}; write yes or no.")
+    return texts.map(TRUTH).to_numpy(bool)
 
 
 def _all_but_ids(frame: Any, without: Sequence[str], regressor: CausalTextRegressor) -> list[str]:
@@ -418,6 +338,9 @@ def _typed_rows(
             where = table.name_cells(rows, weight)
             raise ValueError(f"a row's weight is a finite number of at least 0: {where}")
     return frame[is_usable]
+
+
+# ---------------------------------------------------------------- errors
 
 
 def _predict(

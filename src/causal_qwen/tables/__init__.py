@@ -8,8 +8,7 @@ Out:  a DataFrame with the kind of each column; target values as float64; the sa
     frames       a table in memory -> one DataFrame; its rows as messages name them; the kind of
                  each column
     targets      the numbers to predict: names of columns, arrays, amounts as written
-    csv_table    a CSV file: its dialect, its cells and lines as they are written
-    files        all files by their extensions: read whole or in blocks, written with predictions
+    files        files by their extensions: read whole or in blocks, written with predictions
     iris         the example table
 
 Open `files` for a file and `frames` for a table in memory. Nothing here knows a model.

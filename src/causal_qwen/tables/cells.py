@@ -88,31 +88,26 @@ def read_cell(cell: str, decimal: str = ".") -> Any:
     """A number, a truth value, NaN or the text itself; digits such as 007 are a name. With decimal
     commas, "1.5" is a text."""
     if decimal == ",":
-        moved = with_point(cell)
-        if moved == cell and "." in cell and NUMBER.fullmatch(cell.strip()):
+        given, cell = cell, with_point(cell)
+        if cell == given and "." in cell and NUMBER.fullmatch(cell.strip()):
             return cell
-        cell = moved
     text = stripped(cell)
     if is_missing(text):
         return math.nan
     if text in TRUTH:
         return TRUTH[text]
-    if NUMBER.fullmatch(text) is None:
+    if NUMBER.fullmatch(text) is None or not math.isfinite(float(text)):
         return cell
-    is_whole = text.lstrip("+-").isdecimal()
-    number = int(text) if is_whole else float(text)
-    return number if math.isfinite(number) else cell
+    return int(text) if text.lstrip("+-").isdecimal() else float(text)
 
 
 def read_amount(cell: str) -> Amount | None:
     """The number of a cell and its currency or percent mark; None where it has to be guessed."""
     text = stripped(cell)
     if NUMBER.fullmatch(text):
-        return _finite(text)
-    if not any(map(str.isdigit, text)):
-        return None
-    found = encode(text)
-    if len(found.values) != 1:
+        return Amount(float(text), "") if math.isfinite(float(text)) else None
+    found = encode(text) if any(map(str.isdigit, text)) else None
+    if found is None or len(found.values) != 1:
         return None
     before, after = (piece.strip() for piece in found.pieces)
     mark = before + after
@@ -124,7 +119,9 @@ def read_amount(cell: str) -> Amount | None:
 def read_target(cell: str) -> Amount | None:
     """As `read_amount`, and digits of any length and with leading zeros."""
     text = stripped(cell)
-    return _finite(text) if DIGITS.fullmatch(text) else read_amount(text)
+    if DIGITS.fullmatch(text) and math.isfinite(float(text)):
+        return Amount(float(text), "")
+    return read_amount(text)
 
 
 def is_date(cell: str) -> bool:
@@ -164,7 +161,7 @@ def find_decimal(cells: Iterable[str], is_usual: bool) -> str:
     if comma is not None and point is not None:
         raise ValueError(
             f"decimal commas, {shown(comma)}, and decimal points, {shown(point)}, in one file; "
-            "name one with --decimal, and the others stay text."
+            "name one (--set decimal=,), and the others stay text."
         )
     return "," if comma is not None or (is_usual and point is None) else "."
 
@@ -182,8 +179,3 @@ def shown(text: str) -> str:
     """A line or cell in a message."""
     text = text.rstrip("\r\n")
     return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}...")
-
-
-def _finite(text: str) -> Amount | None:
-    value = float(text)
-    return Amount(value, "") if math.isfinite(value) else None

@@ -1,30 +1,37 @@
 """Table files: CSV, parquet, Excel and JSON, by the file's extension.
 
     table = read_table("rings.parquet")
-    table.frame()                       # typed values, a row for every row of the file
-    PredictedTable(table, {"price_predicted": values}).write(partial, "answers.parquet")
+    table.frame()                # typed values, a row for every row of the file
+    write_blocks([table.beside(price_predicted=values)], partial, "answers.xlsx")
 
-    .parquet .pq     pyarrow; columns keep their Arrow types
-    .xlsx            openpyxl; the first sheet, its formats and formulas kept
-    .jsonl .ndjson   an object per line; lines are kept as written
+    .parquet .pq     pyarrow
+    .xlsx            openpyxl, the first sheet
+    .jsonl .ndjson   an object per line
     .json            a list of objects, or an object of columns
-    anything else    CSV (`csv_table`), byte for byte
+    anything else    CSV with a header
 
-The user's own columns are given back as they were if the output is of the input's kind. Cells of
-typed files keep their types; of CSV files, every cell is typed by itself.
+A CSV file is UTF-8 unless its encoding is named; its separator (comma, semicolon, tab, bar) is that
+with which most of the first rows are as wide as the header. A row of another width is refused and
+its line named: it usually has an unquoted comma (1,870), which would move every later cell into the
+wrong column. (pandas' own reader fills short rows up and may cut long ones.)
 """
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
 import importlib
+import io
 import json
+import lzma
 import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,23 +40,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.paths import install_hint
-from causal_qwen.tables.cells import MISSING, is_missing, read_cell, shown, with_point
-from causal_qwen.tables.csv_table import OPENERS, append_cells, read_csv_blocks, read_text
-from causal_qwen.tables.frames import name_rows, plain, require_pandas, to_frame
+from causal_qwen.tables.cells import (
+    MISSING,
+    find_decimal,
+    is_missing,
+    may_be_thousands,
+    read_cell,
+    shown,
+    with_point,
+)
+from causal_qwen.tables.frames import LINE, name_rows, plain, require_pandas, text_names, to_frame
 from causal_qwen.tables.targets import read_cells
 from causal_qwen.terminal import counted
 
-Predicted = Mapping[str, NDArray[Any]]  # numbers, or notes as texts
+File = str | os.PathLike[str]
+Objects = list[tuple[int, dict[str, Any]]]  # of JSON, with their places in the file
 
 KINDS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".xlsx": "excel",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".xlsx": "Excel",
+    ".json": "JSON",
 }
-NAMES = {"csv": "CSV", "parquet": "parquet", "excel": "Excel", "jsonl": "JSON", "json": "JSON"}
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+SAMPLE = 2**20  # characters from which the separator is found
+ROWS_COMPARED = 200
 
 
 @dataclass(frozen=True)
@@ -58,9 +74,10 @@ class Table:
     index has the places of the rows in the file, and their name: "row" or "line"."""
 
     path: str
-    kind: str
     cells: Any
-    source: Any = None  # what the file's own writer needs
+    separator: str = ","  # of a CSV file, as are the next two
+    encoding: str = "utf-8"
+    decimal: str = "."
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -68,18 +85,17 @@ class Table:
     def frame(self, targets: Sequence[str] = ()) -> Any:
         """A DataFrame of typed values with the same index. A warning shows a cell of a CSV file
         such as "NA", which may be a name, unless it is in a target's column."""
-        if self.kind != "csv":
-            return to_frame(self.cells)
+        if table_kind(self.path) != "csv":
+            return to_frame(self.cells.infer_objects())
         typed = {}
         for name, cells in self.cells.items():
-            typed[name] = [read_cell(cell, self.source.decimal) for cell in cells]
+            typed[name] = [read_cell(cell, self.decimal) for cell in cells]
             rows = [row for row, cell in enumerate(cells) if cell.strip() in MISSING]
             if rows and name not in targets:
                 count = counted(len(rows), "cell is", "cells are")
                 where = self.name_cells(rows, name)
                 warnings.warn(f"{self.path}: {count} read as missing: {where}.", stacklevel=3)
-        frame = require_pandas().DataFrame(typed, dtype=object, index=self.cells.index)
-        return frame.infer_objects()
+        return require_pandas().DataFrame(typed, self.cells.index, dtype=object).infer_objects()
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A column as numbers, NaN where a cell is none: "5 kg" and "True" are none.
@@ -87,9 +103,8 @@ class Table:
         A warning shows a cell that is more than digits, such as "$1,200".
         """
         cells = self.cells[name].tolist()
-        if self.kind == "csv" and self.source.decimal == ",":
-            return read_cells(name, list(map(with_point, cells)), cells).values
-        return read_cells(name, cells).values
+        moved = list(map(with_point, cells)) if self.decimal == "," else cells
+        return read_cells(name, moved, cells).values
 
     def name_cells(self, rows: Sequence[int] | NDArray[np.int64], name: str) -> str:
         """ "lines 5 and 7 (line 5: price 'n/a')": where rows are, and the first of their cells that
@@ -99,78 +114,102 @@ class Table:
         where, one = (name_rows(some, self.cells.index) for some in (rows, rows[seen : seen + 1]))
         return f"{where} ({one}: {name} {shown(texts[seen])})"
 
+    def beside(self, **columns: Any) -> Table:
+        """With more columns."""
+        return replace(self, cells=self.cells.assign(**columns))
 
-def read_table(path: str | os.PathLike[str], **dialect: str | None) -> Table:
-    """Read a file with a header and at least one row; `dialect` are the `separator`, `encoding` and
-    `decimal` of a text file, if they cannot be found."""
-    name, kind = _checked(path, dialect)
-    with _named(name, kind):
-        if kind == "csv":
-            (block,) = read_csv_blocks(name, sys.maxsize, **dialect)
-            return Table(name, kind, *block)
-        table = READERS[kind](name, **{key: value for key, value in dialect.items() if value})
-    if not len(table):
-        raise ValueError(f"{path} has no rows; give at least one row.")
-    return table
+    def records(self) -> list[dict[str, Any]]:
+        """The rows with JSON's values: dates are texts, NaN and infinities None."""
+        rows = self.cells.astype(object).to_dict(orient="records")
+        return [{name: _json_cell(cell) for name, cell in row.items()} for row in rows]
 
-
-def read_blocks(path: str | os.PathLike[str], rows: int, **dialect: str | None) -> Iterator[Table]:
-    """`read_table`, so many rows at a time: CSV and parquet, at constant memory."""
-    name, kind = _checked(path, dialect)
-    if kind not in ("csv", "parquet"):
-        raise ValueError(f"{path}: --batch reads CSV and parquet; leave it out, or convert.")
-    start = 0
-    with _named(name, kind):
-        if kind == "csv":
-            for block in read_csv_blocks(name, rows, **dialect):
-                yield Table(name, kind, *block)
-            return
-        arrow = _need("pyarrow")
-        with _need("pyarrow.parquet").ParquetFile(name) as file:
-            for batch in file.iter_batches(batch_size=rows):
-                yield _parquet_table(name, arrow.Table.from_batches([batch]), start)
-                start += len(batch)
-    if not start:
-        raise ValueError(f"{path} has no rows; give at least one row.")
+    def csv(self, has_header: bool = True) -> bytes:
+        """As a CSV file, with the separator, decimal mark and encoding of the input."""
+        options = {"sep": self.separator, "decimal": self.decimal, "lineterminator": "\n"}
+        text: str = self.cells.to_csv(index=False, header=has_header, **options)
+        return text.encode(self.encoding)
 
 
-def read_records(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every row with its place in the file; JSON's objects and Arrow's lists as they are."""
-    name, kind = _checked(path, {})
-    with _named(name, kind):
-        if kind == "jsonl":
-            yield from ((place, row) for place, _, row in _json_lines(name))
-        elif kind == "json":
-            yield from enumerate(_json_objects(name), 1)
-        else:
-            table = read_table(path)
-            is_typed = kind == "parquet"
-            rows = table.source.to_pylist() if is_typed else table.cells.to_dict("records")
-            yield from zip(table.cells.index, rows, strict=True)
-
-
-def table_kind(path: str | os.PathLike[str]) -> str:
-    """ "csv", "parquet", "excel", "jsonl" or "json", by the extension; .gz and its kin are passed
-    over."""
+def table_kind(path: File) -> str:
+    """ "csv", "parquet", "Excel", "jsonl" or "JSON"; .gz and its kin are passed over."""
     name = Path(path)
-    if name.suffix.lower() in OPENERS:
-        name = name.with_suffix("")
+    name = name.with_suffix("") if name.suffix.lower() in OPENERS else name
     return KINDS.get(name.suffix.lower(), "csv")
 
 
-def _checked(path: str | os.PathLike[str], dialect: Mapping[str, str | None]) -> tuple[str, str]:
-    """The name and the kind of a file that exists and has these options."""
+# ---------------------------------------------------------------- reading
+
+
+def read_table(path: File, **dialect: str | None) -> Table:
+    """Read a file with a header and at least one row; `dialect` are the `separator`, `encoding` and
+    `decimal` of a text file, if they cannot be found."""
+    (table,) = read_blocks(path, None, **dialect)
+    return table
+
+
+def read_blocks(path: File, rows: int | None = None, **dialect: str | None) -> Iterator[Table]:
+    """`read_table`, at most so many `rows` at a time: CSV and parquet, at constant memory."""
+    name, kind = os.fspath(path), _existing_kind(path)
+    if rows is not None and kind not in ("csv", "parquet"):
+        raise ValueError(f"{path}: batches are read of CSV and parquet; read all, or convert.")
+    named = {option: value for option, value in dialect.items() if value is not None}
+    if named and kind != "csv" and not (named.keys() == {"encoding"} and "json" in kind.lower()):
+        raise ValueError(f"{path} is no CSV file, so {', '.join(named)} has no effect.")
+    is_empty = True
+    with _naming(name, kind):
+        if kind == "csv":
+            blocks = _csv_blocks(name, rows or sys.maxsize, **named)
+        elif kind == "parquet":
+            blocks = (Table(name, frame) for frame in _parquet_frames(name, rows))
+        elif kind == "Excel":
+            frame = _need("pandas").read_excel(name, dtype=object, keep_default_na=False)
+            blocks = iter([Table(name, frame.mask(frame.eq("")))])
+        else:
+            objects = _json_objects(name, kind, **named)
+            index = require_pandas().Index([place for place, _ in objects], name=_noun(kind))
+            frame = require_pandas().DataFrame([row for _, row in objects], index, dtype=object)
+            blocks = iter([Table(name, frame)])
+        for block in blocks:
+            names = text_names(block.cells.columns)
+            yield replace(block, cells=block.cells.set_axis(names, axis=1))
+            is_empty = is_empty and not len(block)
+    if is_empty:
+        raise ValueError(f"{path} has no rows; give at least one row.")
+
+
+def read_records(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every row with its place in the file; JSON's objects and Arrow's lists as they are."""
+    name, kind = os.fspath(path), _existing_kind(path)
+    with _naming(name, kind):
+        if "json" in kind.lower():
+            yield from _json_objects(name, kind)
+        elif kind == "parquet":
+            yield from enumerate(_need("pyarrow.parquet").read_table(name).to_pylist())
+        else:
+            cells = read_table(path).cells
+            rows = cells.astype(object).where(cells.notna(), None).to_dict("records")
+            yield from zip(cells.index, rows, strict=True)
+
+
+def read_text(path: File, encoding: str | None = None) -> str:
+    """A whole text file, without its byte order mark; .gz, .bz2 and .xz are decompressed."""
+    with _opened(os.fspath(path), encoding) as file:
+        text: str = file.read()
+    return text
+
+
+def _existing_kind(path: File) -> str:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a file; check the path.")
-    kind = table_kind(path)
-    for option, value in {} if kind == "csv" else dialect.items():
-        if value is not None and not (option == "encoding" and kind.startswith("json")):
-            raise ValueError(f"{path} is no CSV file, so --{option} has no effect; leave it out.")
-    return os.fspath(path), kind
+    return table_kind(path)
+
+
+def _noun(kind: str) -> str:
+    return LINE if kind in ("csv", "jsonl") else "row"
 
 
 @contextmanager
-def _named(path: str, kind: str) -> Iterator[None]:
+def _naming(path: str, kind: str) -> Iterator[None]:
     """Whatever a damaged file makes its reader raise names the file."""
     try:
         yield
@@ -178,9 +217,22 @@ def _named(path: str, kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        if isinstance(error, ValueError) and why.startswith((path, "separator", "encoding")):
+        if isinstance(error, ValueError) and why.startswith(path):
             raise
-        raise ValueError(f"{path} cannot be read as {NAMES[kind]}: {why}.") from None
+        raise ValueError(f"{path} cannot be read as {kind}: {why}.") from None
+
+
+@contextmanager
+def _opened(path: str, encoding: str | None) -> Iterator[Any]:
+    opener = OPENERS.get(Path(path).suffix.lower(), open)
+    try:
+        with opener(path, "rt", encoding=encoding or "utf-8-sig", newline="") as file:
+            yield file
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{path} is not {(encoding or 'utf-8').upper()}; name its encoding, such as --set "
+            "encoding=cp1252, or save it as UTF-8 text."
+        ) from None
 
 
 def _need(module: str) -> Any:
@@ -191,236 +243,200 @@ def _need(module: str) -> Any:
         raise ImportError(f"{package} is not installed: {install_hint('files')}") from None
 
 
-# ---------------------------------------------------------------- reading
+def _parquet_frames(path: str, rows: int | None) -> Iterator[Any]:
+    if rows is None:
+        yield _need("pyarrow.parquet").read_table(path).to_pandas()
+        return
+    with _need("pyarrow.parquet").ParquetFile(path) as file:
+        start = 0
+        for batch in file.iter_batches(batch_size=rows):
+            yield batch.to_pandas().set_axis(range(start, start + len(batch)), axis=0)
+            start += len(batch)
 
 
-def _table(
-    path: str, kind: str, frame: Any, places: Sequence[int], noun: str, source: Any = None
-) -> Table:
-    index = require_pandas().Index(places, name=noun)
-    return Table(path, kind, to_frame(frame).set_axis(index, axis=0), source)
-
-
-def _json_lines(
-    path: str, encoding: str | None = None
-) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The number, the text and the object of every line."""
-    for number, line in enumerate(read_text(path, encoding).split("\n"), 1):
-        if not line.strip():
-            continue
+def _json_objects(path: str, kind: str, encoding: str | None = None) -> Objects:
+    text = read_text(path, encoding)
+    if kind == "JSON":
+        content = json.loads(text)
+        if isinstance(content, dict) and all(isinstance(v, list) for v in content.values()):
+            content = require_pandas().DataFrame(content, dtype=object).to_dict("records")
+        if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
+            raise ValueError("give a list of objects, or an object of lists")
+        return list(enumerate(content, 1))
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        row, why = None, ""
         try:
-            row = json.loads(line)
+            row = json.loads(line) if line.strip() else {}
         except json.JSONDecodeError as error:
-            row = error
+            why = f" ({error.msg})"
         if not isinstance(row, dict):
-            why = f" ({row.msg})" if isinstance(row, json.JSONDecodeError) else ""
+            raise ValueError(f"{path}, line {number} is no JSON object{why}: {shown(line)}.")
+        if line.strip():
+            found.append((number, row))
+    return found
+
+
+# ---------------------------------------------------------------- CSV
+
+
+def _csv_blocks(
+    path: str,
+    size: int,
+    separator: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+) -> Iterator[Table]:
+    """Tables of texts whose index are lines, as editors count. What is not named is found from the
+    file's beginning (the decimal mark from the first block)."""
+    if decimal not in (None, ",", "."):
+        raise ValueError(f"decimal {decimal!r} is no decimal mark; give a comma or a point")
+    pandas = require_pandas()
+    with _opened(path, encoding) as file:
+        sample = file.read(SAMPLE)
+        if "\0" in sample:
+            raise ValueError(f"{path} has NUL bytes; name its encoding, or save it as UTF-8 text.")
+        file.seek(0)
+        mark = find_separator(sample) if separator is None else _separator(separator)
+        skipped: list[int] = []
+        records = _records(path, file, mark, skipped)
+        _, header = next(records, (0, []))
+        if not header:
+            raise ValueError(f"{path} is empty; a CSV file has a header and at least one row.")
+        names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
+        while block := list(islice(records, size)):
+            lines, rows = zip(*block, strict=True)
+            if known := [line for line in skipped if line < lines[-1]]:  # a file's end may be empty
+                where = name_rows(known).replace("row", "line", 1)
+                warnings.warn(f"{path}: {where} skipped, being empty.", stacklevel=6)
+            skipped[:] = skipped[len(known) :]
+            index = pandas.Index(lines, name=LINE)
+            cells = pandas.DataFrame(list(rows), index, names, dtype=object)
+            if decimal is None:
+                decimal = _decimal_of(path, cells, mark)
+            yield Table(path, cells, mark, encoding or "utf-8", decimal)
+
+
+def _records(
+    path: str, file: Iterable[str], separator: str, skipped: list[int]
+) -> Iterator[tuple[int, list[str]]]:
+    """The first line of every record and its cells, as many as the header has. Empty lines are
+    added to `skipped`."""
+    reader, line, width = csv.reader(file, delimiter=separator, strict=True), 1, 0
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
             raise ValueError(
-                f"{path}, line {number} is no JSON object{why}: {shown(line)}; write one such as "
-                '{"carat": 0.7, "price": 900}.'
+                f"{path}, line {line} is not CSV ({error}); write a quote inside a quoted cell as "
+                '"" and close every quote.'
+            ) from None
+        if cells is None:
+            return
+        if not cells or (len(cells) == 1 < width and not cells[0].strip()):
+            skipped += [line] if width else []
+        else:
+            width = width or len(cells)
+            if len(cells) != width:
+                raise _wrong_width(f"{path}, line {line}", cells, width, separator)
+            yield line, cells
+        line = reader.line_num + 1
+
+
+def _wrong_width(where: str, cells: list[str], width: int, separator: str) -> ValueError:
+    """Its cells would be in the wrong columns."""
+    mark = SEPARATORS.get(separator, separator)
+    cure = f"quote a cell that contains a {mark}" + (', such as "1,870"' if mark == "comma" else "")
+    if len(cells) < width:
+        cure = f"write a {mark} for every empty cell, and check that the file is complete"
+    has = f"has {counted(len(cells), 'cell')} and the header {width}"
+    return ValueError(f"{where} {has}: {shown(separator.join(cells))}; {cure}.")
+
+
+def find_separator(text: str) -> str:
+    """The separator with which the header has several cells and most rows as many.
+
+    A tie is decided by the number of cells, then against the comma: names of columns seldom have
+    semicolons, tabs or bars. A file in which no separator fits is taken to have commas.
+    """
+    best, separator = (0.5, 0, False), ","
+    for mark in SEPARATORS:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+        widths: list[int] = []
+        with suppress(csv.Error):  # such as a cell of megabytes, after a quote that is never closed
+            widths += (len(row) for row in islice(filter(None, rows), ROWS_COMPARED))
+        if widths and widths[0] > 1:
+            agreeing = float(np.mean([width == widths[0] for width in widths[1:] or widths]))
+            best, separator = max((best, separator), ((agreeing, widths[0], mark != ","), mark))
+    return separator
+
+
+def _separator(named: str) -> str:
+    mark = "\t" if named.lower() in ("tab", "\\t") else named
+    if len(mark) != 1 or mark in '"\r\n':
+        raise ValueError(f"separator {named!r} is no character; give one such as ; or | or tab")
+    return mark
+
+
+def _decimal_of(path: str, cells: Any, separator: str) -> str:
+    """The decimal mark of a file; without evidence, a file with semicolons has commas, as
+    spreadsheets write it."""
+    if separator != ",":
+        try:
+            decimal = find_decimal(cells.to_numpy().flat, separator == ";")
+        except ValueError as error:
+            raise ValueError(f"{path} has {error}") from None
+        if decimal == ",":
+            return decimal
+    for name, column in cells.items():
+        if (cell := may_be_thousands(column)) is not None:
+            warnings.warn(
+                f"{path}: {name} has {shown(cell)}, which is read as a number below 1000; name the "
+                "decimal comma (--set decimal=,) if points separate thousands.",
+                stacklevel=6,
             )
-        yield number, line, row
-
-
-def _json_objects(path: str, encoding: str | None = None) -> list[dict[str, Any]]:
-    content = json.loads(read_text(path, encoding))
-    if isinstance(content, dict) and all(isinstance(v, list) for v in content.values()):
-        frame = to_frame(content)
-        content = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
-        raise ValueError("give a list of objects, or an object of lists")
-    return content
-
-
-def _read_jsonl(path: str, encoding: str | None = None) -> Table:
-    found = list(_json_lines(path, encoding))
-    frame = require_pandas().DataFrame([row for _, _, row in found])
-    places, lines = [place for place, _, _ in found], [line for _, line, _ in found]
-    return _table(path, "jsonl", frame, places, "line", lines)
-
-
-def _read_json(path: str, encoding: str | None = None) -> Table:
-    rows = _json_objects(path, encoding)
-    return _table(path, "json", require_pandas().DataFrame(rows), range(len(rows)), "row")
-
-
-def _read_parquet(path: str) -> Table:
-    return _parquet_table(path, _need("pyarrow.parquet").read_table(path))
-
-
-def _parquet_table(path: str, table: Any, start: int = 0) -> Table:
-    return _table(path, "parquet", table, range(start, start + len(table)), "row", table)
-
-
-def _read_excel(path: str) -> Table:
-    book = _need("openpyxl").load_workbook(path, data_only=True)
-    sheet = book.worksheets[0]
-    if len(book.worksheets) > 1:
-        count = len(book.worksheets)
-        what = f"the first of {count} sheets is read, {sheet.title!r}"
-        warnings.warn(f"{path}: {what}.", stacklevel=4)
-    every = list(sheet.iter_rows(values_only=True))
-    filled = [place for place, row in enumerate(every, 1) if any(cell is not None for cell in row)]
-    if not filled:
-        raise ValueError("its first sheet is empty")
-    (top, *places), header = filled, every[filled[0] - 1]
-    if empty := sorted(set(range(top + 1, filled[-1])) - {*places}):
-        warnings.warn(f"{path}: {name_rows(empty)} skipped, being empty.", stacklevel=4)
-    rows = [every[place - 1] for place in places]
-    used = [
-        column
-        for column, name in enumerate(header)
-        if name is not None or any(row[column] is not None for row in rows)
-    ]
-    names = [f"Unnamed: {at}" if header[at] is None else header[at] for at in used]
-    cells = [[row[column] for column in used] for row in rows]
-    frame = require_pandas().DataFrame(cells, columns=names, dtype=object).infer_objects()
-    return _table(path, "excel", frame, places, "row", top)
-
-
-READERS: dict[str, Any] = {
-    "jsonl": _read_jsonl,
-    "json": _read_json,
-    "parquet": _read_parquet,
-    "excel": _read_excel,
-}
+    return "."
 
 
 # ---------------------------------------------------------------- writing
 
 
-@dataclass(frozen=True)
-class PredictedTable:
-    """A file and the columns predicted for it."""
-
-    table: Table
-    predicted: Predicted
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def frame(self) -> Any:
-        """A DataFrame: the file's cells (of a CSV file, texts), the predicted ones as numbers."""
-        return self.table.cells.reset_index(drop=True).assign(**self.predicted)
-
-    def records(self) -> list[dict[str, Any]]:
-        """The rows with JSON's values: dates are texts, NaN and infinities None."""
-        rows = self.frame().astype(object).to_dict(orient="records")
-        return [_finite(row) for row in rows]
-
-    def csv(self) -> Iterator[str]:
-        """The file's own lines, each followed by its predicted cells."""
-        if self.table.kind != "csv":
-            yield from self.frame().to_csv(index=False, lineterminator="\n").splitlines(True)
-            return
-        source = self.table.source
-        yield append_cells(source.header, list(self.predicted), source.separator)
-        columns = [column.tolist() for column in self.predicted.values()]
-        for record, *cells in zip(source.records, *columns, strict=True):
-            written = [
-                cell if isinstance(cell, str) else repr(cell).replace(".", source.decimal)
-                for cell in cells
-            ]
-            yield append_cells(record, written, source.separator)
-
-    def lines(self, kind: str, is_first: bool = True) -> Iterator[bytes]:
-        """The lines of a CSV file, in the encoding of the input, or of JSON lines. Blocks of one
-        file have one header, that of the first."""
-        if kind == "jsonl":
-            return self._json_lines()
-        encoding = self.table.source.encoding if self.table.kind == "csv" else "utf-8"
-        return (line.encode(encoding) for line in islice(self.csv(), int(not is_first), None))
-
-    def _json_lines(self) -> Iterator[bytes]:
-        if self.table.kind != "jsonl":
-            yield from (f"{_to_json(row)}\n".encode() for row in self.records())
-            return
-        columns = [column.tolist() for column in self.predicted.values()]
-        for line, *cells in zip(self.table.source, *columns, strict=True):
-            added = _to_json(_finite(dict(zip(self.predicted, cells, strict=True))))
-            body = line.rstrip()[:-1].rstrip()
-            yield f"{body}{'' if body.endswith('{') else ', '}{added[1:]}\n".encode()
-
-    def arrow(self) -> Any:
-        arrow, found = _need("pyarrow"), self.table.source
-        if self.table.kind != "parquet":
-            found = arrow.Table.from_pandas(self.table.cells, preserve_index=False)
-        for name, column in self.predicted.items():
-            found = found.append_column(name, arrow.array(column))
-        return found
-
-    def write(self, place: Path, name: str | os.PathLike[str]) -> None:
-        """Write to `place`, as the kind of file that the extension of `name` says."""
-        kind = table_kind(name)
-        if kind == "excel":
-            self._write_excel(place)
-        elif kind == "json":
-            with _open_output(place, name) as file:
-                file.write(json.dumps(self.records(), ensure_ascii=False, indent=1).encode())
-        else:
-            write_blocks([self], place, name)
-
-    def _write_excel(self, place: Path) -> None:
-        excel, table = _need("openpyxl"), self.table
-        if table.kind == "excel":
-            book = excel.load_workbook(table.path)
-            sheet, top, places = book.worksheets[0], table.source, table.cells.index
-        else:
-            book = excel.Workbook()
-            sheet, top, places = book.active, 1, range(2, len(table) + 2)
-            sheet.append(list(table.cells))
-            for row in PredictedTable(table, {}).records():
-                sheet.append(list(row.values()))
-        first = sheet.max_column + 1
-        for column, (name, cells) in enumerate(self.predicted.items(), first):
-            sheet.cell(top, column, name)
-            for row, number in zip(places, cells.tolist(), strict=True):
-                is_plain = isinstance(number, str) or math.isfinite(number)
-                sheet.cell(int(row), column, number if is_plain else str(number))
-        book.save(place)
-
-
-def check_output_kind(name: str | os.PathLike[str], *, is_batch: bool) -> None:
-    """Refuse, before the work, a kind of file that is not written, or not in blocks."""
-    if table_kind(name) in ("excel", "json") and is_batch:
+def check_output_kind(name: File, *, is_batch: bool) -> None:
+    """Refuse, before the work, a kind of file that is not written in blocks."""
+    if table_kind(name) in ("Excel", "JSON") and is_batch:
         raise ValueError(f"{name}: --batch writes .csv, .jsonl and .parquet; name one.")
 
 
-def write_blocks(
-    blocks: Iterable[PredictedTable], place: Path, name: str | os.PathLike[str]
-) -> int:
-    """Write blocks one after the other, CSV, JSON lines or parquet; -> their rows."""
-    kind, rows = table_kind(name), 0
+def write_blocks(blocks: Iterable[Table], place: Path, name: File) -> int:
+    """Write blocks one after the other to `place`, as the kind of file that the extension of `name`
+    says; -> their rows."""
+    kind, rows, writer = table_kind(name), 0, None
     with ExitStack() as stack:
-        writer: Any = None  # of the first block, whose columns are those of all
+        open_ = OPENERS.get(Path(name).suffix.lower(), open)
+        file: Any = stack.enter_context(open_(place, "wb"))
         for block in blocks:
-            if kind in ("excel", "json"):
-                block.write(place, name)
-            elif kind == "parquet":
-                found = block.arrow()
-                if writer is None:
-                    make = _need("pyarrow.parquet").ParquetWriter
-                    writer = stack.enter_context(make(place, found.schema))
-                writer.write_table(found.cast(writer.schema))
+            if kind == "csv":
+                file.write(block.csv(has_header=not rows))
+            elif kind == "jsonl":
+                lines = (json.dumps(row, ensure_ascii=False) for row in block.records())
+                file.writelines(f"{line}\n".encode() for line in lines)
+            elif kind == "JSON":
+                file.write(json.dumps(block.records(), ensure_ascii=False, indent=1).encode())
+            elif kind == "Excel":
+                _need("openpyxl")
+                to_frame(block.cells).to_excel(file, index=False, engine="openpyxl")
             else:
-                is_first = writer is None
-                if writer is None:
-                    writer = stack.enter_context(_open_output(place, name))
-                writer.writelines(block.lines(kind, is_first))
+                frame = _need("pyarrow").Table.from_pandas(block.cells, preserve_index=False)
+                if writer is None:  # the columns of the first block are those of all
+                    make = _need("pyarrow.parquet").ParquetWriter
+                    writer = stack.enter_context(make(file, frame.schema))
+                writer.write_table(frame.cast(writer.schema))
             rows += len(block)
     return rows
 
 
-def _open_output(place: Path, name: str | os.PathLike[str]) -> Any:
-    """A binary file at `place`, compressed if `name` ends in .gz, .bz2 or .xz."""
-    return OPENERS.get(Path(name).suffix.lower(), open)(place, "wb")
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON's values: it has no NaN and no infinities."""
-    cells = {name: plain(cell) for name, cell in row.items()}
-    is_none = {n: isinstance(cell, float) and not math.isfinite(cell) for n, cell in cells.items()}
-    return {name: None if is_none[name] else cell for name, cell in cells.items()}
-
-
-def _to_json(row: dict[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False)
+def _json_cell(cell: Any) -> Any:
+    """JSON has no NaN and no infinities; lists and objects are its own."""
+    cell = cell if isinstance(cell, list | dict) else plain(cell)
+    is_none = isinstance(cell, float) and not math.isfinite(cell)
+    return None if is_none else cell

@@ -2,7 +2,6 @@
 
     frame = to_frame(X)         # pandas, polars, pyarrow, a dict of columns, a NumPy array, records
     column_kinds(frame)         # {"carat": "number", "cut": "category", "note": "text", ...}
-    id_like(frame)              # ["rownames"]: names its rows, and says nothing about them
     to_numbers(frame["price"])  # "$1,200" -> 1200.0, NaN where a cell is no number
 
 Kinds, by the first rule that holds; a share counts the cells that are not missing:
@@ -67,13 +66,27 @@ TIMES = frozenset(
 )
 NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 UNNAMED_COLUMN = re.compile(r"Unnamed: [0-9]+|")
-CODE = re.compile(r"(?=.*[0-9])[A-Za-z0-9][A-Za-z0-9._:/#-]{0,39}")
-HEX_CODE = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{16,64}")
+CODE = re.compile(r"(?=.*[0-9])[A-Za-z0-9][A-Za-z0-9._:/#-]{0,39}|[0-9a-fA-F]{16,64}")
 NESTED = (list, tuple, set, dict, np.ndarray)
 CJK_LETTERS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
 # ---------------------------------------------------------------- one DataFrame
+
+
+def require_pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"Tables need pandas, which is not installed: {install_hint('tables')}"
+        ) from None
+    return pandas
+
+
+def as_table(X: Any) -> Any:
+    """A DataFrame, if X has columns; texts as they are."""
+    return to_frame(X) if is_tabular(X) else X
 
 
 def is_tabular(X: Any) -> bool:
@@ -86,44 +99,19 @@ def is_tabular(X: Any) -> bool:
     if isinstance(X, np.ndarray):
         is_texts = X.ndim == 2 and X.shape[1] == 1 and any(isinstance(cell, str) for cell in X.flat)
         return X.dtype.names is not None or (X.ndim == 2 and not is_texts)
-    return isinstance(X, dict) or hasattr(X, "columns") or hasattr(X, "__dataframe__")
+    return isinstance(X, dict) or hasattr(X, "columns")
 
 
-def as_table(X: Any) -> Any:
-    """A DataFrame, if X has columns; texts as they are."""
-    return to_frame(X) if is_tabular(X) else X
-
-
-def read_texts(X: Any) -> list[str]:
-    """Texts from a list, a Series, or an array of one dimension or one column."""
-    if isinstance(X, str):
-        raise TypeError("X is a string; give a list of texts.")
-    texts = list(np.asarray(X)[:, 0] if getattr(X, "ndim", 1) == 2 else X)
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"X[{row}] is {type(text).__name__}; give a string.")
-    return [str(text) for text in texts]
-
-
-def plain(cell: Any) -> Any:
-    """A cell of a type that every file has; dates are texts, which are read as dates again."""
-    cell = cell.item() if isinstance(cell, np.generic) else cell
-    if isinstance(cell, str | int | float | None):
-        return cell
-    return cell.isoformat() if isinstance(cell, date) else str(cell)
-
-
-def listed(names: str | Sequence[str] | None) -> list[str]:
-    """Names of columns, of which one may be given by itself."""
-    return [names] if isinstance(names, str) else list(names or ())
+def is_table(X: Any) -> bool:
+    """Whether X is a pandas DataFrame, or behaves like one."""
+    return hasattr(X, "columns") and hasattr(X, "isna")
 
 
 def to_frame(X: Any) -> Any:
     """A DataFrame of X's rows, with texts as column names; X itself is never changed.
 
-    In:   a pandas, polars or pyarrow table, anything with `to_pandas` or `__dataframe__`, a dict
-          of columns, a list of rows or records, a NumPy array of two dimensions (its columns are
-          x0, x1, ...) or a structured array.
+    In:   a pandas, polars or pyarrow table, anything with `to_pandas`, a dict of columns, a list
+          of rows or records, a NumPy array of two dimensions (its columns are x0, x1, ...).
     Out:  the same rows, and a pandas index if X has one. Names such as 7 or Timestamp(2024-05-01)
           become "7" and "2024-05-01". Numbers of any width become int64 or float64: a float32 0.1
           becomes 0.1, not 0.10000000149. Decimals become floats; nullable columns have NaN; the
@@ -141,87 +129,45 @@ def to_frame(X: Any) -> Any:
     return frame
 
 
-def require_pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Tables need pandas, which is not installed: {install_hint('tables')}"
-        ) from None
-    return pandas
-
-
 def _as_pandas(pandas: Any, X: Any) -> Any:
-    if isinstance(X, pandas.DataFrame):
-        return X
-    if isinstance(X, dict) or getattr(getattr(X, "dtype", None), "names", None) is not None:
+    is_records = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], dict)
+    if isinstance(X, dict) or is_records or getattr(getattr(X, "dtype", None), "names", None):
         return pandas.DataFrame(X)
-    if isinstance(X, list | tuple) and len(X) and isinstance(X[0], dict):
-        return pandas.DataFrame(list(X))
     if isinstance(X, np.ndarray | list | tuple):
         rows = X if isinstance(X, np.ndarray) else np.array([[*row] for row in X], dtype=object)
         if rows.ndim != 2:
             raise ValueError("X is no table: give an array of two dimensions, or rows of one width")
         names = [f"x{place}" for place in range(rows.shape[1])]
-        frame = pandas.DataFrame(rows, columns=pandas.Index(names, dtype=object))
-        return frame.infer_objects() if rows.dtype == object else frame
+        return pandas.DataFrame(rows, columns=pandas.Index(names, dtype=object)).infer_objects()
     if hasattr(X, "to_pandas"):
-        try:
-            return pandas.DataFrame(X.to_pandas())
-        except ModuleNotFoundError:  # polars goes through pyarrow, which may be missing
-            if not hasattr(X, "to_dict"):
-                raise
-            return pandas.DataFrame(X.to_dict(as_series=False))
-    if hasattr(X, "__dataframe__"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the protocol is older than its replacement
-            return pandas.api.interchange.from_dataframe(X)
+        return pandas.DataFrame(X.to_pandas())
+    if isinstance(X, pandas.DataFrame):
+        return X
     raise TypeError(
         f"X is {type(X).__name__}; give a table: pandas, polars, pyarrow, a dict of columns or a "
         "NumPy array of two dimensions."
     )
 
 
-def text_names(columns: Any) -> list[str]:
-    """The names of columns as texts, which must differ."""
-    names = list(map(text_name, columns))
-    if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
-        raise ValueError(f"the table has two columns {shown(twice)}; rename one of them.")
-    return names
-
-
-def text_name(column: Any) -> str:
-    """The name of a column as text: 7, a date and a tuple of names have one, too."""
-    if isinstance(column, tuple):
-        return " ".join(text_name(part) for part in column if part != "")
-    if isinstance(column, datetime) and column.time() == datetime.min.time():
-        column = column.date()
-    return column.isoformat() if isinstance(column, date) else str(column)
-
-
 def _plain_column(pandas: Any, column: Any) -> Any:
     """A column with int64, float64, bool or its own type; the same object if nothing changes."""
     kind, types = column.dtype, pandas.api.types
-    if isinstance(kind, pandas.CategoricalDtype) or kind == np.bool_:
-        return column
     if types.is_complex_dtype(kind):
         raise ValueError(f"column {column.name!r}: complex data is not supported.")
+    if types.is_object_dtype(kind):
+        cells = column.dropna().tolist()
+        if cells and all(isinstance(cell, Decimal) for cell in cells):
+            return column.astype(np.float64)
+        return column.map(_flat) if any(isinstance(cell, NESTED) for cell in cells) else column
+    is_plain = isinstance(kind, pandas.CategoricalDtype) or kind in (np.bool_, np.float64)
+    if is_plain or not (types.is_numeric_dtype(kind) or types.is_bool_dtype(kind)):
+        return column
     if types.is_bool_dtype(kind):  # nullable
         return column.astype(object).where(column.notna(), np.nan).infer_objects()
     if types.is_integer_dtype(kind) and not column.hasnans:
         is_wide = kind in (np.int64, np.uint64)  # an int64 does not hold every uint64
         return column if is_wide else column.astype(np.int64)
-    if types.is_integer_dtype(kind) or types.is_float_dtype(kind):
-        is_plain = kind == np.float64
-        return column if is_plain else pandas.Series(widen(column), column.index, name=column.name)
-    if not types.is_object_dtype(kind):
-        return column
-    cells = column.dropna().tolist()
-    if cells and all(isinstance(cell, Decimal) for cell in cells):
-        return column.astype(np.float64)
-    if any(isinstance(cell, NESTED) for cell in cells):
-        return column.map(_flat)
-    return column
+    return pandas.Series(widen(column), column.index, name=column.name)
 
 
 def _flat(cell: Any) -> Any:
@@ -243,7 +189,40 @@ def widen(values: Any) -> NDArray[np.float64]:
     return np.asarray(wide.astype(str) if is_narrow else wide, np.float64)
 
 
-# ---------------------------------------------------------------- rows, as messages name them
+def read_texts(X: Any) -> list[str]:
+    """Texts from a list, a Series, or an array of one dimension or one column."""
+    if isinstance(X, str):
+        raise TypeError("X is a string; give a list of texts.")
+    texts = list(np.asarray(X)[:, 0] if getattr(X, "ndim", 1) == 2 else X)
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"X[{row}] is {type(text).__name__}; give a string.")
+    return [str(text) for text in texts]
+
+
+# ---------------------------------------------------------------- names, cells and rows
+
+
+def text_names(columns: Any) -> list[str]:
+    """The names of columns as texts, which must differ."""
+    names = list(map(text_name, columns))
+    if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+        raise ValueError(f"the table has two columns {shown(twice)}; rename one of them.")
+    return names
+
+
+def text_name(column: Any) -> str:
+    """The name of a column as text: 7, a date and a tuple of names have one, too."""
+    if isinstance(column, tuple):
+        return " ".join(text_name(part) for part in column if part != "")
+    if isinstance(column, datetime) and column.time() == datetime.min.time():
+        column = column.date()
+    return column.isoformat() if isinstance(column, date) else str(column)
+
+
+def listed(names: str | Sequence[str] | None) -> list[str]:
+    """Names of columns, of which one may be given by itself."""
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def require_columns(table: Any, names: Sequence[Any]) -> None:
@@ -253,9 +232,12 @@ def require_columns(table: Any, names: Sequence[Any]) -> None:
             raise ValueError(f"there is no column {name!r}; the table has {existing}.")
 
 
-def is_table(X: Any) -> bool:
-    """Whether X is a pandas DataFrame, or behaves like one."""
-    return hasattr(X, "columns") and hasattr(X, "isna")
+def plain(cell: Any) -> Any:
+    """A cell of a type that every file has; dates are texts, which are read as dates again."""
+    cell = cell.item() if isinstance(cell, np.generic) else cell
+    if isinstance(cell, str | int | float | None):
+        return cell
+    return cell.isoformat() if isinstance(cell, date) else str(cell)
 
 
 def row_index(X: Any) -> Any:
@@ -301,25 +283,32 @@ def id_like(frame: Any) -> list[Any]:
 
 
 def _is_id(name: str, column: Any) -> bool:
-    values = [_number_or_text(value) for value in _distinct(column)]
-    count, cells = len(values), int(column.notna().sum())
-    if count < 2 or not (_are_whole(values) or _are_codes(values)):
+    amounts = {value: read_amount(value) for value in _distinct(column) if isinstance(value, str)}
+    values = [a.value if (a := amounts.get(one)) else one for one in _distinct(column)]
+    count, are_whole = len(values), _are_whole(values)
+    if count < 2 or not (are_whole or _are_codes(values)):
         return False
-    is_distinct = count == cells
-    words = [word.lower() for word in NAME_WORDS.findall(name)] or [""]
+    is_distinct = count == int(column.notna().sum())
+    words = _words(name)
     if UNNAMED_COLUMN.fullmatch(name) or not ID_NAMES.isdisjoint((words[0], words[-1])):
         return is_distinct or count > max(FEW_VALUES, MANY_IDS * len(column))
     if "".join(words) in ID_NAMES:  # row_names
         return is_distinct
     if not is_distinct or count < ROWS_OF_IDS:
         return False
-    if words[-1] in ROW_NAMES:
+    if words[-1] in ROW_NAMES or not are_whole:
         return True
-    if _are_whole(values):
-        numbers = np.array([float(value) for value in values])
-        is_numbering = numbers.min() >= 0 and numbers.max() <= 2 * count
-        return bool(is_numbering and TIMES.isdisjoint(words))
-    return True
+    numbers = np.array([float(value) for value in values])
+    is_numbering = numbers.min() >= 0 and numbers.max() <= 2 * count
+    return bool(is_numbering and TIMES.isdisjoint(words))
+
+
+def _words(name: Any) -> list[str]:
+    return [word.lower() for word in NAME_WORDS.findall(str(name))] or [""]
+
+
+def _distinct(column: Any) -> list[Any]:
+    return column.dropna().unique().tolist()
 
 
 def _are_whole(values: Sequence[Any]) -> bool:
@@ -330,19 +319,9 @@ def _are_whole(values: Sequence[Any]) -> bool:
 
 
 def _are_codes(values: Sequence[Any]) -> bool:
-    codes = sum(
-        isinstance(value, str)
-        and (CODE.fullmatch(value) or HEX_CODE.fullmatch(value)) is not None
-        and not is_date(value)
-        for value in values
-    )
-    return codes >= CODES * len(values)
-
-
-def _number_or_text(value: Any) -> Any:
-    """Digits are a number, also where they are text: "1200", but not "00120"."""
-    amount = read_amount(value) if isinstance(value, str) else None
-    return value if amount is None else amount.value
+    texts = [value for value in values if isinstance(value, str)]
+    codes = [text for text in texts if CODE.fullmatch(text) and not is_date(text)]
+    return len(codes) >= CODES * len(values)
 
 
 def _kind(column: Any) -> Kind:
@@ -357,37 +336,37 @@ def _kind(column: Any) -> Kind:
     if types.is_numeric_dtype(column.dtype):
         return "category" if _is_named_category(column) else "number"
     counts = column.value_counts(sort=False)
-    values, sizes = counts.index.tolist(), counts.to_numpy()
-    is_given = np.array([not (isinstance(v, str) and is_missing(v)) for v in values], dtype=bool)
-    values = [value for value, given in zip(values, is_given, strict=True) if given]
-    sizes = sizes[is_given]
+    is_given = [not (isinstance(value, str) and is_missing(value)) for value in counts.index]
+    values, sizes = counts.index[is_given].tolist(), counts.to_numpy()[is_given]
     if not values:
         return "text"
     if all(isinstance(value, bool | np.bool_) for value in values):
         return "flag"
-    if _share(map(_is_date_cell, values), sizes) >= SHARE:
+
+    def is_most(holds: Sequence[bool]) -> bool:
+        return bool(np.dot(np.array(holds, dtype=float), sizes) >= SHARE * sizes.sum())
+
+    if is_most([_is_date_cell(value) for value in values]):
         return "date"
     amounts = [_amount(value) for value in values]
-    marks = [mark for amount in amounts if amount is not None for mark in [amount[1]]]
-    if _share([a is not None for a in amounts], sizes) >= SHARE and not marks_differ(marks):
+    marks = [amount[1] for amount in amounts if amount is not None]
+    if is_most([amount is not None for amount in amounts]) and not marks_differ(marks):
         return "number"
-    return "category" if _repeats(values, sizes) and _are_short(values) else "text"
+    repeats = sizes.sum() / len(values)
+    is_repeated = repeats >= REPEATS or (len(values) <= FEW_VALUES and repeats >= FEW_REPEATS)
+    return "category" if is_repeated and _are_short(list(map(str, values))) else "text"
 
 
 def _is_named_category(column: Any) -> bool:
     """Whether whole numbers are an identifier that few values share: store_id, 1 to 5."""
-    words = [word.lower() for word in NAME_WORDS.findall(str(column.name))] or [""]
-    values = _distinct(column)
+    words, values = _words(column.name), _distinct(column)
     is_named = not ID_NAMES.isdisjoint((words[0], words[-1]))
     return is_named and 1 < len(values) <= FEW_VALUES and _are_whole(values)
 
 
-def _distinct(column: Any) -> list[Any]:
-    return column.dropna().unique().tolist()
-
-
-def _share(holds: Any, sizes: NDArray[np.int64]) -> float:
-    return float(np.dot(np.fromiter(holds, dtype=float, count=len(sizes)), sizes) / sizes.sum())
+def _are_short(texts: Sequence[str]) -> bool:
+    words = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
+    return bool(np.median(words) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS)
 
 
 def _is_date_cell(value: Any) -> bool:
@@ -400,17 +379,6 @@ def _amount(value: Any) -> tuple[float, str] | None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real | Decimal):
         return None
     return float(value), ""
-
-
-def _repeats(values: Sequence[Any], sizes: NDArray[np.int64]) -> bool:
-    mean = sizes.sum() / len(values)
-    return bool(mean >= REPEATS or (len(values) <= FEW_VALUES and mean >= FEW_REPEATS))
-
-
-def _are_short(values: Sequence[Any]) -> bool:
-    texts = [str(value) for value in values]
-    words = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
-    return bool(np.median(words) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS)
 
 
 # ---------------------------------------------------------------- numbers of a column
@@ -437,9 +405,7 @@ def to_numbers(column: Any, day_first: bool | None = None) -> NDArray[np.float64
 
 
 def _cell_number(cell: Any) -> float:
-    if isinstance(cell, bool | np.bool_):
-        return float(cell)
-    amount = _amount(cell) if cell is not None else None
+    amount = (float(cell), "") if isinstance(cell, bool | np.bool_) else _amount(cell)
     return np.nan if amount is None else amount[0]
 
 

@@ -31,8 +31,7 @@ from jinja2 import TemplateError
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.paths import install_hint
-from causal_qwen.tables.csv_table import OPENERS, read_text
-from causal_qwen.tables.files import read_records
+from causal_qwen.tables.files import OPENERS, read_records, read_text
 from causal_qwen.terminal import counted
 
 Row = dict[str, Any]
@@ -93,7 +92,7 @@ def _numbered_rows(
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; check the path.")
     if suffix == ".txt":
-        lines = enumerate(_lines(read_text(os.fspath(path))), 1)
+        lines = enumerate(_lines(read_text(path)), 1)
         yield from ((f"{path}:{number}", {"text": line}) for number, line in lines if line.strip())
         return
     if suffix in (".csv", ".tsv") and not has_template:
