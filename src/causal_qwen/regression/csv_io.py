@@ -76,7 +76,7 @@ def fit_csv(
         regressor, training, held_out = _learn(data, targets, calibration, settings)
         names = targets[0] if len(targets) == 1 else list(targets)
         if len(held_out):
-            metrics = _measured(regressor, held_out, targets)
+            judged = regressor.suspicious(held_out, names)
             trust = None if trusted is None else _truth(held_out, trusted)
             regressor.calibrate(held_out, names, trusted=trust)
             if len(held_out) < (least := rows_needed(LEVEL)):
@@ -87,7 +87,7 @@ def fit_csv(
                     stacklevel=2,
                 )
         else:
-            metrics = _cross_validated(regressor)
+            judged = regressor.suspicious() if regressor.source_ is not None else None
             if trusted is not None:
                 regressor.calibrate_trusted(_truth(training, trusted))
     regressor.save(output, overwrite=overwrite)
@@ -95,7 +95,9 @@ def fit_csv(
     return {
         "rows": len(training),
         "calibration_rows": len(held_out),
-        "targets": metrics,
+        "targets": {}
+        if judged is None
+        else _metrics(judged.assign(target=judged.get("target", names))),
         "sources": regressor.shares() if errors else {},
         "errors": errors,  # median, of every method on unseen rows; ours is "together"
         "best": {name: min(one, key=lambda method: one[method]) for name, one in errors.items()},
@@ -352,33 +354,18 @@ def _predict(
     return np.stack([part.reshape(len(frame), -1).T for part in parts], 1)
 
 
-def _measured(regressor: Any, held_out: Any, targets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Errors on held-out rows, and the coverage of the Cauchy's own interval."""
+def _metrics(judged: Any) -> dict[str, dict[str, float]]:
+    """Errors of rows that the experts have not seen, and the coverage of the Cauchy's own interval,
+    by target; `judged` is a table of `audit`."""
     found = {}
-    predicted = _predict(regressor, held_out, LEVEL, calibrated=False)
-    for name, (median, low, high) in zip(targets, predicted, strict=True):
-        truth = held_out[name].to_numpy()
-        found[name] = _metrics(truth, median, (low <= truth) & (truth <= high))
+    reach = 1 / np.tan(np.pi * (1 - LEVEL) / 2)  # of that interval, in scales
+    for name, rows in judged.groupby("target"):
+        truth, median = rows["label"].to_numpy(), rows["expected"].to_numpy()
+        error = np.abs(truth - median)
+        found[name] = {
+            "mdae": float(np.median(error)),
+            "mae": float(error.mean()),
+            "r2": float(r2_score(truth, median)) if np.ptp(truth) else float("nan"),
+            "raw_coverage_90": float((rows["score"].abs() <= reach).mean()),
+        }
     return found
-
-
-def _cross_validated(regressor: CausalTextRegressor) -> dict[str, dict[str, float]]:
-    """The same on training rows, each by experts that have not seen it."""
-    found = {}
-    reach = 1 / np.tan(np.pi * (1 - LEVEL) / 2)  # of the Cauchy's interval, in scales
-    for name, evidence in getattr(regressor, "evidence_", {}).items():
-        tested = np.isfinite(evidence.scores)
-        is_inside = np.abs(evidence.scores[tested]) <= reach
-        found[name] = _metrics(evidence.values[tested], evidence.unseen[tested], is_inside)
-    return found
-
-
-def _metrics(truth: Any, median: Any, is_inside: Any) -> dict[str, float]:
-    error = np.abs(truth - median)
-    is_constant = truth.min() == truth.max()
-    return {
-        "mdae": float(np.median(error)),
-        "mae": float(error.mean()),
-        "r2": float("nan") if is_constant else float(r2_score(truth, median)),
-        "raw_coverage_90": float(is_inside.mean()),
-    }

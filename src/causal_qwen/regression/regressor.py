@@ -90,8 +90,6 @@ LENGTH = 512  # tokens of a text, by default
 MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
 SAMPLE = 1000  # rows
 BLOCK = 16384  # rows that are predicted at a time
-MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
-COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, measured on one thread
 
 
 class Labels(NamedTuple):
@@ -313,11 +311,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             return every
         trial, some = SourceModel(schema, chosen), frame.iloc[rows]
         self._fit_source(trial, some, self._read_frame(some, every), labels.take(rows))
-        if not trial.uses_model:
-            self._say(
-                f"{SAMPLE:,} rows are not predicted better with the language model, which does not "
-                "read the others"
-            )
+        if not trial.uses_model and self.verbose:
+            what = f"{SAMPLE:,} rows are not predicted better with the language model"
+            print(f"{what}, which does not read the others.", file=sys.stderr, flush=True)
         return trial.poolings
 
     def _fit_sentences(self, texts: list[str], labels: Labels) -> dict[str, Target]:
@@ -764,14 +760,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             wanted = sentences.template_columns(self.template, targets)
         require_columns(X, [*wanted, *texts])
         columns = [name for name in X.columns if name in wanted and name not in targets]
-        if len(columns) > MOST_COLUMNS:
-            raise ValueError(
-                f"the table has {len(columns):,} columns, and {MOST_COLUMNS:,} are the most; name "
-                "those to learn from (columns=, --column)."
-            )
-        if len(columns) >= MANY_COLUMNS:
-            minutes = len(columns) * (COLUMN_SECONDS + len(X) * CELL_SECONDS) / 60
-            self._say(f"{len(columns):,} columns need about {minutes:.1f} minutes")
         empty = [n for n in columns if len(X) and not any(map(_is_given, X[n].dropna()))]
         if empty and self.template is None:
             columns = [name for name in columns if name not in empty]
@@ -868,10 +856,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _fingerprint(self) -> str:
         processor, model = self._open_backbone()
         return features.fingerprint(model, processor, self._max_tokens())
-
-    def _say(self, what: str) -> None:
-        if self.verbose:
-            print(f"{what}.", file=sys.stderr, flush=True)
 
     # ------------------------------------------------------------ saving
 

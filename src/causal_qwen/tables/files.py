@@ -70,8 +70,8 @@ ROWS_COMPARED = 200
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file: a DataFrame of the cells as the file has them (of a CSV file, texts). Its
-    index has the places of the rows in the file, and their name: "row" or "line"."""
+    """The cells of a file as it has them (of a CSV file, texts): a DataFrame, whose index has the
+    places of the rows in the file, and their name, "row" or "line"."""
 
     path: str
     cells: Any
@@ -104,7 +104,7 @@ class Table:
         """
         cells = self.cells[name].tolist()
         moved = list(map(with_point, cells)) if self.decimal == "," else cells
-        return read_cells(name, moved, cells).values
+        return read_cells(name, moved, cells)[0]
 
     def name_cells(self, rows: Sequence[int] | NDArray[np.int64], name: str) -> str:
         """ "lines 5 and 7 (line 5: price 'n/a')": where rows are, and the first of their cells that
@@ -166,8 +166,9 @@ def read_blocks(path: File, rows: int | None = None, **dialect: str | None) -> I
             blocks = iter([Table(name, frame.mask(frame.eq("")))])
         else:
             objects = _json_objects(name, kind, **named)
-            index = require_pandas().Index([place for place, _ in objects], name=_noun(kind))
-            frame = require_pandas().DataFrame([row for _, row in objects], index, dtype=object)
+            places, found = zip(*objects, strict=True) if objects else ((), ())
+            index = require_pandas().Index(places, name=LINE if kind == "jsonl" else "row")
+            frame = require_pandas().DataFrame(list(found), index, dtype=object)
             blocks = iter([Table(name, frame)])
         for block in blocks:
             names = text_names(block.cells.columns)
@@ -202,10 +203,6 @@ def _existing_kind(path: File) -> str:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a file; check the path.")
     return table_kind(path)
-
-
-def _noun(kind: str) -> str:
-    return LINE if kind in ("csv", "jsonl") else "row"
 
 
 @contextmanager

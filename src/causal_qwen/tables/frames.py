@@ -4,19 +4,8 @@
     column_kinds(frame)         # {"carat": "number", "cut": "category", "note": "text", ...}
     to_numbers(frame["price"])  # "$1,200" -> 1200.0, NaN where a cell is no number
 
-Kinds, by the first rule that holds; a share counts the cells that are not missing:
-
-    flag      booleans
-    date      dates, or texts of which 95% are dates (2024-05-01T10:00, 5/6/2024, Jun 12 1998)
-    id        see `id_like`
-    number    numbers, or texts of which 95% are amounts of one unit ("$1,200", "5%")
-    category  a value occurs 3 times on average, or there are at most 20 values that occur 1.5
-              times on average; and the values are short: at most 4 words and 60 characters, by
-              their medians
-    text      everything else: sentences, titles, names that are mostly distinct
-
-A pandas Categorical is a category, whatever its values. Kinds depend on all rows: decide them
-once, on the training rows, and keep them.
+docs/numbers.md has the rules of the kinds. A pandas Categorical is a category, whatever its values.
+Kinds depend on all rows: decide them once, on the training rows, and keep them.
 """
 
 from __future__ import annotations
@@ -274,10 +263,8 @@ def id_like(frame: Any) -> list[Any]:
     By name: "id", "uuid", "rownames", ... as the first or the last word ("Individual ID",
     "job_ad_id", "Unnamed: 0"), if all values are distinct, or more than 20 and more than 5% of the
     rows. With at least 20 rows and all values distinct also: a name that ends in "index", "key",
-    "code", "number", ...; hexadecimal keys; codes with digits (N1A1); row numbers, which are whole
-    numbers from 0 to at most twice the number of rows (not in a column named for a time: day).
-    Cells with spaces are words, so 90% of the values must have none. Other distinct whole numbers,
-    such as populations, are numbers.
+    ...; codes with digits (N1A1); row numbers, from 0 to at most twice the number of rows (not in a
+    column named for a time: day).
     """
     return [name for name in frame.columns if _is_id(str(name), frame[name])]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,25 +101,22 @@ def _are_names(X: Any, y: Any) -> bool:
     may_be_names = len(y) != len(X) or isinstance(y[0], str)  # other whole numbers are values
     if is_table(X) and may_be_names and any(text_name(name) in X.columns for name in y):
         return True
-    if not all(isinstance(name, str) for name in y):
-        return False
-    return not all(is_missing(cell) or read_target(cell) for cell in y)
+    is_texts = all(isinstance(name, str) for name in y)
+    return is_texts and not all(is_missing(cell) or read_target(cell) for cell in y)
 
 
 def _columns_of(X: Any, y: Any) -> tuple[dict[str, Any], bool]:
     if isinstance(y, dict):
         return {text_name(name): column for name, column in y.items()}, False
-    if hasattr(y, "columns") or hasattr(y, "__dataframe__"):
-        frame = to_frame(y)
-        return {name: frame[name] for name in frame.columns}, False
+    if hasattr(y, "columns"):
+        return dict(to_frame(y).items()), False
     if np.ndim(y) == 2:
         return {f"{UNNAMED} {i + 1}": column for i, column in enumerate(np.asarray(y).T)}, False
     if np.ndim(y) != 1:
         raise ValueError("y must be numbers, one per row, or names of the table's columns.")
     name = getattr(y, "name", None)
     if name is None or name == "":
-        is_taken = is_table(X) and UNNAMED in X.columns
-        return {OTHERWISE if is_taken else UNNAMED: y}, True
+        name = OTHERWISE if is_table(X) and UNNAMED in X.columns else UNNAMED
     return {text_name(name): y}, True
 
 
@@ -139,47 +136,42 @@ def _numbers(name: str, column: Any, index: Any = None) -> Array:
     if array.dtype.kind in "mM":
         raise _no_date(name, str(array.flat[0]))
     as_list = getattr(column, "to_pylist", getattr(column, "tolist", lambda: list(column)))
-    found = read_cells(name, as_list())
-    if len(found.unread):
-        where, cell = name_rows(found.unread, index), shown(found.cells[found.unread[0]])
+    values, unread = read_cells(name, cells := as_list())
+    if unread:
+        where, cell = name_rows(unread, index), shown(str(cells[unread[0]]))
         raise ValueError(
             f"target {name!r} has no number in {where}, such as {cell}; correct or drop them."
         )
-    return found.values
+    return values
 
 
-# ---------------------------------------------------------------- cells as written
-
-
-class ReadCells(NamedTuple):
-    values: Array  # NaN where a cell is missing or no number
-    cells: list[str]  # as written
-    unread: list[int]  # rows whose cell is neither missing nor a number
-
-
-def read_cells(name: str, cells: Sequence[Any], written: Sequence[str] | None = None) -> ReadCells:
-    """The numbers of a column's cells. `written` are the cells to show, if others are read.
+def read_cells(
+    name: str, cells: Sequence[Any], written: Sequence[str] | None = None
+) -> tuple[Array, list[int]]:
+    """The numbers of a column's cells, and the rows of cells that are neither missing nor numbers.
+    `written` are the cells to show, if others are read.
 
     A warning counts the cells that are more than digits, and shows one with its value.
     """
     texts = [str(cell) for cell in written or cells]
-    values = np.full(len(texts), np.nan)
+    values, unread, amounts = np.full(len(texts), np.nan), [], []
     marks: dict[str, int] = {}  # -> the first row
-    unread, amounts = [], []
     for row, cell in enumerate(cells):
-        if not isinstance(cell, str):
-            values[row] = _float(cell)
-            if np.isnan(values[row]) and texts[row] not in ("None", "<NA>", "NaT", "nan"):
-                unread.append(row)
-        elif not is_missing(cell):
-            amount = read_target(cell)
-            if amount is None:
+        if isinstance(cell, str):
+            if is_missing(cell):
+                continue
+            if (amount := read_target(cell)) is None:
                 unread.append(row)
                 continue
             values[row] = amount.value
             marks.setdefault(amount.mark, row)
             if DIGITS.fullmatch(cell.strip()) is None:
                 amounts.append(row)
+        elif texts[row] not in ("None", "<NA>", "NaT", "nan"):
+            try:
+                values[row] = float(cell)
+            except (TypeError, ValueError):
+                unread.append(row)
     dates = [row for row in unread if isinstance(cells[row], date) or is_date(texts[row])]
     if dates and len(dates) >= (len(unread) + np.isfinite(values).sum()) / 2:
         raise _no_date(name, texts[dates[0]])
@@ -192,17 +184,9 @@ def read_cells(name: str, cells: Sequence[Any], written: Sequence[str] | None = 
     if amounts:
         are = counted(len(amounts), "cell", "cells")
         is_read = "is read as a number" if len(amounts) == 1 else "are read as numbers"
-        value = f"{values[amounts[0]]:.15g}"
         example = f"{name}: {are} such as {shown(texts[amounts[0]])}"
-        warnings.warn(f"{example} {is_read} ({value}).", stacklevel=3)
-    return ReadCells(values, texts, unread)
-
-
-def _float(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return np.nan
+        warnings.warn(f"{example} {is_read} ({values[amounts[0]]:.15g}).", stacklevel=3)
+    return values, unread
 
 
 def _no_date(name: str, cell: str) -> ValueError:
