@@ -20,7 +20,7 @@ Rows -> features:
 
 Features -> a distribution:
 
-    head           features + values -> a robust linear head (U and Y), or a trained model
+    head           features + values -> a robust linear head and the causal chain (U and Y)
     credibility    residuals of unseen rows -> the probability that each label is right
     experts        predictors of several sources (ridge regression, robust or not; trees), and
                    the chain that weighs them

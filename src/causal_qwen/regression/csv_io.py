@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,12 @@ from sklearn.model_selection import TimeSeriesSplit
 from causal_qwen.conversion.placement import resolve_device
 from causal_qwen.outputs import check_not_inside, check_output_directory
 from causal_qwen.regression.conformal import LEVEL, rows_needed
-from causal_qwen.regression.regressor import CausalTextRegressor
+from causal_qwen.regression.regressor import CausalTextRegressor, to_seed
 from causal_qwen.regression.report import write_regressor_report
-from causal_qwen.regression.sentences import template_columns
 from causal_qwen.regression.whatif import NumberCounterfactual
 from causal_qwen.tables.cells import read_cell
 from causal_qwen.tables.files import File, Table, read_blocks, read_table
 from causal_qwen.tables.frames import (
-    id_like,
     listed,
     name_rows,
     require_columns,
@@ -131,21 +130,21 @@ def _learn(
     dialect = {name: given.pop(name) for name in DIALECT if name in given}
     roles = {name: given.pop(name) for name in ROLES if name in given}
     group, time, weight = roles.get("group"), roles.get("time"), roles.get("weight")
-    columns, seed = list(given.pop("columns", ())), given.pop("seed", 0)
+    columns, seed = list(given.pop("columns", ())), to_seed(given.pop("seed", 0))
     resolve_device(given.get("device", "auto"))  # before the work
     if group is not None and time is not None:
         raise ValueError("group and time both decide the splits; give one of them.")
     splitter = None if time is None else TimeSeriesSplit()
-    options = {"columns": columns or None, "cv": splitter, "random_state": seed}
+    options: dict[str, Any] = {"columns": columns or None, "cv": splitter, "random_state": seed}
     regressor = CausalTextRegressor(**options, **given)
-    if calibration is not None and not 0 <= calibration < 1:
+    if calibration is not None and not (isinstance(calibration, Real) and 0 <= calibration < 1):
         raise ValueError(f"calibration={calibration} is no share of the rows; give 0 to 0.9.")
     if calibration is None:
         calibration = HELD_OUT if regressor.reads_sentences() else 0.0
     frame = _typed_rows(read_table(data, **dialect), targets, [*columns, *roles.values()], weight)
-    used = columns or _all_but_ids(frame, [*targets, *roles.values()], regressor)
-    order, count = np.random.default_rng(seed).permutation(len(frame)), len(frame) * calibration
-    training, held_out = _split(frame, order, group, time, round(count))
+    used = columns or [name for name in frame if name not in (*targets, *roles.values())]
+    order = np.random.default_rng(seed).permutation(len(frame))
+    training, held_out = _split(frame, order, group, time, round(len(frame) * calibration))
     regressor.fit(
         training[list(dict.fromkeys([*used, *listed(regressor.text), *targets]))],
         targets[0] if len(targets) == 1 else list(targets),
@@ -292,22 +291,6 @@ def _truth(frame: Any, name: str) -> NDArray[np.bool_]:
         where, cell = name_rows(unread, frame.index), frame[name].iloc[unread[0]]
         raise ValueError(f"{where}: {name} is {cell!r}; write yes or no.")
     return texts.map(TRUTH).to_numpy(bool)
-
-
-def _all_but_ids(frame: Any, without: Sequence[str], regressor: CausalTextRegressor) -> list[str]:
-    """The columns to learn from; a warning names the identifiers that are left out."""
-    names = [name for name in frame.columns if name not in without]
-    wanted, template = listed(regressor.text), regressor.template
-    wanted += [] if template is None else template_columns(template, ())
-    ids = [name for name in id_like(frame[names]) if name not in wanted]
-    if not ids or len(ids) == len(names):
-        return names
-    columns_are = counted(len(ids), "column that names rows is", "columns that name rows are")
-    warnings.warn(
-        f"{columns_are} left out: {', '.join(map(repr, ids))}; use --column to learn from one.",
-        stacklevel=3,
-    )
-    return [name for name in names if name not in ids]
 
 
 def _typed_rows(

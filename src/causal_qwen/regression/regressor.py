@@ -766,6 +766,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             what, names = "without values", ", ".join(map(repr, empty))
             are = counted(len(empty), f"column {what} is", f"columns {what} are")
             warnings.warn(f"{are} dropped: {names}.", stacklevel=3)
+        if self.columns is None and self.template is None and self.reads_sentences():
+            kinds = frames.column_kinds(X[columns]) | dict.fromkeys(texts, "text")
+            kinds = sources.without_ids(kinds, is_asked_for=False)
+            columns = [name for name in columns if kinds[name] != "id"]
         if not columns or {*empty} & {*texts}:
             raise ValueError(f"there are no values in {texts or 'the columns beside the targets'}.")
         return columns

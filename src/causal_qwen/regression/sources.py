@@ -38,6 +38,7 @@ from sklearn.preprocessing import (
 )
 
 from causal_qwen.tables.frames import Kind, calendar, is_day_first, name_rows, to_numbers
+from causal_qwen.terminal import counted
 from causal_qwen.text.numerals import encode
 
 Array = NDArray[np.float64]
@@ -290,8 +291,11 @@ def without_ids(kinds: dict[str, Kind], is_asked_for: bool) -> dict[str, Kind]:
     if ids and (len(ids) == len(kinds) or is_asked_for):
         return {**kinds, **dict.fromkeys(ids, "category")}
     if ids:
+        columns_are = counted(len(ids), "column that names rows is", "columns that name rows are")
         names = ", ".join(map(repr, ids))
-        warnings.warn(f"left out, because they only name rows: {names}.", stacklevel=4)
+        warnings.warn(
+            f"{columns_are} left out: {names}; name them (--column) to use them.", stacklevel=4
+        )
     return kinds
 
 
