@@ -160,3 +160,21 @@ def test_a_file_with_damaged_bytes_is_named_or_read(name: str, tmp_path: Path) -
                 named = True
         assert named, (seed, message)
     assert refused > 10
+
+
+def test_an_index_of_pandas_is_a_column_and_empty_cells_of_a_sheet_are_missing(
+    tmp_path: Path,
+) -> None:
+    frame = pd.DataFrame({"shop": ["a", "b"], "price": [1.5, 2.5]}).set_index("shop")
+    parquet()
+    frame.to_parquet(tmp_path / "rows.parquet")
+    assert list(read_table(tmp_path / "rows.parquet").cells) == ["price", "shop"]
+    excel()
+    given = pd.DataFrame({"code": ["007", "NA", None], "n": [1, None, 3], "x": [0.5, 1.5, 2.5]})
+    given["when"] = pd.to_datetime(["2024-05-01", "2024-05-02", None])
+    given.to_excel(tmp_path / "rows.xlsx", index=False)
+    found = read_frame(tmp_path / "rows.xlsx")
+    assert found["code"].tolist()[:2] == ["007", "NA"]
+    assert found.isna().sum().to_dict() == {"code": 1, "n": 1, "x": 0, "when": 1}
+    assert found["n"].dtype == found["x"].dtype == np.float64
+    assert str(found["when"].dtype).startswith("datetime64")

@@ -75,8 +75,7 @@ class Table:
 
     path: str
     cells: Any
-    separator: str = ","  # of a CSV file, as are the next two
-    encoding: str = "utf-8"
+    separator: str = ","  # of a CSV file, as is the next
     decimal: str = "."
 
     def __len__(self) -> int:
@@ -124,10 +123,10 @@ class Table:
         return [{name: _json_cell(cell) for name, cell in row.items()} for row in rows]
 
     def csv(self, has_header: bool = True) -> bytes:
-        """As a CSV file, with the separator, decimal mark and encoding of the input."""
+        """As a CSV file in UTF-8, with the separator and the decimal mark of the input."""
         options = {"sep": self.separator, "decimal": self.decimal, "lineterminator": "\n"}
         text: str = self.cells.to_csv(index=False, header=has_header, **options)
-        return text.encode(self.encoding)
+        return text.encode()
 
 
 def table_kind(path: File) -> str:
@@ -162,7 +161,8 @@ def read_blocks(path: File, rows: int | None = None, **dialect: str | None) -> I
         elif kind == "parquet":
             blocks = (Table(name, frame) for frame in _parquet_frames(name, rows))
         elif kind == "Excel":
-            frame = _need("pandas").read_excel(name, dtype=object, keep_default_na=False)
+            _need("openpyxl")
+            frame = require_pandas().read_excel(name, dtype=object, keep_default_na=False)
             blocks = iter([Table(name, frame.mask(frame.eq("")))])
         else:
             objects = _json_objects(name, kind, **named)
@@ -241,14 +241,14 @@ def _need(module: str) -> Any:
 
 
 def _parquet_frames(path: str, rows: int | None) -> Iterator[Any]:
-    if rows is None:
-        yield _need("pyarrow.parquet").read_table(path).to_pandas()
-        return
+    """pandas' metadata would make an index of a column, which would not be given back."""
     with _need("pyarrow.parquet").ParquetFile(path) as file:
+        batches = [file.read()] if rows is None else file.iter_batches(batch_size=rows)
         start = 0
-        for batch in file.iter_batches(batch_size=rows):
-            yield batch.to_pandas().set_axis(range(start, start + len(batch)), axis=0)
-            start += len(batch)
+        for batch in batches:
+            frame = batch.to_pandas(ignore_metadata=True)
+            yield frame.set_axis(range(start, start + len(frame)), axis=0)
+            start += len(frame)
 
 
 def _json_objects(path: str, kind: str, encoding: str | None = None) -> Objects:
@@ -311,7 +311,7 @@ def _csv_blocks(
             cells = pandas.DataFrame(list(rows), index, names, dtype=object)
             if decimal is None:
                 decimal = _decimal_of(path, cells, mark)
-            yield Table(path, cells, mark, encoding or "utf-8", decimal)
+            yield Table(path, cells, mark, decimal)
 
 
 def _records(
