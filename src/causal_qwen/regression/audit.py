@@ -33,11 +33,11 @@ Array = NDArray[np.float64]
 
 DOUBTFUL = 0.5  # a label that is less credible looks wrong
 PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
-<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}
+<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}img{{max-width:100%}}
 table{{border-collapse:collapse}}
 td,th{{padding:0.2em 1em 0.2em 0;text-align:right;border-bottom:1px solid #ddd}}</style>
-<h1>{title}</h1><p>{summary}</p>{table}
-"""
+<h1>{title}</h1>{body}
+"""  # also of a report
 
 
 class Judged(NamedTuple):
@@ -114,8 +114,8 @@ def write_suspicions(table: Any, place: Path, name: Path, title: str) -> None:
     kind = suspicion_kind(name)
     if kind == "html":
         rows = table.to_html(index=False, border=0, float_format="{:.6g}".format)
-        text = PAGE.format(title=html.escape(title), summary=summary(table), table=rows)
-        place.write_text(text, encoding="utf-8")
+        body = f"<p>{summary(table)}</p>{rows}"
+        place.write_text(PAGE.format(title=html.escape(title), body=body), encoding="utf-8")
     elif kind == "parquet":
         table.to_parquet(place, index=False)
     else:

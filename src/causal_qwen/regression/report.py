@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_qwen.regression.audit import PAGE
 from causal_qwen.regression.conformal import Conformal
 from causal_qwen.regression.prediction import new_axes
 from causal_qwen.regression.regressor import CausalTextRegressor
@@ -27,10 +28,6 @@ Array = NDArray[np.float64]
 
 LEVELS = np.linspace(0.05, 0.95, 19)
 EXPLAINED_ROWS = 20  # their contributions are averaged
-PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
-<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}img{{max-width:100%}}</style>
-<h1>{title}</h1>{body}
-"""
 
 
 def write_regressor_report(
