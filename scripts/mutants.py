@@ -238,7 +238,7 @@ MUTANTS = (
     ),
     # training
     Mutant(
-        "training/checkpoints.py",
+        "training/trainer.py",
         "for path in map(Path, reversed(sort_checkpoints(str(run)))):",
         "for path in map(Path, sort_checkpoints(str(run))):",
         "contract/test_training.py::test_a_run_resumes_from_the_newest_whole_checkpoint",

@@ -27,7 +27,7 @@ from causal_qwen.regression.features import Pooling, features
 from causal_qwen.regression.regressor import CausalTextRegressor
 from causal_qwen.session import Session
 from causal_qwen.training.metrics import MetricAccumulator
-from causal_qwen.training.run import Run, check_training_device, training_arguments
+from causal_qwen.training.run import Run, training_arguments
 
 MODES = ("standard", "sampling", "causal", "compatible")
 IDS = torch.randint(NUM, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -366,9 +366,8 @@ def test_a_device_that_is_not_here_is_refused_in_one_sentence(
 
 def test_training_takes_every_accelerator_or_none(monkeypatch: Any) -> None:
     monkeypatch.setattr(placement, "available_devices", lambda: ["cpu", "cuda:0", "cuda:1"])
-    check_training_device("cuda")
     with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES=1, with device='cuda'"):
-        check_training_device("cuda:1")
+        training_arguments(Run(None, "data", "output", device="cuda:1"), is_new=True)
     args = training_arguments(Run(None, "data", "output", device="cpu"), is_new=True)
     assert args.use_cpu
 

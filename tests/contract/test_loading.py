@@ -21,7 +21,6 @@ from causal_qwen import CausalQwenForCausalLM, CausalQwenModel
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import convert, open_model
 from causal_qwen.engine import Engine
-from causal_qwen.training.run import check_lora_rank
 
 CAUSAL: dict[str, Callable[[Path], Any]] = {
     "from_pretrained": CausalQwenForCausalLM.from_pretrained,
@@ -390,10 +389,3 @@ def test_silence_lasts_until_the_last_thread_leaves_it() -> None:
     thread.join()
     assert logging.get_verbosity() == verbosity
     assert logging.is_progress_bar_enabled() == has_bars
-
-
-def test_lora_rank_is_bounded_by_the_smallest_projection(make_model: Callable[..., Any]) -> None:
-    model = make_model()  # k_proj and v_proj are 16 x 32
-    check_lora_rank(model, 16)
-    with pytest.raises(ValueError, match=r"lora=17 exceeds .* 16 x 32; choose at most 16"):
-        check_lora_rank(model, 17)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,6 @@ from causal_qwen.text.numerals import encode
 from causal_qwen.training.data import (
     Collator,
     Example,
-    Examples,
     encode_row,
     encode_rows,
     pack,
@@ -149,9 +147,9 @@ BAD_FILES = [
     ("a.jsonl", "{}", None, "a.jsonl:1: the row has nothing"),
     ("a.jsonl", '{"text": " "}', None, "a.jsonl:1: `text` is empty"),
     ("a.jsonl", '{"text": null}', None, "a.jsonl:1: the row has nothing"),
-    ("a.jsonl", '{"text": 5}', None, "a.jsonl:1: `text` is int, not text"),
+    ("a.jsonl", '{"text": 5}', None, "a.jsonl:1: `text` must be text"),
     ("a.jsonl", '{"prompt": "x"}', None, "a.jsonl:1: the row has 'prompt'"),
-    ("a.jsonl", '{"prompt": ["x"], "completion": "y"}', None, "1: `prompt` is list, not text"),
+    ("a.jsonl", '{"prompt": ["x"], "completion": "y"}', None, "1: `prompt` must be text"),
     ("a.jsonl", '{"prompt": "x", "completion": ""}', None, "1: `completion` is empty"),
     ("a.jsonl", '{"messages": []}', None, "1: `messages`"),
     ("a.jsonl", '{"messages": [{"role": "user"}]}', None, "1: `messages`"),
@@ -159,7 +157,7 @@ BAD_FILES = [
     ("a.csv", CSV, None, r"a.csv needs a template"),
     ("a.csv", CSV, "{colour} {x}", "a.csv:2: .*'colour'.* 'carat', 'cut', 'price'"),
     ("a.csv", CSV, "costs $price", r"costs \$price"),
-    ("a.csv", CSV, "{cut}|||{carat}|||{price}", r"\|\|\| twice"),
+    ("a.csv", CSV, "{cut}|||{carat}|||{price}", r"one \|\|\|"),
     ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv, line 3 has 1 cell and the header 2: '3'; write"),
     ("a.csv", "a,b\n1,2\n3\n", "{a}", "a.csv, line 3 has 1 cell and the header 2: '3'; write"),
     ("a.csv", "a,b\n1,2\n3,4,5\n", "{a}", "line 3 has 3 cells and the header 2: '3,4,5'; quote"),
@@ -172,7 +170,6 @@ BAD_FILES = [
     ("a.json", '[{"text": "x"},\n 3 4]', None, "a.json cannot be read as JSON"),
     ("a.json", '[{"text": "x"}, {"id": 7}]', None, "a.json:2: the row has 'id'"),
     ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "from 'dog'; known"),
-    ("a.jsonl", '{"conversations": "x"}', None, "`conversations` must be a list"),
     ("a.jsonl", '{"prompt": [1], "completion": [2]}', None, "`prompt` must be a list of objects"),
     ("a.xml", "[]", None, r"a.xml .*\.jsonl, .*\.csv, .*\.txt"),
 ]
@@ -239,14 +236,12 @@ def test_dataset_is_read_by_name_config_and_split(hub: list[Any]) -> None:
     for source in ("my/set", "my/set:test", "my/set:main:test"):
         assert read_rows(source) == [{"text": "one"}, {"text": "two"}]
     assert hub == [
-        ("my/set", None, "train"),
-        ("my/set", None, "test"),
+        ("my/set", "train"),
+        ("my/set", "test"),
         ("my/set", "main", "test"),
     ]
-    with pytest.raises(ValueError, match="my/set:broken, row 1"):
+    with pytest.raises(ValueError, match="my/set:broken:1"):
         read_rows("my/set:broken")
-    with pytest.raises(ValueError, match="'a:b:c:d'"):
-        read_rows("a:b:c:d")
 
 
 @pytest.mark.parametrize(("mark", "split"), [("state.json", ""), ("dataset_dict.json", ":dev")])
@@ -385,8 +380,8 @@ def test_a_template_wins_over_the_columns_of_alpaca(tmp_path: Path) -> None:
         (chat("a", "b"), {"chat_template": None}, "chat template"),
         (chat("a"), {"chat_template": "{{ raise_exception('no') }}"}, r"rows\[0\]: no"),
         ({"messages": chat("a", "b")["messages"][1:]}, {}, r"messages\[0\]"),
-        (chat("a"), {}, "1 row has nothing to learn"),
-        ({"text": "a"}, {"eos_token": None}, "1 row has nothing to learn"),
+        (chat("a"), {}, "Nothing is left to learn"),
+        ({"text": "a"}, {"eos_token": None}, "Nothing is left to learn"),
         ({"id": 1}, {}, r"rows\[0\]: the row has \'id\'"),
         ({"text": "a\ud800b"}, {}, r"rows\[0\]: .* surrogates not allowed"),
     ],
@@ -491,10 +486,7 @@ def test_target_survives_truncation() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"target": "dear"}, "target='dear'"),
         ({"target": float("nan")}, "target=nan"),
-        ({"target": 10**400}, "target=1000"),
-        ({"target": [1]}, r"target=\[1\]"),
         ({"target": 1, "field": "prize"}, "field='prize'.*age, price"),
         ({"target": 1, "prompt": "a", "completion": "b"}, "`target`.*`prompt`"),
     ],
@@ -509,20 +501,17 @@ def test_bad_target_is_refused(row: dict[str, Any], message: str) -> None:
 
 def test_examples_count_truncated_texts() -> None:
     examples = encode_rows([{"text": "a"}, {"text": "cccc"}, {"text": "dddd"}], PROCESSOR, 3)
-    assert (len(examples), examples.truncated) == (3, 2)
+    assert [one.truncated for one in examples] == [0, 1, 1]
     assert [shown(one.ids) for one in examples] == ["a]", "ccc", "ddd"]
     assert examples[1] == encode_row({"text": "cccc"}, PROCESSOR, 3)
-    assert Examples(pack(examples, 5)).truncated == 2
-    assert pickle.loads(pickle.dumps(examples))[2] == examples[2]
+    assert sum(one.truncated for one in pack(examples, 5)) == 2
 
 
 def test_data_with_all_labels_truncated_is_refused() -> None:
     rows = [{"prompt": "long", "completion": "x"}]
     with pytest.raises(ValueError, match="max_length=4"):
         encode_rows(rows, PROCESSOR, 4)
-    assert encode_rows(rows, PROCESSOR, 5).truncated == 1
-    with pytest.raises(ValueError, match="max_length=1"):
-        encode_row(rows[0], PROCESSOR, 1)
+    assert encode_rows(rows, PROCESSOR, 5)[0].truncated == 1
 
 
 # ---------------------------------------------------------------- packing
@@ -562,11 +551,6 @@ def test_packing_packed_rows_is_the_same_as_packing_once() -> None:
     assert pack(pack(examples, 7), 9) == pack(examples, 9)
 
 
-def test_example_longer_than_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"examples\[1\].*length=7"):
-        pack(numbered([3, 8]), 7)
-
-
 # ---------------------------------------------------------------- batches
 
 
@@ -590,11 +574,6 @@ def test_padding_token_is_learned_as_end_of_text() -> None:
     assert batch["labels"][0, 1:].tolist() == [1, IGNORE]
 
 
-def test_batch_width_is_a_multiple_of_pad_to_multiple_of() -> None:
-    widths = [Collator(0, m)(numbered([3, 5]))["labels"].shape[1] for m in (None, 1, 4, 5, 8)]
-    assert widths == [5, 5, 8, 5, 8]
-
-
 def test_targets_and_fields_are_in_the_batch_only_if_present() -> None:
     plain = Example([3, 4], [0.0, 0.0], [3, 4], [-1, -1])
     other = Example([NUM], [7.0], [NUM], [2], targets=[8.5])
@@ -608,11 +587,11 @@ def test_targets_and_fields_are_in_the_batch_only_if_present() -> None:
 
 
 def test_packed_batch_has_positions_instead_of_a_mask() -> None:
-    batch = Collator(0, 4)([*pack(numbered([2, 1]), 3), *numbered([2])])
-    assert batch["position_ids"].tolist() == [[0, 1, 0, 0], [0, 1, 0, 1]]
+    batch = Collator(0)([*pack(numbered([2, 1]), 3), *numbered([2])])
+    assert batch["position_ids"].tolist() == [[0, 1, 0], [0, 1, 0]]
     assert "attention_mask" not in batch
     assert batch["use_cache"] is False
-    assert batch["labels"].tolist() == [[IGNORE, 1, IGNORE, IGNORE], [0, 1, IGNORE, IGNORE]]
+    assert batch["labels"].tolist() == [[IGNORE, 1, IGNORE], [0, 1, IGNORE]]
 
 
 def test_missing_padding_token_is_refused() -> None:
@@ -629,6 +608,7 @@ TRAINING_ROWS: list[dict[str, Any]] = [
     chat("1?", "2"),
     {"text": "and", "target": -3, "field": "age"},
 ]
+ONE = {"num_items_in_batch": 1, "num_numbers_in_batch": 1}  # losses are summed
 FIELDS = {"price": [2.0, 3.0], "age": [1.0, 0.5]}
 
 
@@ -638,17 +618,17 @@ def model(make_model: Make) -> Any:
 
 
 @pytest.fixture(scope="module")
-def examples() -> Examples:
+def examples() -> list[Example]:
     return encode_rows(TRAINING_ROWS, PROCESSOR, 64, target_fields=FIELDS)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_row_has_the_losses_of_its_separate_texts(
-    model: Any, examples: Examples, attention: str
+    model: Any, examples: list[Example], attention: str
 ) -> None:
     model.set_attn_implementation(attention)
     assert model.config.use_cache  # a cache would hide the borders from transformers
-    collate = Collator(2, 8)
+    collate = Collator(2)
     rows = pack(examples, 48)
     assert sorted(len(row.ids) for row in rows) == [22, 43]
     with torch.no_grad():
@@ -671,10 +651,12 @@ def test_packed_row_has_the_losses_of_its_separate_texts(
                 torch.testing.assert_close(output[start:stop], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_padding_does_not_change_the_loss(model: Any, examples: Examples) -> None:
+def test_padding_does_not_change_the_loss(model: Any, examples: list[Example]) -> None:
+    """Beside a long text, short ones have the sums of losses that they have alone."""
     with torch.no_grad():
-        losses = [model(**Collator(2, m)(list(examples))).loss for m in (None, 64)]
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
+        together = model(**Collator(2)(examples), **ONE).loss
+        alone = [model(**Collator(2)([one]), **ONE).loss for one in examples]
+    torch.testing.assert_close(together, sum(alone), rtol=1e-5, atol=0)
 
 
 def test_target_field_changes_the_loss(model: Any) -> None:
@@ -687,7 +669,7 @@ def test_target_field_changes_the_loss(model: Any) -> None:
     assert len({round(loss(name), 4) for name in (None, "price", "age")}) == 3
 
 
-def test_data_loader_batches_fit_the_model(model: Any, examples: Examples) -> None:
+def test_data_loader_batches_fit_the_model(model: Any, examples: list[Example]) -> None:
     loader = DataLoader(examples, batch_size=2, collate_fn=Collator(2))
     shapes = [tuple(batch["input_ids"].shape) for batch in loader]
     assert [rows for rows, _ in shapes] == [2, 2, 1]

@@ -230,7 +230,7 @@ def report(
         else:
             if data is not None:
                 raise ValueError(f"{run} was not written by `fit`, so {data} has no effect.")
-            from causal_qwen.training.report import write_report
+            from causal_qwen.training.evaluation import write_report
 
             page = write_report(run)
     if as_json:

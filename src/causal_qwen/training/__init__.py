@@ -6,14 +6,11 @@ Out:  a model directory, metrics.json and the log of the run.
     data          files -> rows -> padded or packed batches
     from_scratch  texts -> a tokenizer and an untrained model
     authors       every author's texts -> one learned individual
-    summaries     mean, spread and quantiles of numbers that are not kept
     metrics       what is measured on held-out text, with intervals
-    evaluation    models and checkpoints, side by side
-    checkpoints   the last whole checkpoint; what a run was started with
+    evaluation    models and checkpoints, side by side; the page of a run's curves
     progress      the run in the terminal
     trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics
     run           a whole run, as `causal-qwen train` starts it, and what it would do
-    report        a run's curves as PNG and HTML
 
 Open `run` first.
 """

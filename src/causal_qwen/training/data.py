@@ -20,7 +20,6 @@ import re
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ from jinja2 import TemplateError
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
 from causal_qwen.paths import install_hint
-from causal_qwen.tables.files import OPENERS, read_records, read_text
-from causal_qwen.terminal import counted
+from causal_qwen.tables.csv_table import OPENERS, read_text
+from causal_qwen.tables.files import read_records
 
 Row = dict[str, Any]
 Spans = list[tuple[int, int]]
@@ -40,6 +39,12 @@ Spans = list[tuple[int, int]]
 MARK = "|||"  # separates prompt and completion in a template
 PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
+KINDS = {
+    "messages": ("messages",),
+    "turns": ("prompt", "completion"),
+    "prompt": ("prompt", "completion"),
+    "text": ("text",),
+}
 SPEAKERS = {  # ShareGPT's `from` -> role
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bard", "bing", "model"), "assistant"),
@@ -66,86 +71,69 @@ def read_rows(source: str | os.PathLike[str], template: str | None = None) -> li
     optional for others. The part before "|||" is the prompt. Unused columns are kept.
     """
     rows = []
-    for where, row in _numbered_rows(source, has_template=template is not None):
+    for where, row in _numbered_rows(os.fspath(source), has_template=template is not None):
         try:
             rows.append(dict(_as_messages(row)) if template is None else _fill(template, row))
             _kind(rows[-1])
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+            raise ValueError(f"{source}:{where}: {error}") from error
     if not rows:
         raise ValueError(f"{source} is empty; add at least one row.")
     return rows
 
 
-def _numbered_rows(
-    source: str | os.PathLike[str], *, has_template: bool
-) -> Iterator[tuple[str, Row]]:
-    """("file:line", row) of every row."""
+def _numbered_rows(source: str, *, has_template: bool) -> Iterator[tuple[Any, Row]]:
+    """Every row, and where it is."""
     path = Path(source)
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in OPENERS]
-    suffix = suffixes[-1] if suffixes else ""
+    suffix = next((s for s in reversed(path.suffixes) if s.lower() not in OPENERS), "").lower()
     if suffix not in READERS:
         if path.is_file():
             raise ValueError(f"{path} has an unknown type; use {', '.join(READERS)}.")
-        yield from _dataset_rows(os.fspath(source))
-        return
-    if not path.is_file():
+        yield from enumerate(map(dict, _dataset(source)))
+    elif not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; check the path.")
-    if suffix == ".txt":
-        lines = enumerate(_lines(read_text(path)), 1)
-        yield from ((f"{path}:{number}", {"text": line}) for number, line in lines if line.strip())
-        return
-    if suffix in (".csv", ".tsv") and not has_template:
+    elif suffix == ".txt":
+        lines = read_text(source).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        yield from ((n, {"text": line}) for n, line in enumerate(lines, 1) if line.strip())
+    elif suffix in (".csv", ".tsv") and not has_template:
         raise ValueError(
             f"{path} needs a template that makes texts of its columns, "
             'such as "A {carat} carat diamond costs |||{price}".'
         )
-    yield from ((f"{path}:{place}", row) for place, row in read_records(path))
+    else:
+        yield from read_records(path)
 
 
-def _lines(text: str) -> list[str]:
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-
-
-def _dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
+def _dataset(source: str) -> Iterable[Any]:
     """Rows through `datasets`, which is imported only here."""
     try:
         datasets = importlib.import_module("datasets")
-    except ModuleNotFoundError as error:
-        if error.name != "datasets":
-            raise
+    except ModuleNotFoundError:
         raise ImportError(
             f"{source!r} is not a {', '.join(READERS)} file, and Hugging Face datasets need "
             f"datasets, which is not installed: {install_hint('train')}"
         ) from None
-    name, *rest = source.split(":")
-    if len(rest) > 2:
-        raise ValueError(f"{source!r} must be name, name:split or name:config:split.")
-    split = rest[-1] if rest else DEFAULT_SPLIT
+    name, *rest = source.split(":", 2)
+    split = rest.pop() if rest else DEFAULT_SPLIT
     if (Path(name) / "dataset_dict.json").exists():
-        data = datasets.load_from_disk(name)[split]
+        rows: Iterable[Any] = datasets.load_from_disk(name)[split]
     elif (Path(name) / "state.json").exists():
-        data = datasets.load_from_disk(name)
+        rows = datasets.load_from_disk(name)
     else:
-        data = datasets.load_dataset(name, rest[0] if len(rest) == 2 else None, split=split)
-    for number, row in enumerate(data):
-        yield f"{source}, row {number}", dict(row)
+        rows = datasets.load_dataset(name, *rest, split=split)
+    return rows
 
 
 def _fill(template: str, row: Row) -> Row:
     names = PLACE.findall(template)
     parts = template.split(MARK)
-    if not names:
-        raise ValueError(f"template={template!r} has no column; write {{price}} for one.")
-    if len(parts) > 2:
-        raise ValueError(f"template={template!r} has {MARK} twice; write it once.")
+    if not names or len(parts) > 2:
+        raise ValueError(f"template={template!r} needs a column, as {{price}}, and one {MARK}.")
     for name in names:
-        if name not in row:
+        if row.get(name) is None:
             raise ValueError(
-                f"the template needs {name!r}; the columns are {', '.join(map(repr, row))}."
+                f"column {name!r} has no value; the columns are {', '.join(map(repr, row))}."
             )
-        if row[name] is None:
-            raise ValueError(f"column {name!r} has no value.")
     kept = {key: value for key, value in row.items() if key not in (*names, *TEXT_KEYS)}
     filled = [PLACE.sub(lambda place: str(row[place[1]]), part) for part in parts]
     keys = ("text",) if len(filled) == 1 else ("prompt", "completion")
@@ -157,55 +145,45 @@ def _as_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if any(row.get(key) is not None for key in ("messages", "completion", "target")):
         return row
     if row.get("conversations") is not None:
-        used, messages = {"conversations", "system"}, _conversation(row["conversations"])
+        used = {"conversations", "system"}
+        messages = [_turn(turn) for turn in row["conversations"]]
     elif all(isinstance(row.get(key), str) for key in ("instruction", "output")):
         used = {"instruction", "input", "output", "system", "text"}  # `text` repeats the others
         asked = "\n\n".join(str(row[key]) for key in ("instruction", "input") if row.get(key))
-        messages = [_message("user", asked), _message("assistant", row["output"])]
+        said = (("user", asked), ("assistant", row["output"]))
+        messages = [{"role": role, "content": content} for role, content in said]
     else:
         return row
     if row.get("system"):
-        messages.insert(0, _message("system", row["system"]))
+        messages.insert(0, {"role": "system", "content": row["system"]})
     kept = {key: value for key, value in row.items() if key not in used}
     return {**kept, "messages": messages}
 
 
-def _conversation(turns: Any) -> list[Row]:
-    """ShareGPT's turns `from`, `value` (or already `role`, `content`) as messages."""
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise ValueError("`conversations` must be a list of objects with `from` and `value`.")
-    messages = []
-    for place, turn in enumerate(turns):
-        speaker = turn.get("from", turn.get("role"))
-        if speaker not in SPEAKERS:
-            raise ValueError(
-                f"conversations[{place}] is from {speaker!r}; known are: {', '.join(SPEAKERS)}."
-            )
-        messages.append(_message(SPEAKERS[speaker], turn.get("value", turn.get("content"))))
-    return messages
-
-
-def _message(role: str, content: Any) -> Row:
-    return {"role": role, "content": content}
+def _turn(turn: Mapping[str, Any]) -> Row:
+    """A turn of ShareGPT, `from` and `value` (or already `role` and `content`), as a message."""
+    speaker = turn.get("from", turn.get("role"))
+    if speaker not in SPEAKERS:
+        raise ValueError(f"a turn is from {speaker!r}; known are: {', '.join(SPEAKERS)}.")
+    return {"role": SPEAKERS[speaker], "content": turn.get("value", turn.get("content"))}
 
 
 def _kind(row: Mapping[str, Any]) -> str:
     """`messages`, `turns` (prompt and completion are messages), `prompt` or `text`, in this order;
     other rows are refused."""
-    if row.get("messages") is not None:
-        _check_messages("messages", row["messages"])
-        return "messages"
-    if isinstance(row.get("prompt"), list) and isinstance(row.get("completion"), list):
-        for key in ("prompt", "completion"):
-            _check_messages(key, row[key])
-        return "turns"
-    for kind, keys in (("prompt", ("prompt", "completion")), ("text", ("text",))):
-        if all(row.get(key) is not None for key in keys):
-            if wrong := next((key for key in keys if not isinstance(row[key], str)), None):
-                raise ValueError(f"`{wrong}` is {type(row[wrong]).__name__}, not text.")
-            if not row[keys[-1]].strip():
-                raise ValueError(f"`{keys[-1]}` is empty.")
-            return kind
+    for kind, keys in KINDS.items():
+        if any(row.get(key) is None for key in keys):
+            continue
+        is_chat = kind in ("messages", "turns")
+        if kind == "turns" and not all(isinstance(row[key], list) for key in keys):
+            continue
+        for key in keys:
+            if not (_is_chat(row[key]) if is_chat else isinstance(row[key], str)):
+                wanted = "a list of objects with `role` and `content`" if is_chat else "text"
+                raise ValueError(f"`{key}` must be {wanted}.")
+        if not is_chat and not row[keys[-1]].strip():
+            raise ValueError(f"`{keys[-1]}` is empty.")
+        return kind
     found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
     raise ValueError(
         f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`, or "
@@ -213,14 +191,16 @@ def _kind(row: Mapping[str, Any]) -> str:
     )
 
 
-def _check_messages(key: str, messages: Any) -> None:
-    def is_message(message: Any) -> bool:
-        return isinstance(message, dict) and all(
-            isinstance(message.get(part), str) for part in ("role", "content")
+def _is_chat(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(
+            isinstance(message, dict)
+            and all(isinstance(message.get(part), str) for part in ("role", "content"))
+            for message in messages
         )
-
-    if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
-        raise ValueError(f"`{key}` must be a list of objects with `role` and `content`.")
+    )
 
 
 # ---------------------------------------------------------------- rows -> examples
@@ -243,24 +223,16 @@ class Example:
         self.targets = self.targets or self.values
 
 
-class Examples(list[Example]):
-    """A dataset for a DataLoader or a Trainer."""
-
-    @property
-    def truncated(self) -> int:
-        """Number of texts that were cut."""
-        return sum(example.truncated for example in self)
-
-
 def encode_rows(
     rows: Iterable[Mapping[str, Any]],
     processor: Processor,
     max_length: int,
     mask_prompt: bool = True,
     target_fields: Collection[str] = (),
-) -> Examples:
-    """`encode_row` for every row. Refuses data without a label."""
-    examples = Examples()
+) -> list[Example]:
+    """`encode_row` for every row; a warning counts rows that were cut. Refuses data without a
+    label."""
+    examples = []
     for number, row in enumerate(rows):
         try:
             examples.append(encode_row(row, processor, max_length, mask_prompt, target_fields))
@@ -269,19 +241,12 @@ def encode_rows(
     # the first token of a text is never predicted
     if not any(label != IGNORE for example in examples for label in example.labels[1:]):
         raise ValueError(
-            f"{counted(len(examples), 'row has', 'rows have')} nothing to learn: every label is "
-            f"masked, or cut at max_length={max_length}."
+            "Nothing is left to learn: every label is masked, or cut at "
+            f"max_length={max_length}; rows: {len(examples)}."
         )
-    return examples
-
-
-def encode_counted(*args: Any, **kwargs: Any) -> Examples:
-    """`encode_rows`, with a warning that counts the rows that were cut."""
-    examples = encode_rows(*args, **kwargs)
-    if examples.truncated:
-        longest = max(len(example.ids) for example in examples)
+    if count := sum(example.truncated for example in examples):
         logger.warning(
-            f"Rows of more than {longest} tokens were cut: {examples.truncated} of {len(examples)}."
+            f"Rows of more than {max_length} tokens were cut: {count} of {len(examples)}."
         )
     return examples
 
@@ -303,8 +268,6 @@ def encode_row(
     its only label; `field` is one of `target_fields`, the names in `config.value_fields`. Such a
     text is cut at its start, all others at their end.
     """
-    if max_length < 2:
-        raise ValueError(f"max_length={max_length} leaves nothing to predict; give at least 2.")
     row = _as_messages(row)
     kind = _kind(row)
     target = _target(row, kind, target_fields)
@@ -329,15 +292,14 @@ def _text(row: Mapping[str, Any], kind: str, processor: Processor) -> tuple[str,
     """The whole text, and whether the tokenizer adds its special tokens to it."""
     if kind in ("prompt", "text"):
         return row["text"] if kind == "text" else row["prompt"] + row["completion"], True
-    text = processor.apply_chat_template(_messages(row), tokenize=False)
+    text = processor.apply_chat_template(_chat(row), tokenize=False)
     start = processor.tokenizer.bos_token
     return text, not start or not text.startswith(start)
 
 
-def _messages(row: Mapping[str, Any]) -> list[Row]:
-    """The whole chat of a row."""
-    chat: list[Row] = row.get("messages") or [*row["prompt"], *row["completion"]]
-    return chat
+def _chat(row: Mapping[str, Any]) -> list[Row]:
+    messages: list[Row] = row.get("messages") or [*row["prompt"], *row["completion"]]
+    return messages
 
 
 def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor) -> Spans:
@@ -345,16 +307,17 @@ def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor)
     without one."""
     if kind in ("prompt", "text"):
         return [(len(row["prompt"]), len(text))] if kind == "prompt" else []
-    render = partial(processor.apply_chat_template, tokenize=False)
-    messages, spans = _messages(row), []
+    messages, spans = _chat(row), []
     first = len(row["prompt"]) if kind == "turns" else 0
     for place, message in enumerate(messages):
         if place < first or message["role"] != "assistant":
             continue
         if place == 0:
             raise ValueError("messages[0] is the assistant's; start with the user's.")
-        before = render(messages[:place], add_generation_prompt=True)
-        until = render(messages[: place + 1])
+        before = processor.apply_chat_template(
+            messages[:place], tokenize=False, add_generation_prompt=True
+        )
+        until = processor.apply_chat_template(messages[: place + 1], tokenize=False)
         if not until.startswith(before) or not text.startswith(until):
             raise ValueError(
                 f"the chat template renders the prompt of messages[{place}] differently when the "
@@ -389,10 +352,7 @@ def _target(row: Mapping[str, Any], kind: str, names: Collection[str]) -> tuple[
         return None
     if kind != "text":
         raise ValueError(f"`target` requires `text`, not `{kind}`; remove or rename one.")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"target={value!r} is not a finite number.")
     known = sorted(names)
@@ -427,10 +387,8 @@ def pack(examples: Iterable[Example], length: int) -> list[Example]:
     """
     rows: list[list[Example]] = []
     free: list[tuple[int, int]] = []  # (free tokens, row), ascending
-    for number, example in enumerate(examples):
+    for example in examples:
         size = len(example.ids)
-        if size > length:
-            raise ValueError(f"examples[{number}] has {size} tokens, more than length={length}.")
         place = bisect_left(free, (size, 0))
         if place == len(free):
             rows.append([])
@@ -443,16 +401,14 @@ def pack(examples: Iterable[Example], length: int) -> list[Example]:
 
 
 def _joined(row: Sequence[Example]) -> Example:
-    return Example(
-        ids=list(chain(*(e.ids for e in row))),
-        values=list(chain(*(e.values for e in row))),
-        labels=list(chain(*((IGNORE, *e.labels[1:]) for e in row))),
-        fields=list(chain(*(e.fields for e in row))),
-        targets=list(chain(*(e.targets for e in row))),
-        positions=list(chain(*map(_positions, row))),
-        authors=list(chain(*(e.authors for e in row))),
-        truncated=sum(e.truncated for e in row),
-    )
+    columns = {
+        name: list(chain(*(getattr(example, name) for example in row)))
+        for name in ("ids", "values", "fields", "targets", "authors")
+    }
+    labels = list(chain(*((IGNORE, *example.labels[1:]) for example in row)))
+    positions = list(chain(*map(_positions, row)))
+    truncated = sum(example.truncated for example in row)
+    return Example(**columns, labels=labels, positions=positions, truncated=truncated)
 
 
 def _positions(example: Example) -> Sequence[int]:
@@ -469,16 +425,13 @@ class Collator:
     """
 
     pad_token_id: int | None
-    pad_to_multiple_of: int | None = None
 
     def __post_init__(self) -> None:
         if self.pad_token_id is None:
             raise ValueError("pad_token_id is None; set processor.tokenizer.pad_token first.")
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, Any]:
-        sizes = [len(example.ids) for example in examples]
-        multiple = self.pad_to_multiple_of or 1
-        width = -(-max(sizes) // multiple) * multiple
+        width = max(len(example.ids) for example in examples)
 
         def tensor(
             columns: Iterable[Sequence[Any]], fill: Any, dtype: torch.dtype = torch.long
@@ -488,7 +441,7 @@ class Collator:
 
         batch: dict[str, Any] = {
             "input_ids": tensor((e.ids for e in examples), self.pad_token_id),
-            "attention_mask": tensor(([1] * size for size in sizes), 0),
+            "attention_mask": tensor(([1] * len(e.ids) for e in examples), 0),
             "labels": tensor((e.labels for e in examples), IGNORE),
             "numeric_values": tensor((e.values for e in examples), 0.0, torch.float64),
         }

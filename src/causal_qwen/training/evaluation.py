@@ -2,12 +2,15 @@
 
     accumulators = measure("tuned/checkpoint-200", ["gsm8k.jsonl", "chat.jsonl"])
     accumulators["gsm8k.jsonl"].compute(), accumulators["gsm8k.jsonl"].intervals()
+    write_report(Path("tuned"))         # the curves of a run, finished or not, as one HTML page
 
 Checkpoints of LoRA are merged into the model that they were trained from.
 """
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,35 +22,28 @@ from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.paths import install_hint
-from causal_qwen.training.data import Collator, encode_counted, read_rows
+from causal_qwen.training.data import Collator, encode_rows, read_rows
 from causal_qwen.training.metrics import REPLICATES, MetricAccumulator
+from causal_qwen.training.trainer import last_checkpoint, read_state
 
 ADAPTER = "adapter_config.json"
 OF_RUN = ("value_fields", "encode_numbers")  # of a config, set by a run that saves adapters only
 Progress = Callable[[int, int], None]
 
-
-def evaluate(
-    path: str,
-    data: str,
-    template: str | None = None,
-    max_length: int = 512,
-    batch_size: int = 8,
-    numbers: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    progress: Progress = lambda done, total: None,
-) -> dict[str, float]:
-    """Metrics of a model on held-out rows; before training, `perplexity` is its base model's."""
-    options: dict[str, Any] = {
-        "template": template,
-        "max_length": max_length,
-        "batch_size": batch_size,
-        "device": device,
-        "dtype": dtype,
-    }
-    found = measure(path, [data], numbers=numbers, progress=progress, replicates=0, **options)
-    return found[data].compute()
+CURVES: dict[str, Sequence[str]] = {
+    "loss": ("total_loss", "cls_loss_mean", "reg_loss_effective", "compat_loss_mean", "eval_loss"),
+    "accuracy": ("eval_accuracy", "eval_accuracy_compatible"),
+    "negative log-likelihood": ("eval_nll", "eval_ovr_nll"),
+    "sum of P (median)": ("eval_dist/ovr_prob_sum_median",),
+    "scale of U": ("eval_dist/U_scale_median", "eval_dist/U_scale_mean"),
+    "coverage of intervals": tuple(f"eval_coverage_{level}" for level in (50, 80, 90, 95)),
+    "gradient norm": ("grad_norm",),
+}
+PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
+<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}img{{max-width:100%}}
+td{{padding:0 1em 0 0}}</style>
+<h1>{title}</h1><table>{rows}</table><img alt="curves" src="data:image/png;base64,{image}">
+"""
 
 
 @torch.no_grad()
@@ -65,8 +61,6 @@ def measure(
     replicates: int = REPLICATES,
 ) -> dict[str, MetricAccumulator]:
     """The metrics of every file, by its name; `progress` counts the rows of all of them."""
-    if len(set(files)) < len(files):
-        raise ValueError(f"{', '.join(files)}: a file is named twice; name every file once.")
     rows = {file: read_rows(file, template) for file in files}
     processor, model = open_checkpoint(path, device, dtype)
     processor.encode_numbers = numbers or processor.encode_numbers
@@ -74,7 +68,7 @@ def measure(
     done, total, found = 0, sum(map(len, rows.values())), {}
     generator = torch.Generator().manual_seed(0)  # the same for every model: replicates are pairs
     for file, some in rows.items():
-        examples = encode_counted(some, processor, max_length, target_fields=fields)
+        examples = encode_rows(some, processor, max_length, target_fields=fields)
         found[file] = MetricAccumulator(model, replicates, generator)
         for start in range(0, len(examples), batch_size):
             part = examples[start : start + batch_size]
@@ -137,39 +131,31 @@ def _described(found: MetricAccumulator) -> dict[str, Any]:
 
 def pooled(files: Mapping[str, MetricAccumulator]) -> MetricAccumulator:
     """All rows of several files as one."""
-    first, *others = files.values()
+    first = next(iter(files.values()))
     total = MetricAccumulator(first.model, len(first.resampled))
-    for one in (first, *others):
+    for one in files.values():
         total.merge(one)
     return total
 
 
 def table_of(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of `side_by_side`: a metric and, in brackets, its 95% interval."""
-    others = {name: value for name, value in record.items() if _is_model(value)}
-    columns = ["", "this model", *(title for name in others for title in (name, "difference"))]
-    rows = []
-    for name, value in record.items():
-        if not isinstance(value, float):
-            continue
-        row = [name, _cell(name, record)]
-        for other in others.values():
-            row.append(_cell(name, other))
-            row.append(_cell(name, other, "difference_intervals", other["difference"]))
-        rows.append(row)
-    return columns, rows
+    columns, parts = ["", "this model"], [(record, record["intervals"])]
+    for name, other in record.items():
+        if isinstance(other, Mapping) and "difference" in other:
+            columns += [name, "difference"]
+            parts.append((other, other["intervals"]))
+            parts.append((other["difference"], other["difference_intervals"]))
+    names = [name for name, value in record.items() if isinstance(value, float)]
+    return columns, [[name, *(_cell(*part, name) for part in parts)] for name in names]
 
 
-def _is_model(value: Any) -> bool:
-    return isinstance(value, Mapping) and "difference" in value
-
-
-def _cell(name: str, of: Mapping[str, Any], spans: str = "intervals", values: Any = None) -> str:
-    value = (of if values is None else values).get(name)
-    if value is None:
-        return ""
-    low, high = of[spans].get(name, (None, None))
-    return f"{value:.5g}" if low is None else f"{value:.5g} ({low:.5g} to {high:.5g})"
+def _cell(values: Mapping[str, Any], intervals: Mapping[str, Any], name: str) -> str:
+    value = f"{values[name]:.5g}" if name in values else ""
+    if name not in intervals:
+        return value
+    low, high = intervals[name]
+    return f"{value} ({low:.5g} to {high:.5g})"
 
 
 def markdown(title: str, record: Mapping[str, Any]) -> str:
@@ -179,3 +165,48 @@ def markdown(title: str, record: Mapping[str, Any]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     table = "\n".join(f"| {' | '.join(row)} |" for row in lines)
     return f"## {title}\n\n{counts}bootstrap over rows.\n\n{table}\n"
+
+
+# ---------------------------------------------------------------- the curves of a run
+
+
+def write_report(run: Path) -> Path:
+    """Draw the log of a finished run, or of its newest checkpoint; returns the page."""
+    last = last_checkpoint(run)
+    state = read_state(run) or (read_state(last) if last is not None else None)
+    if state is None:
+        raise FileNotFoundError(f"{run} has no checkpoint with a log; is it a training run?")
+    log = state["log_history"]
+    page, picture = run / "report" / "index.html", run / "report" / "curves.png"
+    page.parent.mkdir(exist_ok=True)
+    _draw(log, picture)
+    values = {name: value for entry in log for name, value in entry.items()}
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{value:.6g}</td></tr>"
+        for name, value in sorted(values.items())
+    )
+    image = base64.b64encode(picture.read_bytes()).decode()
+    text = PAGE.format(title=html.escape(run.name), rows=rows, image=image)
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def _draw(log: Sequence[Mapping[str, float]], picture: Path) -> None:
+    """One plot for every group of curves of which the log has any."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"Curves need matplotlib, which is not installed: {install_hint('plot')}"
+        ) from None
+    logged = {name for entry in log for name in entry}
+    plots = {title: logged.intersection(names) for title, names in CURVES.items()}
+    plots = {title: names for title, names in plots.items() if names}
+    figure = Figure(figsize=(7, 3.2 * len(plots)), layout="constrained")
+    for place, (title, names) in enumerate(plots.items(), 1):
+        axes = figure.add_subplot(len(plots), 1, place, title=title, xlabel="step")
+        for name in sorted(names):
+            points = [(entry["step"], entry[name]) for entry in log if name in entry]
+            axes.plot(*zip(*points, strict=True), marker=".", label=name.removeprefix("eval_"))
+        axes.legend()
+    figure.savefig(picture, dpi=120)

@@ -40,10 +40,6 @@ def new_model(
     if isinstance(size, str):
         size = SIZES[check_choice("size", size, SIZES)]
     hidden, layers = size
-    if hidden < HEAD_SIZE or hidden % (2 * (hidden // HEAD_SIZE)) or layers < 1:
-        raise ValueError(
-            f"size={size} must be (hidden size, layers): a multiple of {HEAD_SIZE}, and at least 1."
-        )
     tokenizer = learn_tokenizer(texts, vocabulary)
     processor = CausalQwenProcessor(tokenizer)
     shape = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +23,12 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.loss import IGNORE, shift_fields, shift_left
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.value_space import position_space
-from causal_qwen.training.summaries import Sample, Spread
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 ELEMENTS = 2**24  # most scores in memory at once
 REPLICATES = 1000  # of a bootstrap
 LIMITS = (0.025, 0.975)  # of an interval
+MOST = 2**20  # numbers of which quantiles are taken
 COVERED = tuple(f"coverage_{level:.0%}".rstrip("%") for level in LEVELS)
 # What is summed over the positions of a row: counts, hits, and what means are taken of.
 COLUMNS = (
@@ -35,6 +36,35 @@ COLUMNS = (
     *("numbers", "chosen_numbers", "found_numbers", "valued", "error", "crps", *COVERED),
 )
 Sums = Mapping[str, Tensor]  # column -> (), or (R,) for replicates
+
+
+class Sample:
+    """A random share of a stream of numbers; all of it up to MOST numbers."""
+
+    def __init__(self) -> None:
+        self.kept, self.share = torch.empty(0), 1.0
+        self.rng = np.random.default_rng(0)
+
+    def add(self, values: Tensor, share: float = 1.0) -> None:
+        """Numbers of any shape, a random `share` of their own stream."""
+        new, least = values.detach().flatten().float().cpu(), min(share, self.share)
+        old = self._thinned(self.kept, least / self.share)
+        self.kept, self.share = torch.cat([old, self._thinned(new, least / share)]), least
+        while len(self.kept) > MOST:
+            self.kept, self.share = self._thinned(self.kept, 0.5), self.share / 2
+
+    def _thinned(self, values: Tensor, share: float) -> Tensor:
+        is_kept = self.rng.random(len(values)) < share
+        return values if share == 1 else values[torch.from_numpy(is_kept)]
+
+    def quantile(self, level: float) -> float:
+        """The smallest number that is not below this share of all."""
+        return float(self.kept.sort().values[int(level * (len(self.kept) - 1))])
+
+    def spread(self) -> dict[str, float]:
+        mean, std = float(self.kept.double().mean()), float(self.kept.double().std())
+        low, median, high = (self.quantile(level) for level in (0.25, 0.5, 0.75))
+        return {"mean": mean, "median": median, "std": std, "iqr": high - low}
 
 
 class MetricAccumulator:
@@ -53,8 +83,8 @@ class MetricAccumulator:
         self.sums = torch.zeros(len(COLUMNS), dtype=torch.float64)
         self.resampled = torch.zeros(replicates, len(COLUMNS), dtype=torch.float64)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self.spread = {"U_loc": Spread(), "U_scale": Spread()}
-        self.sum_p, self.error = Sample(), Sample()
+        names = ("U_loc", "U_scale", "sum_p", "error")
+        self.samples = {name: Sample() for name in names}
 
     @torch.no_grad()
     def add(self, u: Cauchy, batch: Mapping[str, Tensor]) -> None:
@@ -62,8 +92,8 @@ class MetricAccumulator:
         labels = shift_left(batch["labels"], IGNORE)
         is_valid = labels != IGNORE
         u = Cauchy(u.loc[is_valid], u.scale[is_valid])  # (N, C)
-        for name, part in (("U_loc", u.loc), ("U_scale", u.scale)):
-            self.spread[name].add(part)
+        self.samples["U_loc"].add(u.loc)
+        self.samples["U_scale"].add(u.scale)
         columns = self._scores(u, labels[is_valid]) | self._numbers(u, labels, is_valid, batch)
         row = is_valid.nonzero()[:, 0]  # of every valid position
         table = torch.stack([columns[name].double() for name in COLUMNS], -1)  # (N, columns)
@@ -87,7 +117,7 @@ class MetricAccumulator:
             s, _ = model.act(Cauchy(loc, scale))
             s = Cauchy(s.loc.float(), s.scale)
             at = label.unsqueeze(-1)
-            self.sum_p.add(model.decision(s).sum(-1))
+            self.samples["sum_p"].add(model.decision(s).sum(-1))
             nll = -s.loc.log_softmax(-1).gather(-1, at).squeeze(-1)
             ovr_nll = -model.decision.log_normalized(s).gather(-1, at).squeeze(-1)
             parts.append((model.decision.choose(s), s.loc.argmax(-1) == label, nll, ovr_nll))
@@ -125,7 +155,7 @@ class MetricAccumulator:
         crps = y.crps(encoded) * space.spread
         from_middle = (y.cdf(encoded) - 0.5).abs()
         is_number = labels == config.num_token_id
-        self.error.add(error[is_number])
+        self.samples["error"].add(error[is_number])
         columns = [is_number, error, crps, *(from_middle <= level / 2 for level in LEVELS)]
         return {
             name: column.double().where(is_number, 0.0)[is_valid]
@@ -153,21 +183,20 @@ class MetricAccumulator:
         self.sums += other.sums
         if len(self.resampled):
             self.resampled += other.resampled
-        for name, spread in self.spread.items():
-            spread.merge(other.spread[name])
-        self.sum_p.merge(other.sum_p)
-        self.error.merge(other.error)
+        for name, sample in other.samples.items():
+            self.samples[name].add(sample.kept, sample.share)
 
     def compute(self) -> dict[str, float]:
         """All metrics; those of numbers only if the batches contain numbers."""
-        if not self.sum_p.count:
+        samples = self.samples
+        if not len(samples["sum_p"].kept):
             return {}
         metrics = {name: float(value) for name, value in self._ratios(self.sums).items()}
-        metrics["dist/ovr_prob_sum_median"] = self.sum_p.at(0.5)[0]
-        for name, spread in self.spread.items():
-            metrics |= {f"dist/{name}_{of}": value for of, value in spread.compute().items()}
-        if self.error.count:
-            metrics["reg_mdae"] = self.error.at(0.5)[0]
+        metrics["dist/ovr_prob_sum_median"] = samples["sum_p"].quantile(0.5)
+        for name in ("U_loc", "U_scale"):
+            metrics |= {f"dist/{name}_{of}": x for of, x in samples[name].spread().items()}
+        if len(samples["error"].kept):
+            metrics["reg_mdae"] = samples["error"].quantile(0.5)
         return metrics
 
     def intervals(self, base: MetricAccumulator | None = None) -> dict[str, tuple[float, float]]:

@@ -4,12 +4,15 @@ The model computes its own loss from `labels` and `numeric_values`, so a plain `
 This one counts numbers as well as tokens over an accumulated batch, has separate learning rates
 for the causal heads and for the individuals of authors, logs the loss by its terms, and evaluates
 with `metrics`.
+
+Hugging Face writes `trainer_state.json` last: a checkpoint in which it can be read is whole.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +21,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import sort_checkpoints
 
-from causal_qwen.conversion.calibration import calibrate_noise
+from causal_qwen.conversion.calibration import calibrate_gains, read_texts
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.modeling.abduction import AbductionNetwork
 from causal_qwen.modeling.action import ActionNetwork
@@ -28,15 +32,18 @@ from causal_qwen.modeling.protocols import Processor
 from causal_qwen.modeling.thresholds import Decision
 from causal_qwen.options import check_choice
 from causal_qwen.training.authors import Authors
-from causal_qwen.training.checkpoints import PREFIX, last_checkpoint
 from causal_qwen.training.metrics import MetricAccumulator
 
+PREFIX = "checkpoint-"
+STATE = "trainer_state.json"
 HEADS = (AbductionNetwork, ActionNetwork, Decision)
 TERMS = {  # name in the log -> (field of the output, its weight in the config)
     "cls_loss_mean": ("classification_loss", "classification_loss_weight"),
     "reg_loss_effective": ("regression_loss", "regression_loss_weight"),
     "compat_loss_mean": ("compatibility_loss", "compat_loss_weight"),
 }
+
+logger = logging.getLogger("transformers.causal_qwen")
 
 
 @dataclass
@@ -221,21 +228,9 @@ class CausalTrainer(Trainer):
     # ------------------------------------------------------------ saving
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save a whole checkpoint, or remove it: a full disk leaves no partial one."""
         self._check_weights()
-        checkpoint = Path(self._get_output_dir(trial), f"{PREFIX}{self.state.global_step}")
-        try:
-            with quiet():
-                super()._save_checkpoint(model, trial)
-        except BaseException as error:
-            if self.args.should_save:
-                shutil.rmtree(checkpoint, ignore_errors=True)
-            if not isinstance(error, Exception):
-                raise
-            raise OSError(
-                f"{checkpoint} could not be saved ({error}); fix the cause and continue with "
-                "--resume: earlier checkpoints are intact."
-            ) from error
+        with quiet():
+            super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Also what the parent does not save: processor, authors, the config beside adapters."""
@@ -251,10 +246,7 @@ class CausalTrainer(Trainer):
     # ------------------------------------------------------------ afterwards
 
     def finish(
-        self,
-        processor: Processor,
-        texts: Sequence[Tensor],
-        progress: Callable[[str], None] | None = None,
+        self, processor: Processor, texts: Sequence[Tensor], progress: Callable[[str], None]
     ) -> None:
         """Merge LoRA, recalibrate the noise, and save model and processor."""
         self._check_weights()
@@ -263,9 +255,8 @@ class CausalTrainer(Trainer):
             self.model = self.model_wrapped = self.causal_model = merged
         with quiet():
             if self.args.recalibrate:
-                if progress is not None:
-                    progress("measuring noise gains")
-                calibrate_noise(self.causal_model, texts)
+                progress("measuring noise gains")
+                calibrate_gains(self.causal_model, read_texts(self.causal_model, texts))
             self.causal_model.config.encode_numbers = processor.encode_numbers
             self.save_model()
         if self.args.should_save:
@@ -288,3 +279,20 @@ def freeze_backbone(model: nn.Module) -> None:
     heads = head_parameters(model)
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in heads and parameter.requires_grad)
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """The newest whole checkpoint; a warning names newer ones that a killed process left."""
+    for path in map(Path, reversed(sort_checkpoints(str(run)))):
+        if read_state(path) is not None:
+            return path
+        logger.warning(f"{path} is passed over: it was not completed.")
+    return None
+
+
+def read_state(directory: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return state
