@@ -7,15 +7,17 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import _gumbel as gumbel
 import numpy as np
 import torch
 from _gumbel import GumbelIndividual
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from causal_qwen.conversion.calibration import TEXTS, equal_gain, pad_left, read_texts
+from causal_qwen.conversion.calibration import TEXTS, equal_gain, read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.candidates import cut_by_text, keep_min_p
@@ -187,6 +189,14 @@ class CandidateProcessor(LogitsProcessor):
 
 
 @torch.no_grad()
+def pad_left(prompts: Sequence[torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """One batch of prompts of different lengths."""
+    masks = [torch.ones_like(ids) for ids in prompts]
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids = pad(list(prompts), padding_value=model.generation_config.pad_token_id or 0)
+    return {"input_ids": ids.to(model.device), "attention_mask": pad(masks).to(model.device)}
+
+
 def generate_texts(
     model: Any,
     prompts: Sequence[torch.Tensor],

@@ -113,7 +113,7 @@ def promise(subject: Subject, size: Size) -> Figures:
     subject.model.calibration = None
     report = compare("", subject.base, subject.model, encode_texts(tokenizer, TEXTS))
     same = {"standard": 0, "compatible": 0}
-    for ids in encode_texts(tokenizer, TUNING_PROMPTS[:3]) or []:
+    for ids in encode_texts(tokenizer, TUNING_PROMPTS[:3]):
         common = {"max_new_tokens": size.tokens, "pad_token_id": 0}
         common["attention_mask"] = torch.ones_like(ids[None])
         expected = subject.base.generate(ids[None], do_sample=False, **common)

@@ -8,6 +8,7 @@ The base model is the same directory, read as a plain Qwen2ForCausalLM.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ import typer
 from _report import Checks, ModelOption, SeedOption, console, load_subject, show_table
 from rich.markup import escape
 from torch import Tensor
-
-from causal_qwen.conversion.calibration import pad_left
+from torch.nn.utils.rnn import pad_sequence
 
 NEW = 12
 LONG, EARLY = 40, 12  # tokens whose likelihoods are compared; the first ones are shown apart
@@ -128,7 +128,9 @@ def fluency(checks: Checks, base: Any, seed: int) -> None:
     )
     subject, model = checks.subject, checks.subject.model
     prompts = [subject.ids(prompt)[0] for prompt in PROMPTS for _ in range(SPEAKERS)]
-    batch = pad_left(prompts, model)
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    masks = [torch.ones_like(ids) for ids in prompts]
+    batch = {"input_ids": pad(prompts), "attention_mask": pad(masks)}
     texts, start = batch["input_ids"].shape
     seeds = list(range(seed, seed + texts))
     greedy = generate(base, LONG, **batch, do_sample=False)

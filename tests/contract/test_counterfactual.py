@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from causal_qwen import Individual, infer_individual
 from causal_qwen.analysis.counterfactual import ChangedToken, OtherModel, counterfactual
-from causal_qwen.conversion.calibration import pad_left
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.generation.logits import DecisionProcessor
 
@@ -33,7 +34,9 @@ def ada(embedded: Any) -> Individual:
 
 
 def said(model: Any, prompts: list[torch.Tensor], who: Any, **options: Any) -> list[list[int]]:
-    batch = pad_left(prompts, model)
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    masks = [torch.ones_like(ids) for ids in prompts]
+    batch = {"input_ids": pad(prompts), "attention_mask": pad(masks)}
     start = batch["input_ids"].shape[1]
     options = {"causal_mode": "causal", "individual": who, "max_new_tokens": NEW, **options}
     return model.generate(**batch, **options)[:, start:].tolist()

@@ -387,6 +387,6 @@ def test_a_head_of_another_size_is_folded(saved: Any, size: int) -> None:
     with quiet():
         base = transformers.Qwen2ForCausalLM.from_pretrained(saved())
         model = CausalQwenForCausalLM.from_qwen(base, causal_size=size)
-        plain = plain_model(model)
+        plain = plain_model(model, [])
     assert plain.lm_head.weight.shape == (V, 64)
     assert plain(ids()).logits == pytest.approx(model(ids()).logits.numpy(), abs=2e-5)

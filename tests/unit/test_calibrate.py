@@ -13,7 +13,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from causal_qwen import CausalQwenForCausalLM, Individual
 from causal_qwen.conversion import calibration
 from causal_qwen.conversion.convert import convert
-from causal_qwen.decoding.settings import end_ids
 from causal_qwen.modeling.cauchy import Cauchy
 
 Make = Callable[..., Any]
@@ -32,13 +31,6 @@ def base(tiny_fields: dict[str, Any]) -> Qwen2ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Qwen2ForCausalLM(Qwen2Config(**tiny_fields)).eval()
-
-
-@pytest.mark.parametrize(("saved", "ends"), [(None, set()), (2, {2}), ([2, 5], {2, 5})])
-def test_zero_one_or_several_end_tokens(fresh_model: Make, saved: Any, ends: set[int]) -> None:
-    model = fresh_model()
-    model.generation_config.eos_token_id = saved
-    assert end_ids(model) == ends
 
 
 def test_conversion_reports_each_stage_once(base: Qwen2ForCausalLM, tmp_path: Path) -> None:
@@ -100,7 +92,7 @@ def test_noise_of_gain_kappa_changes_as_many_choices_as_softmax_with_min_p(
         model.abduction.scale.weight.normal_(std=0.02)
         model.action.b_noise.mul_(torch.rand(model.config.latent_size) * 4)
     texts = list(torch.randint(model.config.vocab_size, (8, 32)))
-    calibration.calibrate_noise(model, texts)
+    calibration.calibrate_gains(model, calibration.read_texts(model, texts))
     expected, changed = softmax_rate(model, texts), []
     for stop in range(1, 33, 2):
         prompts = torch.stack(texts)[:, :stop]
@@ -119,7 +111,8 @@ def test_gain_is_found_at_any_scale_of_the_weights(base: Qwen2ForCausalLM) -> No
     for factor in (1.0, 1e-3):
         model = CausalQwenForCausalLM.from_qwen(base)
         model.action.b_noise.data *= factor
-        gains.append(calibration.calibrate_noise(model, texts)[1])
+        hidden = calibration.read_texts(model, texts)
+        gains.append(calibration.calibrate_gains(model, hidden)[1])
     assert gains[1] == pytest.approx(1000 * gains[0], rel=1e-3)
 
 
@@ -128,7 +121,8 @@ def test_texts_with_one_candidate_everywhere_leave_kappa_at_1(
 ) -> None:
     monkeypatch.setattr(calibration, "MIN_P", 1.0)
     model = CausalQwenForCausalLM.from_qwen(base)
-    assert calibration.calibrate_noise(model, [torch.arange(9)]) == (1.0, 1.0)
+    hidden = calibration.read_texts(model, [torch.arange(9)])
+    assert calibration.calibrate_gains(model, hidden) == (1.0, 1.0)
 
 
 def test_saved_noise_settings_survive_saving_and_make_the_default_individual(

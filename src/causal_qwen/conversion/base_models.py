@@ -13,7 +13,6 @@ from gguf import GGUFReader
 from transformers import (
     AutoTokenizer,
     GgufConfig,
-    LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -48,7 +47,6 @@ LLAMA_FIELDS = (
     *("initializer_range", "rms_norm_eps", "tie_word_embeddings", "rope_parameters"),
     *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
-LLAMA_BIASES = ("attention_bias", "mlp_bias")
 TEXT_PART = {  # names in a model that also sees -> in one of texts alone
     r"^(model\.)?language_model\.(model\.)?(?=layers\.|embed_tokens\.|norm\.)": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
@@ -93,7 +91,6 @@ def _source(base: str | os.PathLike[str]) -> str:
 def load_gguf(path: Path, dtype: Any = None) -> Any:
     """A GGUF file, all weights dequantised (to float32 by default)."""
     kind = base_class(BY_BASE[gguf_family(path)])
-    check_gguf_size(path)
     with quiet(), contextlib.redirect_stderr(io.StringIO()):  # a stubborn bar
         model, info = kind.from_pretrained(
             path.parent,
@@ -112,7 +109,11 @@ def gguf_family(path: Path) -> str:
     """The model_type of a GGUF file's architecture."""
     if not path.is_file():
         raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
-    metadata = gguf_metadata(path)
+    try:
+        GGUFReader(path)  # finds every tensor
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); download it again.") from error
+    metadata = read_gguf_metadata(str(path))[0]
     architecture = metadata["general.architecture"]
     if architecture not in GGUF_FAMILIES:
         raise ValueError(
@@ -128,28 +129,11 @@ def gguf_family(path: Path) -> str:
     return GGUF_FAMILIES[architecture]
 
 
-def gguf_metadata(path: Path) -> dict[str, Any]:
-    try:
-        metadata: dict[str, Any] = read_gguf_metadata(str(path))[0]
-    except Exception as error:  # a damaged file can raise anything
-        words = " ".join(str(error).split())
-        raise ValueError(f"{path} is damaged ({words}); download it again.") from error
-    return metadata
-
-
-def check_gguf_size(path: Path) -> None:
-    """Refuse a file that ends before its last tensor does."""
-    try:
-        GGUFReader(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is truncated ({error}); download it again.") from error
-
-
 def load_tokenizer(base: str | os.PathLike[str]) -> Any:
     """The base model's tokenizer, or None if it has none."""
     name = _source(base)
     if name.endswith(".gguf"):
-        metadata = gguf_metadata(Path(name))
+        metadata = read_gguf_metadata(name)[0]
         if "tokenizer.ggml.tokens" not in metadata:
             return None
         with quiet():
@@ -177,26 +161,20 @@ def family_of_model(model: Any) -> Family:
 
 
 def as_convertible(model: Any, model_class: Any = None) -> Any:
-    """The base model itself; as Qwen2 if it is a Llama that Qwen2 expresses exactly."""
-    family = family_of_model(model)
+    """The base model itself; as Qwen2 if it is a Llama that Qwen2 expresses exactly: without
+    biases, with heads that fill H."""
+    family, config = family_of_model(model), model.config
     is_asked = model_class is not None and model_class.config_class.family == family
-    if family.base != "llama" or is_asked or not has_qwen2_equivalent(model.config):
+    if family.base != "llama" or is_asked or config.attention_bias or config.mlp_bias:
         return model
-    return as_qwen2(model)
-
-
-def has_qwen2_equivalent(config: Any) -> bool:
-    """Whether a Llama is Qwen2 with zero q/k/v biases: no biases, heads that fill H."""
-    has_bias = any(getattr(config, name, False) for name in LLAMA_BIASES)
-    return not has_bias and config.head_dim * config.num_attention_heads == config.hidden_size
+    fills_hidden = config.head_dim * config.num_attention_heads == config.hidden_size
+    return as_qwen2(model) if fills_hidden else model
 
 
 def as_qwen2(model: Any) -> Any:
     """Llama is Qwen2 with zero q/k/v biases; the logits are identical."""
     if isinstance(model, Qwen2ForCausalLM):
         return model
-    if not isinstance(model, LlamaForCausalLM) or not has_qwen2_equivalent(model.config):
-        raise ValueError(f"{type(model).__name__} of this configuration has no Qwen2 equivalent.")
     old = model.config
     config = Qwen2Config(**{name: getattr(old, name) for name in LLAMA_FIELDS}, dtype=old.dtype)
     state = dict(model.state_dict())

@@ -14,14 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from causal_qwen.decoding.settings import end_ids
-from causal_qwen.individuals import draw_noise, to_cauchy
+from causal_qwen.individuals.noise import draw_noise, to_cauchy
 from causal_qwen.modeling.abduction import inverse_activation
 from causal_qwen.modeling.action import row_norms
 from causal_qwen.modeling.cauchy import Cauchy
@@ -40,7 +38,6 @@ TOP_TOKENS = 32  # of every position, looked at in the search for C
 REST_STEP = 32  # of the other tokens, every so many
 NOISE_POSITIONS = 256  # positions at which choices are counted
 DRAWS = 64  # of noise, at each of them
-NEW_TOKENS = 40
 # Defaults of individuals, saved by calibration, chosen on a grid:
 MIN_P = 0.1
 PERSISTENCE = 1.0
@@ -78,17 +75,13 @@ class Calibration:
 @torch.no_grad()
 def calibrate(
     model: CausalModel,
-    texts: Sequence[Tensor] | None = None,
+    texts: Sequence[Tensor],
     progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
     """Set a, C, gamma, b and the noise gains of a model with its base model's scores.
 
-    texts are token ids; without them, the model's own samples are used. Config fields that are
-    numbers instead of "auto" are used unchanged.
+    texts are token ids. Config fields that are numbers instead of "auto" are used unchanged.
     """
-    was_training = model.training
-    model.eval()
-    texts = own_samples(model) if texts is None else texts
     progress("decision noise")
     set_decision_noise(model)
     progress("thresholds and scales")
@@ -96,7 +89,6 @@ def calibrate(
     threshold, gamma, b_noise, sum_p_median = calibrate_scales(model, hidden)
     progress("noise gains")
     gains = calibrate_gains(model, hidden)
-    model.train(was_training)
     return Calibration(threshold, gamma, b_noise, sum_p_median, *gains)
 
 
@@ -120,7 +112,7 @@ def evenly_spaced(hidden: Tensor, positions: int) -> Tensor:
 def calibrate_scales(model: CausalModel, hidden: Tensor) -> tuple[float, float, float, float]:
     """Set C, gamma and b from states (N, H). -> them, and the median of sum_k P_k"""
     config = model.config
-    loc = sample_scores(model, hidden)  # (N, V)
+    loc = model.lm_head(model.abduct(evenly_spaced(hidden, POSITIONS)).loc).float()  # (N, V)
     bar, target = model.decision.bar(loc), 1.0
     if bar is not None:
         loc, target = loc - bar, BAR_SUM
@@ -152,12 +144,6 @@ def set_decision_noise(model: CausalModel) -> None:
         norms = row_norms(model.lm_head.weight)
         noise = (norms.max() - norms).to(noise)
     model.action.decision_noise.copy_(noise)
-
-
-def sample_scores(model: CausalModel, hidden: Tensor) -> Tensor:
-    """loc_S at up to POSITIONS of the states. (N, H) -> (n, V)"""
-    scores: Tensor = model.lm_head(model.abduct(evenly_spaced(hidden, POSITIONS)).loc)
-    return scores.float()
 
 
 def sum_p(
@@ -229,15 +215,6 @@ def solve_gamma(
     return math.exp(low)
 
 
-def calibrate_noise(
-    model: CausalModel, texts: Sequence[Tensor] | None = None
-) -> tuple[float, float]:
-    """`calibrate_gains` along texts: after training, those like the texts to be generated; without
-    texts, the model's own samples."""
-    texts = own_samples(model) if texts is None else texts
-    return calibrate_gains(model, read_texts(model, texts))
-
-
 @torch.no_grad()
 def calibrate_gains(model: CausalModel, hidden: Tensor) -> tuple[float, float]:
     """Find and save the noise gains, and the other defaults of individuals. states (N, H)
@@ -299,40 +276,3 @@ def equal_gain(loc: Tensor, noise: Callable[[int, Tensor], Tensor]) -> float:
     smallest, rate = torch.cat(critical).sort().values, float(torch.stack(changed).mean())
     finite = int(smallest.isfinite().sum())
     return float(smallest[min(int(rate * len(smallest)), finite - 1)]) if finite else 1.0
-
-
-def own_samples(model: CausalModel) -> list[Tensor]:
-    """Texts for a model without a tokenizer: its own samples, from random prompts."""
-    batch = pad_left(random_prompts(model), model)
-    return list(_generate(model, batch, causal_mode="compatible", do_sample=True))
-
-
-def random_prompts(model: CausalModel) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (len(TEXTS), 4), generator=generator)
-    return list(ids.to(model.device))
-
-
-def _generate(model: CausalModel, batch: dict[str, Tensor], **options: Any) -> Tensor:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        sequences: Tensor = model.generate(
-            **batch, max_new_tokens=NEW_TOKENS, pad_token_id=_pad_id(model), **options
-        )
-    return sequences
-
-
-def pad_left(prompts: Sequence[Tensor], model: CausalModel) -> dict[str, Tensor]:
-    """One batch of prompts of different lengths."""
-    length = max(len(ids) for ids in prompts)
-    ids = torch.full((len(prompts), length), _pad_id(model), device=model.device)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, length - len(prompt) :] = prompt.to(ids)
-        mask[row, length - len(prompt) :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def _pad_id(model: CausalModel) -> int:
-    pad = model.generation_config.pad_token_id
-    return pad if pad is not None else min(end_ids(model), default=0)

@@ -22,6 +22,7 @@ from causal_qwen.modeling.action import dense
 from causal_qwen.paths import download
 
 CONFIG = "config.json"
+RANDOM_TOKENS = 64
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
@@ -122,50 +123,38 @@ def assemble(
     return model
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Tensor] | None:
+def encode_texts(tokenizer: Any, texts: Sequence[str], vocabulary: int = 0) -> list[Tensor]:
+    """Token ids of every text; without a tokenizer, as many random texts."""
     if tokenizer is None:
-        return None
+        rng = torch.Generator().manual_seed(0)
+        return [torch.randint(vocabulary, (RANDOM_TOKENS,), generator=rng) for _ in texts]
     return [tokenizer(text, return_tensors="pt").input_ids[0] for text in texts]
 
 
 # ---------------------------------------------------------------- silence
 
 
-class _Silence:
-    """Hugging Face's verbosity belongs to the process: the first thread that asks for silence
-    begins it, and the last one ends it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
-        self.before = (logging.WARNING, True)  # verbosity, and whether bars are shown
-
-    def begin(self) -> None:
-        with self.lock:
-            if not self.count:
-                self.before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-                logging.set_verbosity_error()
-                logging.disable_progress_bar()
-            self.count += 1
-
-    def end(self) -> None:
-        with self.lock:
-            self.count -= 1
-            if not self.count:
-                verbosity, has_bars = self.before
-                logging.set_verbosity(verbosity)
-                if has_bars:
-                    logging.enable_progress_bar()
-
-
-_silence = _Silence()
+_lock, _inside = threading.Lock(), [0]  # how many threads ask for silence
+_before: list[Any] = []  # verbosity, and whether bars are shown
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide progress bars and reports of loading, which are checked here instead."""
-    _silence.begin()
+    """Hide progress bars and reports of loading, which are checked here instead. Hugging Face's
+    verbosity belongs to the process: the first thread to enter hides, the last to leave restores.
+    """
+    with _lock:
+        _inside[0] += 1
+        if _inside[0] == 1:
+            _before[:] = logging.get_verbosity(), logging.is_progress_bar_enabled()
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
     try:
         yield
     finally:
-        _silence.end()
+        with _lock:
+            _inside[0] -= 1
+            if not _inside[0]:
+                logging.set_verbosity(_before[0])
+                if _before[1]:
+                    logging.enable_progress_bar()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,42 +116,22 @@ def convert_model(
         check_finite(base, "the base model")
     else:
         progress("loading the base model")
-        source, base = base, load_base(base, dtype)
-        tokenizer = load_tokenizer(source) if tokenizer is None else tokenizer
+        tokenizer = load_tokenizer(base) if tokenizer is None else tokenizer
+        base = load_base(base, dtype)
     base = as_convertible(base, model_class)
-    return _convert_loaded(
-        base,
-        class_for(model_class, family_of_model(base)),
-        tokenizer,
-        init,
-        progress,
-        causal_size=causal_size,
-        texts=texts,
-        **config_fields,
-    )
-
-
-def _convert_loaded(
-    qwen: Any,
-    model_class: Any,
-    tokenizer: Any,
-    init: str,
-    progress: Callable[[str], None],
-    *,
-    causal_size: int | None = None,
-    texts: Sequence[str] | None = None,
-    **config_fields: Any,
-) -> Any:
-    """`convert_model` of a base whose weights are known to be finite."""
     config_fields = {**(DOCUMENTS if init == "documents" else CALIBRATED), **config_fields}
-    size = qwen.config.vocab_size
+    size = base.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
     is_new = number is not None and number >= size
     if not is_new:
         config_fields.setdefault("num_token_id", number)
-    model = graft(qwen, model_class, causal_size, config_fields)
-    model.generation_config = adopt_generation_config(qwen.generation_config)
-    initialize(model, tokenizer, init, texts, progress)
+    model = graft(base, class_for(model_class, family_of_model(base)), causal_size, config_fields)
+    model.generation_config = adopt_generation_config(base.generation_config)
+    set_word_edges(model, tokenizer)
+    model.calibration = None
+    if init == "calibrated":
+        encoded = encode_texts(tokenizer, TEXTS if texts is None else texts, size)
+        model.calibration = calibrate(model, encoded, progress)
     if number is not None and is_new:
         model.resize_token_embeddings(number + 1)
         model.config.num_token_id = number
@@ -158,41 +139,36 @@ def _convert_loaded(
 
 
 def convert(
-    base: Any,
+    base: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    init: str = "calibrated",
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Report:
     """Convert `base`; save model, tokenizer and generation config to `output`, all or nothing."""
-    check_choice("init", init, INITIALIZATIONS)
     if str(base) != EMBEDDED:
         check_not_inside(output, base)
     with new_directory(Path(output), overwrite) as directory:
         progress("loading the base model")
-        qwen = as_convertible(load_base(base, options.pop("dtype", None)))
-        tokenizer = load_tokenizer(base)
-        model_class = classes_of(family_of_model(qwen))[2]
-        model = _convert_loaded(qwen, model_class, tokenizer, init, progress, **options)
+        qwen, tokenizer = load_base(base, options.pop("dtype", None)), load_tokenizer(base)
+        options |= {"tokenizer": tokenizer, "progress": progress}
+        model = convert_model(qwen, model_class=CausalQwenForCausalLM, **options)
         progress("comparing with the base model")
-        report = compare(str(base), qwen, model, encode_texts(tokenizer, TEXTS))
+        texts = encode_texts(tokenizer, TEXTS, model.config.vocab_size)
+        report = compare(str(base), qwen, model, texts)
         progress("saving")
         with quiet():
             model.save_pretrained(directory)
         if tokenizer is not None:
             CausalQwenProcessor(tokenizer).save_pretrained(directory)
         name = EMBEDDED_HUB if str(base) == EMBEDDED else str(base)
-        card = model_card(model.config, name, figures(report))
+        figures = asdict(report)
+        figures |= figures.pop("calibration") or {}
+        del figures["base"]  # which may be a path
+        card = model_card(model.config, name, figures)
         (directory / CARD).write_text(card, encoding="utf-8")
     return report
-
-
-def figures(report: Report) -> dict[str, Any]:
-    """The figures of a report in one row each, without the base's name, which may be a path."""
-    found = asdict(report)
-    return {k: v for k, v in (found | (found.pop("calibration") or {})).items() if k != "base"}
 
 
 def default_model(progress: Callable[[str], None] = lambda _: None) -> Path:
@@ -244,22 +220,6 @@ def resize_latent(head: Tensor, size: int) -> dict[str, Tensor]:
     }
 
 
-def initialize(
-    model: CausalModel,
-    tokenizer: Any,
-    init: str,
-    texts: Sequence[str] | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Any:
-    """Set the causal parameters of a grafted model, and its `calibration`."""
-    model.calibration = None
-    set_word_edges(model, tokenizer)
-    if init == "calibrated":
-        encoded = encode_texts(tokenizer, TEXTS if texts is None else texts)
-        model.calibration = calibrate(model, encoded, progress)
-    return model
-
-
 def set_word_edges(model: CausalModel, tokenizer: Any) -> None:
     """Which tokens continue a word, and which leave one open; without a tokenizer, none."""
     if tokenizer is not None:
@@ -268,11 +228,8 @@ def set_word_edges(model: CausalModel, tokenizer: Any) -> None:
 
 
 @torch.no_grad()
-def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor] | None) -> Report:
+def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor]) -> Report:
     """Compare causal model and base model at every position of a few texts."""
-    if texts is None:
-        generator = torch.Generator().manual_seed(0)
-        texts = [torch.randint(model.config.vocab_size, (64,), generator=generator)]
     worst, agreeing, positions = 0.0, 0, 0
     for ids in texts:
         expected = qwen(ids[None]).logits[0]
@@ -358,83 +315,57 @@ def load(
     from_pretrained: Callable[..., Any],
     path: str | os.PathLike[str] | None,
     *args: Any,
+    reads_heads: bool = True,
     output_loading_info: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """`from_pretrained` for our checkpoints and for plain ones.
+    """`from_pretrained` for our checkpoints and for plain ones; without `reads_heads`, of the
+    backbone alone.
 
-    A plain checkpoint lacks the causal parameters: they are calibrated here, on the built-in
-    texts if the directory has a tokenizer. Loading stays fast: only conversion measures the noise
-    gains, here they are the typical ones. Any other missing tensor is an error.
+    A plain checkpoint, or plain tensors without a path, lacks the causal parameters: those of a
+    checkpoint are calibrated here. Any other missing tensor is an error.
     """
     family = _family_at(cls, path, kwargs)
     if (other := class_for(cls, family)) is not cls:
         return other.from_pretrained(path, *args, output_loading_info=output_loading_info, **kwargs)
-    model, info, fields = load_checked(cls, from_pretrained, path, *args, **kwargs)
-    check_tied(model, str(path))
-    model.generation_config = adopt_generation_config(model.generation_config)
-    if fields.get("model_type") == family.base and kwargs.get("config") is None:
-        assert path is not None
-        if any(parameter.is_meta for parameter in model.parameters()):
-            raise ValueError(
-                f"{path} is a plain checkpoint: it is calibrated as it is opened, which needs all "
-                "weights in memory; convert it first, with causal-qwen convert, then offload it."
-            )
-        tokenizer = load_tokenizer(path)
-        if tokenizer is not None:
-            number = install_number_token(tokenizer, model.config.vocab_size)
-            if number < model.config.vocab_size:
-                model.config.num_token_id = number
-        for name, value in CALIBRATED.items():
-            setattr(model.config, name, kwargs.get(name, value))
-        set_word_edges(model, tokenizer)
-        model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS))
-    elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
-        model.action.restore_equality(head_weight(model.lm_head))
-    return (model, info) if output_loading_info else model
-
-
-def load_backbone(
-    cls: Any,
-    from_pretrained: Callable[..., Any],
-    path: str | os.PathLike[str] | None,
-    *args: Any,
-    output_loading_info: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """`from_pretrained` of the backbone, which leaves the heads of a checkpoint unread."""
-    if (other := class_for(cls, _family_at(cls, path, kwargs))) is not cls:
-        return other.from_pretrained(path, *args, output_loading_info=output_loading_info, **kwargs)
-    model, info, _ = load_checked(cls, from_pretrained, path, *args, reads_heads=False, **kwargs)
-    return (model, info) if output_loading_info else model
-
-
-def load_checked(
-    cls: Any,
-    from_pretrained: Callable[..., Any],
-    path: str | os.PathLike[str] | None,
-    *args: Any,
-    reads_heads: bool = True,
-    **kwargs: Any,
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The model, what Hugging Face reports of its loading, and the fields of config.json.
-
-    Only a plain checkpoint, or plain tensors without a path, may lack the causal parameters.
-    """
-    kwargs.setdefault("use_safetensors", True)
-    kwargs.setdefault("trust_remote_code", False)
-    fields = {}
-    if path is not None:
-        fields = read_fields(path, kwargs)
-    is_plain = fields.get("model_type") == cls.config_class.family.base
+    kwargs = {"use_safetensors": True, "trust_remote_code": False, **kwargs}
+    fields = {} if path is None else read_fields(path, kwargs)
+    is_plain = fields.get("model_type") == family.base
     where = str(path or "The state_dict")
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
-    fields_of_model = model.config.to_dict()
-    own, optional = {*causal_tensors(fields_of_model)}, {*optional_tensors(fields_of_model)}
+    described, unread = model.config.to_dict(), set[str]()
+    own = {*causal_tensors(described)}
     if not reads_heads:
-        own = {name.removeprefix("model.") for name in own | optional}
-    is_plain = is_plain or (path is None and own <= {*info["missing_keys"]})
-    check_loading_info(info, where, own if is_plain else (), () if reads_heads else HEADS | own)
+        own = {name.removeprefix("model.") for name in own | {*optional_tensors(described)}}
+        unread = HEADS | own
+    may_lack = is_plain or (path is None and own <= {*info["missing_keys"]})
+    check_loading_info(info, where, own if may_lack else (), unread)
     check_finite(model, where)
-    return model, info, fields
+    if reads_heads:
+        check_tied(model, where)
+        model.generation_config = adopt_generation_config(model.generation_config)
+        if is_plain and kwargs.get("config") is None:
+            _calibrate_plain(model, where, kwargs)
+        elif fields.get("dtype") not in (None, str(model.dtype).removeprefix("torch.")):
+            model.action.restore_equality(head_weight(model.lm_head))
+    return (model, info) if output_loading_info else model
+
+
+load_backbone = partial(load, reads_heads=False)
+
+
+def _calibrate_plain(model: Any, path: str, options: Mapping[str, Any]) -> None:
+    """Calibrate a plain checkpoint as it is opened."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"{path} is a plain checkpoint: it is calibrated as it is opened, which needs all "
+            "weights in memory; convert it first, with causal-qwen convert, then offload it."
+        )
+    tokenizer, size = load_tokenizer(path), model.config.vocab_size
+    if tokenizer is not None and (number := install_number_token(tokenizer, size)) < size:
+        model.config.num_token_id = number
+    for name, value in CALIBRATED.items():
+        setattr(model.config, name, options.get(name, value))
+    set_word_edges(model, tokenizer)
+    model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS, size))

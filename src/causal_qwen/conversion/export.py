@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.backbones import base_class
-from causal_qwen.conversion.calibration import TEXTS, own_samples, read_texts
+from causal_qwen.conversion.calibration import TEXTS, read_texts
 from causal_qwen.conversion.checkpoint_io import assemble, encode_texts, quiet
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.settings import DEFAULTS
@@ -76,7 +76,7 @@ def export(
     texts = encode_texts(processor.tokenizer, TEXTS)
     progress("folding W_loc into the head")
     plain = plain_model(causal, texts)
-    difference, same, positions = compare_logits(causal, plain, texts or [])
+    difference, same, positions = compare_logits(causal, plain, texts)
     with new_directory(Path(output), overwrite) as directory:
         progress("writing")
         if to == "plain":
@@ -91,20 +91,12 @@ def export(
         card = exported_card(str(model), type(plain).__name__, difference, same, "; ".join(LOST))
         (directory / CARD).write_text(card, encoding="utf-8")
         written = tuple(sorted(path.name for path in directory.iterdir()))
-    return ExportReport(
-        format=to,
-        architecture=type(plain).__name__,
-        files=written,
-        is_folded=is_folded(causal),
-        max_logit_difference=difference,
-        same_choices=same,
-        positions=positions,
-        lost=LOST,
-    )
+    kind = type(plain).__name__
+    return ExportReport(to, kind, written, is_folded(causal), difference, same, positions, LOST)
 
 
 @torch.no_grad()
-def plain_model(causal: Any, texts: list[Tensor] | None = None) -> Any:
+def plain_model(causal: Any, texts: list[Tensor]) -> Any:
     """The base architecture's own model with the causal model's loc_S as logits."""
     config, kind = causal.config, base_class(causal.config.family)
     own = {field.name for field in fields(CausalConfig)} | {*NOT_INHERITED}
@@ -127,7 +119,7 @@ def is_folded(causal: Any) -> bool:
     return not causal.is_plain() or causal.config.latent_size != causal.config.hidden_size
 
 
-def folded_head(causal: Any, texts: list[Tensor] | None = None) -> Tensor:
+def folded_head(causal: Any, texts: list[Tensor]) -> Tensor:
     """W W_loc, plus a constant of the scores as well as a linear head can say it. -> (V, H)"""
     weight, loc = causal.lm_head.weight.double(), causal.abduction.loc
     head = weight @ loc.weight.double()
@@ -139,9 +131,9 @@ def folded_head(causal: Any, texts: list[Tensor] | None = None) -> Tensor:
     return head.to(causal.lm_head.weight.dtype)
 
 
-def _constant_direction(causal: Any, texts: list[Tensor] | None) -> Tensor:
+def _constant_direction(causal: Any, texts: list[Tensor]) -> Tensor:
     """v with v.z close to 1 at the states of texts: least squares, a little shrunk. -> (H,)"""
-    z = read_texts(causal, own_samples(causal) if texts is None else texts).double()  # (N, H)
+    z = read_texts(causal, texts).double()  # (N, H)
     moments = z.T @ z / len(z)
     shrunk = moments + SHRINKAGE * moments.diagonal().mean() * torch.eye(len(moments)).to(z)
     return torch.linalg.solve(shrunk, z.mean(0))

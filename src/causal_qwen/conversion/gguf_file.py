@@ -36,7 +36,6 @@ PRE_TOKENIZERS = (  # what llama.cpp calls them, and what tells them apart in to
     ("smollm", '"individual_digits": true'),
     ("gpt-2", '"use_regex": true'),
 )
-MODELFILE = "FROM ./{file}\n"
 
 
 def write_gguf(plain: Any, tokenizer: Any, directory: Path, dtype: str = "f16") -> Path:
@@ -59,7 +58,7 @@ def write_gguf(plain: Any, tokenizer: Any, directory: Path, dtype: str = "f16") 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    (directory / "Modelfile").write_text(MODELFILE.format(file=file.name), encoding="utf-8")
+    (directory / "Modelfile").write_text(f"FROM ./{file.name}\n", encoding="utf-8")
     return file
 
 
