@@ -64,16 +64,6 @@ def test_lora_on_the_head_is_the_merged_head(base: str) -> None:
     )
 
 
-@pytest.mark.ecosystem("LoRA with PEFT's default target_modules", "works")
-@pytest.mark.parametrize("base", ["qwen2", "qwen3", "llama", "mistral"])
-def test_lora_has_the_bases_default_targets(base: str) -> None:
-    peft = pytest.importorskip("peft")
-    table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    assert table[f"causal_{base}"] == table[base]
-    adapted = peft.get_peft_model(make_causal(base), peft.LoraConfig(r=2))
-    assert {*adapted.peft_config["default"].target_modules} == {*table[base]}
-
-
 @pytest.mark.ecosystem("prompt tuning, then generate in four modes", "works")
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")  # PEFT's, for any model
 @pytest.mark.parametrize("number", [None, NUM])
@@ -108,22 +98,6 @@ def test_sequence_classification_reads_the_backbone(base: str, tmp_path: Path) -
     assert not torch.equal(out.logits, classifier(ids, numeric_values=values * 9).logits)
 
 
-@pytest.mark.ecosystem("a generation_config with causal_mode and temperature", "works")
-@pytest.mark.parametrize("mode", ["causal", "sampling"])
-def test_a_temperature_of_a_noisy_mode_is_saved(mode: str, tmp_path: Path) -> None:
-    model = make_causal()
-    model.generation_config.causal_mode = mode
-    model.generation_config.temperature = 0.7
-    with quiet():
-        model.save_pretrained(tmp_path)
-        again = CausalQwenForCausalLM.from_pretrained(tmp_path)
-    assert model.generation_config.do_sample is not True
-    saved = json.loads((tmp_path / "generation_config.json").read_text("utf-8"))
-    assert (saved["causal_mode"], saved["temperature"]) == (mode, 0.7)
-    settings = again.resolve_settings()
-    assert (settings.mode, settings.temperature) == (mode, 0.7)
-
-
 @pytest.mark.ecosystem("a generation_config with temperature where nothing is drawn", "works")
 @pytest.mark.parametrize("mode", ["standard", "compatible", None])
 def test_a_temperature_without_draws_is_left_out_and_named(
@@ -151,16 +125,6 @@ def test_a_temperature_without_draws_is_left_out_and_named(
         kept = CausalQwenForCausalLM.from_pretrained(tmp_path)
     assert kept.generation_config.temperature == 0.7
     assert not [one for one in caplog.records if "not saved" in one.getMessage()]
-
-
-def test_a_temperature_of_a_noisy_default_is_saved(tmp_path: Path) -> None:
-    model = make_causal(inference_mode="causal")
-    model.generation_config.temperature = 0.7
-    with quiet():
-        model.save_pretrained(tmp_path)
-        again = CausalQwenForCausalLM.from_pretrained(tmp_path)
-    settings = again.resolve_settings()
-    assert (settings.mode, settings.temperature) == ("causal", 0.7)
 
 
 class Quantised(torch.Tensor):
@@ -253,29 +217,6 @@ def test_int8_weights_of_torchao_are_saved(is_trained: bool, tmp_path: Path) -> 
         assert torch.equal(one, other), mode
 
 
-class Incomparable(Quantised):
-    """torchao's weights cannot be compared, either."""
-
-    __module__ = "torchao.stub"
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.equal:
-            raise NotImplementedError("aten.equal of a quantised weight")
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-@torch.no_grad()
-def test_a_quantised_identity_is_compared_by_its_values() -> None:
-    """Whether W_loc is the identity decides whether plain loaders are refused."""
-    model = make_causal()
-    assert model.is_plain()
-    for is_identity in (True, False):
-        model.abduction.loc.weight[0, 1] = 0.0 if is_identity else 0.5
-        weight = model.abduction.loc.weight.data.as_subclass(Incomparable)
-        assert model.is_plain({**model.state_dict(), "abduction.loc.weight": weight}) is is_identity
-
-
 @pytest.mark.ecosystem("bitsandbytes in 8 and 4 bits (where it is installed)", "works")
 @pytest.mark.filterwarnings("ignore")  # of bitsandbytes
 @pytest.mark.parametrize("bits", [8, 4])
@@ -341,3 +282,29 @@ def test_scores_and_individuals_leave_as_onnx(tmp_path: Path) -> None:
         expected = (output.logits, output.loc_U, output.scale_U)
         for found, own in zip(session.run(None, inputs), expected, strict=True):
             assert found == pytest.approx(own.numpy(), abs=1e-4)
+
+
+@pytest.mark.ecosystem("LoRA with PEFT's default target_modules", "works")
+@pytest.mark.parametrize("base", ["qwen2", "qwen3", "llama", "mistral"])
+def test_lora_has_the_bases_default_targets(base: str) -> None:
+    peft = pytest.importorskip("peft")
+    table = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert table[f"causal_{base}"] == table[base]
+    adapted = peft.get_peft_model(make_causal(base), peft.LoraConfig(r=2))
+    assert {*adapted.peft_config["default"].target_modules} == {*table[base]}
+
+
+@pytest.mark.ecosystem("a generation_config with causal_mode and temperature", "works")
+@pytest.mark.parametrize("mode", ["causal", "sampling"])
+def test_a_temperature_of_a_noisy_mode_is_saved(mode: str, tmp_path: Path) -> None:
+    model = make_causal()
+    model.generation_config.causal_mode = mode
+    model.generation_config.temperature = 0.7
+    with quiet():
+        model.save_pretrained(tmp_path)
+        again = CausalQwenForCausalLM.from_pretrained(tmp_path)
+    assert model.generation_config.do_sample is not True
+    saved = json.loads((tmp_path / "generation_config.json").read_text("utf-8"))
+    assert (saved["causal_mode"], saved["temperature"]) == (mode, 0.7)
+    settings = again.resolve_settings()
+    assert (settings.mode, settings.temperature) == (mode, 0.7)

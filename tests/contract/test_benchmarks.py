@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,31 +73,6 @@ def results(run: Run, tmp_path: Path) -> Callable[..., tuple[str, Any]]:
         return page, json.loads(output.with_suffix(".json").read_text(encoding="utf-8"))
 
     return call
-
-
-def test_output_is_a_page_or_a_directory_for_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from _results import RESULTS, make_parser
-
-    def output(*arguments: str) -> Path:
-        return make_parser(None, "loss", "").parse_args(arguments).output
-
-    assert output() == RESULTS / "loss.md"
-    assert output("--output", str(tmp_path)) == tmp_path / "loss.md"
-    assert output("--output", "new/pages") == Path("new/pages/loss.md")
-    assert output("--output", "new/other.md") == Path("new/other.md")
-    (tmp_path / "v0.4").mkdir()
-    assert output("--output", str(tmp_path / "v0.4")) == tmp_path / "v0.4" / "loss.md"
-
-
-@pytest.mark.slow
-def test_reproduce_refuses_a_file_as_output_directory(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("", encoding="utf-8")
-    done = run("reproduce", "--output", "page.md")
-    assert done.returncode == 2
-    assert "page.md is a file" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -293,26 +266,6 @@ def test_learning_trains_every_objective(
     assert len({row["objective"] for row in rows}) == 5
 
 
-def test_learning_does_not_run_finished_jobs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    learning = importlib.import_module("learning")
-    jobs = [("softmax", 0.003, seed, 400) for seed in range(3)]
-    names = ("objective", "rate", "seed", "steps")
-    kept = tmp_path / "pages" / "learning.unfinished.jsonl"
-    kept.parent.mkdir()
-    kept.write_text(json.dumps(dict(zip(names, jobs[1], strict=True)) | {"accuracy": 0.5}) + "\n")
-    pool = contextlib.nullcontext(SimpleNamespace(imap_unordered=map))
-    monkeypatch.setattr(learning, "get_context", lambda _: SimpleNamespace(Pool=lambda _: pool))
-    monkeypatch.setattr(
-        learning, "run", lambda job, **_: dict(zip(names, job, strict=True)) | {"accuracy": 0.1}
-    )
-    rows = learning.run_all(jobs, (None, None), 1, kept)
-    assert [row["accuracy"] for row in rows] == [0.1, 0.5, 0.1]
-    assert len(kept.read_text().splitlines()) == 3
-
-
 @pytest.mark.slow
 def test_loss_measures_time_and_memory_of_every_peer(
     results: Callable[..., tuple[str, Any]],
@@ -356,13 +309,6 @@ def test_a_fifth_of_the_labels_is_wrong_in_the_way_that_is_named(
         assert {"x10": is_tenfold, "sign": is_negative, "swap": is_other}[kind].all()
 
 
-def test_mistakes_are_those_of_their_seed(part: Callable[[str], Any]) -> None:
-    values, mistake = np.arange(1.0, 51.0), part("tables").mistake
-    first, again, other = (mistake(values, "mixed", seed)[0] for seed in (1, 1, 2))
-    assert (first == again).all()
-    assert (first != other).any()
-
-
 def test_the_benchmark_has_many_tables_and_none_predicts_a_target_from_itself(
     part: Callable[[str], Any],
 ) -> None:
@@ -379,25 +325,6 @@ def test_every_table_of_the_benchmark_can_be_read(part: Callable[[str], Any]) ->
         assert list(frame.columns) == table.columns
         assert 100 <= len(values) <= 2000
         assert np.isfinite(values).all()
-
-
-def test_columns_are_sorted_by_what_they_hold(part: Callable[[str], Any]) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(
-        {
-            "weight": np.arange(30.0),
-            "day": [f"2024-01-{1 + row % 28:02d}" for row in range(30)],
-            "cut": ["good", "fair", None] * 10,
-            "title": [f"a ring of {row} stones" for row in range(30)],
-        }
-    )
-    columns = part("peers").Columns.of(frame)
-    assert columns.numbers == ["weight"]
-    assert columns.dates == ["day"]
-    assert columns.categories == ["cut"]
-    assert columns.texts == ["title"]
-    days = columns.numeric(frame)[:, 1]
-    assert days[1] - days[0] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -438,27 +365,6 @@ def test_the_conformal_radius_of_peers_counts_the_row_to_come(
     assert part("comparison").conformal_radius(signs * np.arange(1, count + 1)) == radius
 
 
-def test_a_peer_is_computed_once_for_the_same_labels(
-    part: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    comparison, peers = part("comparison"), part("peers")
-    calls = []
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(len(arguments[1]))
-        return peers.training_median(*arguments)
-
-    monkeypatch.setitem(peers.PEERS, "ridge", counted)
-    clean, mixed = (comparison.Task.make("cpus", kind, 0, 100) for kind in ("clean", "mixed"))
-    first = comparison.peer_points(clean, "ridge", tmp_path)
-    assert calls == [60, 80]
-    again = comparison.peer_points(clean, "ridge", tmp_path)
-    assert len(calls) == 2
-    assert all((first[name] == again[name]).all() for name in first)
-    comparison.peer_points(mixed, "ridge", tmp_path)
-    assert len(calls) == 4
-
-
 def test_calibration_and_training_rows_are_corrupted_and_test_rows_are_not(
     part: Callable[[str], Any],
 ) -> None:
@@ -489,29 +395,6 @@ def test_ours_is_compared_with_the_best_peer_and_widths_with_peers_that_cover(
     rows = comparison_rows(1.0, (2.0, 0.5), coverage=0.8)
     assert comparison.ratio(rows, "mdae", "clean", "whole").worst() == ("rings", 2.0)
     assert comparison.ratio(rows, "width", "clean", "whole", "split").worst() == ("rings", 0.5)
-
-
-def test_bars_are_met_below_their_limits_and_missed_above(part: Callable[[str], Any]) -> None:
-    comparison = part("comparison")
-    met, missed = (
-        {
-            bar["bar"]: bar["is_met"]
-            for bar in comparison.bars(comparison_rows(ours, (1.0, 1.0), 0.9))
-        }
-        for ours in (0.96, 1.3)
-    )
-    assert all(met.values())
-    assert {name for name, is_met in missed.items() if is_met} == {
-        f"{way}: coverage - 0.90" for way in ("clean, whole", "mixed, whole", "mixed, trusted")
-    }
-
-
-def test_precision_is_the_share_of_wrong_labels_among_the_first(part: Callable[[str], Any]) -> None:
-    is_wrong = np.array([True, False, False, True, False])
-    precision = part("audit").precision
-    assert precision(np.array([3, 1, 0, 2, 4]), is_wrong) == 0.5
-    assert precision(np.array([3, 0, 1, 2, 4]), is_wrong) == 1.0
-    assert precision(np.array([0]), is_wrong) == 0.5
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from _devices import DEVICE, moved, pretending
 from _tiny import NUM, make_base, make_causal
 
@@ -17,7 +16,6 @@ from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.analysis.counterfactual import ChangedToken, counterfactual
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.cli import main
-from causal_qwen.cli.program import app
 from causal_qwen.conversion import placement
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
@@ -263,16 +261,6 @@ def test_individuals_are_inferred_with_the_heads_on_disk(tmp_path: Path) -> None
 
 
 @torch.no_grad()
-def test_no_memory_splits_the_parameters_of_the_action(tmp_path: Path) -> None:
-    """b and a without w, or one without the other, would be loaded by no hook."""
-    here = make_causal()
-    with quiet():
-        for memory in range(90_000, 100_000, 500):
-            there = offloaded("auto", here, tmp_path, memory)
-            assert torch.equal(there(IDS).scale_S, here(IDS).scale_S), memory
-
-
-@torch.no_grad()
 def test_a_model_offloaded_in_another_dtype_has_equal_scales(tmp_path: Path) -> None:
     """The decision noise is computed again from the rounded W, and stays in memory."""
     with quiet():
@@ -323,19 +311,6 @@ def test_devices_and_dtypes_are_resolved_or_refused_in_one_sentence(monkeypatch:
     assert placement.resolve_dtype() == "auto"
     with pytest.raises(ValueError, match="dtype='half' is unknown"):
         placement.resolve_dtype("half")
-
-
-COMMANDS = (  # that open a model; `audit` has --set device=
-    *("demo", "generate", "chat", "counterfactual", "app", "serve", "train", "evaluate"),
-    *("fit", "predict", "what-if"),
-)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_that_opens_a_model_has_a_device(name: str) -> None:
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    options = {one.name: one for one in command.params}
-    assert options["device"].default == "auto"
 
 
 @pytest.mark.parametrize(

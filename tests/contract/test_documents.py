@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import GenerationConfig
 
 import causal_qwen
 import causal_qwen_mvp
@@ -25,7 +24,6 @@ from causal_qwen_mvp import (
     CausalQwenMVPForCausalLM,
     OvRClassifier,
 )
-from causal_qwen_mvp.inference import debug_forward_pass, generate_step_by_step, inference
 from causal_qwen_mvp.training import compute_ovr_loss, training_step
 
 B, T, H, V = 3, 5, 24, 83
@@ -217,32 +215,6 @@ def test_temperature_acts_on_sampling_only(action: ActionNetwork, u: tuple[Tenso
     assert not torch.equal(sampled(2.0), still)
 
 
-def test_sampling_draws_from_its_generator(action: ActionNetwork, u: tuple[Tensor, Tensor]) -> None:
-    once, again, other = (
-        action(*u, do_sample=True, generator=seeded(seed))[0] for seed in (8, 8, 9)
-    )
-    assert torch.equal(once, again)
-    assert not torch.equal(once, other)
-
-
-@pytest.mark.parametrize("temperature", [-0.1, math.nan])
-def test_negative_temperature_raises(
-    action: ActionNetwork, u: tuple[Tensor, Tensor], temperature: float
-) -> None:
-    with pytest.raises(ValueError, match="temperature="):
-        action(*u, do_sample=True, temperature=temperature)
-
-
-def test_networks_run_in_half_precision_and_keep_scales_in_float32() -> None:
-    config = tiny_config()
-    z = normal(B, T, H).bfloat16()
-    loc_U, scale_U = AbductionNetwork(config).bfloat16()(z)
-    for do_sample in (False, True):
-        loc_S, scale_S = ActionNetwork(config).bfloat16()(loc_U, scale_U, do_sample)
-        assert loc_S.dtype == torch.bfloat16
-        assert scale_S.dtype == torch.float32
-
-
 def test_head_bias_starts_at_zero_and_is_added_to_locations_only(
     u: tuple[Tensor, Tensor],
 ) -> None:
@@ -290,18 +262,6 @@ def test_networks_of_the_model_compute_the_same_as_the_model(
         assert torch.equal(getattr(output, name), value), name
     assert torch.equal(output.logits, loc_S)
     assert torch.equal(model.ovr_classifier(loc_S, scale_S), model.decision(output.s_dist))
-
-
-def test_networks_of_the_model_share_its_parameters(
-    model: CausalQwenMVPForCausalLM,
-) -> None:
-    keys = set(model.state_dict())
-    assert model.action_network.lm_head is model.lm_head
-    assert model.action_network.b_noise is model.action.b_noise
-    assert model.ovr_classifier.thresholds is model.decision.threshold
-    assert model.abduction_network.loc_net is model.abduction.loc
-    assert model.abduction_network.scale_net is model.abduction.scale
-    assert set(model.state_dict()) == keys
 
 
 # inference
@@ -366,14 +326,6 @@ def test_compatible_inference_is_the_softmax_of_the_logits(
     torch.testing.assert_close(few.sum(-1), torch.ones(B, T))
 
 
-def test_compatible_inference_can_normalise_one_vs_rest_by_the_sum(
-    model: CausalQwenMVPForCausalLM, ids: Tensor
-) -> None:
-    p = model.decision(model(ids).s_dist)
-    expected = p / p.sum(-1, keepdim=True)
-    torch.testing.assert_close(model.inference(ids, "compatible", normalization="ovr"), expected)
-
-
 @pytest.mark.parametrize("mode", IDS_MODES)
 @pytest.mark.parametrize(
     "options",
@@ -397,48 +349,6 @@ def test_last_position_predicts_the_next_token_of_generate(
         ids, attention_mask=mask, max_new_tokens=1, causal_mode=mode, do_sample=None, **options
     )
     assert torch.equal(chosen[:, -1], generated[:, -1])
-
-
-@pytest.mark.parametrize("mode", ["sampling", "causal"])
-def test_inference_draws_individuals_from_its_generator_only(
-    model: CausalQwenMVPForCausalLM, ids: Tensor, mode: str
-) -> None:
-    state = torch.get_rng_state()
-    once, again, other = (
-        model.inference(ids, mode, generator=seeded(seed), noise_gain=30.0) for seed in (1, 1, 2)
-    )
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(once, again)
-    assert not torch.equal(once, other)
-    assert torch.equal(
-        model.inference(ids, mode, generator=seeded(1), temperature=0.0),
-        model.inference(ids, mode, generator=seeded(2), temperature=0.0),
-    )
-
-
-def test_standard_inference_ignores_saved_sampling_settings(
-    model: CausalQwenMVPForCausalLM, ids: Tensor
-) -> None:
-    expected = model.inference(ids), model.generate_step_by_step(ids, 3)
-    model.generation_config = GenerationConfig(do_sample=True, temperature=0.7)
-    assert torch.equal(model.inference(ids), expected[0])
-    assert torch.equal(model.generate_step_by_step(ids, 3), expected[1])
-
-
-def test_inference_with_invalid_arguments_raises(
-    model: CausalQwenMVPForCausalLM, ids: Tensor
-) -> None:
-    for call in (model.inference, model.generate_step_by_step):
-        with pytest.raises(ValueError, match="'greedy'"):
-            call(ids, mode="greedy")
-        with pytest.raises(TypeError, match="temprature"):
-            call(ids, mode="causal", temprature=0.5)
-        with pytest.raises(ValueError, match=r"\(5,\)"):
-            call(ids[0])
-        with pytest.raises(ValueError, match="temperature=-1"):
-            call(ids, mode="causal", temperature=-1)
-        with pytest.raises(ValueError, match="individual"):
-            call(ids, mode="standard", individual=3)
 
 
 # generate_step_by_step
@@ -480,19 +390,6 @@ def test_generate_step_by_step_draws_compatible_tokens_from_the_whole_distributi
     assert (p.sort().values[: V - 50] * draws > 10).all(), "a cut to 50 tokens would go unseen"
 
 
-@pytest.mark.parametrize("mode", ["compatible", "causal", "sampling"])
-def test_generate_step_by_step_draws_from_its_generator_only(
-    model: CausalQwenMVPForCausalLM, ids: Tensor, mode: str
-) -> None:
-    state = torch.get_rng_state()
-    once, again, other = (
-        model.generate_step_by_step(ids, 8, mode, generator=seeded(seed)) for seed in (1, 1, 2)
-    )
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(once, again)
-    assert not torch.equal(once, other)
-
-
 def test_every_row_ends_at_its_own_end_token(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
     free = model.generate_step_by_step(ids, 6)
     end = int(free[0, T])
@@ -505,10 +402,6 @@ def test_every_row_ends_at_its_own_end_token(model: CausalQwenMVPForCausalLM, id
     assert others, "every row ends where the first one does"
     for row in others:
         assert torch.equal(ended[row], free[row])
-
-
-def test_zero_new_tokens_return_the_prompt(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
-    assert torch.equal(model.generate_step_by_step(ids, max_length=0), ids)
 
 
 # debug_forward_pass and training
@@ -557,12 +450,3 @@ def test_ovr_loss_is_the_documents_cross_entropy_of_the_next_token(
     loss = compute_ovr_loss(model, output, ids)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(loss, model(ids, labels=ids).loss)
-
-
-def test_calls_are_also_functions_of_a_model(model: CausalQwenMVPForCausalLM, ids: Tensor) -> None:
-    assert torch.equal(inference(model, ids), model.inference(ids))
-    assert torch.equal(
-        generate_step_by_step(model, ids, 3, "causal", individual=1),
-        model.generate_step_by_step(ids, 3, "causal", individual=1),
-    )
-    assert torch.equal(debug_forward_pass(model, ids)[0], model(ids).logits)

@@ -251,63 +251,6 @@ def test_damaged_checkpoint_raises_one_sentence(what: str, directory: Path) -> N
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", ["standard", "sampling", "causal"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("abduction.scale.weight", "abduction.scale.bias", "action.b_noise"),
-        *("action.value.weight", "decision.threshold", "model.value_direction"),
-    ],
-)
-def test_heads_with_nan_raise_in_every_mode(name: str, mode: str, directory: Path) -> None:
-    with_nan(directory, name)
-    with pytest.raises(ValueError, match=name):
-        Engine.from_pretrained(directory).generate("Hello", max_new_tokens=2, mode=mode)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompts": ["Hello", ""]}, "A prompt has no token"),
-        ({"prompts": [[5, 6], []]}, "A prompt has no token"),
-        ({"prompts": [[5, -3, 6]]}, "Token id -3 is outside the vocabulary"),
-        ({"numeric_values": [0.0] * 5}, "numeric_values"),
-        ({"prompts": [[5], [6]], "numeric_values": [[0.0]]}, "numeric_values has 1 row for 2"),
-        ({"prompts": [5], "numeric_values": []}, "numeric_values has 0 rows for 1"),
-        ({"prompts": "x" * 200}, "200 tokens"),
-        ({"prompts": ""}, "no token"),
-        ({"prompts": []}, "There is no prompt"),
-        ({"prompts": [[5, 9999]]}, "Token id 9999 is outside the vocabulary"),
-        ({"mode": "bold"}, "mode='bold'"),
-        ({"mode": "standard", "do_sample": True}, "contradicts do_sample=True"),
-        ({"mode": "standard", "individual": 3}, "individual=.*'standard'"),
-        ({"mode": "causal", "individual": "me"}, "individual='me' is neither a seed"),
-        ({"mode": "causal", "individual": [0.5, 0.5]}, r"of this model is \(32,\) numbers"),
-        ({"temperature": -1}, "temperature=-1"),
-        ({"mode": "causal", "temperature": 1e308}, r"temperature=1e\+308 .* at most 1e16"),
-        ({"mode": "sampling", "temperature": 1e308}, r"temperature=1e\+308 .* at most 1e16"),
-        (
-            {"mode": "compatible", "do_sample": True, "temperature": 1e60},
-            r"temperature=1e\+60 .* at most 1e16",
-        ),
-        ({"top_p": 2}, "top_p=2"),
-        ({"normalization": "l2"}, "normalization='l2'"),
-        ({"value_field": "price"}, "field='price'"),
-        ({"encode_numbers": "roman"}, "encode_numbers='roman'"),
-        ({"prompts": [[5, 6]], "numeric_values": [[1.0, 0.0]]}, "numeric_values"),
-    ],
-)
-def test_invalid_arguments_raise(arguments: dict[str, Any], message: str, directory: Path) -> None:
-    engine = Engine.from_pretrained(directory)
-    with pytest.raises(ValueError, match=message):
-        engine.generate(**{"prompts": "Hello", "max_new_tokens": 2, **arguments})
-
-
-def test_unknown_options_raise(directory: Path) -> None:
-    with pytest.raises(TypeError, match="temprature"):
-        Engine.from_pretrained(directory).generate("Hello", temprature=1.0)
-
-
 def test_plain_qwen2_checkpoint_runs_in_compatible_mode_only(tmp_path: Path) -> None:
     engine = Engine.from_pretrained(random_checkpoint(tmp_path, TINY))
     assert engine.generate([5, 6, 7], max_new_tokens=3).mode == "compatible"
@@ -404,33 +347,6 @@ def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.Monke
     for part in ("1/3", "on first", "' first'", "2/3", "on first second"):
         assert part in before_the_end, part
     assert out.getvalue().count("beginning") == 1
-
-
-@pytest.mark.parametrize("prompt", [[5], [5, 6]])
-def test_verify_takes_short_prompts(prompt: list[int], tmp_path: Path) -> None:
-    from causal_qwen.analysis.verify import verify
-
-    result = verify(random_checkpoint(tmp_path, TINY, std=0.1), prompt, max_new_tokens=1)
-    assert result.is_passed, result.checks
-
-
-def test_verify_handles_generated_number_tokens(tmp_path: Path) -> None:
-    from causal_qwen.analysis.verify import verify
-
-    model = random_checkpoint(tmp_path, {**TINY, "num_token_id": 3}, std=0.1, is_causal=True)
-    result = verify(model, [5, 3, 7, 3], max_new_tokens=4)
-    assert result.is_passed, result.checks
-
-
-def test_verify_names_damaged_weights_and_rejects_zero_tokens(tmp_path: Path) -> None:
-    from causal_qwen.analysis.verify import verify
-
-    model = random_checkpoint(tmp_path, TINY)
-    with pytest.raises(ValueError, match="max_new_tokens=0"):
-        verify(model, max_new_tokens=0)
-    with_nan(model, "model.norm.weight")
-    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
-        verify(model, max_new_tokens=2)
 
 
 def test_verify_compares_quantiles_of_errors_not_their_maxima() -> None:

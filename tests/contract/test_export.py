@@ -152,15 +152,6 @@ def test_config_of_a_trained_checkpoint_is_plain_and_says_what_is_trained(
     assert MARK not in (tmp_path / "config.json").read_text("utf-8")
 
 
-@pytest.mark.ecosystem("an untrained directory opened by the base's own class", "works")
-def test_a_converted_checkpoint_is_still_plain(saved: Any) -> None:
-    with quiet():
-        plain = transformers.Qwen2ForCausalLM.from_pretrained(saved())
-        model = CausalQwenForCausalLM.from_pretrained(saved())
-    assert model.is_plain()
-    assert torch.equal(plain(ids()).logits, model(ids()).logits)
-
-
 @torch.no_grad()
 def test_numpy_engine_reads_a_trained_checkpoint(saved: Any) -> None:
     path = saved("qwen2", True)
@@ -249,17 +240,6 @@ def test_the_command_says_what_is_lost(saved: Any, tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("th").input_ids
 
 
-@pytest.mark.ecosystem("a model card in every saved directory", "works")
-def test_a_saved_directory_has_a_card_and_keeps_its_own(saved: Any, tmp_path: Path) -> None:
-    card = (saved("qwen3") / "README.md").read_text("utf-8")
-    assert card.startswith("---\nlibrary_name: transformers\n")
-    assert "CausalQwen3ForCausalLM" in card
-    (tmp_path / "README.md").write_text("mine", encoding="utf-8")
-    with quiet():
-        CausalQwenForCausalLM.from_pretrained(saved()).save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_text("utf-8") == "mine"
-
-
 @pytest.mark.parametrize("to", ["plain", "gguf"])
 def test_an_export_has_a_card_with_the_base_model_and_its_licence(
     to: str, saved: Any, tmp_path: Path
@@ -272,19 +252,6 @@ def test_an_export_has_a_card_with_the_base_model_and_its_licence(
     assert "base_model: ours/base\nlicense: apache-2.0\n" in card
     assert "loc_S of `mine`" in card
     assert "Lost: scales of U" in card
-
-
-@pytest.mark.ecosystem(
-    "trust_remote_code, then save_pretrained: no file of ours is copied", "works"
-)
-def test_nothing_of_ours_is_copied_beside_the_weights(saved: Any, tmp_path: Path) -> None:
-    with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(saved())
-    type(model).register_for_auto_class("AutoModelForCausalLM")
-    type(model.config).register_for_auto_class()
-    with quiet():
-        model.save_pretrained(tmp_path)
-    assert [path.name for path in tmp_path.glob("*.py")] == ["causal_qwen_auto.py"]
 
 
 @pytest.mark.ecosystem("save_pretrained(push_to_hub=True), upload replaced", "works")
@@ -347,40 +314,6 @@ def test_our_card_and_all_our_files_are_uploaded(saved: Any, hub: Any, tmp_path:
     assert card.text.strip().startswith("# A CausalQwen model")
 
 
-def test_a_directorys_own_card_is_uploaded_and_kept(saved: Any, hub: Any, tmp_path: Path) -> None:
-    own = "---\nlicense: mit\n---\n\n# Mine\n"
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "README.md").write_text(own, encoding="utf-8")
-    with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(saved())
-        model.save_pretrained(tmp_path / "mine", push_to_hub=True, repo_id="else")
-        assert hub.files["README.md"].decode() == own
-        model.push_to_hub("again")  # no longer that of the directory
-    assert (tmp_path / "mine" / "README.md").read_text("utf-8") == own
-    assert b"# A CausalQwen model" in hub.files["README.md"]
-    hub.files.clear()
-    with quiet():
-        model.save_pretrained(tmp_path / "mine", push_to_hub=True, is_main_process=False)
-    assert not hub.files
-
-
-def test_a_card_on_the_hub_is_kept_unless_it_is_empty(saved: Any, hub: Any) -> None:
-    with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(saved())
-        hub.card = "---\nlicense: mit\n---\n\n# Written on the hub\n"
-        model.push_to_hub("mine")
-        assert hub.files["README.md"].decode() == hub.card
-        hub.card = None
-        transformers.Qwen2ForCausalLM.from_pretrained(saved()).push_to_hub("plain")
-        hub.card = hub.files["README.md"].decode()
-        assert "[More Information Needed]" in hub.card
-        model.push_to_hub("mine")
-        assert b"# A CausalQwen model" in hub.files["README.md"]
-        hub.card = hub.card.replace("[More Information Needed]", "A table of words.", 1)
-        model.push_to_hub("mine")
-    assert hub.files["README.md"].decode() == hub.card
-
-
 @pytest.mark.parametrize("size", [40, 80])
 @torch.no_grad()
 def test_a_head_of_another_size_is_folded(saved: Any, size: int) -> None:
@@ -390,3 +323,36 @@ def test_a_head_of_another_size_is_folded(saved: Any, size: int) -> None:
         plain = plain_model(model, [])
     assert plain.lm_head.weight.shape == (V, 64)
     assert plain(ids()).logits == pytest.approx(model(ids()).logits.numpy(), abs=2e-5)
+
+
+@pytest.mark.ecosystem("an untrained directory opened by the base's own class", "works")
+def test_a_converted_checkpoint_is_still_plain(saved: Any) -> None:
+    with quiet():
+        plain = transformers.Qwen2ForCausalLM.from_pretrained(saved())
+        model = CausalQwenForCausalLM.from_pretrained(saved())
+    assert model.is_plain()
+    assert torch.equal(plain(ids()).logits, model(ids()).logits)
+
+
+@pytest.mark.ecosystem("a model card in every saved directory", "works")
+def test_a_saved_directory_has_a_card_and_keeps_its_own(saved: Any, tmp_path: Path) -> None:
+    card = (saved("qwen3") / "README.md").read_text("utf-8")
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "CausalQwen3ForCausalLM" in card
+    (tmp_path / "README.md").write_text("mine", encoding="utf-8")
+    with quiet():
+        CausalQwenForCausalLM.from_pretrained(saved()).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text("utf-8") == "mine"
+
+
+@pytest.mark.ecosystem(
+    "trust_remote_code, then save_pretrained: no file of ours is copied", "works"
+)
+def test_nothing_of_ours_is_copied_beside_the_weights(saved: Any, tmp_path: Path) -> None:
+    with quiet():
+        model = CausalQwenForCausalLM.from_pretrained(saved())
+    type(model).register_for_auto_class("AutoModelForCausalLM")
+    type(model.config).register_for_auto_class()
+    with quiet():
+        model.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.py")] == ["causal_qwen_auto.py"]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Qwen2ForCausalLM
 from transformers.utils import logging
 
-from causal_qwen import CausalQwenForCausalLM, CausalQwenModel
+from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import convert, open_model
 from causal_qwen.engine import Engine
@@ -103,27 +103,6 @@ def test_weights_that_are_not_finite_are_refused_by_name(
     refused(kind, name, places[kind], rf"NaN or infinity in {names}, {names}")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_infinity_is_found_in_every_type_and_large_numbers_are_not(
-    dtype: torch.dtype, places: dict[str, Path]
-) -> None:
-    def fill(value: float) -> Callable[[dict[str, Any]], None]:
-        def change(tensors: dict[str, Any]) -> None:
-            for key, tensor in tensors.items():
-                tensors[key] = tensor.to(dtype)
-            tensors["model.norm.weight"][:] = value
-
-        return change
-
-    for sign in (1, -1):
-        rewrite(places["causal"], fill(sign * torch.finfo(dtype).max))
-        Engine.from_pretrained(places["causal"])
-        CausalQwenForCausalLM.from_pretrained(places["causal"], dtype=dtype)
-        rewrite(places["causal"], fill(sign * torch.inf))
-        for name in ("Engine", "from_pretrained"):
-            refused("causal", name, places["causal"], r"infinity in model\.norm\.weight")
-
-
 def test_converted_model_without_its_causal_parameters_is_refused(places: dict[str, Path]) -> None:
     def drop(tensors: dict[str, Any]) -> None:
         for key in [key for key in tensors if key.startswith(("abduction", "action", "decision"))]:
@@ -155,26 +134,6 @@ def test_backbone_alone_is_loaded_whole_or_refused(places: dict[str, Path]) -> N
         AutoModel.from_pretrained(places["causal"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_saved_backbone_is_loaded_again(
-    places: dict[str, Path], tmp_path: Path, dtype: torch.dtype
-) -> None:
-    saved = CausalQwenModel.from_pretrained(places["causal"], dtype=dtype)
-    saved.save_pretrained(tmp_path)
-    for kind in (CausalQwenModel, AutoModel):
-        loaded = kind.from_pretrained(tmp_path)
-        assert loaded.dtype == dtype
-        assert loaded.state_dict().keys() == saved.state_dict().keys()
-        for name, tensor in saved.state_dict().items():
-            assert torch.equal(loaded.state_dict()[name], tensor)
-            assert loaded.state_dict()[name].dtype == tensor.dtype
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["norm.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks (model\.)?norm\.weight"):
-        CausalQwenModel.from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_tensor_has_its_type_however_the_model_was_converted(
     places: dict[str, Path], dtype: torch.dtype
@@ -188,32 +147,7 @@ def test_every_tensor_has_its_type_however_the_model_was_converted(
     assert types["decision.word_edges"] == torch.uint8  # a mask, in every precision
 
 
-def test_a_model_made_without_memory_is_filled_from_a_state(places: dict[str, Path]) -> None:
-    whole = CausalQwenForCausalLM.from_pretrained(places["causal"])
-    with torch.device("meta"):
-        empty = CausalQwenForCausalLM(whole.config)
-    assert all(tensor.is_meta for tensor in empty.state_dict().values())
-    empty.to_empty(device="cpu").load_state_dict(whole.state_dict())
-    empty.model.rotary_emb = whole.model.rotary_emb  # is in no state
-    ids = torch.arange(9).unsqueeze(0)
-    assert torch.equal(empty.eval()(ids).logits, whole(ids).logits)
-    assert torch.equal(empty(ids).scale_U, whole(ids).scale_U)
-
-
 # ---------------------------------------------------------------- what keeps working
-
-
-def test_sharded_checkpoint_loads_like_a_single_file(places: dict[str, Path]) -> None:
-    model = CausalQwenForCausalLM.from_pretrained(places["causal"])
-    (places["causal"] / "model.safetensors").unlink()
-    model.save_pretrained(places["causal"], max_shard_size="40KB")
-    assert len(list(places["causal"].glob("*.safetensors"))) > 2
-    again = CausalQwenForCausalLM.from_pretrained(places["causal"]).state_dict()
-    engine = Engine.from_pretrained(places["causal"])
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again[name], tensor), name
-        if name in engine.parameters:
-            assert np.array_equal(engine.parameters[name], tensor.numpy()), name
 
 
 def test_stored_copy_of_a_tied_head_and_old_rotary_buffers_are_accepted(
@@ -236,14 +170,6 @@ def test_tensors_in_memory_load_if_complete(places: dict[str, Path]) -> None:
     del state["decision.threshold"]
     with pytest.raises(ValueError, match=r"state_dict lacks decision\.threshold"):
         CausalQwenForCausalLM.from_pretrained(None, config=model.config, state_dict=state)
-
-
-def test_loading_info_is_returned_on_request(places: dict[str, Path]) -> None:
-    _, info = CausalQwenForCausalLM.from_pretrained(places["causal"], output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    _, info = CausalQwenForCausalLM.from_pretrained(places["plain"], output_loading_info=True)
-    assert "decision.threshold" in info["missing_keys"]
 
 
 def test_transformers_own_class_reads_a_converted_model(places: dict[str, Path]) -> None:
@@ -270,24 +196,12 @@ def test_model_in_the_hub_cache_is_checked_too(places: dict[str, Path], tmp_path
 # ---------------------------------------------------------------- settings
 
 
-def test_model_without_a_generation_config_loads(places: dict[str, Path]) -> None:
-    (places["causal"] / "generation_config.json").unlink()
-    for load in CAUSAL.values():
-        load(places["causal"])
-
-
 def test_fields_given_to_a_plain_checkpoint_replace_those_of_conversion(
     places: dict[str, Path],
 ) -> None:
     given = {"threshold_context": "none", "compat_loss_weight": 3.0}
     model = CausalQwenForCausalLM.from_pretrained(places["plain"], **given)
     assert {name: getattr(model.config, name) for name in given} == given
-
-
-def test_a_padding_that_is_no_token_pads_with_the_first_one(places: dict[str, Path]) -> None:
-    configure(places["causal"], pad_token_id=-1, eos_token_id=None)
-    configure(places["causal"], "generation_config.json", pad_token_id=-1, eos_token_id=None)
-    assert Engine.from_pretrained(places["causal"])._limits({}).pad == 0
 
 
 def test_code_of_other_directories_is_neither_run_nor_asked_for(

@@ -151,22 +151,6 @@ def test_empty_prompt_starts_with_the_bos_token(make_value_model: Make, processo
     assert record["generated_text"].endswith(script_of(record["numeric_values"]))
 
 
-def test_returned_tensors_include_values(pipe: Any, model: Any, processor: Any) -> None:
-    (record,) = pipe(PROMPT, return_tensors=True, **scripted(processor, PROMPT))
-    ids = processor(PROMPT)["input_ids"] + processor.tokenizer(SCRIPT)["input_ids"]
-    assert record["generated_token_ids"] == ids
-    assert record["numeric_values"] == pytest.approx(
-        generated_values(model, processor, PROMPT), rel=1e-4
-    )
-
-
-def test_text_without_numbers_lists_no_values(pipe: Any, processor: Any) -> None:
-    options = {"max_new_tokens": 3, "bad_words_ids": [[processor.num_token_id]]}
-    (record,) = pipe("No numbers", **options)
-    assert record["numeric_values"] == []
-    assert "<NUM>" not in record["generated_text"]
-
-
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_batched_texts_equal_single_texts(pipe: Any, processor: Any, batch_size: int) -> None:
     texts = ["It weighs 3 kg and costs ", "It costs ", "From 1 to "]
@@ -228,21 +212,6 @@ def test_plain_pipeline_refuses_a_model_that_reads_values(model: Any, processor:
         plain(PROMPT, max_new_tokens=2)
 
 
-def test_plain_pipeline_works_with_a_model_that_reads_digits(
-    make_value_model: Make, byte_tokenizer: Make
-) -> None:
-    model = make_value_model(encode_numbers="text")
-    processor = CausalQwenProcessor(byte_tokenizer())
-    options = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
-    plain = pipeline("text-generation", model=model, tokenizer=processor.tokenizer)
-    ids = processor.tokenizer(PROMPT, return_tensors="pt")
-    generated = model.generate(**ids, max_new_tokens=6)[0, ids["input_ids"].shape[1] :]
-    expected = processor.tokenizer.decode(generated, skip_special_tokens=True)
-    assert plain(PROMPT, **options)[0]["generated_text"] == expected
-    ours = CausalTextGenerationPipeline(model=model, processor=processor)
-    assert ours(PROMPT, **options)[0] == {"generated_text": expected, "numeric_values": []}
-
-
 def test_pipeline_is_created_from_a_saved_directory(
     model: Any, processor: Any, tmp_path: Path
 ) -> None:
@@ -256,47 +225,3 @@ def test_pipeline_is_created_from_a_saved_directory(
         generated_values(model, processor, PROMPT), rel=1e-4
     )
     assert record["generated_text"] == PROMPT + script_of(record["numeric_values"])
-
-
-def test_saved_tokenizer_without_processor_is_enough(
-    model: Any, processor: Any, tmp_path: Path
-) -> None:
-    model.save_pretrained(tmp_path)
-    processor.tokenizer.save_pretrained(tmp_path)
-    pipe = pipeline(
-        "text-generation", model=str(tmp_path), pipeline_class=CausalTextGenerationPipeline
-    )
-    (record,) = pipe(PROMPT, **scripted(processor, PROMPT))
-    assert record["numeric_values"] == pytest.approx(
-        generated_values(model, processor, PROMPT), rel=1e-4
-    )
-
-
-def test_unsaved_model_uses_the_given_tokenizer(
-    model: Any, processor: Any, byte_tokenizer: Make
-) -> None:
-    own = CausalTextGenerationPipeline
-    pipe = pipeline("text-generation", model, tokenizer=byte_tokenizer(), pipeline_class=own)
-    (record,) = pipe(PROMPT, **scripted(processor, PROMPT))
-    assert record["numeric_values"] == pytest.approx(
-        generated_values(model, processor, PROMPT), rel=1e-4
-    )
-
-
-def test_text_processor_is_refused_by_a_model_that_reads_values(
-    model: Any, byte_tokenizer: Make
-) -> None:
-    with pytest.raises(ValueError, match="encode_numbers='value'"):
-        CausalTextGenerationPipeline(model=model, processor=CausalQwenProcessor(byte_tokenizer()))
-
-
-def test_unsupported_option_is_refused(pipe: Any) -> None:
-    with pytest.raises(ValueError, match="handle_long_generation"):
-        pipe(PROMPT, handle_long_generation="hole")
-
-
-def test_processor_with_another_tokenizer_is_refused(model: Any, byte_tokenizer: Make) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["<other>"])
-    with pytest.raises(ValueError, match="<NUM>"):
-        CausalTextGenerationPipeline(model=model, processor=CausalQwenProcessor(tokenizer))

@@ -137,13 +137,6 @@ def test_softmax_sampling_has_hugging_faces_implicit_top_k_in_both_engines() -> 
     assert resolve_settings({"causal_mode": "sampling"}, {"do_sample": True}).top_k is None
 
 
-def test_the_engine_takes_a_gain_for_fresh_noise(directory: Path) -> None:
-    engine = Engine.from_pretrained(directory)
-    settings = engine.resolve("sampling", fresh_noise_gain=0.5)
-    assert (settings.noise_gain, settings.fresh_noise_gain) == (3.0, 0.5)
-    engine.generate(PROMPT, mode="sampling", individual=1, fresh_noise_gain=0.5, max_new_tokens=1)
-
-
 def test_the_engine_refuses_what_it_cannot_do(directory: Path, tmp_path: Path) -> None:
     engine = Engine.from_pretrained(directory)
     with pytest.raises(TypeError, match="temprature"):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _simulation import Finding, simulate, summary
+from _simulation import simulate
 from rich.console import Console
 from transformers import (
     GenerationConfig,
@@ -54,7 +54,6 @@ from causal_qwen.training.run import COMPAT_WEIGHT, Run, plan, prepare, train
 from causal_qwen.training.trainer import (
     CausalTrainer,
     CausalTrainingArguments,
-    last_checkpoint,
 )
 
 Make = Callable[..., Any]
@@ -215,14 +214,6 @@ def test_gradient_accumulation_equals_one_large_batch(
         torch.testing.assert_close(one, two, rtol=1e-4, atol=tolerance, msg=name)
 
 
-def test_plain_trainer_evaluates_the_same_loss(directory: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(directory, tmp_path, Trainer)
-    loss = trainer.evaluate(trainer.train_dataset)["eval_loss"]
-    assert loss == pytest.approx(
-        trainer_of(directory, tmp_path).evaluate(trainer.train_dataset)["eval_loss"], rel=1e-4
-    )
-
-
 def test_training_heads_leaves_the_backbone_unchanged_and_uses_their_own_rate(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -243,14 +234,6 @@ def test_non_finite_loss_stops_the_run(directory: Path, tmp_path: Path) -> None:
         trainer.model.decision.threshold.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="loss=nan at step 1; no checkpoint was saved"):
         trainer.train()
-
-
-def test_recording_a_step_does_not_wait_for_the_device(directory: Path, tmp_path: Path) -> None:
-    """A tensor on the meta device has no number to read: float, bool and item raise."""
-    trainer, unread = trainer_of(directory, tmp_path), torch.empty((), device="meta")
-    names = ("classification_loss", "regression_loss", "compatibility_loss")
-    trainer._record(unread, dict.fromkeys(names, unread))
-    assert not trainer.args.logging_nan_inf_filter
 
 
 class Poison(TrainerCallback):
@@ -317,41 +300,6 @@ def test_killed_run_resumes_with_identical_losses_and_weights(
     one, two = (CausalQwenForCausalLM.from_pretrained(path) for path in (whole, broken))
     for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
         assert torch.equal(p, q), name
-
-
-FULL_DISK = """
-import resource, signal, sys
-from transformers import TrainerCallback
-from causal_qwen.training import run as module
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-class FillDisk(TrainerCallback):  # from the first checkpoint on, no file can grow past 20 kB
-    def on_save(self, args, state, control, **_):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-
-class Trainer(module.CausalTrainer):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, callbacks=[FillDisk()], **kwargs)
-
-module.CausalTrainer = Trainer
-"""
-
-
-@pytest.mark.slow  # two whole runs
-def test_full_disk_leaves_the_last_checkpoint_intact(
-    directory: Path, data: Path, tmp_path: Path
-) -> None:
-    """Writes fail with a real error; the run resumes once there is space."""
-    output, rest = tmp_path / "run", json.dumps(RUN)
-    arguments = [str(directory), str(data), str(output)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    full = [sys.executable, "-c", FULL_DISK + SCRIPT, *arguments, "new", rest]
-    failed = subprocess.run(full, env=environment, capture_output=True, text=True)
-    assert failed.returncode == 1
-    assert last_checkpoint(output) == output / "checkpoint-2"
-    again = [sys.executable, "-c", SCRIPT, *arguments, "resume", rest]
-    subprocess.run(again, check=True, env=environment)
-    assert sorted(losses(output)) == [1, 2, 3, 4, 5, 6]
 
 
 # ---------------------------------------------------------------- damage and resuming
@@ -432,16 +380,6 @@ def test_a_run_killed_before_its_last_save_is_finished_as_if_it_had_not_been(
             train(dataclasses.replace(broken, resume=True))
 
 
-def test_a_run_without_a_whole_checkpoint_is_not_resumed(
-    directory: Path, data: Path, run_copy: Path
-) -> None:
-    for file in run_copy.glob("checkpoint-*/trainer_state.json"):
-        truncate(file)
-    run = Run(str(directory), str(data), str(run_copy), numbers="value", arguments=RUN)
-    with pytest.raises(ValueError, match="no whole checkpoint to resume from"):
-        train(dataclasses.replace(run, resume=True))
-
-
 def test_two_runs_in_one_directory_are_refused(directory: Path, data: Path, tmp_path: Path) -> None:
     run = Run(str(directory), str(data), str(tmp_path / "run"), arguments=RUN)
     with (
@@ -480,16 +418,6 @@ def test_resuming_with_a_change_is_refused_by_name(
     with pytest.raises(ValueError, match=words):
         train(dataclasses.replace(run, resume=True, **changed))
     assert {p: p.stat().st_mtime_ns for p in run_copy.rglob("*") if p.is_file()} == before
-
-
-def test_a_longer_run_from_a_moved_file_resumes(
-    directory: Path, data: Path, run_copy: Path, tmp_path: Path
-) -> None:
-    shutil.copy(data, tmp_path / "moved.jsonl")
-    arguments = {**RUN, "max_steps": 7}
-    run = Run(str(directory), str(tmp_path / "moved.jsonl"), str(run_copy), numbers="value")
-    train(dataclasses.replace(run, resume=True, arguments=arguments))
-    assert sorted(losses(run_copy)) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_model_from_scratch_learns(data: Path, tmp_path: Path) -> None:
@@ -926,13 +854,3 @@ def test_plain_trainer_trains_the_objective_of_a_converted_model(make_pair: Make
     )
     literal = CausalQwenForCausalLM.from_qwen(base, init="documents")
     assert literal.config.compat_loss_weight == 0
-
-
-def test_a_tolerated_estimate_is_not_called_found() -> None:
-    found = [Finding("a", 0.70, 0.64, 0.08), Finding("b", 1.0, 1.01, 0.1), Finding("c", 0, 1, 0.5)]
-    assert [one.verdict for one in found] == ["within tolerance", "found", "OUTSIDE"]
-    assert found[0].off == pytest.approx(-0.06)
-    said = summary(found)
-    assert said.startswith(
-        "1 of 3 found, 1 within tolerance, 1 outside. Farthest: c, off by +1.000"
-    )

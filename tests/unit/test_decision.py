@@ -75,31 +75,6 @@ def test_choose_is_a_plain_argmax_of_p_in_float64(
     np.testing.assert_array_equal(chosen, log_p.argmax(-1))
 
 
-def test_the_module_chooses_with_its_own_thresholds(make_config: Callable[..., Any]) -> None:
-    decision = Decision(make_config(vocab_size=3))
-    s = Cauchy(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3))
-    with torch.no_grad():
-        decision.threshold.fill_(0.0)
-        assert int(decision.choose(s)) == 2
-        decision.threshold.copy_(torch.tensor([-9.0, 0.0, 0.0]))
-        assert int(decision.choose(s)) == 0
-
-
-def test_the_wider_token_wins_below_the_threshold_and_loses_above_it() -> None:
-    narrow_or_wide = torch.tensor([1.0, 3.0])
-    same = torch.tensor([2.0, 2.0])
-    assert int(choose(same, narrow_or_wide, torch.tensor([9.0, 9.0]))) == 1
-    assert int(choose(same, narrow_or_wide, torch.tensor([1.0, 1.0]))) == 0
-
-
-def test_equal_scores_fall_to_the_lowest_id() -> None:
-    loc = torch.tensor([0.0, 7.0, 3.0, 7.0, 7.0])
-    scale = torch.ones(5)
-    assert int(choose(loc, scale, torch.full((5,), 5.0))) == 1
-    assert int(choose(loc, scale, torch.full((5,), 50.0))) == 1
-    assert int(loc.argmax()) == 1
-
-
 @pytest.mark.parametrize("threshold", [5.0, 50.0], ids=["above C", "below C"])
 @pytest.mark.parametrize("noise", [3e-6, -3e-6])
 def test_scales_equal_up_to_rounding_leave_the_choice_to_the_scores(
@@ -112,13 +87,6 @@ def test_scales_equal_up_to_rounding_leave_the_choice_to_the_scores(
     assert int(choose(tie, scale, thresholds)) == 0
     barely = torch.tensor([7.0, 7.000001, 3.0, 7.0])
     assert int(choose(barely, scale, thresholds)) == 1
-
-
-def test_scales_that_differ_by_more_than_the_tie_decide() -> None:
-    loc = torch.tensor([7.0, 7.0])
-    scale = torch.tensor([2.0, 2.0 * (1 - 3e-5)], dtype=torch.float64)
-    assert int(choose(loc, scale, torch.full((2,), 5.0))) == 1
-    assert int(choose(loc, scale, torch.full((2,), 9.0))) == 0
 
 
 @given(st.integers(0, 2**32), st.floats(-40, 40))
@@ -144,11 +112,6 @@ def test_the_bar_is_the_level_of_all_scores(make_config: Callable[..., Any]) -> 
         log_share = decision.log_normalized(s).detach()
         np.testing.assert_allclose(log_share, np.log(expected / expected.sum()), rtol=1e-5)
         assert int(decision.choose(s)) == expected.argmax()
-
-
-def test_masked_tokens_are_never_chosen() -> None:
-    loc = torch.tensor([-math.inf, -1e4, -math.inf, -2e4])
-    assert int(choose(loc, torch.ones(4), torch.zeros(4))) == 1
 
 
 # --- pruning

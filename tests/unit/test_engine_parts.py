@@ -17,7 +17,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from _random_checkpoint import TINY, random_checkpoint
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
@@ -31,8 +30,8 @@ from transformers.generation import (
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
 from causal_qwen.decoding.decision import choose
-from causal_qwen.engine import Engine, KeyValueCache, fast
-from causal_qwen.engine.fast import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Kernel, Matrix, project
+from causal_qwen.engine import fast
+from causal_qwen.engine.fast import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Matrix, project
 from causal_qwen.engine.qwen2 import (
     Qwen2Config,
     RotaryEmbedding,
@@ -104,24 +103,6 @@ def test_damaged_header_raises_and_names_the_file(header: bytes, tmp_path: Path)
         read_safetensors(path)
 
 
-@pytest.mark.parametrize(
-    ("offsets", "size"),
-    [(((0, 8), (0, 8)), 8), (((0, 8), (4, 12)), 12), (((0, 8), (12, 20)), 20), (((0, 8),), 12)],
-    ids=["one place", "overlap", "hole", "rest"],
-)
-def test_data_with_overlaps_and_holes_is_refused(
-    offsets: tuple[tuple[int, int], ...], size: int, tmp_path: Path
-) -> None:
-    entries = {
-        name: {"dtype": "F32", "shape": [2], "data_offsets": place}
-        for name, place in zip("ab", offsets, strict=False)
-    }
-    header, path = json.dumps(entries).encode(), tmp_path / "x.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
-    with pytest.raises(ValueError, match=r"x\.safetensors is damaged"):
-        read_safetensors(path)
-
-
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
 def test_a_released_tensor_leaves_memory_and_can_be_read_again(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
@@ -178,35 +159,6 @@ def test_products_do_not_depend_on_the_number_of_threads(
     monkeypatch.setattr(fast, "WAKE_UP", late)
     for ours, theirs in zip(project(x, *matrices), expected, strict=True):
         assert np.allclose(ours, theirs, atol=1e-6)
-
-
-@pytest.mark.parametrize("count", range(1, MAX_BATCH + 1))
-def test_kernels_read_vectors_that_begin_at_a_cache_line(count: int) -> None:
-    matrix, seen = Matrix(np.ones((3, 24), np.int8), np.ones(3, np.float32)), []
-    kernel = matrix.kernel = Kernel(lambda loop: loop)
-    x = random(count + 1, 24)[1:]
-    with patch.object(kernel, "_multiply", lambda weights, scales, x, out: seen.append(x)):
-        project(x, matrix)
-    assert seen[0].ctypes.data % 64 == 0
-    assert np.array_equal(seen[0], x)
-
-
-@pytest.mark.parametrize(
-    ("stored", "tokens", "expected"),
-    [("float32", 1, 2), ("float32", MAX_BATCH + 1, 1), ("bfloat16", 1, 1)],
-)
-def test_blas_divides_products_of_few_vectors_with_float32_weights(
-    stored: str, tokens: int, expected: int, two_blas_threads: Any, tmp_path: Path
-) -> None:
-    engine = Engine.from_pretrained(random_checkpoint(tmp_path, TINY, stored))
-    counts: list[int] = []
-    engine.model.forward(
-        engine.model.embed(np.ones((1, tokens), np.int64)),
-        KeyValueCache(engine.model.config),
-        lambda name, array: counts.append(two_blas_threads.num_threads),
-    )
-    assert set(counts) == {expected}
-    assert two_blas_threads.num_threads == 2
 
 
 def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,16 +221,6 @@ def test_two_callers_and_tasks_within_tasks_do_not_wait_for_each_other(
     assert sorted(done) == 40 * ["a"] + 40 * ["b"]
 
 
-def test_last_caller_restores_the_blas_threads() -> None:
-    libraries = fast._BLAS
-    before = [library.num_threads for library in libraries]
-    with fast.blas_alone():
-        with fast.blas_alone():
-            assert {library.num_threads for library in libraries} == {1}
-        assert {library.num_threads for library in libraries} == {1}
-    assert [library.num_threads for library in libraries] == before
-
-
 @pytest.fixture
 def two_blas_threads() -> Iterator[Any]:
     """The BLAS that NumPy has, told to use two threads since the engine was imported."""
@@ -287,12 +229,6 @@ def two_blas_threads() -> Iterator[Any]:
     library.set_num_threads(2)
     yield library
     library.set_num_threads(before)
-
-
-def test_blas_keeps_the_threads_that_were_given_later(two_blas_threads: Any) -> None:
-    with fast.blas_alone():
-        assert two_blas_threads.num_threads == 1
-    assert two_blas_threads.num_threads == 2
 
 
 def test_blas_is_limited_to_one_thread_from_any_thread(two_blas_threads: Any) -> None:
@@ -430,16 +366,6 @@ def test_a_dynamic_rotation_depends_on_its_own_text_only() -> None:
     rotary(np.arange(30)[None], 30)
     assert all(map(np.array_equal, rotary(positions, 150), alone))
     assert not np.array_equal(rotary(positions, 200)[0], alone[0])
-
-
-def test_rotations_reach_131072_positions() -> None:
-    fields = {**FIELDS, "max_position_embeddings": 131_072, "rope_theta": 10_000.0}
-    positions = np.array([[131_071]])
-    cos, _ = RotaryEmbedding(Qwen2Config.from_dict(fields))(positions)
-    config = TorchConfig(**{**FIELDS, "max_position_embeddings": 131_072})
-    config.rope_parameters = {"rope_theta": 10_000.0, "rope_type": "default"}
-    expected, _ = hf.Qwen2RotaryEmbedding(config)(torch.zeros(1), torch.from_numpy(positions))
-    assert np.abs(cos[0, 0] - expected[0].numpy()).max() < 1e-5
 
 
 def test_the_documented_names_compute_what_transformers_computes() -> None:

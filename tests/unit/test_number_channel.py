@@ -115,18 +115,6 @@ def test_batching_and_padding_change_nothing(model: Any, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["standard", "causal", "compatible"])
-@pytest.mark.parametrize(
-    "way",
-    [{"cache_implementation": "static"}, {"prefill_chunk_size": 3}, {"prefill_chunk_size": 1}],
-)
-def test_other_caches_and_chunks_change_nothing(model: Any, name: str, way: Any) -> None:
-    plain = generate(model, [PROMPT], [VALUES], **MODES[name])
-    other = generate(model, [PROMPT], [VALUES], **way, **MODES[name])
-    assert other.sequences.tolist() == plain.sequences.tolist()
-    torch.testing.assert_close(other.numeric_values, plain.numeric_values, **CLOSE)
-
-
 def test_generation_continues_from_a_cache(model: Any) -> None:
     start = generate(model, [PROMPT], [VALUES], **MODES["standard"])
     whole = start.sequences
@@ -162,27 +150,6 @@ def test_beams_have_their_own_values(model: Any, use_cache: bool, returned: int)
         ids, generated = result.sequences[row, padding:], result.numeric_values[row, padding:]
         assert generated[: len(values[which])].tolist() == values[which]
         check_by_replay(model, ids, generated, len(values[which]), **MODES["compatible"])
-
-
-def test_beam_scores_use_the_values_of_their_beam(model: Any) -> None:
-    """Had beams swapped values on the way, their scores would belong to other texts."""
-    result = generate(
-        model, [PROMPT], [VALUES], num_beams=4, length_penalty=0.0, **MODES["compatible"]
-    )
-    with torch.no_grad():
-        logits = model(result.sequences, numeric_values=result.numeric_values).logits[0]
-    steps = torch.arange(len(PROMPT), result.sequences.shape[1])
-    log_probs = logits.log_softmax(-1)[steps - 1, result.sequences[0, steps]]
-    scores = generate(
-        model,
-        [PROMPT],
-        [VALUES],
-        num_beams=4,
-        length_penalty=0.0,
-        output_scores=True,
-        **MODES["compatible"],
-    ).sequences_scores
-    torch.testing.assert_close(scores[0], log_probs.sum(), rtol=1e-4, atol=1e-4)
 
 
 def test_num_return_sequences_keeps_the_prompts_values(model: Any) -> None:
@@ -253,62 +220,6 @@ def test_invalid_values_raise_with_their_position(model: Any, name: str) -> None
         model(**inputs)
     with pytest.raises(ValueError, match=message):
         model.generate(**inputs, max_new_tokens=2)
-
-
-def test_number_without_a_value_raises(model: Any) -> None:
-    ids = torch.tensor([[3, 4], [5, NUM]])
-    with pytest.raises(ValueError, match=r"input_ids\[1, 1\] is <NUM>"):
-        model(ids)
-    with pytest.raises(ValueError, match=r"input_ids\[1, 1\] is <NUM>"):
-        model.generate(ids, max_new_tokens=2)
-
-
-def test_number_label_without_a_value_raises(model: Any) -> None:
-    ids, labels = torch.tensor([[3, 4], [5, 6]]), torch.tensor([[3, 4], [5, NUM]])
-    with pytest.raises(ValueError, match=r"labels of row 1 .*<NUM>"):
-        model(ids, labels=labels)
-    targets = torch.tensor([[0.0, 0.0], [0.0, float("inf")]])
-    with pytest.raises(ValueError, match=r"numeric_targets of row 1 .*inf"):
-        model(ids, labels=labels, numeric_targets=targets)
-
-
-def test_model_trained_on_values_raises_without_values(make_model: Any) -> None:
-    model = make_model(num_token_id=NUM, encode_numbers="value")
-    ids = torch.tensor([[3, 4]])
-    with pytest.raises(ValueError, match="CausalQwenProcessor"):
-        model.generate(ids, max_new_tokens=2)
-    values = torch.zeros(ids.shape)
-    assert model.generate(ids, numeric_values=values, max_new_tokens=2).shape == (1, 4)
-
-
-def test_assisted_decoding_with_values_raises(model: Any) -> None:
-    ids, values = torch.tensor([PROMPT]), torch.tensor([VALUES])
-    with pytest.raises(ValueError, match="values"):
-        model.generate(ids, numeric_values=values, prompt_lookup_num_tokens=2, max_new_tokens=4)
-
-
-def test_target_at_another_label_raises(model: Any) -> None:
-    ids = torch.tensor([[3, 4, 6]])
-    labels = torch.tensor([[3, NUM, 6]])
-    with pytest.raises(ValueError, match=r"labels of row 0 .*<NUM>"):
-        model(ids, labels=labels, numeric_values=torch.zeros(1, 3))
-    shifted = torch.tensor([[0.0, 0.0, 5.0]])
-    with pytest.raises(ValueError, match=r"numeric_targets of row 0 .*<NUM>"):
-        model(ids, labels=labels, numeric_targets=shifted)
-    with pytest.raises(ValueError, match=r"numeric_targets of shape \(1, 2\)"):
-        model(ids, labels=labels, numeric_targets=shifted[:, :2])
-    right = torch.tensor([[0.0, 5.0, 0.0]])
-    assert model(ids, labels=labels, numeric_targets=right).loss.isfinite()
-
-
-def test_empty_batch_returns_empty_result(model: Any) -> None:
-    empty = torch.empty(0, 3, dtype=torch.long)
-    output = model(empty, labels=empty, numeric_values=torch.empty(0, 3))
-    assert output.logits.shape == (0, 3, 97)
-    assert output.loc_Y.shape == (0, 3)
-    assert output.loss == 0
-    result = model.generate(empty, max_new_tokens=2, return_dict_in_generate=True)
-    assert result.sequences.shape == result.numeric_values.shape == (0, 3)
 
 
 def test_assisted_decoding_never_drafts_a_number(model: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from itertools import islice
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from causal_qwen.text.names import is_name
-from causal_qwen.text.numerals import PLACEHOLDER, Encoded, canonical, decode, encode, render
+from causal_qwen.text.numerals import PLACEHOLDER, canonical, decode, encode, render
 
 Number = tuple[str, float] | float
 NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
@@ -488,11 +487,6 @@ def test_g1_to_g4_hold_for_damaged_texts(seed: int, record_property: Any) -> Non
         assert broken_guarantees(text) == [], text
 
 
-def test_damaged_texts_are_the_same_for_the_same_seed() -> None:
-    first, again, other = (list(islice(damaged_texts(seed), 50)) for seed in (1, 1, 2))
-    assert first == again != other
-
-
 # ---------------------------------------------------------------- G5
 
 HOSTILE = [
@@ -579,60 +573,4 @@ def test_g5_time_is_linear_in_the_length_of_the_text(unit: str, wrap: str) -> No
     assert any(seconds(long) < most for _ in range(3))
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from(HOSTILE), min_size=2, max_size=4))
-def test_g5_time_is_linear_for_mixtures(units: list[str]) -> None:
-    unit = "".join(units)
-    start = time.process_time()
-    encode(unit * (10_000 // len(unit)))
-    assert time.process_time() - start < 2.0  # linear: about 0.02
-
-
-@pytest.mark.parametrize("size", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("unit", ["1", "１", "1,", "１，", "1 ", "1-2,", "👍1", "(1", "x:1 "])
-def test_g5_megabyte_is_encoded_in_seconds(unit: str, size: int) -> None:
-    text = unit * (size // len(unit.encode()))
-    start = time.process_time()
-    assert decode(encode(text)) == text
-    assert time.process_time() - start < 5e-6 * size  # about a tenth of it on an idle machine
-
-
 # ---------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_value_that_is_not_finite_raises(value: float) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        canonical(value)
-    with pytest.raises(ValueError, match="finite"):
-        render(value)
-    with pytest.raises(ValueError, match=r"values\[1\] is"):
-        Encoded(("", " ", ""), (1.0, value), ("1", "x"))
-
-
-def test_encoded_with_mismatched_counts_raises() -> None:
-    with pytest.raises(ValueError, match="2 values need 2 surfaces and 3 pieces"):
-        Encoded(("", ""), (1.0, 2.0), ("1", "2"))
-    with pytest.raises(ValueError, match="1 values need 1 surfaces"):
-        Encoded(("", ""), (1.0,), ())
-
-
-def test_encoded_is_immutable() -> None:
-    with pytest.raises(FrozenInstanceError):
-        encode("5").values = ()  # type: ignore[misc]
-
-
-def test_encoding_bytes_raises() -> None:
-    with pytest.raises(TypeError, match="got bytes"):
-        encode(b"5")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("digits", [0, 18])
-def test_digits_outside_1_to_17_raise(digits: int) -> None:
-    with pytest.raises(ValueError, match="1 to 17"):
-        render(1.0, digits)
-
-
-def test_empty_text_is_one_empty_piece() -> None:
-    assert encode("") == Encoded(("",), (), ())
-    assert decode(encode("")) == ""

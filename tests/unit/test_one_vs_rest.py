@@ -170,36 +170,6 @@ def test_bfloat16_weights_give_bfloat16_gradients_of_float32_maths(
         assert error(found[key], truth[key]) < (2e-2 if is_bfloat16 else 2e-3), key
 
 
-def test_autocast_sets_the_dtype_of_products(is_bfloat16: bool) -> None:
-    x = make_inputs(torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = fused(x, SETTINGS)
-    assert loss.dtype == torch.float32
-    assert (loss != fused(x, SETTINGS)) == is_bfloat16
-    assert abs((loss / fused(x, SETTINGS)).item() - 1) < 1e-2
-    assert gradients(loss, x)["weight"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("learning", [("loc",), ("threshold",), ("weight",), ("scale", "noise")])
-def test_gradients_exist_only_for_inputs_that_require_them(learning: Any) -> None:
-    x = make_inputs()
-    truth = gradients(formula(x, SETTINGS), x)
-    frozen = {key: v.detach().requires_grad_(key in learning) for key, v in x.items()}
-    found = torch.autograd.grad(fused(frozen, SETTINGS), [frozen[key] for key in learning])
-    for key, gradient in zip(learning, found, strict=True):
-        torch.testing.assert_close(gradient, truth[key], rtol=1e-9, atol=1e-11)
-
-
-def test_second_backward_pass_gives_the_same_gradients() -> None:
-    x = make_inputs()
-    loss = 3 * fused(x, SETTINGS)
-    first = torch.autograd.grad(loss, list(x.values()), retain_graph=True)
-    first = [gradient.clone() for gradient in first]
-    second = torch.autograd.grad(loss, list(x.values()))
-    for one, two in zip(first, second, strict=True):
-        torch.testing.assert_close(one, two)
-
-
 def test_loss_and_gradients_are_zero_without_labels() -> None:
     x = {k: v[:0] if k in ("loc", "scale") else v for k, v in make_inputs().items()}
     head = HeadParams(x["weight"], x["bias"], x["noise"], x["threshold"])

@@ -5,7 +5,6 @@ u = loc_U + T kappa (c scale_U t + (1 - c) b eps), with c a coin of odds p
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable
@@ -28,9 +27,8 @@ from causal_qwen.analysis.counterfactual import (
 )
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.decoding.noise import NoiseGains
-from causal_qwen.decoding.settings import resolve_settings
 from causal_qwen.engine import Engine
-from causal_qwen.individuals import Individual, draw_noise, to_cauchy
+from causal_qwen.individuals.individual import Individual
 
 C = 32
 SHARES = st.floats(0, 1)
@@ -64,14 +62,6 @@ def test_a_mixture_is_the_individual_at_a_share_p_of_positions_and_chance_at_the
         np.testing.assert_array_equal(own, 2.0 * expected[0] * np.ones(C))
         np.testing.assert_array_equal(chance, 2.0 * expected[1] * np.ones(C))
     assert np.mean(is_own) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / count))
-
-
-def test_the_coin_leaves_chance_as_it_was() -> None:
-    who = Individual.draw(C, seed=2, persistence=0.4)
-    key = hashlib.blake2b(who.noise.tobytes(), digest_size=8).digest()
-    expected = to_cauchy(draw_noise(int.from_bytes(key, "little"), C, 6))
-    np.testing.assert_array_equal(who.chance(6), expected)
-    assert who.shift(3).coin(9) == who.coin(6) != who.coin(7)
 
 
 @given(SHARES, st.integers(0, 2**63), st.integers(0, 1000))
@@ -131,35 +121,9 @@ def test_equal_e_is_the_same_individual(make_model: Callable[..., Any]) -> None:
     assert not np.array_equal(who.chance(4), other.chance(4))
 
 
-@given(st.integers(0, 50), st.integers(0, 20))
-def test_a_shifted_individual_has_the_same_chance_later(position: int, by: int) -> None:
-    who = Individual.draw(C, seed=2, persistence=0.4)
-    np.testing.assert_array_equal(who.shift(by).chance(position + by), who.chance(position))
-
-
-def test_persistence_is_saved_and_compared(tmp_path: Path) -> None:
-    who = Individual.draw(C, seed=2, persistence=0.4)
-    who.save(tmp_path / "who.safetensors")
-    loaded = Individual.load(tmp_path / "who.safetensors")
-    assert loaded == who
-    assert loaded.persistence == 0.4
-    assert who != replace(who, persistence=0.5)
-    with pytest.raises(ValueError, match=r"persistence=1\.5"):
-        Individual.draw(C, seed=2, persistence=1.5)
-    with pytest.raises(ValueError, match="persistence"):
-        who.mix(replace(who, persistence=0.5), 0.5)
-
-
 def said(model: Any, **options: Any) -> list[int]:
     options = {"causal_mode": "causal", "individual": 7, "noise_gain": 3.0, **options}
     return model.generate(PROMPT, max_new_tokens=NEW, **options)[0, 4:].tolist()
-
-
-def test_persistence_1_is_the_individual_alone(make_model: Callable[..., Any]) -> None:
-    model = make_model()
-    assert said(model, persistence=1.0) == said(model)
-    assert said(model, persistence=0.5) != said(model)
-    assert said(model, persistence=0.5) == said(model, persistence=0.5)
 
 
 def test_a_saved_persistence_and_saved_candidates_are_the_defaults(
@@ -175,17 +139,6 @@ def test_a_saved_persistence_and_saved_candidates_are_the_defaults(
     assert model.resolve_settings(causal_mode="sampling").min_p == 0.3
     assert model.resolve_settings(causal_mode="standard").min_p is None
     assert model.resolve_settings(causal_mode="compatible", do_sample=True).min_p is None
-
-
-def test_saved_candidates_are_checked_in_every_mode_and_yield_to_the_call() -> None:
-    for mode in ("standard", "causal", "sampling", "compatible"):
-        with pytest.raises(ValueError, match="causal_min_p=2"):
-            resolve_settings({"causal_mode": mode}, {"causal_min_p": 2})
-    saved = {"causal_min_p": 0.1, "min_p": 0.3}
-    asked = {"causal_mode": "causal"}
-    assert resolve_settings(asked, saved).min_p == 0.3
-    assert resolve_settings({**asked, "causal_min_p": 0.0}, saved).min_p == 0.0
-    assert resolve_settings({**asked, "min_p": 0.2, "causal_min_p": 0.5}, saved).min_p == 0.2
 
 
 def test_violations_by_candidates_are_counted(make_model: Callable[..., Any]) -> None:

@@ -20,7 +20,6 @@ from causal_qwen.analysis.posterior import (
     CauchyProduct,
     draw_cauchy,
     draw_product,
-    effective_sample_sizes,
     infer_individual,
     least_distance,
     nonnegative_least_squares,
@@ -259,23 +258,6 @@ def test_dominated_token_is_unreachable_and_named_with_its_position(make_model: 
     assert "'7' (position 3)" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ([4, 4], {"mode": "both"}, "mode='both'"),
-        ([4, 4], {"n": 0}, "n=0"),
-        ([4], {}, "prompt="),
-        ([4, V], {}, "vocabulary of 12"),
-        ("a text", {}, "processor"),
-    ],
-)
-def test_invalid_arguments_raise(
-    model: Any, text: Any, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        infer_individual(model, text, **options)
-
-
 # --- the parts
 
 
@@ -360,16 +342,3 @@ def test_the_least_distance_is_feasible_and_least(seed: int) -> None:
     nothing, weights = least_distance(*contradiction)
     assert nothing is None
     assert weights[-1] > 0
-
-
-def test_effective_sample_size_counts_independent_draws() -> None:
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(4000, 2))
-    chain = np.zeros((4000, 3))
-    for i in range(1, 4000):
-        chain[i, 0] = 0.9 * chain[i - 1, 0] + noise[i, 0]
-    chain[:, 1] = noise[:, 1]
-    slow, free, still = effective_sample_sizes(chain)
-    assert slow == pytest.approx(4000 * 0.1 / 1.9, rel=0.35)
-    assert free == pytest.approx(4000, rel=0.15)
-    assert still == 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoProcessor, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import AutoProcessor, PreTrainedTokenizerFast
 from transformers.utils import TensorType
 
 from causal_qwen.conversion.base_models import load_tokenizer
-from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
+from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.text.numerals import encode, render
 
 CHAT = (
@@ -150,13 +148,6 @@ def test_there_are_as_many_number_tokens_as_values(processor: Any, text: str) ->
         assert all(value == 0 for i, value, _ in columns if i != reader.num_token_id)
 
 
-@given(ANY_TEXT)
-@example("literal <NUM> 7")
-@example(" two  spaces\n\n\ttab ")
-def test_text_encoding_gives_the_base_tokenizers_ids(processor: Any, base: Any, text: str) -> None:
-    assert processor(text, encode_numbers="text").input_ids == base(text).input_ids
-
-
 @given(ASCII_TEXT.filter(str.isascii))
 @example("a 5 b 6")
 def test_offsets_cover_the_source_text(text: str) -> None:
@@ -207,12 +198,6 @@ def test_truncation_cuts_ids_and_values_together(
     assert inputs.attention_mask == [1] * len(values)
 
 
-def test_truncation_without_max_length_uses_the_tokenizers_limit() -> None:
-    processor = tiny(model_max_length=4)
-    assert shown(processor, processor("ab 12 cd", truncation=True).input_ids) == "ab #"
-    assert shown(processor, processor("ab 12 cd").input_ids) == "ab # cd"
-
-
 @pytest.mark.parametrize(
     ("options", "rows", "values", "masks"),
     [
@@ -251,14 +236,6 @@ def test_padding_fills_ids_values_and_mask_together(
     assert [shown(TINY, ids) for ids in inputs.input_ids] == rows
     assert inputs.numeric_values == values
     assert inputs.attention_mask == masks
-
-
-def test_padding_side_defaults_to_the_tokenizers() -> None:
-    processor = tiny(padding_side="left", is_framed=True)
-    inputs = processor(["a 5", ""], return_tensors="np", return_offsets_mapping=True)
-    assert [shown(processor, ids) for ids in inputs.input_ids] == ["[a #]", "___[]"]
-    assert inputs.numeric_values.tolist() == [[0, 0, 0, 5, 0], [0] * 5]
-    assert inputs.offset_mapping[0].tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [0, 0]]
 
 
 @pytest.mark.parametrize("truncation_side", ["left", "right"])
@@ -305,38 +282,6 @@ def test_tensors_are_padded_by_default(kind: Any) -> None:
     assert inputs.numeric_values.tolist() == [[0, 0, 99.9], [0, 0, 0]]
 
 
-def test_one_text_gives_one_row() -> None:
-    assert isinstance(TINY("a 5").input_ids[0], int)
-    assert TINY(["a 5"]).numeric_values == [[0, 0, 5]]
-    assert TINY(("a 5",)).numeric_values == [[0, 0, 5]]
-    assert TINY("a 5", return_tensors="np").numeric_values.tolist() == [[0, 0, 5]]
-    assert TINY(text="a 5").numeric_values == [0, 0, 5]
-
-
-def test_empty_batch_returns_empty_result() -> None:
-    assert TINY([]) == {"input_ids": [], "attention_mask": [], "numeric_values": []}
-    for kind in ("pt", "np"):
-        inputs = TINY([], return_tensors=kind, return_offsets_mapping=True)
-        assert tuple(inputs.input_ids.shape) == tuple(inputs.numeric_values.shape) == (0, 0)
-        assert tuple(inputs.offset_mapping.shape) == (0, 0, 2)
-    empty = TINY("", return_tensors="pt")
-    assert empty.input_ids.shape == (1, 0)
-    assert empty.input_ids.dtype == torch.int64
-
-
-def test_batch_without_numbers_has_values_of_zero() -> None:
-    inputs = TINY(["ab", "c"], return_tensors="pt")
-    assert inputs.numeric_values.tolist() == [[0, 0], [0, 0]]
-    assert TINY.num_token_id not in inputs.input_ids
-
-
-def test_columns_can_be_omitted_or_added() -> None:
-    assert list(TINY("5")) == ["input_ids", "attention_mask", "numeric_values"]
-    assert TINY.model_input_names == ["input_ids", "attention_mask", "numeric_values"]
-    assert list(TINY("5", return_attention_mask=False)) == ["input_ids", "numeric_values"]
-    assert TINY("a 5", return_offsets_mapping=True).offset_mapping == [(0, 1), (1, 2), (2, 3)]
-
-
 # ---------------------------------------------------------------- the id of <NUM>
 
 
@@ -376,26 +321,10 @@ def test_token_of_settings_or_chat_template_is_not_unused() -> None:
     assert tiny("<start_of_turn>").num_token_id == 260
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["<gh_stars>", "<|reserved_special_token_5|>", "<unused12>", "[unused3]", "<extra_id_0>"],
-)
-def test_names_of_unused_tokens_are_recognised(name: str) -> None:
-    assert tiny(name).num_token_id == 3
-
-
 def test_skipping_special_tokens_does_not_skip_numbers(processor: Any) -> None:
     for reader in (processor, TINY):
         ids = [reader.tokenizer.eos_token_id, reader.num_token_id]
         assert reader.tokenizer.decode(ids, skip_special_tokens=True) == "<NUM>"
-
-
-def test_installing_the_number_token_twice_keeps_its_id() -> None:
-    tokenizer = byte_tokenizer("<unused0>", "<unused1>")
-    assert [install_number_token(tokenizer, size) for size in (None, 300, 10)] == [3, 3, 3]
-    first, second = CausalQwenProcessor(tokenizer), CausalQwenProcessor(tokenizer)
-    assert first.num_token_id == second.num_token_id == 3
-    assert len(tokenizer) == 261
 
 
 def test_replaced_token_is_absent_after_saving_and_loading(tmp_path: Path) -> None:
@@ -435,32 +364,6 @@ def test_saved_processor_encodes_and_decodes_the_same(
         assert again.decode(inputs.input_ids, inputs.numeric_values) == text
 
 
-def test_encode_numbers_can_be_set_when_loading(tmp_path: Path) -> None:
-    saved = tmp_path / "values"
-    TINY.save_pretrained(saved)
-    assert CausalQwenProcessor.from_pretrained(saved).encode_numbers == "value"
-    reader = CausalQwenProcessor.from_pretrained(saved, encode_numbers="text")
-    assert reader("5").numeric_values == [0]
-    reader.save_pretrained(tmp_path)
-    assert CausalQwenProcessor.from_pretrained(tmp_path).encode_numbers == "text"
-    reader = CausalQwenProcessor.from_pretrained(tmp_path, encode_numbers="value")
-    assert reader("5").numeric_values == [5]
-    with pytest.raises(ValueError, match="encode_numbers='digits'"):
-        CausalQwenProcessor.from_pretrained(saved, encode_numbers="digits")
-
-
-def test_tokenizer_can_be_loaded_without_the_processor(saved: Path, base: Any) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(saved)
-    assert tokenizer.chat_template == base.chat_template
-    assert tokenizer("The price is 5").input_ids == base("The price is 5").input_ids
-    assert tokenizer.convert_tokens_to_ids("<NUM>") == 7
-
-
-def test_copies_encode_the_same() -> None:
-    for reader in (copy.deepcopy(TINY), pickle.loads(pickle.dumps(TINY))):
-        assert reader("<NUM> 5") == TINY("<NUM> 5")
-
-
 # ---------------------------------------------------------------- chats
 
 
@@ -473,21 +376,6 @@ def test_chat_template_encodes_values(processor: Any, base: Any) -> None:
     assert not inputs.numeric_values[~is_number].any()
     prompt = base.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert processor.decode(inputs.input_ids, inputs.numeric_values) == [prompt]
-
-
-def test_chat_template_encodes_values_of_a_batch() -> None:
-    processor = tiny(chat_template=CHAT, is_framed=True)
-    chats = [
-        [{"role": "me", "content": "7"}, {"role": "bot", "content": "8!"}],
-        [{"role": "me", "content": "<NUM>"}],
-    ]
-    inputs = processor.apply_chat_template(
-        chats, tokenize=True, return_dict=True, return_tensors="pt"
-    )
-    rows = ["[me:#][bot:#!]", "[me:<NUM>]____"]
-    assert [shown(processor, ids) for ids in inputs.input_ids] == rows
-    values = [[0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 8, 0, 0], [0] * 14]
-    assert inputs.numeric_values.tolist() == values
 
 
 def test_chat_template_returns_the_assistant_mask() -> None:
@@ -540,21 +428,6 @@ def test_ids_and_values_decode_from_lists_arrays_and_tensors(kind: Any) -> None:
     assert TINY.decode([ids, ids[:3]], [values, values[:3]]) == ["a 5 b 0.25", "a 5"]
 
 
-@pytest.mark.parametrize("kind", ["pt", "np", None])
-def test_batch_decodes_row_by_row(kind: str | None) -> None:
-    inputs = TINY(["a 5", "b", "7 8"], return_tensors=kind, padding=True)
-    both = (inputs.input_ids, inputs.numeric_values)
-    assert TINY.batch_decode(*both) == TINY.decode(*both) == ["a 5", "b<pad><pad>", "7 8"]
-    assert TINY.batch_decode(*both, skip_special_tokens=True) == ["a 5", "b", "7 8"]
-    assert TINY.decode(*both, skip_special_tokens=True) == ["a 5", "b", "7 8"]
-
-
-def test_empty_ids_decode_to_empty_text() -> None:
-    assert TINY.decode([]) == TINY.decode([], []) == ""
-    assert TINY.decode([[]]) == [""]
-    assert TINY.batch_decode([]) == TINY.decode(torch.zeros(0, 3)) == []
-
-
 def test_digits_set_the_precision_of_written_numbers() -> None:
     inputs = TINY("x = 3.14159265")
     both = (inputs.input_ids, inputs.numeric_values)
@@ -591,79 +464,6 @@ def test_decoding_a_number_without_a_value_raises() -> None:
         TINY.batch_decode([ids[:2], ids])
 
 
-def test_values_of_another_shape_than_ids_raise() -> None:
-    inputs = TINY("a 5")
-    with pytest.raises(ValueError, match=r"values of shape \(2,\) .*\(3,\)"):
-        TINY.decode(inputs.input_ids, inputs.numeric_values[:2])
-    with pytest.raises(ValueError, match=r"values of shape \(1, 3\)"):
-        TINY.decode(inputs.input_ids, [inputs.numeric_values])
-    with pytest.raises(ValueError, match=r"values and ids differ in rows: 1 and 2"):
-        TINY.batch_decode([inputs.input_ids] * 2, [inputs.numeric_values])
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_decoding_a_value_that_is_not_finite_raises(value: float) -> None:
-    ids = TINY("a 5").input_ids
-    with pytest.raises(ValueError, match=rf"In row 1: values\[2\] is {value}"):
-        TINY.batch_decode([ids, ids], [[0, 0, 5], [0, 0, value]])
-    assert TINY.decode(ids, [value, 0, 5]) == "a 5"  # ignored at a token that is not <NUM>
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"encode_numbers": "digits"},
-        {"encode_numbers": ""},
-        {"padding": "always"},
-        {"padding_side": "up"},
-        {"truncation": "sometimes"},
-        {"return_tensors": "tf"},
-    ],
-)
-def test_unknown_choice_raises(option: dict[str, Any]) -> None:
-    ((name, value),) = option.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r}"):
-        TINY("a 5", **option)
-
-
-def test_unknown_encode_numbers_raises() -> None:
-    with pytest.raises(ValueError, match="encode_numbers='digits'"):
-        CausalQwenProcessor(byte_tokenizer(), encode_numbers="digits")
-    processor = tiny()
-    processor.encode_numbers = "digits"
-    with pytest.raises(ValueError, match="encode_numbers='digits'"):
-        processor("5")
-
-
-def test_input_other_than_text_raises() -> None:
-    with pytest.raises(TypeError, match=r"text\[1\] is float"):
-        TINY(["a", 5.0])
-    with pytest.raises(TypeError, match=r"text\[0\] is list"):
-        TINY([["a", "b"]])
-    with pytest.raises(TypeError, match="'images'"):
-        TINY("a", images=torch.zeros(2, 2))
-    with pytest.raises(TypeError, match="'paddin'"):
-        TINY("a", paddin=True)
-
-
-def test_unpadded_rows_of_different_lengths_raise_for_tensors() -> None:
-    with pytest.raises(ValueError, match="padding=True"):
-        TINY(["ab", "c"], return_tensors="pt", padding=False)
-
-
-def test_negative_max_length_raises() -> None:
-    with pytest.raises(ValueError, match="max_length=-1"):
-        TINY("a", truncation=True, max_length=-1)
-
-
-def test_padding_needs_a_padding_token() -> None:
-    processor = tiny(pad_token=None)
-    with pytest.raises(ValueError, match="pad_token"):
-        processor(["ab", "c"], return_tensors="pt")
-    assert processor(["a5", "7"], padding=False).numeric_values == [[0, 0], [7]]
-    assert processor(["ab", "cd"], return_tensors="np").input_ids.shape == (2, 2)
-
-
 def test_processor_of_another_model_raises(make_config: Callable[..., Any]) -> None:
     TINY.check(make_config(vocab_size=260, num_token_id=259))
     TINY.check(make_config(vocab_size=300, num_token_id=259))
@@ -675,13 +475,6 @@ def test_processor_of_another_model_raises(make_config: Callable[..., Any]) -> N
             TINY.check(make_config(**fields))
     with pytest.raises(ValueError, match=r"261 tokens .* 97"):
         tiny("<unused0>", "<unused1>").check(make_config(vocab_size=97, num_token_id=3))
-
-
-def test_missing_or_slow_tokenizer_raises() -> None:
-    with pytest.raises(ValueError, match="tokenizer"):
-        CausalQwenProcessor()
-    with pytest.raises(ValueError, match="ByT5Tokenizer"):
-        CausalQwenProcessor(ByT5Tokenizer())
 
 
 @pytest.mark.parametrize(

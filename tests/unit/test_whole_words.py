@@ -14,7 +14,7 @@ from _tiny import make_base
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
@@ -31,7 +31,6 @@ from causal_qwen.families import FAMILIES
 from causal_qwen.individuals import Individual
 from causal_qwen.options import CONTINUES, OPEN
 from causal_qwen.text.words import edges_of, word_edges
-from causal_qwen.training.from_scratch import new_model
 
 EDGES = "decision.word_edges"
 INNER = CONTINUES | OPEN  # "ing"
@@ -61,12 +60,6 @@ def test_a_likeliest_token_that_ends_the_word_leaves_no_way_to_continue_it(conve
     kept = keep_whole_words(scores, [[0], [0]], [True, True], convert(VOCABULARY))
     assert kept[0].tolist() == [NEVER, 1, 9, NEVER, 0, NEVER]
     assert kept[1].tolist() == scores[1].tolist()  # equally likely
-
-
-def test_a_score_that_is_no_number_is_not_hidden() -> None:
-    scores = np.float32([[1, 2, np.nan, 0, 0, 3]])
-    kept = keep_whole_words(scores, [[0]], [True], VOCABULARY)
-    np.testing.assert_array_equal(kept, scores)
 
 
 SCORES = st.lists(st.sampled_from([NEVER, -1.0, 0.0, 0.5, 2.0]), min_size=5, max_size=5)
@@ -185,17 +178,6 @@ def test_the_embedded_tokenizer_knows_its_words(short_directory: Path) -> None:
     assert not more[size:].any()  # ids without a token
 
 
-def test_a_tokenizer_with_a_visible_space_keeps_it_at_the_beginning() -> None:
-    names = ["<unk>", "▁", "▁the", "the", "s", ".", "<0xE4>", "<0x41>", "中", "▁'"]
-    core = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True))
-    core.pre_tokenizer = pre_tokenizers.Metaspace()
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    core.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
-    core.add_special_tokens([AddedToken("end", special=True)])
-    found = word_edges(core, len(names) + 1).tolist()
-    assert found == [0, 0, OPEN, INNER, INNER, 0, 0, INNER, 0, OPEN, 0]
-
-
 # ---------------------------------------------------------------- models
 
 
@@ -250,22 +232,6 @@ def test_both_engines_and_padded_rows_keep_the_same_words_whole(model: Any, tmp_
         assert found.ids[:, found.new].tolist() == alone
     (guessed,) = engine.generate(rows[0], mode="causal", max_new_tokens=NEW, **options).ids
     assert guessed[4:].tolist() == alone[0]
-
-
-def test_the_next_token_of_every_position_is_the_one_that_generate_chooses(model: Any) -> None:
-    ids = torch.tensor([said(model, avoid_repeats=2)])
-    options = {name: value for name, value in CALL.items() if name != "causal_mode"}
-    found = model.inference(ids[:, :-1], mode="causal", avoid_repeats=2, **options)
-    assert found[0, PROMPT.shape[1] - 1 :].tolist() == ids[0, PROMPT.shape[1] :].tolist()
-    free = model.inference(ids[:, :-1], mode="causal", whole_words=False, **options)
-    assert not torch.equal(found, free)
-
-
-@pytest.mark.parametrize("still", [{"temperature": 0.0}, {"noise_gain": 0.0}])
-def test_without_noise_the_base_model_decides(model: Any, still: dict[str, float]) -> None:
-    """Thresholds that differ by token decide there, also inside of a word."""
-    assert said(model, **still) == said(model, whole_words=False, **still)
-    assert said(model) != said(model, whole_words=False)
 
 
 def test_an_observed_text_has_the_candidates_of_its_own_words(model: Any) -> None:
@@ -391,24 +357,3 @@ def test_every_family_is_converted_with_the_words_of_its_tokenizer(
         np.testing.assert_array_equal(one.decision.word_edges, expected)
         assert one.generation_config.whole_words is True
     assert said(loaded, max_new_tokens=5) == said(model, max_new_tokens=5)
-
-
-def test_a_plain_directory_is_loaded_with_the_words_of_its_tokenizer(
-    byte_tokenizer: Callable[..., Any], tmp_path: Path
-) -> None:
-    base = make_base("qwen2")
-    with quiet():
-        base.resize_token_embeddings(300)
-    base.save_pretrained(tmp_path)
-    assert not CausalQwenForCausalLM.from_pretrained(tmp_path).decision.word_edges.any()
-    tokenizer = byte_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    edges = CausalQwenForCausalLM.from_pretrained(tmp_path).decision.word_edges
-    np.testing.assert_array_equal(edges, word_edges(tokenizer.backend_tokenizer, 300))
-
-
-def test_a_model_from_scratch_has_the_words_of_its_tokenizer() -> None:
-    processor, model = new_model(["the other day the others went"] * 9, "tiny", vocabulary=300)
-    expected = word_edges(processor.tokenizer.backend_tokenizer, model.config.vocab_size)
-    assert {OPEN, INNER} <= set(expected.tolist())
-    np.testing.assert_array_equal(model.decision.word_edges, expected)
