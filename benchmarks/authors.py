@@ -17,23 +17,30 @@ import json
 import random
 import tempfile
 from argparse import Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from _results import Row, log, make_parser, parse, save, span, table
+from torch import Tensor, nn
 
 from causal_qwen.conversion.convert import default_model, open_model
-from causal_qwen.individuals import Individual
-from causal_qwen.training.authors import likelihoods, saved_files
-from causal_qwen.training.data import Collator, encode_rows
+from causal_qwen.decoding.noise import UNoise
+from causal_qwen.individuals.individual import Individual
+from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.modeling.loss import IGNORE, shift_left
+from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.training.authors import saved_files
+from causal_qwen.training.data import Collator, Example, encode_rows
 from causal_qwen.training.run import Run, train
 
 WORDS = 96  # of a piece: some 128 tokens
 EVERYONE = "everyone"  # the one individual that all authors share, and its column
 HELD_OUT = 5  # one work in so many, at least one
 REPLICATES = 2000
+ELEMENTS = 2**24  # most scores in memory at once
 
 
 def read_pieces(directory: Path, most: int, held_out: int) -> tuple[list[Row], list[Row]]:
@@ -117,6 +124,46 @@ def measure(directory: Path, test: list[Row], names: list[str], length: int) -> 
     examples = encode_rows(test, processor, length)
     collate = Collator(processor.tokenizer.pad_token_id)
     return likelihoods(model, stacked, examples, collate).double().numpy()
+
+
+@torch.no_grad()
+def likelihoods(
+    model: CausalModel,
+    pushes: Tensor,
+    examples: Sequence[Example],
+    collate: Callable[[Sequence[Example]], dict[str, Any]],
+    batch_size: int = 8,
+) -> Tensor:
+    """Mean NLL of softmax(loc_S) of every text, by every individual and, last, by nobody.
+
+    pushes (N, C) are T kappa t. -> (D, N + 1), NaN for a text without labels. The backbone runs
+    once for all of them.
+    """
+    found = []
+    everyone = torch.cat([pushes, pushes.new_zeros(1, pushes.shape[-1])]).to(model.device)
+    for start in range(0, len(examples), batch_size):
+        batch = collate(examples[start : start + batch_size])
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "numeric_values")}
+        inputs = {name: value.to(model.device) for name, value in inputs.items()}
+        u = model(**inputs, skip_logits=True).u_dist
+        labels = shift_left(batch["labels"], IGNORE).to(model.device)
+        columns = [_nll(model, u, UNoise(push), labels) for push in everyone]
+        found.append(torch.stack(columns, -1).cpu())
+    return torch.cat(found)
+
+
+def _nll(model: CausalModel, u: Cauchy, noise: UNoise, labels: Tensor) -> Tensor:
+    """The mean over every row's valid positions. (B, T, C) -> (B,)"""
+    is_valid = labels != IGNORE
+    loc = (u.loc + model.action.displacement(u, noise).to(u.loc))[is_valid]
+    size = max(ELEMENTS // model.config.vocab_size, 1)
+    parts = [
+        nn.functional.cross_entropy(model.lm_head(part).float(), label, reduction="none")
+        for part, label in zip(loc.split(size), labels[is_valid].split(size), strict=True)
+    ]
+    nll = torch.zeros(labels.shape, device=loc.device)
+    nll[is_valid] = torch.cat(parts) if parts else loc.new_zeros(0).float()
+    return nll.sum(-1) / is_valid.sum(-1)
 
 
 def compare(

@@ -31,9 +31,8 @@ from engine import NumPyPeer, TorchPeer
 from transformers import Qwen2ForCausalLM
 
 from causal_qwen.analysis.verify import verify
-from causal_qwen.conversion.base_models import as_qwen2, load_base
 from causal_qwen.conversion.calibration import TEXTS
-from causal_qwen.conversion.checkpoint_io import encode_texts, quiet
+from causal_qwen.conversion.checkpoint_io import as_qwen2, encode_texts, load_base, quiet
 from causal_qwen.conversion.convert import compare, convert, default_model, open_model
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.paths import EMBEDDED, cache_directory

@@ -16,7 +16,7 @@ from transformers import Qwen2ForCausalLM
 from transformers.utils import logging
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.conversion.base_models import load_tokenizer
+from causal_qwen.conversion.checkpoint_io import load_tokenizer
 from causal_qwen.conversion.convert import default_model
 
 ModelOption = Annotated[

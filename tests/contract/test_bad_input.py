@@ -21,7 +21,7 @@ from transformers import (
 
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion import convert as module
-from causal_qwen.conversion.base_models import load_base
+from causal_qwen.conversion.checkpoint_io import load_base
 from causal_qwen.conversion.convert import convert, convert_model, default_model
 from causal_qwen.outputs import check_output_directory
 from causal_qwen.paths import embedded_directory

@@ -21,8 +21,7 @@ from typer.testing import CliRunner
 from causal_qwen import CausalQwenForCausalLM, CausalQwenProcessor
 from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.cli.program import app
-from causal_qwen.conversion.base_models import load_tokenizer
-from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.checkpoint_io import load_tokenizer, quiet
 from causal_qwen.conversion.export import export, plain_model
 from causal_qwen.engine import Engine
 from causal_qwen.families import BY_BASE, MARK, TRAINED

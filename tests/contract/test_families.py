@@ -18,9 +18,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfi
 from causal_qwen import CausalQwenForCausalLM, CausalQwenModel
 from causal_qwen.analysis.counterfactual import ChangedToken, counterfactual
 from causal_qwen.backbones import base_class, classes_of
-from causal_qwen.conversion.base_models import load_base
 from causal_qwen.conversion.calibration import BAR_SUM
-from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.checkpoint_io import load_base, quiet
 from causal_qwen.conversion.convert import convert, open_model
 from causal_qwen.engine import Engine
 from causal_qwen.families import BY_BASE, FAMILIES, Family, family_of
@@ -256,6 +255,7 @@ PROJECTIONS = {  # what `--lora` adapts, by family; the others have Llama's name
 LLAMAS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
 
 
+@pytest.mark.ecosystem("LoRA on each family's attention", "works")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.base)
 def test_a_lora_checkpoint_of_every_family_moves_all_projections_and_is_evaluated(
     family: Family, byte_tokenizer: Any, tmp_path: Path

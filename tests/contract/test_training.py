@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from _simulation import simulate
+from authors import likelihoods
 from rich.console import Console
 from transformers import (
     GenerationConfig,
@@ -33,7 +34,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from causal_qwen.individuals import Individual
+from causal_qwen.conversion.convert import open_model
+from causal_qwen.individuals.individual import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
@@ -49,11 +51,11 @@ from causal_qwen.training.evaluation import (
 )
 from causal_qwen.training.from_scratch import new_model
 from causal_qwen.training.metrics import COLUMNS, MetricAccumulator
-from causal_qwen.training.progress import TrainingProgress
 from causal_qwen.training.run import COMPAT_WEIGHT, Run, plan, prepare, train
 from causal_qwen.training.trainer import (
     CausalTrainer,
     CausalTrainingArguments,
+    TrainingProgress,
 )
 
 Make = Callable[..., Any]
@@ -667,11 +669,19 @@ def test_authors_are_saved_as_individuals_that_generate_uses(authored: Path) -> 
     assert said.shape == (2, 5)
 
 
-def test_the_own_individual_makes_held_out_texts_likelier(authored: Path) -> None:
-    found = json.loads((authored / "run" / "metrics.json").read_text())
-    assert found["eval_individual_nll_own"] < found["eval_individual_nll_nobody"]
-    assert found["eval_individual_nll_own"] < found["eval_individual_nll_other"]
-    assert found["eval_individual_recognized"] > 0.5
+def test_the_own_individual_makes_texts_likelier(authored: Path) -> None:
+    processor, model = open_model(authored / "run")
+    files = sorted((authored / "run" / "individuals").iterdir())
+    people = [Individual.load(file) for file in files]
+    gain = getattr(model.generation_config, "noise_gain", 1.0)
+    pushes = [torch.from_numpy(one.temperature * gain * one.cauchy()).float() for one in people]
+    examples = encode_rows(AUTHORED, processor, 64)
+    nll = likelihoods(model, torch.stack(pushes), examples, Collator(0))  # (rows, Ada, Ben, nobody)
+    is_ada = torch.tensor([row["author"] == "Ada" for row in AUTHORED])
+    own, other = nll[:, 0].where(is_ada, nll[:, 1]), nll[:, 1].where(is_ada, nll[:, 0])
+    assert own.mean() < nll[:, 2].mean()
+    assert own.mean() < other.mean()
+    assert (own < other).float().mean() > 0.5
 
 
 def test_a_run_with_authors_resumes_where_it_stopped(authored: Path, directory: Path) -> None:

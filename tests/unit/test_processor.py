@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoProcessor, PreTrainedTokenizerFast
 from transformers.utils import TensorType
 
-from causal_qwen.conversion.base_models import load_tokenizer
+from causal_qwen.conversion.checkpoint_io import load_tokenizer
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.text.numerals import encode, render
 

@@ -20,22 +20,20 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from causal_qwen.backbones import classes_of
-from causal_qwen.conversion.base_models import (
-    EMBEDDED_HUB,
-    as_convertible,
-    family_of_model,
-    load_base,
-    load_tokenizer,
-)
 from causal_qwen.conversion.calibration import TEXTS, Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
+    EMBEDDED_HUB,
+    as_convertible,
     assemble,
     check_finite,
     check_loading_info,
     check_tied,
     damaged_files_named,
     encode_texts,
+    family_of_model,
+    load_base,
+    load_tokenizer,
     local_directory,
     quiet,
     read_fields,

@@ -8,8 +8,8 @@ Out:  a model directory, metrics.json and the log of the run.
     authors       every author's texts -> one learned individual
     metrics       what is measured on held-out text, with intervals
     evaluation    models and checkpoints, side by side; the page of a run's curves
-    progress      the run in the terminal
-    trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics
+    trainer       `CausalTrainer`: Hugging Face's Trainer with our loss terms and metrics;
+                  the run in the terminal, and its checkpoints
     run           a whole run, as `causal-qwen train` starts it, and what it would do
 
 Open `run` first.

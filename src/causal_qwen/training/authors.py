@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.individuals import Individual, draw_noise, from_cauchy, latent_size, to_cauchy
-from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.loss import IGNORE, shift_left
+from causal_qwen.individuals.individual import Individual, latent_size
+from causal_qwen.individuals.noise import draw_noise, from_cauchy, to_cauchy
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.training.data import NOBODY, Example
 
@@ -39,7 +38,6 @@ DIRECTORY = "individuals"  # in the output of a run
 FILE = "individuals.safetensors"  # in a checkpoint
 NAMELESS = 8  # one text in so many is read without its author
 START_DENSITY = 0.05  # truncation of the first t: at most 4.4
-ELEMENTS = 2**24  # most scores in memory at once
 
 
 class Authors(nn.Module):
@@ -57,10 +55,6 @@ class Authors(nn.Module):
         """g t of the author at every position, 0 for NOBODY. (B, T) -> (B, T, C)"""
         is_known = (authors != NOBODY).unsqueeze(-1)
         return UNoise(self.gain * self.t[authors.clamp_min(0)].where(is_known, 0.0))
-
-    def pushes(self) -> Tensor:
-        """g t of every author. -> (N, C)"""
-        return self.gain * self.t.detach()
 
     def individuals(self, model: CausalModel) -> list[Individual]:
         """For `causal` decoding by `model`: T kappa = g, and t at every position."""
@@ -134,61 +128,3 @@ def mark(
             if learn and seen[name] % NAMELESS == 0:
                 place = NOBODY
         example.authors = [place] * len(example.ids)
-
-
-@torch.no_grad()
-def likelihoods(
-    model: CausalModel,
-    pushes: Tensor,
-    examples: Sequence[Example],
-    collate: Callable[[Sequence[Example]], dict[str, Any]],
-    batch_size: int = 8,
-) -> Tensor:
-    """Mean NLL of softmax(loc_S) of every text, by every individual and, last, by nobody.
-
-    pushes (N, C) are T kappa t. -> (D, N + 1), NaN for a text without labels. The backbone runs
-    once for all of them.
-    """
-    found = []
-    everyone = torch.cat([pushes, pushes.new_zeros(1, pushes.shape[-1])]).to(model.device)
-    for start in range(0, len(examples), batch_size):
-        batch = collate(examples[start : start + batch_size])
-        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "numeric_values")}
-        inputs = {name: value.to(model.device) for name, value in inputs.items()}
-        u = model(**inputs, skip_logits=True).u_dist
-        labels = shift_left(batch["labels"], IGNORE).to(model.device)
-        columns = [_nll(model, u, UNoise(push), labels) for push in everyone]
-        found.append(torch.stack(columns, -1).cpu())
-    return torch.cat(found)
-
-
-def _nll(model: CausalModel, u: Cauchy, noise: UNoise, labels: Tensor) -> Tensor:
-    """The mean over every row's valid positions. (B, T, C) -> (B,)"""
-    is_valid = labels != IGNORE
-    loc = (u.loc + model.action.displacement(u, noise).to(u.loc))[is_valid]
-    size = max(ELEMENTS // model.config.vocab_size, 1)
-    parts = [
-        nn.functional.cross_entropy(model.lm_head(part).float(), label, reduction="none")
-        for part, label in zip(loc.split(size), labels[is_valid].split(size), strict=True)
-    ]
-    nll = torch.zeros(labels.shape, device=loc.device)
-    nll[is_valid] = torch.cat(parts) if parts else loc.new_zeros(0).float()
-    return nll.sum(-1) / is_valid.sum(-1)
-
-
-def compare(nll: Tensor, names: Sequence[str | None], known: Sequence[str]) -> dict[str, float]:
-    """Mean NLL of texts under the own individual, the other ones and nobody, and how often the own
-    one is the likeliest (chance: 1 / N). (D, N + 1) -> metrics; empty without known authors"""
-    index = {name: place for place, name in enumerate(known)}
-    own = [(row, index[name]) for row, name in enumerate(names) if name in index]
-    own = [(row, place) for row, place in own if bool(nll[row].isfinite().all())]
-    if not own:
-        return {}
-    rows, places = (torch.tensor(part) for part in zip(*own, strict=True))
-    chosen, count = nll[rows].double(), len(known)
-    mine = chosen.gather(-1, places.unsqueeze(-1)).squeeze(-1)
-    others = (chosen[:, :-1].sum(-1) - mine) / max(count - 1, 1)
-    found = {"own": mine, "other": others, "nobody": chosen[:, -1]}
-    metrics = {f"individual_nll_{who}": float(value.mean()) for who, value in found.items()}
-    recognized = (chosen[:, :-1].argmin(-1) == places).double().mean()
-    return {**metrics, "individual_recognized": float(recognized)}

@@ -27,7 +27,7 @@ from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.outputs import LOCK, lock, write_text
 from causal_qwen.paths import install_hint
-from causal_qwen.training.authors import Authors, compare, likelihoods, mark, names_of
+from causal_qwen.training.authors import Authors, mark, names_of
 from causal_qwen.training.data import (
     Collator,
     Example,
@@ -38,11 +38,11 @@ from causal_qwen.training.data import (
     read_rows,
 )
 from causal_qwen.training.from_scratch import new_model, texts_of
-from causal_qwen.training.progress import TrainingProgress
 from causal_qwen.training.trainer import (
     STATE,
     CausalTrainer,
     CausalTrainingArguments,
+    TrainingProgress,
     freeze_backbone,
     last_checkpoint,
     read_state,
@@ -131,9 +131,6 @@ def train(run: Run) -> dict[str, float]:
             _record(ready)
         _learn(trainer, checkpoint, ready.run)
         metrics: dict[str, float] = trainer.evaluate()
-        if trainer.authors is not None:
-            announce("comparing the individuals on held-out rows")
-            metrics |= _compare_authors(trainer, ready)
         trainer.finish(ready.processor, texts, announce)
         trainer.save_state()
         if is_first:
@@ -407,14 +404,3 @@ def _has_all_steps(checkpoint: Path, steps: int) -> bool:
     if (checkpoint.parent / METRICS).exists():
         raise ValueError(f"{checkpoint} has made {made} of {steps} steps; resume it with more.")
     return True
-
-
-def _compare_authors(trainer: CausalTrainer, ready: Prepared) -> dict[str, float]:
-    assert trainer.authors is not None
-    assert ready.run.individual_column is not None
-    names = names_of(ready.held_out_rows, ready.run.individual_column)
-    trainer.causal_model.eval()
-    size = trainer.args.per_device_eval_batch_size
-    pushes = trainer.authors.pushes()
-    nll = likelihoods(trainer.causal_model, pushes, ready.held_out, ready.collate, size)
-    return {f"eval_{k}": v for k, v in compare(nll, names, ready.names).items()}

@@ -13,14 +13,18 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
 
 from causal_qwen.conversion.calibration import calibrate_gains, read_texts
@@ -34,6 +38,7 @@ from causal_qwen.options import check_choice
 from causal_qwen.training.authors import Authors
 from causal_qwen.training.metrics import MetricAccumulator
 
+SHOWN = {"total_loss": "loss", "eval_accuracy": "accuracy", "eval_ovr_nll": "one-vs-rest NLL"}
 PREFIX = "checkpoint-"
 STATE = "trainer_state.json"
 HEADS = (AbductionNetwork, ActionNetwork, Decision)
@@ -50,20 +55,11 @@ logger = logging.getLogger("transformers.causal_qwen")
 class CausalTrainingArguments(TrainingArguments):
     """Hugging Face's arguments and four more. Its filter of NaN is off: the trainer stops there."""
 
-    logging_nan_inf_filter: bool = field(
-        default=False,
-        metadata={"help": "replace NaN in logged losses; reads every loss from the device"},
-    )
-
-    head_learning_rate: float | None = field(
-        default=None,
-        metadata={"help": "of abduction, noise, thresholds; default: learning_rate"},
-    )
-    individual_learning_rate: float = field(
-        default=0.03, metadata={"help": "of the individuals of authors"}
-    )
-    train: str = field(default="all", metadata={"help": "all, or heads: the backbone is frozen"})
-    recalibrate: bool = field(default=True, metadata={"help": "measure noise gains after training"})
+    logging_nan_inf_filter: bool = False  # it reads every loss from the device
+    head_learning_rate: float | None = None  # of abduction, noise, thresholds; as the others
+    individual_learning_rate: float = 0.03  # of the individuals of authors
+    train: str = "all"  # or heads: the backbone is frozen
+    recalibrate: bool = True  # measure the noise gains after training
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,6 +275,52 @@ def freeze_backbone(model: nn.Module) -> None:
     heads = head_parameters(model)
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in heads and parameter.requires_grad)
+
+
+class TrainingProgress(TrainerCallback):
+    """A bar on a terminal, a line per log elsewhere; only from the first process."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        note = TextColumn("{task.fields[note]}")
+        columns = BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
+        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self.latest: dict[str, float] = {}
+
+    def print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.started, self.first_step = time.monotonic(), state.global_step
+        self.first_token = state.num_input_tokens_seen
+        if state.is_world_process_zero:
+            steps = {"total": state.max_steps, "completed": state.global_step}
+            self.task = self.bar.add_task("training", **steps, note="")
+            self.bar.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.bar.update(self.task, completed=state.global_step, note=self._note(state))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        news = {name: logs[name] for name in SHOWN if name in (logs or {})}
+        self.latest |= news
+        if news and state.is_world_process_zero and not self.console.is_terminal:
+            line = f"step {state.global_step}/{state.max_steps}  {self._note(state)}"
+            if done := state.global_step - self.first_step:
+                pace = (time.monotonic() - self.started) / done
+                left = timedelta(seconds=round(pace * (state.max_steps - state.global_step)))
+                line += f"  {left} to go"
+            self.print(line)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.stop()
+
+    def _note(self, state: Any) -> str:
+        parts = [f"{SHOWN[name]} {value:.4g}" for name, value in self.latest.items()]
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        parts.append(f"{(state.num_input_tokens_seen - self.first_token) / seconds:.0f} tokens/s")
+        return "  ".join(parts)
 
 
 def last_checkpoint(run: Path) -> Path | None:
