@@ -253,14 +253,6 @@ def test_dataset_saved_to_disk_is_read(
     assert hub == [str(tmp_path)]
 
 
-def test_missing_datasets_library_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"'trian' .*'\.\[train\]'"):
-        read_rows("trian")
-
-
 # ---------------------------------------------------------------- rows -> examples
 
 

@@ -29,7 +29,6 @@ from jinja2 import TemplateError
 
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
-from causal_qwen.paths import install_hint
 from causal_qwen.tables.csv_table import OPENERS, read_text
 from causal_qwen.tables.files import read_records
 
@@ -106,13 +105,7 @@ def _numbered_rows(source: str, *, has_template: bool) -> Iterator[tuple[Any, Ro
 
 def _dataset(source: str) -> Iterable[Any]:
     """Rows through `datasets`, which is imported only here."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"{source!r} is not a {', '.join(READERS)} file, and Hugging Face datasets need "
-            f"datasets, which is not installed: {install_hint('train')}"
-        ) from None
+    datasets = importlib.import_module("datasets")
     name, *rest = source.split(":", 2)
     split = rest.pop() if rest else DEFAULT_SPLIT
     if (Path(name) / "dataset_dict.json").exists():

@@ -21,7 +21,6 @@ import torch
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.modeling.processor import CausalQwenProcessor
-from causal_qwen.paths import install_hint
 from causal_qwen.training.data import Collator, encode_rows, read_rows
 from causal_qwen.training.metrics import REPLICATES, MetricAccumulator
 from causal_qwen.training.trainer import last_checkpoint, read_state
@@ -88,12 +87,8 @@ def open_checkpoint(
     directory = Path(path)
     if not (directory / ADAPTER).is_file():
         return open_model(path, device, dtype)
-    try:
-        from peft import PeftModel
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"{directory} is a checkpoint of LoRA, which needs peft: {install_hint('lora')}"
-        ) from None
+    from peft import PeftModel
+
     base = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
     with quiet():
         _, model = open_model(base, device, dtype)
@@ -193,12 +188,8 @@ def write_report(run: Path) -> Path:
 
 def _draw(log: Sequence[Mapping[str, float]], picture: Path) -> None:
     """One plot for every group of curves of which the log has any."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Curves need matplotlib, which is not installed: {install_hint('plot')}"
-        ) from None
+    from matplotlib.figure import Figure
+
     logged = {name for entry in log for name in entry}
     plots = {title: logged.intersection(names) for title, names in CURVES.items()}
     plots = {title: names for title, names in plots.items() if names}

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,6 @@ from causal_qwen.conversion.placement import place_model, resolve_device
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.outputs import LOCK, lock, write_text
-from causal_qwen.paths import install_hint
 from causal_qwen.training.authors import Authors, mark, names_of
 from causal_qwen.training.data import (
     Collator,
@@ -42,7 +42,8 @@ from causal_qwen.training.trainer import (
     STATE,
     CausalTrainer,
     CausalTrainingArguments,
-    TrainingProgress,
+    ProgressBar,
+    ProgressLines,
     freeze_backbone,
     last_checkpoint,
     read_state,
@@ -116,17 +117,16 @@ def train(run: Run) -> dict[str, float]:
     with lock(output) if is_first else contextlib.nullcontext():
         ready = prepare(run)
         args = training_arguments(ready.run, is_new=checkpoint is None)
-        progress = TrainingProgress()
         is_shown = is_first and not args.disable_tqdm
 
         def announce(stage: str) -> None:
             if is_shown:
-                progress.print(f"{stage} ...")
+                print(f"{stage} ...", file=sys.stderr)
 
         texts = _calibration_texts(ready)
         if checkpoint is None:
             _calibrate(ready, texts, announce)
-        trainer = _trainer(ready, args, progress)
+        trainer = _trainer(ready, args)
         if is_first:
             _record(ready)
         _learn(trainer, checkpoint, ready.run)
@@ -289,9 +289,7 @@ def _calibrate(ready: Prepared, texts: Sequence[torch.Tensor], announce: Announc
     calibrate_gains(model, hidden)
 
 
-def _trainer(
-    ready: Prepared, args: CausalTrainingArguments, progress: TrainingProgress
-) -> CausalTrainer:
+def _trainer(ready: Prepared, args: CausalTrainingArguments) -> CausalTrainer:
     trainer = CausalTrainer(
         model=with_lora(ready.model, ready.run.lora),
         args=args,
@@ -305,7 +303,9 @@ def _trainer(
         trainer.add_callback(EarlyStoppingCallback(ready.run.patience))
     if not args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(progress)
+        trainer.add_callback(ProgressLines())
+        if sys.stderr.isatty():
+            trainer.add_callback(ProgressBar())
     return trainer
 
 
@@ -314,12 +314,8 @@ def with_lora(model: Any, rank: int) -> Any:
     causal heads are trained in full."""
     if not rank:
         return model
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"LoRA needs peft, which is not installed: {install_hint('lora')}"
-        ) from None
+    from peft import LoraConfig, get_peft_model
+
     modules = {
         name.rpartition(".")[2]
         for name, module in model.model.named_modules()
