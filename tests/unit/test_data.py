@@ -170,7 +170,7 @@ BAD_FILES = [
     ("a.json", '[{"text": "x"},\n 3 4]', None, "a.json cannot be read as JSON"),
     ("a.json", '[{"text": "x"}, {"id": 7}]', None, "a.json:2: the row has 'id'"),
     ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "from 'dog'; known"),
-    ("a.jsonl", '{"prompt": [1], "completion": [2]}', None, "`prompt` must be a list of objects"),
+    ("a.jsonl", '{"prompt": [1], "completion": [2]}', None, "`messages` must be a list of objects"),
     ("a.xml", "[]", None, r"a.xml .*\.jsonl, .*\.csv, .*\.txt"),
 ]
 

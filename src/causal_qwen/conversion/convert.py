@@ -225,28 +225,37 @@ def set_word_edges(model: CausalModel, tokenizer: Any) -> None:
         model.decision.word_edges.copy_(torch.from_numpy(edges))
 
 
-@torch.no_grad()
 def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor]) -> Report:
     """Compare causal model and base model at every position of a few texts."""
-    worst, agreeing, positions = 0.0, 0, 0
-    for ids in texts:
-        expected = qwen(ids[None]).logits[0]
-        output = model(ids[None])
-        logits = output.logits[0, :, : expected.shape[-1]]  # without a new <NUM>, which comes last
-        worst = max(worst, float((logits - expected).abs().max()))
-        chosen = model.decision.choose(output.s_dist)[0]
-        agreeing += int((chosen == expected.argmax(-1)).sum())
-        positions += len(ids)
+    difference, _, agreement, positions = compare_logits(model, qwen, texts)
     return Report(
         base=base,
         parameters=sum(p.numel() for p in model.parameters()),
         causal_size=model.config.latent_size,
         calibration=model.calibration,
         head_error=head_error(qwen, model),
-        max_logit_difference=worst,
+        max_logit_difference=difference,
         positions=positions,
-        standard_agreement=agreeing / positions,
+        standard_agreement=agreement,
     )
+
+
+@torch.no_grad()
+def compare_logits(
+    model: CausalModel, plain: Any, texts: Sequence[Tensor]
+) -> tuple[float, float, float, int]:
+    """The largest difference of logits, the shares of positions where the best logit and the best
+    P are the plain model's choice, and how many positions there are."""
+    worst, same, agreeing, positions = 0.0, 0, 0, 0
+    for ids in texts:
+        expected, output = plain(ids[None]).logits[0], model(ids[None])
+        logits = output.logits[0, :, : expected.shape[-1]]  # without a new <NUM>, which comes last
+        worst = max(worst, float((logits - expected).abs().max()))
+        same += int((logits.argmax(-1) == expected.argmax(-1)).sum())
+        chosen = model.decision.choose(output.s_dist)[0]
+        agreeing += int((chosen == expected.argmax(-1)).sum())
+        positions += len(ids)
+    return worst, same / positions, agreeing / positions, positions
 
 
 def head_error(qwen: Any, model: CausalModel) -> float:

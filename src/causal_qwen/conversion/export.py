@@ -20,7 +20,7 @@ from torch import Tensor
 from causal_qwen.backbones import base_class
 from causal_qwen.conversion.calibration import TEXTS, read_texts
 from causal_qwen.conversion.checkpoint_io import assemble, encode_texts, quiet
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.convert import compare_logits, open_model
 from causal_qwen.decoding.settings import DEFAULTS
 from causal_qwen.engine.heads import expected_tensors as causal_tensors
 from causal_qwen.engine.heads import optional_tensors
@@ -76,7 +76,7 @@ def export(
     texts = encode_texts(processor.tokenizer, TEXTS)
     progress("folding W_loc into the head")
     plain = plain_model(causal, texts)
-    difference, same, positions = compare_logits(causal, plain, texts)
+    difference, same, _, positions = compare_logits(causal, plain, texts)
     with new_directory(Path(output), overwrite) as directory:
         progress("writing")
         if to == "plain":
@@ -145,16 +145,3 @@ def _plain_generation_config(config: Any) -> Any:
         if hasattr(copied, name):
             delattr(copied, name)
     return copied
-
-
-@torch.no_grad()
-def compare_logits(causal: Any, plain: Any, texts: list[Tensor]) -> tuple[float, float, int]:
-    """The largest difference of logits, the share of equal choices, and at how many positions."""
-    worst, same, positions = 0.0, 0, 0
-    for ids in texts:
-        ours = causal(ids[None], output_scale_S=False).logits[0]
-        theirs = plain(ids[None]).logits[0]
-        worst = max(worst, float((ours - theirs).abs().max()))
-        same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        positions += len(ids)
-    return worst, same / max(positions, 1), positions

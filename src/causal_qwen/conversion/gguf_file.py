@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.engine.qwen2 import inverse_frequencies
-from causal_qwen.options import GGUF_TYPES, check_choice
 
 ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
@@ -40,7 +39,6 @@ PRE_TOKENIZERS = (  # what llama.cpp calls them, and what tells them apart in to
 
 def write_gguf(plain: Any, tokenizer: Any, directory: Path, dtype: str = "f16") -> Path:
     """Write `model-DTYPE.gguf` and `Modelfile` into a directory. -> the file"""
-    check_choice("dtype", dtype, GGUF_TYPES)
     base = plain.config.model_type
     if base not in ARCHITECTURES:
         raise ValueError(

@@ -38,17 +38,13 @@ Spans = list[tuple[int, int]]
 MARK = "|||"  # separates prompt and completion in a template
 PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
-KINDS = {
-    "messages": ("messages",),
-    "turns": ("prompt", "completion"),
-    "prompt": ("prompt", "completion"),
-    "text": ("text",),
-}
+KINDS = {"messages": ("messages",), "prompt": ("prompt", "completion"), "text": ("text",)}
 SPEAKERS = {  # ShareGPT's `from` -> role
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bard", "bing", "model"), "assistant"),
     "system": "system",
 }
+LEARNED_FROM = "learned_from"  # the first turn of a completion
 DEFAULT_SPLIT = "train"
 READERS = (  # the files that are read; other names are datasets
     *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
@@ -134,7 +130,11 @@ def _fill(template: str, row: Row) -> Row:
 
 
 def _as_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of ShareGPT's or Alpaca's form with `messages` instead; any other row unchanged."""
+    """A row with `messages` for turns of prompt and completion, of which the first LEARNED_FROM are
+    the prompt's, and for ShareGPT's and Alpaca's columns; any other row unchanged."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return {**row, "messages": [*prompt, *completion], LEARNED_FROM: len(prompt)}
     if any(row.get(key) is not None for key in ("messages", "completion", "target")):
         return row
     if row.get("conversations") is not None:
@@ -162,19 +162,16 @@ def _turn(turn: Mapping[str, Any]) -> Row:
 
 
 def _kind(row: Mapping[str, Any]) -> str:
-    """`messages`, `turns` (prompt and completion are messages), `prompt` or `text`, in this order;
-    other rows are refused."""
+    """`messages`, `prompt` or `text`, in this order; other rows are refused."""
     for kind, keys in KINDS.items():
         if any(row.get(key) is None for key in keys):
             continue
-        is_chat = kind in ("messages", "turns")
-        if kind == "turns" and not all(isinstance(row[key], list) for key in keys):
-            continue
-        for key in keys:
-            if not (_is_chat(row[key]) if is_chat else isinstance(row[key], str)):
-                wanted = "a list of objects with `role` and `content`" if is_chat else "text"
-                raise ValueError(f"`{key}` must be {wanted}.")
-        if not is_chat and not row[keys[-1]].strip():
+        if kind == "messages":
+            if not _is_chat(row["messages"]):
+                raise ValueError("`messages` must be a list of objects with `role` and `content`.")
+        elif wrong := [key for key in keys if not isinstance(row[key], str)]:
+            raise ValueError(f"`{wrong[0]}` must be text.")
+        elif not row[keys[-1]].strip():
             raise ValueError(f"`{keys[-1]}` is empty.")
         return kind
     found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
@@ -285,14 +282,9 @@ def _text(row: Mapping[str, Any], kind: str, processor: Processor) -> tuple[str,
     """The whole text, and whether the tokenizer adds its special tokens to it."""
     if kind in ("prompt", "text"):
         return row["text"] if kind == "text" else row["prompt"] + row["completion"], True
-    text = processor.apply_chat_template(_chat(row), tokenize=False)
+    text = processor.apply_chat_template(row["messages"], tokenize=False)
     start = processor.tokenizer.bos_token
     return text, not start or not text.startswith(start)
-
-
-def _chat(row: Mapping[str, Any]) -> list[Row]:
-    messages: list[Row] = row.get("messages") or [*row["prompt"], *row["completion"]]
-    return messages
 
 
 def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor) -> Spans:
@@ -300,8 +292,8 @@ def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor)
     without one."""
     if kind in ("prompt", "text"):
         return [(len(row["prompt"]), len(text))] if kind == "prompt" else []
-    messages, spans = _chat(row), []
-    first = len(row["prompt"]) if kind == "turns" else 0
+    messages, spans = row["messages"], []
+    first = row.get(LEARNED_FROM, 0)
     for place, message in enumerate(messages):
         if place < first or message["role"] != "assistant":
             continue
