@@ -182,10 +182,8 @@ def truncate(directory: Path) -> None:
 
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
-    "broken config": (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "no model.safetensors"),
     "truncated": (truncate, "damaged or truncated"),
-    "empty file": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged or truncated"),
     "architecture": (
         lambda d: edit(d / "config.json", model_type="gpt2"),
         "architecture 'gpt2'; this engine runs Qwen2",
@@ -194,7 +192,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: without(d, "model.layers.1.mlp.up_proj.weight", "model.norm.weight"),
         "lacks model.layers.1.mlp.up_proj.weight, model.norm.weight",
     ),
-    "missing heads": (lambda d: without(d, "action.b_noise"), "lacks action.b_noise"),
     "misshapen": (
         lambda d: edit(d / "config.json", intermediate_size=47),
         r"mlp.gate_proj.weight of shape \(48, 32\) instead of \(47, 32\)",
@@ -202,34 +199,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "rope": (
         lambda d: edit(d / "config.json", rope_parameters={"rope_type": "spiral"}),
         "rope_type='spiral' is unknown",
-    ),
-    "scaling": (
-        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "linear"}),
-        "factor=None; rope_type='linear' needs a number",
-    ),
-    "scaling's name": (
-        lambda d: edit(d / "config.json", rope_scaling="yarn"),
-        "rope_scaling='yarn'; it must be an object",
-    ),
-    "layers": (
-        lambda d: edit(d / "config.json", use_sliding_window=True, layer_types=["full_attention"]),
-        "1 layer_types for 2 layers",
-    ),
-    "key-value heads": (
-        lambda d: edit(d / "config.json", num_key_value_heads="two"),
-        "num_key_value_heads='two'; it must be a positive integer",
-    ),
-    "context": (
-        lambda d: edit(d / "config.json", max_position_embeddings=0),
-        "max_position_embeddings=0; it must be a positive integer",
-    ),
-    "encoding": (
-        lambda d: edit(d / "config.json", numeric_encoding="cubic"),
-        "numeric_encoding='cubic' is unknown; choose one of log, sigmoid",
-    ),
-    "value space": (
-        lambda d: edit(d / "config.json", value_space="cubic"),
-        "value_space='cubic' is unknown; choose one of symlog, linear",
     ),
     "tokenizer": (
         lambda d: edit(d / "config.json", num_token_id=5),
