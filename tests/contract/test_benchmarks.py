@@ -248,8 +248,9 @@ def test_authors_compares_own_other_and_no_individual(
             file.write_text(f"{author} says {work} " * 100, encoding="utf-8")
     options = ("--data", str(tmp_path / "works"), "--model", str(tiny_directory))
     page, found = results("authors", *options)
-    assert found["nll"].keys() == {"own", "another's", "nobody", "trained without"}
-    assert found["worse"].keys() == {"another's", "nobody", "trained without"}
+    others = {"another's", "nobody", "trained without", "trained with one for all"}
+    assert found["nll"].keys() == {"own", *others}
+    assert found["worse"].keys() == others
     assert (found["chance"], found["works"]) == (0.5, 2)
     assert "| own |" in page
 
