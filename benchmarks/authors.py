@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.loss import IGNORE, shift_left
 from causal_qwen.modeling.protocols import CausalModel

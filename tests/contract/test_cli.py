@@ -33,7 +33,7 @@ from causal_qwen.cli.chat import Conversation
 from causal_qwen.cli.program import app
 from causal_qwen.conversion.calibration import TEXTS
 from causal_qwen.conversion.convert import default_model
-from causal_qwen.individuals.individual import OWN_FIELDS, Individual
+from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.session import Session
 from causal_qwen.session import open as open_session
 

@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from causal_qwen.conversion.convert import open_model
-from causal_qwen.individuals.individual import Individual
+from causal_qwen.individuals import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor

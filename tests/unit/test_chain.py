@@ -20,8 +20,7 @@ from causal_qwen.modeling.abduction import (
     Float32Module,
 )
 from causal_qwen.modeling.action import score_pair
-from causal_qwen.modeling.value_embedding import embed_values
-from causal_qwen.modeling.value_space import symlog
+from causal_qwen.modeling.value_space import embed_values, symlog
 
 Make = Callable[..., Any]
 ACTIVATIONS = ("exp", "softplus", "abs")

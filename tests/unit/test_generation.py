@@ -25,7 +25,7 @@ from transformers.generation import (
 
 from causal_qwen.decoding.decision import choose
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.individuals import draw_noise, to_cauchy
 from causal_qwen.model import CausalQwenForCausalLM
 
 Make = Callable[..., Any]

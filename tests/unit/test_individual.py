@@ -18,8 +18,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from causal_qwen.individuals.individual import Individual, resolve_individuals, row_seeds
-from causal_qwen.individuals.noise import draw_noise, from_cauchy, to_cauchy
+from causal_qwen.individuals import (
+    Individual,
+    draw_noise,
+    from_cauchy,
+    resolve_individuals,
+    row_seeds,
+    to_cauchy,
+)
 
 SEEDS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**31)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from causal_qwen.individuals.noise import draw_noise, to_cauchy
+from causal_qwen.individuals import draw_noise, to_cauchy
 from causal_qwen.modeling.abduction import inverse_activation
 from causal_qwen.modeling.action import row_norms
 from causal_qwen.modeling.cauchy import Cauchy

@@ -29,8 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.individuals.individual import Individual, latent_size
-from causal_qwen.individuals.noise import draw_noise, from_cauchy, to_cauchy
+from causal_qwen.individuals import Individual, draw_noise, from_cauchy, latent_size, to_cauchy
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.training.data import NOBODY, Example
 

@@ -29,8 +29,7 @@ from jinja2 import TemplateError
 
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
-from causal_qwen.tables.csv_table import OPENERS, read_text
-from causal_qwen.tables.files import read_records
+from causal_qwen.tables.files import OPENERS, read_records, read_text
 
 Row = dict[str, Any]
 Spans = list[tuple[int, int]]
