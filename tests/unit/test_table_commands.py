@@ -69,6 +69,13 @@ def test_fit_reports_sources_and_the_errors_of_single_methods(
     assert saved[0].targets_["price"].conformal is not None
 
 
+def test_every_target_has_errors_of_its_own(file: Path, saved: list[Any], rings: Any) -> None:
+    report = json.loads(run("fit", file, *FIT, "-y", "carat", "--set", "calibration=0.2").stdout)
+    assert list(report["targets"]) == ["price", "carat"]
+    assert report["targets"]["carat"]["mdae"] < 1 < 20 < report["targets"]["price"]["mdae"]
+    assert report["calibration_rows"] == 22
+
+
 def test_groups_stay_on_one_side(rings: Any, tmp_path: Path, saved: list[Any]) -> None:
     path = tmp_path / "grouped.csv"
     rings.assign(shop=[f"shop {row % 11}" for row in range(110)]).to_csv(path, index=False)
@@ -166,6 +173,8 @@ def test_an_audit_lists_the_wrong_rows_by_their_lines(
     assert {row["line"] for row in record["worst"][:3]} == {9, 52, 82}
     assert pd.read_csv(output)["line"][:3].tolist() == [row["line"] for row in record["worst"][:3]]
     assert "labels look wrong" in run(*words, "--force").stdout
+    every = json.loads(run("audit", file, "-y", "price", "--json").stdout)  # by all sources
+    assert {row["line"] for row in every["worst"][:3]} == {9, 52, 82}
 
 
 def test_an_audit_by_groups_judges_a_label_by_other_groups(

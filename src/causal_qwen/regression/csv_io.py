@@ -94,9 +94,7 @@ def fit_csv(
     return {
         "rows": len(training),
         "calibration_rows": len(held_out),
-        "targets": {}
-        if judged is None
-        else _metrics(judged.assign(target=judged.get("target", names))),
+        "targets": {} if judged is None else _metrics(judged, targets),
         "sources": regressor.shares() if errors else {},
         "errors": errors,  # median, of every method on unseen rows; ours is "together"
         "best": {name: min(one, key=lambda method: one[method]) for name, one in errors.items()},
@@ -109,7 +107,7 @@ def audit_csv(data: File, targets: Sequence[str], **settings: Any) -> tuple[Any,
     `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if list(settings.get("sources", ())) == ["model"]:
+        if list(settings.get("sources") or ()) == ["model"]:
             raise ValueError("an audit cross-validates; give another source beside the model.")
         regressor, _, _ = _learn(data, targets, 0.0, settings)
     return regressor.suspicious(), list(dict.fromkeys(str(one.message) for one in caught))
@@ -337,12 +335,13 @@ def _predict(
     return np.stack([part.reshape(len(frame), -1).T for part in parts], 1)
 
 
-def _metrics(judged: Any) -> dict[str, dict[str, float]]:
+def _metrics(judged: Any, targets: Sequence[str]) -> dict[str, dict[str, float]]:
     """Errors of rows that the experts have not seen, and the coverage of the Cauchy's own interval,
     by target; `judged` is a table of `audit`."""
     found = {}
     reach = 1 / np.tan(np.pi * (1 - LEVEL) / 2)  # of that interval, in scales
-    for name, rows in judged.groupby("target"):
+    for name in targets:
+        rows = judged[judged["target"] == name] if "target" in judged else judged
         truth, median = rows["label"].to_numpy(), rows["expected"].to_numpy()
         error = np.abs(truth - median)
         found[name] = {
