@@ -216,6 +216,7 @@ def _naming(path: str, kind: str) -> Iterator[None]:
         why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         if isinstance(error, ValueError) and why.startswith(path):
             raise
+        kind = {"csv": "CSV", "jsonl": "JSON"}.get(kind, kind)
         raise ValueError(f"{path} cannot be read as {kind}: {why}.") from None
 
 
