@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -64,30 +63,6 @@ def test_a_signal_during_imports_prints_no_traceback(
     assert done.stdout == f"importing {module}\n", done.stderr
     assert done.returncode == code
     assert done.stderr.removeprefix("loading the model ...\n") == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["causal_qwen", "causal_qwen.cli"])
-def test_ctrl_c_in_the_first_second_prints_no_traceback(module: str) -> None:
-    """From the first import of the program on; before it, Python itself starts."""
-    command = [sys.executable, "-X", "importtime", "-m", module, "--help"]
-    for delay in range(0, 1000, 40):
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        ) as process:
-            assert process.stderr is not None
-            while "typer" not in (line := process.stderr.readline()):
-                assert line
-            time.sleep(delay / 1000)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=GUARD)
-        assert "Traceback" not in errors
-        assert "KeyboardInterrupt" not in errors
-        assert process.returncode in (0, 130, -signal.SIGINT)  # 0: it had ended
 
 
 def test_import_of_the_package_keeps_the_handlers_of_a_program() -> None:

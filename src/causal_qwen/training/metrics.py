@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import Tensor
 
 from causal_qwen.modeling.cauchy import Cauchy
@@ -165,13 +166,10 @@ class MetricAccumulator:
     def gather(self) -> None:
         """Share the batches of all processes. (Rows that a sampler repeats to fill the last batch
         count twice.)"""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            parts: list[MetricAccumulator] = [self] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(parts, self)
-            total = MetricAccumulator(self.model)
-            for part in parts:
-                total.merge(part)
-            vars(self).update(vars(total))
+        total = MetricAccumulator(self.model)
+        for part in gather_object([self]):
+            total.merge(part)
+        vars(self).update(vars(total))
 
     def __getstate__(self) -> dict[str, Any]:
         """Sent to other processes without the model."""
