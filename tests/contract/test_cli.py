@@ -433,28 +433,6 @@ def test_a_line_that_cannot_be_asked_ends_its_own_turn_only(tiny_directory: Path
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        "[]",
-        '{"mode": "causal", "messages": [{"role": "king", "content": ""}], "individual": null}',
-        "[" * 100_000,
-    ],
-)
-def test_a_damaged_conversation_is_refused_and_the_present_one_goes_on(
-    opened: Any, tmp_path: Path, record: str
-) -> None:
-    (tmp_path / "talk.json").write_text(record, encoding="utf-8")
-    talk = Conversation(opened, mode="sampling", individual=7, max_new_tokens=2)
-    talk.ask("hello")
-    before = (talk.mode, talk.source, talk.messages)
-    with pytest.raises(ValueError, match="is not a conversation with this model"):
-        talk.command(f"/load {tmp_path / 'talk.json'}")
-    with pytest.raises((ValueError, OverflowError)):
-        talk.command(f"/individual {10**4000}")
-    assert (talk.mode, talk.source, talk.messages) == before
-
-
 class Terminal(io.StringIO):
     """Lines that are typed, and the end of input, Ctrl-D."""
 

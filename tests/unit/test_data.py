@@ -138,7 +138,7 @@ def test_every_line_of_a_txt_file_is_a_row(tmp_path: Path) -> None:
 
 BAD_FILES = [
     ("a.jsonl", "", None, "a.jsonl is empty"),
-    ("a.csv", "a,b\n", "{a}", "a.csv has a header and no rows"),
+    ("a.csv", "a,b\n", "{a}", "a.csv has no rows"),
     ("a.jsonl", '{"text": "x"}\n\n{"text": ', None, "a.jsonl, line 3 is no JSON object"),
     ("a.jsonl", '["text"]', None, "a.jsonl, line 1 is no JSON object"),
     ("a.jsonl", '{"text": "x"}\n{"id": 7}', None, "a.jsonl:2: the row has 'id'"),

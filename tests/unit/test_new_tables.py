@@ -101,3 +101,19 @@ def test_the_order_of_rows_moves_no_prediction(groups: list[str] | None) -> None
     judged = one.suspicious(), other.suspicious()
     np.testing.assert_allclose(*(found.sort_index()["score"] for found in judged), rtol=1e-6)
     np.testing.assert_array_equal(judged[1]["label"], given["y"][judged[1].index])
+
+
+# --- wide tables
+
+
+def test_a_wide_table_is_announced_and_a_wider_one_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("causal_qwen.regression.regressor.MANY_COLUMNS", 2)
+    quick(sources=["columns"], verbose=True).fit(table(), "y")
+    assert "2 columns need about 0.0 minutes." in capsys.readouterr().err
+    quick(sources=["columns"]).fit(table(), "y")
+    assert "columns need" not in capsys.readouterr().err
+    wide = pd.DataFrame(np.zeros((3, 20_002)))
+    with pytest.raises(ValueError, match=r"20,001 columns, and 20,000 are the most; name those"):
+        quick(sources=["columns"]).fit(wide, 0)

@@ -89,6 +89,8 @@ FITTED = ("evidence_", "rows_", *SAVED)
 LENGTH = 512  # tokens of a text, by default
 MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
 SAMPLE = 1000  # rows
+MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
+COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, measured on one thread
 BLOCK = 16384  # rows that are predicted at a time
 
 
@@ -760,6 +762,14 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             wanted = sentences.template_columns(self.template, targets)
         require_columns(X, [*wanted, *texts])
         columns = [name for name in X.columns if name in wanted and name not in targets]
+        if len(columns) > MOST_COLUMNS:
+            raise ValueError(
+                f"the table has {len(columns):,} columns, and {MOST_COLUMNS:,} are the most; name "
+                "those to learn from (columns=, --column)."
+            )
+        if len(columns) >= MANY_COLUMNS and self.verbose:
+            minutes = len(columns) * (COLUMN_SECONDS + len(X) * CELL_SECONDS) / 60
+            print(f"{len(columns):,} columns need about {minutes:.1f} minutes.", file=sys.stderr)
         empty = [n for n in columns if len(X) and not any(map(_is_given, X[n].dropna()))]
         if empty and self.template is None:
             columns = [name for name in columns if name not in empty]

@@ -75,6 +75,8 @@ def require_pandas() -> Any:
 
 def as_table(X: Any) -> Any:
     """A DataFrame, if X has columns; texts as they are."""
+    if hasattr(X, "tocsr"):
+        raise TypeError("X is a sparse matrix; pass a dense table, such as X.toarray().")
     return to_frame(X) if is_tabular(X) else X
 
 
