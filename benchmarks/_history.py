@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from _results import Row, load, renew, save, time_peers
 
-from causal_qwen.engine.fast import THREADS
+from causal_qwen.numpy_engine.fast import THREADS
 
 MACHINE = ("date", "cpu", "bandwidth_gb_s")
 MACHINE_COLUMNS = {

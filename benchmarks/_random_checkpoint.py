@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from causal_qwen.engine import heads as causal_heads
-from causal_qwen.engine import qwen2
-from causal_qwen.engine.weights import DTYPES, SINGLE, Float32
+from causal_qwen.numpy_engine import heads as causal_heads
+from causal_qwen.numpy_engine import qwen2
+from causal_qwen.numpy_engine.weights import DTYPES, SINGLE, Float32
 from causal_qwen.options import check_choice
 
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

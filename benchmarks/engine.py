@@ -52,9 +52,9 @@ from _results import (
     time_peers,
 )
 
-from causal_qwen.engine import Engine, KeyValueCache
-from causal_qwen.engine.fast import THREADS, run
-from causal_qwen.engine.quantization import quantize
+from causal_qwen.numpy_engine import Engine, KeyValueCache
+from causal_qwen.numpy_engine.fast import THREADS, run
+from causal_qwen.numpy_engine.quantization import quantize
 
 SHAPES = {"0.5B": QWEN_0_5B, "1.5B": QWEN_1_5B}
 PROMPT, NEW, PREFILL = 8, 16, 512  # tokens: of a decoding round, and of a prefill

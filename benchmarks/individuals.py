@@ -64,12 +64,12 @@ from causal_qwen.analysis.token_sequence import TokenSequence
 from causal_qwen.conversion.calibration import AVOID_REPEATS
 from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.decoding.decision import SCALE_FLOOR
-from causal_qwen.engine import Engine
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.individuals import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.numpy_engine import Engine
 from causal_qwen.training.run import Run, train
 
 Options = argparse.Namespace

@@ -193,31 +193,31 @@ MUTANTS = (
     ),
     # the NumPy engine
     Mutant(
-        "engine/qwen2.py",
+        "numpy_engine/qwen2.py",
         "np.concatenate((-x[..., half:], x[..., :half]), axis=-1)",
         "np.concatenate((x[..., half:], -x[..., :half]), axis=-1)",
         "unit/test_engine_parts.py::test_the_documented_names_compute_what_transformers_computes",
     ),
     Mutant(
-        "engine/qwen2.py",
+        "numpy_engine/qwen2.py",
         "np.repeat(hidden_states, n_rep, axis=1)",
         "np.tile(hidden_states, (1, n_rep, 1, 1))",
         "unit/test_engine_parts.py::test_attention_in_blocks_is_attention_as_defined",
     ),
     Mutant(
-        "engine/qwen2.py",
+        "numpy_engine/qwen2.py",
         "wider[..., : self.length] = old[..., : self.length]",
         "wider[..., 1 : self.length] = old[..., 1 : self.length]",
         "unit/test_engine_model.py::test_cached_is_uncached_and_the_cache_grows",
     ),
     Mutant(
-        "engine/generation.py",
+        "numpy_engine/generation.py",
         "return self.ids.shape[1] - 1 - self.hidden",
         "return self.ids.shape[1] - 1 + 0 * self.hidden",
         "unit/test_engine_model.py::test_a_batch_of_unequal_prompts_is_its_rows_alone",
     ),
     Mutant(
-        "engine/engine.py",
+        "numpy_engine/engine.py",
         'default_mode=self.fields.get("inference_mode", "standard")',
         'default_mode="standard"',
         "contract/test_settings.py::test_both_engines_take_the_default_mode_of_the_config",

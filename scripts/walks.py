@@ -49,7 +49,7 @@ def rooms(calls: list[tuple[str, str]]) -> list[str]:
 def walks(path: Path) -> dict[str, Callable[[], Any]]:
     from causal_qwen import CausalTextRegressor
     from causal_qwen.analysis.counterfactual import counterfactual
-    from causal_qwen.engine import Engine
+    from causal_qwen.numpy_engine import Engine
     from causal_qwen.tables.iris import iris_table
 
     processor, model = open_model(path)

@@ -15,8 +15,8 @@ from unittest import mock
 
 from starlette.testclient import TestClient
 
-from causal_qwen.playground import server
-from causal_qwen.playground.served import ServedModel
+from causal_qwen.app import server
+from causal_qwen.app.served import ServedModel
 
 URL = "http://127.0.0.1:7860"
 API = "/gradio_api"
@@ -32,7 +32,7 @@ def serve_page(
     with mock.patch.dict(os.environ), warnings.catch_warnings():
         server.configure_gradio(files)
         warnings.simplefilter("ignore")  # Gradio leaves event loops open
-        from causal_qwen.playground.page import build  # and Gradio
+        from causal_qwen.app.page import build  # and Gradio
 
         app = server.make_app(build(model, files), account=account)
         gc.collect()

@@ -16,8 +16,8 @@ import pytest
 import torch
 from _random_checkpoint import TINY, random_checkpoint
 
-from causal_qwen.engine import Engine, Step
-from causal_qwen.engine.tokenization import TextReader
+from causal_qwen.numpy_engine import Engine, Step
+from causal_qwen.numpy_engine.tokenization import TextReader
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def test_engine_generates_where_torch_cannot_be_imported(directory: Path) -> Non
 
     out = run_without_torch(
         "import json\n"
-        "from causal_qwen.engine import Engine\n"
+        "from causal_qwen.numpy_engine import Engine\n"
         "engine = Engine.from_pretrained(sys.argv[1])\n"
         "result = engine.generate('It costs 12.5 or', mode='causal', individual=3, "
         "noise_gain=1.0, max_new_tokens=24)\n"
@@ -99,7 +99,7 @@ def test_generate_runs_where_torch_cannot_be_imported(directory: Path) -> None:
 
 
 def test_no_module_of_the_engine_imports_torch() -> None:
-    files = list((ROOT / "src/causal_qwen/engine").glob("*.py"))
+    files = list((ROOT / "src/causal_qwen/numpy_engine").glob("*.py"))
     assert len(files) > 8
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -271,7 +271,7 @@ def test_numpy_fails_with_one_sentence(directory: Path) -> None:
 def test_the_live_view_shows_tokens_bar_and_runners_up(directory: Path) -> None:
     import io
 
-    from causal_qwen.engine.watch import watch
+    from causal_qwen.numpy_engine.watch import watch
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -298,7 +298,7 @@ def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.Monke
 
     from rich.console import Console
 
-    from causal_qwen.engine.live_view import show
+    from causal_qwen.numpy_engine.live_view import show
 
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
@@ -368,7 +368,7 @@ def test_verify_fails_where_the_engine_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from causal_qwen.analysis.verify import verify
-    from causal_qwen.engine import qwen2
+    from causal_qwen.numpy_engine import qwen2
 
     model = random_checkpoint(tmp_path, TINY, std=0.1)
     assert verify(model, max_new_tokens=3).is_passed

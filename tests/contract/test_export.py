@@ -23,8 +23,8 @@ from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.cli.program import app
 from causal_qwen.conversion.checkpoint_io import load_tokenizer, quiet
 from causal_qwen.conversion.export import export, plain_model
-from causal_qwen.engine import Engine
 from causal_qwen.families import BY_BASE, MARK, TRAINED
+from causal_qwen.numpy_engine import Engine
 
 V = 320
 SHAPE: dict[str, Any] = {

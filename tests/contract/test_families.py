@@ -21,11 +21,11 @@ from causal_qwen.backbones import base_class, classes_of
 from causal_qwen.conversion.calibration import BAR_SUM
 from causal_qwen.conversion.checkpoint_io import load_base, quiet
 from causal_qwen.conversion.convert import convert, open_model
-from causal_qwen.engine import Engine
 from causal_qwen.families import BY_BASE, FAMILIES, Family, family_of
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.thresholds import over_bar
+from causal_qwen.numpy_engine import Engine
 from causal_qwen.training.evaluation import open_checkpoint
 from causal_qwen.training.run import with_lora
 

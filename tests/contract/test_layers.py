@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / PACKAGE
 _GROUND = {"families", "options", "outputs", "paths", "terminal"}
 _TORCH_FREE = {"options", "text", "individuals", "decoding"}
 _MODEL = _TORCH_FREE | {"families", "modeling", "generation", "model", "backbones"}
-_WORK = {"engine", "conversion", "analysis", "tables", "training", "regression"}
+_WORK = {"numpy_engine", "conversion", "analysis", "tables", "training", "regression"}
 _LIBRARY = _GROUND | _MODEL | _WORK | {"engines", "session"}
 ROOMS: dict[str, set[str]] = {
     "families": set(),
@@ -26,22 +26,22 @@ ROOMS: dict[str, set[str]] = {
     "text": {"options"},
     "individuals": {"options", "outputs"},
     "decoding": {"options", "individuals"},
-    "engine": _TORCH_FREE | {"families", "outputs", "terminal"},
+    "numpy_engine": _TORCH_FREE | {"families", "outputs", "terminal"},
     "modeling": _TORCH_FREE | {"families"},
     "generation": _TORCH_FREE | {"modeling"},
     "model": _TORCH_FREE | {"families", "modeling", "generation"},
     "backbones": _TORCH_FREE | {"families", "modeling", "model"},
-    "conversion": _GROUND | _MODEL | {"engine"},
-    "analysis": _GROUND | _MODEL | {"engine", "conversion"},
-    "engines": _GROUND | _MODEL | {"engine", "conversion"},
-    "session": _GROUND | _MODEL | {"engine", "engines", "conversion", "analysis"},
+    "conversion": _GROUND | _MODEL | {"numpy_engine"},
+    "analysis": _GROUND | _MODEL | {"numpy_engine", "conversion"},
+    "engines": _GROUND | _MODEL | {"numpy_engine", "conversion"},
+    "session": _GROUND | _MODEL | {"numpy_engine", "engines", "conversion", "analysis"},
     "tables": {"paths", "terminal", "text"},
     "training": _GROUND | _MODEL | {"conversion", "tables"},
     "regression": _GROUND | _MODEL | {"conversion", "tables", "training"},
     "serving": _LIBRARY,
     "vllm": _TORCH_FREE | {"families", "modeling", "generation", "serving"},
-    "cli": _LIBRARY | {"serving", "playground"},
-    "playground": _LIBRARY | {"serving"},
+    "cli": _LIBRARY | {"serving", "app"},
+    "app": _LIBRARY | {"serving"},
     "__main__": {"cli"},
     "_version": set(),
     "_registration": {"backbones", "families"},
@@ -50,7 +50,7 @@ ROOMS: dict[str, set[str]] = {
 ANYONES = ("_version",)
 NO_TORCH = (
     *("families", "options", "outputs", "paths", "terminal"),
-    *("text", "individuals", "decoding", "engine", "tables"),
+    *("text", "individuals", "decoding", "numpy_engine", "tables"),
 )
 
 # (importing room, imported room) -> functions that may import against the rule, with the reason.
@@ -180,7 +180,7 @@ def test_the_check_passes_allowed_and_foreign_imports(source: str) -> None:
 
 
 def test_torch_is_refused_in_rooms_that_run_without_it() -> None:
-    assert len(violations("engine", "import torch")) == 1
+    assert len(violations("numpy_engine", "import torch")) == 1
     assert len(violations("text", "from transformers import AutoTokenizer")) == 1
 
 

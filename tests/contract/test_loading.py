@@ -20,7 +20,7 @@ from transformers.utils import logging
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import convert, open_model
-from causal_qwen.engine import Engine
+from causal_qwen.numpy_engine import Engine
 
 CAUSAL: dict[str, Callable[[Path], Any]] = {
     "from_pretrained": CausalQwenForCausalLM.from_pretrained,

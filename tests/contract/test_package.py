@@ -71,7 +71,9 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 def test_the_numpy_engine_imports_numpy_alone(tmp_path: Path) -> None:
     model = random_checkpoint(tmp_path, TINY, is_causal=True)
-    code = f"from causal_qwen.engine import Engine; e = Engine.from_pretrained({str(model)!r})"
+    code = (
+        f"from causal_qwen.numpy_engine import Engine; e = Engine.from_pretrained({str(model)!r})"
+    )
     more = "e.generate([5, 6], max_new_tokens=2, individual=1, mode='causal')"
     report = REPORT_HEAVY.replace("'asyncio'", "'asyncio', 'array_api_compat.numpy'")
     assert run(f"import sys\n{code}\n{more}\n{report}") == "heavy: numpy\n"

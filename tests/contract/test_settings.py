@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from causal_qwen.cli.program import app
 from causal_qwen.conversion.convert import open_model
 from causal_qwen.decoding.settings import DecodingSettings, resolve_settings
-from causal_qwen.engine import Engine
+from causal_qwen.numpy_engine import Engine
 
 PROMPT = "The train was late, so"
 NEW = 8

@@ -111,7 +111,7 @@ def test_the_bare_install_prints_help_and_imports_without_torch(bare: Environmen
     assert done.returncode == 0, done.stderr
     for command in ("demo", "chat", "generate", "app", "doctor"):
         assert command in done.stdout
-    code = "import causal_qwen, causal_qwen.engine, sys; print('torch' in sys.modules)"
+    code = "import causal_qwen, causal_qwen.numpy_engine, sys; print('torch' in sys.modules)"
     code += "; print(causal_qwen.__file__)"
     done = bare.run("python", "-c", code)
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def test_doctor_in_the_bare_install_names_what_is_missing(bare: Environment) -> 
 
 
 def test_generate_runs_in_the_bare_install(bare: Environment, tiny_directory: Path) -> None:
-    from causal_qwen.engine import Engine
+    from causal_qwen.numpy_engine import Engine
 
     done = bare.run(
         "causal-qwen", "generate", "It costs", "-m", str(tiny_directory), "-n", "5", "-q"

@@ -26,9 +26,9 @@ from causal_qwen.decoding.candidates import (
     keep_min_p,
 )
 from causal_qwen.decoding.settings import resolve_settings
-from causal_qwen.engine import Engine
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.individuals import Individual
+from causal_qwen.numpy_engine import Engine
 from causal_qwen.options import CONTINUES, OPEN
 
 PROMPT = torch.tensor([[5, 17, 3, 44]])

@@ -13,7 +13,7 @@ import pytest
 from _server import KEY, serving
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 
-from causal_qwen.playground.served import ServedModel
+from causal_qwen.app.served import ServedModel
 from causal_qwen.serving.client import Client
 
 GONE = "http://127.0.0.1:{port}"

@@ -22,7 +22,6 @@ from causal_qwen.decoding.decision import (
     choose_pruned,
     decide_together,
 )
-from causal_qwen.engine.fast import Matrix
 from causal_qwen.generation.logits import (
     BLOCKS,
     HeadNorms,
@@ -31,6 +30,7 @@ from causal_qwen.generation.logits import (
 )
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
+from causal_qwen.numpy_engine.fast import Matrix
 
 # --- P and its argmax
 

@@ -12,9 +12,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen.decoding.decision import choose, choose_pruned
-from causal_qwen.engine import Engine, KeyValueCache, greedy_decode, qwen2
-from causal_qwen.engine.weights import read_tensors, widen
 from causal_qwen.individuals import Individual
+from causal_qwen.numpy_engine import Engine, KeyValueCache, greedy_decode, qwen2
+from causal_qwen.numpy_engine.weights import read_tensors, widen
 
 PROMPT = [5, 17, 44, 3, 96, 60, 21, 8, 33, 71]
 NUM = 7  # the id of <NUM>

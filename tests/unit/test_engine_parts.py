@@ -30,9 +30,9 @@ from transformers.generation import (
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
 from causal_qwen.decoding.decision import choose
-from causal_qwen.engine import fast
-from causal_qwen.engine.fast import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Matrix, project
-from causal_qwen.engine.qwen2 import (
+from causal_qwen.numpy_engine import fast
+from causal_qwen.numpy_engine.fast import MAX_BATCH, MAX_VECTORS, ROWS_PER_SUM, Matrix, project
+from causal_qwen.numpy_engine.qwen2 import (
     Qwen2Config,
     RotaryEmbedding,
     apply_rotary_pos_emb,
@@ -43,8 +43,14 @@ from causal_qwen.engine.qwen2 import (
     rms_norm,
     swiglu,
 )
-from causal_qwen.engine.sampling import draw, keep_top_k, keep_top_p, penalize_repetition, softmax
-from causal_qwen.engine.weights import read_safetensors, release, widen
+from causal_qwen.numpy_engine.sampling import (
+    draw,
+    keep_top_k,
+    keep_top_p,
+    penalize_repetition,
+    softmax,
+)
+from causal_qwen.numpy_engine.weights import read_safetensors, release, widen
 from causal_qwen.text.numerals import render
 from causal_qwen.text.segmentation import interleave, stable_prefix
 

@@ -27,8 +27,8 @@ from causal_qwen.analysis.counterfactual import (
 )
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.decoding.noise import NoiseGains
-from causal_qwen.engine import Engine
 from causal_qwen.individuals import Individual
+from causal_qwen.numpy_engine import Engine
 
 C = 32
 SHARES = st.floats(0, 1)

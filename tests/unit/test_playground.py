@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from causal_qwen.analysis import token_view
 from causal_qwen.analysis.counterfactual import ChangedPrompt, ChangedToken, counterfactual
+from causal_qwen.app import local, rendering, served
+from causal_qwen.app.served import Forecast, ServedModel
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.individuals import Individual
 from causal_qwen.modeling.processor import CausalQwenProcessor
-from causal_qwen.playground import local, rendering, served
-from causal_qwen.playground.served import Forecast, ServedModel
 from causal_qwen.regression.regressor import OpenModel
 from causal_qwen.serving.client import Client
 from causal_qwen.serving.connections import bind
@@ -315,7 +315,7 @@ def test_every_number_of_a_text_can_be_dragged(word: str, numbers: list[Any]) ->
 def test_error_of_a_handler_becomes_a_message_and_the_page_stays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from causal_qwen.playground import page  # and Gradio
+    from causal_qwen.app import page  # and Gradio
 
     messages: list[str] = []
     monkeypatch.setattr(page.gr, "Warning", messages.append)
@@ -345,7 +345,7 @@ def labels(client: Any, kind: str) -> list[str]:
 
 @GRADIO
 def test_page_of_a_server_has_every_tab_and_answers(state: ServedModel, tmp_path: Path) -> None:
-    from causal_qwen.playground import page  # and Gradio
+    from causal_qwen.app import page  # and Gradio
 
     with serve_page(state, tmp_path) as client:
         assert labels(client, "tabitem") == list(page.TABS)
@@ -374,7 +374,7 @@ def test_page_of_a_server_has_every_tab_and_answers(state: ServedModel, tmp_path
 def test_page_of_a_server_without_torch_has_texts_only(
     state: ServedModel, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from causal_qwen.playground import page  # and Gradio
+    from causal_qwen.app import page  # and Gradio
 
     monkeypatch.setattr(service.backend, "kind", "numpy")
     with serve_page(ServedModel.open(state.client.address, KEY), tmp_path) as client:
@@ -411,5 +411,5 @@ def test_the_page_of_a_server_imports_no_torch() -> None:
         "import sys\nfor name in ('torch', 'transformers', 'sklearn'): sys.modules[name] = None"
     )
     modules = ("rendering", "served", "server")
-    lines = [f"import causal_qwen.playground.{name}" for name in modules]
+    lines = [f"import causal_qwen.app.{name}" for name in modules]
     subprocess.run([sys.executable, "-c", "\n".join([absent, *lines])], check=True)

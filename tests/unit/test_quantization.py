@@ -15,9 +15,9 @@ from _random_checkpoint import TINY, random_checkpoint
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
-from causal_qwen.engine import Engine
-from causal_qwen.engine.fast import MAX_BATCH, MAX_VECTORS, Kernel, Matrix, project
-from causal_qwen.engine.quantization import quantize, quantize_rows
+from causal_qwen.numpy_engine import Engine
+from causal_qwen.numpy_engine.fast import MAX_BATCH, MAX_VECTORS, Kernel, Matrix, project
+from causal_qwen.numpy_engine.quantization import quantize, quantize_rows
 
 PROMPT = [5, 17, 44, 3, 96, 60, 21, 8, 33, 71]
 
@@ -82,7 +82,7 @@ def test_the_kernels_loops_compute_what_numpy_computes(
 
 IN_A_FORK = """
 import os, sys
-from causal_qwen.engine import Engine, fast
+from causal_qwen.numpy_engine import Engine, fast
 
 path, ids = sys.argv[1], [int(word) for word in sys.argv[2:]]
 engine = Engine.from_pretrained(path, kernel="numba")

@@ -15,10 +15,10 @@ from _server import KEY, running
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
+from causal_qwen.app import server
+from causal_qwen.app.served import ServedModel
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.modeling.processor import CausalQwenProcessor
-from causal_qwen.playground import server
-from causal_qwen.playground.served import ServedModel
 from causal_qwen.serving.client import Client
 from causal_qwen.serving.security import guard
 from causal_qwen.serving.service import Service
@@ -184,8 +184,8 @@ def test_a_server_for_other_machines_prints_a_warning_and_its_password(
         return PlainTextResponse("")
 
     fake = SimpleNamespace(client=Client("http://127.0.0.1:8000"))
-    monkeypatch.setattr("causal_qwen.playground.served.ServedModel.open", lambda *_: fake)
-    monkeypatch.setattr("causal_qwen.playground.page.build", lambda *_: None)
+    monkeypatch.setattr("causal_qwen.app.served.ServedModel.open", lambda *_: fake)
+    monkeypatch.setattr("causal_qwen.app.page.build", lambda *_: None)
     monkeypatch.setattr(server, "make_app", make_app)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
     for name in ("GRADIO_ANALYTICS_ENABLED", "HF_HUB_DISABLE_TELEMETRY", "GRADIO_TEMP_DIR"):

@@ -25,10 +25,10 @@ from causal_qwen.conversion.convert import convert_model
 from causal_qwen.conversion.export import plain_model
 from causal_qwen.decoding.candidates import Cuts, candidates_along, keep_whole_words
 from causal_qwen.decoding.settings import resolve_settings
-from causal_qwen.engine import Engine
-from causal_qwen.engine.quantization import quantize
 from causal_qwen.families import FAMILIES
 from causal_qwen.individuals import Individual
+from causal_qwen.numpy_engine import Engine
+from causal_qwen.numpy_engine.quantization import quantize
 from causal_qwen.options import CONTINUES, OPEN
 from causal_qwen.text.words import edges_of, word_edges
 

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from causal_qwen.backbones import base_class
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.engine import Engine, KeyValueCache
-from causal_qwen.engine.quantization import dequantized, is_quantized, write_model
 from causal_qwen.families import family_of, is_causal
 from causal_qwen.model import CausalQwenForCausalLM
+from causal_qwen.numpy_engine import Engine, KeyValueCache
+from causal_qwen.numpy_engine.quantization import dequantized, is_quantized, write_model
 
 PROMPT = "The history of bread begins in the fields of the Levant, where people gathered wild grain"
 RATIO = 1.5  # NumPy's error to float64, in units of torch's

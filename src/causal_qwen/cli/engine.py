@@ -32,7 +32,7 @@ def quantize(
     Example: causal-qwen quantize smollm2-135m small
     """
     check_output_directory(output, force)
-    from causal_qwen.engine.quantization import quantize as run
+    from causal_qwen.numpy_engine.quantization import quantize as run
 
     report = run(directory_of(which), output, overwrite=force)
     if as_json:

@@ -118,7 +118,7 @@ def generate(
 def _watch(context: typer.Context, session: Session, prompt: str, options: dict[str, Any]) -> None:
     """The live view of the NumPy engine."""
     from causal_qwen.decoding.settings import complete_call
-    from causal_qwen.engine.watch import as_record, watch
+    from causal_qwen.numpy_engine.watch import as_record, watch
 
     engine, given = session.model, context.params
     options, seed = complete_call(engine.resolve, options, options.pop("seed"))

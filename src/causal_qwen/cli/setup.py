@@ -163,7 +163,7 @@ def playground(
     """
     if url is not None and (model or device != "auto"):
         raise ValueError("--url names the server, which has a model: leave out --model, --device.")
-    from causal_qwen.playground import launch
+    from causal_qwen.app import launch
 
     launch(
         unless_embedded(model) or "",

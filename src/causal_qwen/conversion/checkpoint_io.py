@@ -23,8 +23,6 @@ from transformers.integrations.gguf import read_gguf_metadata
 from transformers.utils import logging
 
 from causal_qwen.backbones import base_class
-from causal_qwen.engine.checkpoint import QUANTIZER
-from causal_qwen.engine.weights import TIED_DIFFERS, listed, read_json
 from causal_qwen.families import (
     BY_BASE,
     BY_MODEL_TYPE,
@@ -35,6 +33,8 @@ from causal_qwen.families import (
 )
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.action import dense
+from causal_qwen.numpy_engine.checkpoint import QUANTIZER
+from causal_qwen.numpy_engine.weights import TIED_DIFFERS, listed, read_json
 from causal_qwen.paths import EMBEDDED, download, embedded_gguf
 
 CONFIG = "config.json"

@@ -39,9 +39,6 @@ from causal_qwen.conversion.checkpoint_io import (
     read_fields,
 )
 from causal_qwen.conversion.placement import resolve_device, resolve_dtype
-from causal_qwen.engine.heads import expected_tensors as causal_tensors
-from causal_qwen.engine.heads import optional_tensors
-from causal_qwen.engine.weights import read_json
 from causal_qwen.families import CARD, Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
@@ -49,6 +46,9 @@ from causal_qwen.modeling.action import head_weight
 from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.numpy_engine.heads import expected_tensors as causal_tensors
+from causal_qwen.numpy_engine.heads import optional_tensors
+from causal_qwen.numpy_engine.weights import read_json
 from causal_qwen.options import INITIALIZATIONS, check_choice
 from causal_qwen.outputs import check_not_inside, new_directory
 from causal_qwen.paths import (

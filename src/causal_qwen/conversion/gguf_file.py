@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.engine.qwen2 import inverse_frequencies
+from causal_qwen.numpy_engine.qwen2 import inverse_frequencies
 
 ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,

@@ -19,7 +19,7 @@ def unless_embedded(model: str) -> str | None:
 def check_model(name: str) -> None:
     """Refuse a local directory without a readable config.json; other names are the hub's."""
     if Path(name).is_dir():
-        from causal_qwen.engine.weights import read_json
+        from causal_qwen.numpy_engine.weights import read_json
 
         read_json(Path(name) / "config.json")
 

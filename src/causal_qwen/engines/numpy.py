@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from causal_qwen.decoding.settings import DecodingSettings
-from causal_qwen.engine.engine import Engine, Step
 from causal_qwen.engines.engine import Choice, Row, Tokens
+from causal_qwen.numpy_engine.engine import Engine, Step
 
 
 class NumpyEngine:

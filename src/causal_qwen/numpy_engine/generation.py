@@ -20,17 +20,17 @@ from causal_qwen.decoding.decision import one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Position, Rules, choose_tokens
-from causal_qwen.engine.fast import Bools
-from causal_qwen.engine.heads import Cauchy, CausalHeads, Float64, ValueSpace, warn_if_clamped
-from causal_qwen.engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2
-from causal_qwen.engine.sampling import (
+from causal_qwen.numpy_engine.fast import Bools
+from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads, Float64, ValueSpace, warn_if_clamped
+from causal_qwen.numpy_engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2
+from causal_qwen.numpy_engine.sampling import (
     NEVER,
     draw,
     keep_top_k,
     keep_top_p,
     penalize_repetition,
 )
-from causal_qwen.engine.weights import Float32
+from causal_qwen.numpy_engine.weights import Float32
 
 
 @dataclass(frozen=True)

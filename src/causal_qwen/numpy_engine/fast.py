@@ -31,7 +31,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from causal_qwen.engine.weights import SCALE, Float32, Stored, widen
+from causal_qwen.numpy_engine.weights import SCALE, Float32, Stored, widen
 from causal_qwen.options import check_choice
 
 Task = Callable[[], None]

@@ -23,12 +23,14 @@ from causal_qwen.decoding.settings import (
     DecodingSettings,
     resolve_settings,
 )
-from causal_qwen.engine.checkpoint import check_tensors
-from causal_qwen.engine.fast import find_kernel
-from causal_qwen.engine.generation import DecodeStep, Generator, Limits
-from causal_qwen.engine.heads import Cauchy, CausalHeads
-from causal_qwen.engine.quantization import dequantized, is_quantized, quantized
-from causal_qwen.engine.qwen2 import (
+from causal_qwen.families import is_causal
+from causal_qwen.individuals import Individual
+from causal_qwen.numpy_engine.checkpoint import check_tensors
+from causal_qwen.numpy_engine.fast import find_kernel
+from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
+from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads
+from causal_qwen.numpy_engine.quantization import dequantized, is_quantized, quantized
+from causal_qwen.numpy_engine.qwen2 import (
     Ints,
     KeyValueCache,
     Observer,
@@ -36,17 +38,15 @@ from causal_qwen.engine.qwen2 import (
     Qwen2Config,
     check_architecture,
 )
-from causal_qwen.engine.sampling import softmax
-from causal_qwen.engine.tokenization import TextReader
-from causal_qwen.engine.weights import (
+from causal_qwen.numpy_engine.sampling import softmax
+from causal_qwen.numpy_engine.tokenization import TextReader
+from causal_qwen.numpy_engine.weights import (
     Float32,
     Stored,
     read_json,
     read_optional_json,
     read_tensors,
 )
-from causal_qwen.families import is_causal
-from causal_qwen.individuals import Individual
 from causal_qwen.terminal import counted
 from causal_qwen.text.segmentation import stable_prefix
 

@@ -22,8 +22,8 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
 Open `engine` first, then `qwen2`. The decision rules are in `causal_qwen.decoding`.
 """
 
-from causal_qwen.engine.engine import Engine, Generation, Step
-from causal_qwen.engine.qwen2 import (
+from causal_qwen.numpy_engine.engine import Engine, Generation, Step
+from causal_qwen.numpy_engine.qwen2 import (
     KeyValueCache,
     Qwen2,
     Qwen2Config,
@@ -33,7 +33,7 @@ from causal_qwen.engine.qwen2 import (
     repeat_kv,
     rms_norm,
 )
-from causal_qwen.engine.weights import read_tensors
+from causal_qwen.numpy_engine.weights import read_tensors
 
 __all__ = [
     "Engine",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.engine.weights import Float32
 from causal_qwen.individuals import draw_noise
+from causal_qwen.numpy_engine.weights import Float32
 
 NEVER = np.float32(-np.inf)  # the score of a token that may not be chosen
 

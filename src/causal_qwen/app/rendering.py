@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from causal_qwen.analysis.rendering import to_html
+from causal_qwen.app.served import Forecast
 from causal_qwen.individuals import Individual
-from causal_qwen.playground.served import Forecast
 from causal_qwen.text.numerals import encode
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from causal_qwen.engine.weights import read_optional_json
+from causal_qwen.numpy_engine.weights import read_optional_json
 from causal_qwen.options import NUMBER_READINGS, PLACEHOLDER, check_choice
 from causal_qwen.text.segmentation import (
     interleave,

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.decoding.settings import context_length
-from causal_qwen.engine.fast import (
+from causal_qwen.numpy_engine.fast import (
     LOWEST,
     MAX_BATCH,
     Bools,
@@ -37,7 +37,7 @@ from causal_qwen.engine.fast import (
     softmax_in_place,
     swiglu,
 )
-from causal_qwen.engine.weights import Float32, Stored, check_shapes, release, widen
+from causal_qwen.numpy_engine.weights import Float32, Stored, check_shapes, release, widen
 from causal_qwen.options import check_choice
 
 Ints = NDArray[np.int64]

@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from causal_qwen.engine.checkpoint import QUANTIZER, ROW_INT8, check_tensors, expected_tensors
-from causal_qwen.engine.fast import Matrix, run, shares, tiles
-from causal_qwen.engine.qwen2 import check_architecture
-from causal_qwen.engine.weights import (
+from causal_qwen.families import CARD
+from causal_qwen.numpy_engine.checkpoint import QUANTIZER, ROW_INT8, check_tensors, expected_tensors
+from causal_qwen.numpy_engine.fast import Matrix, run, shares, tiles
+from causal_qwen.numpy_engine.qwen2 import check_architecture
+from causal_qwen.numpy_engine.weights import (
     INDEX,
     LAYER,
     SCALE,
@@ -36,7 +37,6 @@ from causal_qwen.engine.weights import (
     release,
     widen,
 )
-from causal_qwen.families import CARD
 from causal_qwen.outputs import OURS, check_not_inside, new_directory
 
 EMBEDDING, HEAD, NOISE = "model.embed_tokens.weight", "lm_head.weight", "action.decision_noise"

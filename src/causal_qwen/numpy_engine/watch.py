@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from causal_qwen.engine import Engine, Step
-from causal_qwen.engine.weights import Float32
+from causal_qwen.numpy_engine import Engine, Step
+from causal_qwen.numpy_engine.weights import Float32
 
 
 class AttentionView:
@@ -57,7 +57,7 @@ def watch(
         return _plain(steps, prompt, out, quiet)
     from rich.console import Console  # for screens alone
 
-    from causal_qwen.engine.live_view import show
+    from causal_qwen.numpy_engine.live_view import show
 
     return show(steps, prompt, Console(file=out, highlight=False), max_new_tokens)
 

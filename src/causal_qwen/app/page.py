@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from causal_qwen.app import rendering, served
+from causal_qwen.app.served import ServedModel
 from causal_qwen.individuals import Individual
-from causal_qwen.playground import rendering, served
-from causal_qwen.playground.served import ServedModel
 from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
 if TYPE_CHECKING:
-    from causal_qwen.playground.local import LocalServer, Opened
+    from causal_qwen.app.local import LocalServer, Opened
 
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 

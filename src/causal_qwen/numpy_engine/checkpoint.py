@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from causal_qwen.engine import heads, qwen2
-from causal_qwen.engine.weights import LAYER, SCALE, Stored, check_finite, check_shapes, check_tied
 from causal_qwen.families import is_causal
+from causal_qwen.numpy_engine import heads, qwen2
+from causal_qwen.numpy_engine.weights import (
+    LAYER,
+    SCALE,
+    Stored,
+    check_finite,
+    check_shapes,
+    check_tied,
+)
 
 QUANTIZER = "compressed-tensors"  # whose names and config.json `quantize` writes
 ROW_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from causal_qwen.playground.local import LocalServer
+    from causal_qwen.app.local import LocalServer
     from causal_qwen.serving.client import Client
 
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
@@ -48,8 +48,8 @@ def launch(
     with ExitStack() as opened:
         files = Path(tempfile.gettempdir(), f"causal-qwen-{secrets.token_hex(8)}")
         configure_gradio(files)
-        from causal_qwen.playground.page import build
-        from causal_qwen.playground.served import ServedModel
+        from causal_qwen.app.page import build
+        from causal_qwen.app.served import ServedModel
         from causal_qwen.serving import connections
         from causal_qwen.serving.security import is_loopback
 
@@ -62,7 +62,7 @@ def launch(
                 print("User: {}  Password: {}".format(*account), flush=True)
         local: LocalServer | None = None
         if url is None:
-            from causal_qwen.playground.local import LocalServer
+            from causal_qwen.app.local import LocalServer
 
             print("Opening the model ...", flush=True)
             local = opened.enter_context(LocalServer(model, device, files / "individuals"))
@@ -106,7 +106,7 @@ def make_app(
     import gradio
     from fastapi import FastAPI
 
-    from causal_qwen.playground.page import CSS
+    from causal_qwen.app.page import CSS
     from causal_qwen.serving.security import guard
 
     @asynccontextmanager

@@ -15,6 +15,6 @@ Out:  a page of five tabs on 127.0.0.1: Generate, Individuals, Counterfactual, N
 Open `page` first, then `served`. `local` imports torch; `page` and `server` import Gradio.
 """
 
-from causal_qwen.playground.server import launch
+from causal_qwen.app.server import launch
 
 __all__ = ["launch"]

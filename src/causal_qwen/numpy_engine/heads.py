@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.decoding.noise import UNoise
-from causal_qwen.engine.fast import Matrix
-from causal_qwen.engine.weights import Float32, Stored, widen
+from causal_qwen.numpy_engine.fast import Matrix
+from causal_qwen.numpy_engine.weights import Float32, Stored, widen
 from causal_qwen.options import (
     NUMERIC_ENCODINGS,
     SCALE_ACTIVATIONS,

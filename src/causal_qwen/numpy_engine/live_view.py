@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from causal_qwen.engine import Step
+from causal_qwen.numpy_engine import Step
 from causal_qwen.terminal import make_progress
 
 LAST = 10  # tokens in the table
