@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from causal_qwen.options import NOISY_MODES, DType, EngineName, Mode, NumberReading
+from causal_qwen.options import NOISY_MODES, EngineName, Mode, NumberReading
 
 
 def given(value: str | None) -> str | None:
@@ -108,7 +108,6 @@ Seed = Annotated[  # NumPy's global generator takes 32 bits
 Template = Annotated[
     str | None, Option(help='Text of a CSV row, e.g. "A {carat} carat ring costs |||{price}".')
 ]
-RowLength = Annotated[int, Option("--max-length", help="Cut rows to n tokens.", min=2)]
 BatchSize = Annotated[int, Option(help="Rows per batch.", min=1)]
 Force = Annotated[bool, Option("--force", help="Overwrite a directory that this program wrote.")]
 ForceFile = Annotated[bool, Option("--force", help="Overwrite a file that exists.")]
@@ -119,9 +118,6 @@ Device = Annotated[
         help="auto (an accelerator if there is one), cpu, cuda, cuda:1, mps.",
         rich_help_panel=ADVANCED,
     ),
-]
-Precision = Annotated[
-    DType, Option("--dtype", help="Type of the weights in memory. auto: as in the file.")
 ]
 Engine = Annotated[EngineName, Option("--engine", help="torch, numpy (needs no torch), or auto.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]

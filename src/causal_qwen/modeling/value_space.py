@@ -12,7 +12,6 @@ embed(<NUM>) * sigmoid(v) ("sigmoid"); everywhere else e_i = embed(x_i).
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from torch import Tensor
 
 DEFAULT_FIELD = "default"
 LARGEST = torch.finfo(torch.float64).max
-LARGEST_SYMLOG = math.log(LARGEST)
 
 
 def symlog(value: Tensor) -> Tensor:
