@@ -15,8 +15,8 @@ import typer
 from _report import Checks, ModelOption, SeedOption, load_subject, show_table
 from torch import Tensor
 
-from causal_qwen import Cauchy
 from causal_qwen.decoding.decision import SCALE_FLOOR
+from causal_qwen.modeling.cauchy import Cauchy
 
 TEXT = "Light from the sun needs about eight minutes to reach the earth, and when it arrives"
 TOKENS = 1024  # rows of W that are recomputed in float64

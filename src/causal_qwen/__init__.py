@@ -16,7 +16,6 @@ from causal_qwen.families import FAMILIES, QWEN2
 from causal_qwen.paths import install_hint
 
 _MODULES = {  # public name -> the module that defines it, below this package
-    "Cauchy": "modeling.cauchy",
     "CausalQwen2Config": "modeling.configuration",
     "CausalQwenForCausalLM": "model",
     "CausalQwenModel": "model",
@@ -24,19 +23,12 @@ _MODULES = {  # public name -> the module that defines it, below this package
     "CausalQwenProcessor": "modeling.processor",
     "CausalTextGenerationPipeline": "generation.pipeline",
     "CausalTextRegressor": "regression.regressor",
-    "ChangedNumber": "analysis.counterfactual",
-    "ChangedPrompt": "analysis.counterfactual",
-    "ChangedToken": "analysis.counterfactual",
     "Individual": "individuals",
-    "NumberPrediction": "regression.prediction",
     "OpenModel": "regression.regressor",
-    "OtherModel": "analysis.counterfactual",
     "Session": "session",
-    "Text": "session",
     "counterfactual": "analysis.counterfactual",
     "infer_individual": "analysis.posterior",
     "open": "session",
-    "stability_violations": "analysis.counterfactual",
 }
 _FAMILIES = {  # classes of the other families of base models, made when they are first needed
     name: "backbones"
@@ -46,24 +38,15 @@ _FAMILIES = {  # classes of the other families of base models, made when they ar
 __all__ = ["__version__", *_MODULES]
 
 if TYPE_CHECKING:
-    from causal_qwen.analysis.counterfactual import (
-        ChangedNumber,
-        ChangedPrompt,
-        ChangedToken,
-        OtherModel,
-        counterfactual,
-        stability_violations,
-    )
+    from causal_qwen.analysis.counterfactual import counterfactual
     from causal_qwen.analysis.posterior import infer_individual
     from causal_qwen.generation.pipeline import CausalTextGenerationPipeline
     from causal_qwen.individuals import Individual
     from causal_qwen.model import CausalQwenForCausalLM, CausalQwenModel, CausalQwenOutput
-    from causal_qwen.modeling.cauchy import Cauchy
     from causal_qwen.modeling.configuration import CausalQwen2Config
     from causal_qwen.modeling.processor import CausalQwenProcessor
-    from causal_qwen.regression.prediction import NumberPrediction
     from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
-    from causal_qwen.session import Session, Text, open
+    from causal_qwen.session import Session, open
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ CausalMVPOutput = CausalQwenOutput
 
 
 class CauchyMath:
-    """The two halves of `causal_qwen.Cauchy.affine`."""
+    """The two halves of `causal_qwen.modeling.cauchy.Cauchy.affine`."""
 
     @staticmethod
     def cauchy_linear_stable_loc(
