@@ -149,7 +149,7 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileExistsError) and error.errno is None:  # our own sentence
+        if error.errno is None:  # a sentence of ours, of this file or of one that is read
             raise
         raise OSError(f"{path} cannot be written: {error.strerror or error}.") from error
 

@@ -32,7 +32,7 @@ PURPOSES = {  # extras for users, each with what needs it
     "train": "train on datasets by name",
     "lora": "train --lora",
     "plot": "report and plots",
-    "dashboards": "train --report-to",
+    "dashboards": "train --set report_to=",
     "app": "the playground",
     "serve": "the server",
     "files": "tables in parquet and Excel files",
@@ -63,7 +63,7 @@ def examine() -> Record:
         "extras": extras,
         "device": devices.get("auto"),  # what `--device auto` is; None: no torch
         "devices": devices.get("all", []),
-        "training_precision": devices.get("precision"),  # what `train --precision auto` is
+        "training_precision": devices.get("precision"),  # what `train` is
         "threads": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
         "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
         "embedded_model": _place(model, exists=paths.is_converted(model)),

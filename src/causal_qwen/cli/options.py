@@ -146,7 +146,7 @@ OPENING = ("dtype", "kernel", "numbers")  # settings of `causal_qwen.open`
 
 
 def parse_settings(given: list[str] | None, names: Collection[str]) -> dict[str, Any]:
-    """`--set NAME=VALUE` of these names; values are JSON, or texts."""
+    """`--set NAME=VALUE` of these names; values are JSON, True, False, None, or texts."""
     found: dict[str, Any] = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -155,7 +155,7 @@ def parse_settings(given: list[str] | None, names: Collection[str]) -> dict[str,
         try:
             found[name] = json.loads(value)
         except ValueError:
-            found[name] = value
+            found[name] = {"True": True, "False": False, "None": None}.get(value, value)
     return found
 
 

@@ -215,8 +215,10 @@ def what_if_csv(
     regressor = _loaded(model, None, device)
     known = set(regressor.columns_ or ())
     dialect = {name: edits[name] for name in DIALECT if name in edits and name not in known}
-    changes = {name: read_cell(cell) for name, cell in edits.items() if name not in dialect}
     table = read_table(data, **dialect)
+    changes = {
+        name: read_cell(cell, table.decimal) for name, cell in edits.items() if name not in dialect
+    }
     if not 1 <= row <= len(table):
         raise ValueError(f"row {row} is not in {data}, which has rows 1 to {len(table)}.")
     name = regressor.target_name(target)

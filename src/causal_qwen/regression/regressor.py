@@ -395,6 +395,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if not getattr(self, "evidence_", None):
             raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
         for name, evidence in self.evidence_.items():
+            if np.shape(trusted) != evidence.scores.shape:
+                raise ValueError(f"trusted must be {len(evidence.scores)} truth values.")
             marked = np.asarray(trusted, dtype=bool) & np.isfinite(evidence.scores)
             if marked.sum() < (least := rows_needed(LEVEL)):
                 rows_are = counted(int(marked.sum()), "trusted row is", "trusted rows are")
@@ -557,6 +559,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         `fit` has not seen.
         """
         check_is_fitted(self, "targets_")
+        if (X is None) != (y is None):
+            raise ValueError("X and y come together; give both, or neither for the training rows.")
         if X is not None:
             X = self._known_table(X)
             values, found = self._known_targets(X, y), self._distributions(X)

@@ -81,7 +81,8 @@ class Schema(NamedTuple):
         for name in dates:
             days = to_numbers(frame[name], name in day_first)
             known = days[np.isfinite(days)]
-            numbers += [f"{part} of {name}" for part in CALENDAR if np.ptp(calendar(known, part))]
+            parts = CALENDAR if len(known) else ()
+            numbers += [f"{part} of {name}" for part in parts if np.ptp(calendar(known, part))]
         for name in texts:
             found = [len(encode(text).values) for text in frame[name].dropna().astype(str)]
             for place in range(1, MOST_INNER_NUMBERS + 1):

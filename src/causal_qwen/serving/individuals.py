@@ -18,6 +18,7 @@ from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.serving.requests import Body, Number, RequestError, Seed, about
 
 SUFFIX = ".safetensors"
+MAX_SAVED = 100_000
 NAME = re.compile(r"(?!\d+$)\w[\w .-]{0,58}\w|[^\W\d]")  # digits are a seed; a file's name
 
 
@@ -62,6 +63,8 @@ class IndividualStore:
             if path.exists():
                 raise RequestError(f"The name {name!r} is taken; choose another.", "name", 409)
             self.directory.mkdir(parents=True, exist_ok=True)
+            if len(self.names()) >= MAX_SAVED:
+                raise RequestError(f"{MAX_SAVED:,} individuals are saved; delete some.", None, 409)
             named = replace(individual, name=name)
             named.save(path)
         return named

@@ -248,9 +248,9 @@ class TextRequest(DecodingRequest):
         """OpenAI's fields that change nothing, or are another name of one."""
         if not isinstance(given, dict):
             return given
-        given = dict(given)
+        given = {name: value for name, value in given.items() if value is not None}
         for name in NEUTRAL.keys() & given.keys():
-            if given.pop(name) not in (None, NEUTRAL[name]):
+            if given.pop(name) != NEUTRAL[name]:
                 raise ValueError(f"{name} is not supported; leave it out.")
         most = given.pop("max_completion_tokens", None)
         if most is not None and given.setdefault("max_tokens", most) != most:
@@ -327,7 +327,7 @@ class ChatRequest(TextRequest):
 
     @property
     def alternatives(self) -> int | None:
-        return self.top_logprobs if self.top_logprobs or not self.logprobs else 0
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(TextRequest):

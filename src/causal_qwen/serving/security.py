@@ -69,7 +69,7 @@ class Guard:
         answer: Callable[[str, int], Response] = PlainTextResponse,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
-        self.app, self.max_bytes, self.key = app, max_bytes, key
+        self.app, self.max_bytes, self.key = app, max_bytes, key and key.strip()
         self.origins, self.open_paths, self.answer = origins, open_paths, answer
         self.body_seconds = body_seconds
 

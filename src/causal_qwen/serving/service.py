@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import prometheus_client as prometheus
 
 from causal_qwen.engines.engine import Engine, Row, Tokens
-from causal_qwen.serving.batching import Batcher, Event, Job
+from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
 from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
 
+RETRY_SECONDS = 5  # when the thread of counterfactuals and numbers is busy
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 COUNTERS = {
     "cancelled_texts": "Texts whose client had gone.",
@@ -47,6 +48,7 @@ class Service:
         self.opened: dict[str, Any] = {}  # regressors that have been used
         self.typical: Any = None  # U in ordinary text, measured at its first use
         self._side = ThreadPoolExecutor(1, thread_name_prefix="analysis")
+        self._side_jobs = 0
 
     def close(self) -> None:
         self.batcher.close()
@@ -100,7 +102,14 @@ class Service:
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the thread beside the batch, in turn."""
-        return await asyncio.get_running_loop().run_in_executor(self._side, function, *arguments)
+        if self._side_jobs >= self.limits.max_waiting:
+            raise QueueFull(self._side_jobs, RETRY_SECONDS)
+        self._side_jobs += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._side, function, *arguments)
+        finally:
+            self._side_jobs -= 1
 
 
 class Run(NamedTuple):

@@ -125,7 +125,10 @@ class Table:
     def csv(self, has_header: bool = True) -> bytes:
         """As a CSV file in UTF-8, with the separator and the decimal mark of the input."""
         options = {"sep": self.separator, "decimal": self.decimal, "lineterminator": "\n"}
-        text: str = self.cells.to_csv(index=False, header=has_header, **options)
+        cells = self.cells.select_dtypes(exclude="number").astype(str)
+        has_return = any(cells[name].str.contains("\r", regex=False).any() for name in cells)
+        quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL  # pandas quotes no lone \r
+        text: str = self.cells.to_csv(index=False, header=has_header, quoting=quoting, **options)
         return text.encode()
 
 

@@ -184,6 +184,8 @@ def read_texts(X: Any) -> list[str]:
     """Texts from a list, a Series, or an array of one dimension or one column."""
     if isinstance(X, str):
         raise TypeError("X is a string; give a list of texts.")
+    if getattr(X, "ndim", 1) == 2 and X.shape[1] != 1:
+        raise ValueError(f"X has {X.shape[1]} columns; give the one that holds the texts.")
     texts = list(np.asarray(X)[:, 0] if getattr(X, "ndim", 1) == 2 else X)
     for row, text in enumerate(texts):
         if not isinstance(text, str):

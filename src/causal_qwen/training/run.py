@@ -57,11 +57,11 @@ PADDING, PACKED_STEPS = 1 / 3, 50
 METRICS = "metrics.json"  # written last
 RECORD = "run.json"
 ADAM = 2  # moments of a parameter
-# A resumed run must be given these, and the rows, as the run that it continues.
-FIXED = (
-    *("model", "scratch", "numbers", "max_length", "mask_prompt", "pack", "compat_weight", "lora"),
-    *("individual_column", "dtype", "train", "seed", "learning_rate", "head_learning_rate"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "lr_scheduler_type", "bf16"),
+CHANGEABLE = (  # options that a resumed run may change: its length, its logs, its speed
+    *("max_steps", "num_train_epochs", "patience", "save_steps", "save_strategy", "recalibrate"),
+    *("eval_steps", "eval_strategy", "per_device_eval_batch_size", "save_total_limit", "use_cpu"),
+    *("logging_steps", "report_to", "disable_tqdm", "gradient_checkpointing", "device", "resume"),
+    *("dataloader_num_workers", "data", "eval_data", "output", "output_dir", "arguments"),
 )
 
 Announce = Callable[[str], None]
@@ -359,7 +359,7 @@ def _record(ready: Prepared) -> None:
     """Record what decides the steps of a new run; refuse to resume a run with anything else."""
     run, file = ready.run, Path(ready.run.output, RECORD)
     options = {**asdict(run), **run.arguments}
-    record = {name: str(options.get(name)) for name in FIXED}
+    record = {name: str(value) for name, value in options.items() if name not in CHANGEABLE}
     for name, rows in (("data", ready.rows), ("held-out rows", ready.held_out_rows)):
         text = json.dumps(rows, sort_keys=True, default=str)
         record[name] = hashlib.sha256(text.encode()).hexdigest()
@@ -367,8 +367,11 @@ def _record(ready: Prepared) -> None:
         write_text(file, json.dumps(record, indent=1))
         return
     before = json.loads(file.read_text(encoding="utf-8"))
-    if changed := [name for name in record if record[name] != before[name]]:
-        changes = (f"{name}={record[name]} (at the start {before[name]})" for name in changed)
+    names = sorted({*record, *before})
+    if changed := [name for name in names if record.get(name) != before.get(name)]:
+        changes = (
+            f"{name}={record.get(name)} (at the start {before.get(name)})" for name in changed
+        )
         raise ValueError(
             f"{run.output} cannot resume with {'; '.join(changes)}: resume with what {file} "
             "records, or train into another directory."
@@ -380,7 +383,7 @@ def _learn(trainer: CausalTrainer, checkpoint: Path | None, run: Run) -> None:
     step only the model is restored: Hugging Face would make one more."""
     if checkpoint is not None and trainer.authors is not None:
         trainer.authors.load_state(checkpoint)
-    is_learned = checkpoint is not None and _has_all_steps(checkpoint, trainer.args.max_steps)
+    is_learned = checkpoint is not None and _has_all_steps(checkpoint, _steps(trainer))
     if checkpoint is not None and is_learned:
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
     else:
@@ -392,10 +395,19 @@ def _learn(trainer: CausalTrainer, checkpoint: Path | None, run: Run) -> None:
         trainer.authors.load_state(Path(best))
 
 
+def _steps(trainer: CausalTrainer) -> int:
+    """As Hugging Face counts them, also of a run by epochs."""
+    args = trainer.args
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    batches = len(trainer.get_train_dataloader())
+    return math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps))
+
+
 def _has_all_steps(checkpoint: Path, steps: int) -> bool:
     """Whether only the end of a run is missing; refuses a run that has ended, too."""
     made = int((read_state(checkpoint) or {"global_step": 0})["global_step"])
-    if steps <= 0 or made < steps:
+    if made < steps:
         return False
     if (checkpoint.parent / METRICS).exists():
         raise ValueError(f"{checkpoint} has made {made} of {steps} steps; resume it with more.")
