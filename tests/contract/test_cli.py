@@ -30,6 +30,7 @@ from causal_qwen import __version__, terminal
 from causal_qwen.cli import demo as demo_parts
 from causal_qwen.cli import doctor, main
 from causal_qwen.cli.chat import Conversation
+from causal_qwen.cli.options import parse_settings
 from causal_qwen.cli.program import app
 from causal_qwen.conversion.calibration import TEXTS
 from causal_qwen.conversion.convert import default_model
@@ -864,3 +865,18 @@ def test_ctrl_c_ends_a_process_without_a_traceback(tiny_directory: Path) -> None
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "causal-qwen:" not in errors
+
+
+def test_settings_are_json_or_pythons_own_words() -> None:
+    given = ["a=False", "b=true", "c=None", "d=0.5", "e=cosine"]
+    found = parse_settings(given, "abcde")
+    assert found == {"a": False, "b": True, "c": None, "d": 0.5, "e": "cosine"}
+    with pytest.raises(ValueError, match="--set f=1: name one of a, b"):
+        parse_settings(["f=1"], "ab")
+
+
+def test_a_missing_file_that_is_read_is_named_and_not_the_output(tmp_path: Path) -> None:
+    done = here("predict", str(tmp_path), str(tmp_path / "no.csv"), "-o", str(tmp_path / "o.csv"))
+    assert done.returncode == 1
+    assert "o.csv cannot be written" not in done.stderr
+    assert not (tmp_path / "o.csv").exists()

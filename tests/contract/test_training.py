@@ -392,6 +392,10 @@ def test_two_runs_in_one_directory_are_refused(directory: Path, data: Path, tmp_
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "data": ({"data": "other.jsonl"}, "with data="),
     "from scratch": ({"model": None}, r"model=None \(at the start"),
+    "weight decay": (
+        {"arguments": {**RUN, "weight_decay": 0.1}},
+        r"weight_decay=0.1 \(at the start",
+    ),
     "maximum length": ({"max_length": 40}, r"max_length=40 \(at the start 512\)"),
     "learning rate": (
         {"arguments": {**RUN, "learning_rate": 1e-4}},

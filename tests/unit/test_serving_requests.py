@@ -226,3 +226,13 @@ def test_every_setting_of_generate_is_a_field() -> None:
 def test_any_json_is_answered_or_refused(body: dict[str, Any]) -> None:
     with contextlib.suppress(RequestError):
         TextRequest.parse(body, "completion", Limits()).resolve(settings, "standard", find)
+
+
+def test_null_beside_the_other_name_of_a_field_counts_as_not_given() -> None:
+    assert parse(max_tokens=None, max_completion_tokens=5).max_tokens == 5
+
+
+def test_log_probabilities_of_a_chat_are_asked_for_by_logprobs() -> None:
+    assert parse("chat", logprobs=False, top_logprobs=3).alternatives is None
+    assert parse("chat", logprobs=True, top_logprobs=3).alternatives == 3
+    assert parse("chat", logprobs=True).alternatives == 0
