@@ -42,6 +42,14 @@ def writable(path: Path | None) -> Path | None:
 
 ADVANCED = "Advanced"  # the part of a help page below what most calls need
 
+
+def set_option(help: str) -> Any:
+    """`--set NAME=VALUE`, for `parse_settings`; `help` says what can be set."""
+    return Option(
+        "--set", "-s", metavar="NAME=VALUE", help=f"{help}; repeatable.", rich_help_panel=ADVANCED
+    )
+
+
 ModelName = Annotated[
     str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
 ]
@@ -67,23 +75,10 @@ Temperature = Annotated[
     ),
 ]
 Settings = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        "-s",
-        metavar="NAME=VALUE",
-        help="Any other setting by its name in Python, e.g. min_p=0.2; repeatable.",
-        rich_help_panel=ADVANCED,
-    ),
+    list[str] | None, set_option("Any other setting by its name in Python, e.g. min_p=0.2")
 ]
 TableSettings = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        "-s",
-        metavar="NAME=VALUE",
-        help="Any other setting by its name in Python, e.g. encoding=cp1252; repeatable.",
-    ),
+    list[str] | None, set_option("Any other setting by its name in Python, e.g. encoding=cp1252")
 ]
 NewTokens = Annotated[
     int, Option("--max-new-tokens", "-n", help="Generate at most n tokens.", min=1)

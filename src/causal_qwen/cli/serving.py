@@ -44,13 +44,10 @@ def serve(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            help="max_rows (16) decoded together, max_waiting (64) for a place, max_prompt (4096) "
+        opt.set_option(
+            "max_rows (16) decoded together, max_waiting (64) for a place, max_prompt (4096) "
             "and max_tokens (1024) of a text, max_n (8) texts and max_body (1000000) bytes of a "
-            "request, drain_seconds (30) after SIGTERM, or dtype; repeatable.",
+            "request, drain_seconds (30) after SIGTERM, or dtype"
         ),
     ] = None,
 ) -> None:

@@ -54,12 +54,9 @@ def train(
     seed: opt.Seed = 0,
     settings: Annotated[
         list[str] | None,
-        Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            help="max_length, pack, patience, compat_weight, dtype, individual_learning_rate, or a "
-            "field of Hugging Face's TrainingArguments, e.g. save_steps=50; repeatable.",
+        opt.set_option(
+            "max_length, pack, patience, compat_weight, dtype, individual_learning_rate, or a "
+            "field of Hugging Face's TrainingArguments, e.g. save_steps=50"
         ),
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue from a checkpoint.")] = False,
@@ -165,12 +162,7 @@ def evaluate(
     template: opt.Template = None,
     settings: Annotated[
         list[str] | None,
-        Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            help="numbers (text or value), max_length, batch_size, dtype; repeatable.",
-        ),
+        opt.set_option("numbers (text or value), max_length, batch_size, dtype"),
     ] = None,
     as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
     as_json: opt.Json = False,
