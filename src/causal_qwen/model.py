@@ -43,7 +43,7 @@ from causal_qwen.modeling.action import (
     row_norms,
     score_pair,
 )
-from causal_qwen.modeling.card import fill_card, model_card
+from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import (
     AUTO_MODULE,
@@ -256,7 +256,6 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
     name_or_path: str
     model: Any
     lm_head: ActionHead
-    _pushed_card: str | None = None  # that of the directory, while it is pushed
     _no_split_modules = ("ActionNetwork",)  # beside the base's: a hook loads b and a together
     # a, b, C and W_scale decide between tokens whose scores differ in the last float32 bit
     _keep_in_fp32_modules_strict = (
@@ -541,23 +540,9 @@ class CausalChain(CausalInitMixin, CausalGenerationMixin, DocumentedCalls):
                 marked = json.dumps({**fields, MARK: TRAINED}, indent=2) + "\n"
                 (directory / "config.json").write_text(marked, encoding="utf-8")
             if not (card := directory / CARD).exists():
-                card.write_text(self._own_card(), encoding="utf-8")
+                card.write_text(model_card(self.config, self.name_or_path), encoding="utf-8")
             if push:
-                self._pushed_card = card.read_text("utf-8")
-                try:
-                    self.push_to_hub(options.pop("repo_id", directory.name), **options)  # type: ignore[attr-defined]
-                finally:
-                    self._pushed_card = None
-
-    def _own_card(self) -> str:
-        return self._pushed_card or model_card(self.config, self.name_or_path)
-
-    def _upload_modified_files(
-        self, working_dir: str | os.PathLike[str], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Hugging Face puts its empty card in the place of ours, before it uploads."""
-        fill_card(Path(working_dir, CARD), self._own_card())
-        return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
+                self.push_to_hub(options.pop("repo_id", directory.name), **options)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def is_plain(self, state: Mapping[str, Tensor] | None = None) -> bool:

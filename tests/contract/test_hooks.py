@@ -9,14 +9,11 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from huggingface_hub import HfApi, ModelCard
 from transformers import (
     GenerationMixin,
     PreTrainedModel,
@@ -126,8 +123,7 @@ PIPELINES = (
         PIPELINE,
     ),
 )
-UPLOAD = Hook(PreTrainedModel, "_upload_modified_files", ("working_dir",), MODEL)
-HOOKS = (*GENERATION, *MODELS, *TRAINING, *PIPELINES, UPLOAD)
+HOOKS = (*GENERATION, *MODELS, *TRAINING, *PIPELINES)
 
 
 def by_name(hooks: Iterable[Hook]) -> Any:
@@ -225,23 +221,6 @@ def test_model_calls_the_hook(
     if hook.name == "_get_resized_lm_head":
         model.resize_token_embeddings(100)
     assert called, hook.broken("is not called")
-
-
-def test_push_to_hub_calls_the_hook_when_its_card_is_written(
-    plain: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[str] = []
-
-    class Spy(Qwen2ForCausalLM):
-        def _upload_modified_files(self, working_dir: str, *args: Any, **kwargs: Any) -> None:
-            found.append(Path(working_dir, "README.md").read_text("utf-8"))
-
-    repository, theirs = SimpleNamespace(repo_id="someone/mine"), "---\nlicense: mit\n---\n# Theirs"
-    monkeypatch.setattr(HfApi, "create_repo", lambda *args, **kwargs: repository)
-    card = "transformers.utils.hub.create_and_tag_model_card"
-    monkeypatch.setattr(card, lambda *args, **kwargs: ModelCard(theirs))
-    Spy(plain.config).push_to_hub("mine")
-    assert found == [theirs], UPLOAD.broken("is not called by push_to_hub")
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
-
 from causal_qwen.families import CARD
 from causal_qwen.modeling.configuration import CausalConfig
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-EMPTY = (  # what `push_to_hub` writes into Hugging Face's template
-    "This is the model card of a 🤗 transformers model that has been pushed on the Hub. "
-    "This model card has been automatically generated."
-)
 LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
 BASE_MODEL = re.compile(r"^base_model:\s*(\S+)\s*$", re.MULTILINE)
 LICENCES = {"HuggingFaceTB/SmolLM2-135M-Instruct": "apache-2.0"}  # of the embedded model
@@ -87,22 +81,6 @@ def exported_card(model: str, architecture: str, difference: float, same: float,
 def _front_matter(fields: Mapping[str, str]) -> str:
     lines = ["---", *(f"{name}: {value}" for name, value in fields.items())]
     return "\n".join([*lines, "tags:", "- causal-qwen", "---", ""])
-
-
-def fill_card(file: Path, text: str) -> None:
-    """Replace Hugging Face's empty template by a card of ours, with the template's tags. A card in
-    which somebody has written stays."""
-    if not file.is_file():
-        return
-    found = ModelCard.load(file)
-    empty = ModelCard.from_template(ModelCardData(), model_description=EMPTY)
-    if found.text.strip() != empty.text.strip():
-        return
-    if asked := found.data.get("tags"):
-        card = ModelCard(text)
-        card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), *asked]))
-        text = str(card)
-    file.write_text(text, encoding="utf-8")
 
 
 def _licence(base: str) -> str | None:

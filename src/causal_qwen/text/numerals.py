@@ -69,7 +69,7 @@ Everything else stays text: 10:30, 1/2, 1.2.3, 1-2-3, 10^6, A1B2, a@b7.org, #5, 
 * a label before it, a month's name beside it: see `causal_qwen.text.names`;
 * am/pm/o'clock/Uhr, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before
   it; 点 is no hour after an integer above 24 or a rise (涨12点) or before a noun (3点意见);
-* a thousands point: 1.500 Einwohner (`causal_qwen.text.names`);
+* a thousands point: 1.500 € (`causal_qwen.text.names`);
 * a mixed fraction (1 1/2, 3 ½), a decade (1990s, '90s), an emoticon (:3), a LaTeX index (x_{2}).
 
 A slash between two quantities breaks: 12 wins/8 losses, 100元/3天. A year alone is a number.
