@@ -58,7 +58,6 @@ from causal_qwen.numpy_engine.quantization import quantize
 
 SHAPES = {"0.5B": QWEN_0_5B, "1.5B": QWEN_1_5B}
 PROMPT, NEW, PREFILL = 8, 16, 512  # tokens: of a decoding round, and of a prefill
-ROWS = 8  # of a batch
 PASSAGE = (
     "The lighthouse at Cape Wren was built in 1871, after a winter in which eleven fishing boats "
     "were lost on the reef. Its keeper, Thomas Hale, kept a diary for thirty years. Every evening "
@@ -69,43 +68,40 @@ PASSAGE = (
     "tenth. His diary is now in the county museum, and ornithologists still use its figures."
 )
 CASE = ("shape", "stored")
-PARTS = ("decode", "batch", "prefill", "context", "alone")
+PARTS = ("decode", "prefill", "context", "alone")
 CONTEXTS = (128, 1024, 4096, 8000)
 DECODE, SHARE, PREFILL_TIME = (
     " decode, times torch",
     ", share of the limit",
     " prefill, time of torch's",
 )
-MEMORY, BATCH = ", peak RSS of bfloat16's", f", tokens/s of {ROWS} rows over one's"
+MEMORY = ", peak RSS of bfloat16's"
 GROWTH = f", time of a token after {CONTEXTS[-1]:,} over {CONTEXTS[0]}"
 BARS = {
     "135M float32": {
         DECODE: ("at least", 1.8),
         PREFILL_TIME: ("at most", 1.2),
-        BATCH: ("at least", 4),
         GROWTH: ("at most", 1.6),
     },
     "0.5B float32": {
         DECODE: ("at least", 2.5),
-        BATCH: ("at least", 4),
         SHARE: ("at least", 0.75),
         PREFILL_TIME: ("at most", 1.2),
     },
     "0.5B bfloat16": {
         DECODE: ("at least", 0.9),
         PREFILL_TIME: ("at most", 1.2),
-        BATCH: ("at least", 4),
     },
     "0.5B bfloat16 numba": {DECODE: ("at least", 0.9)},
-    "0.5B int8": {DECODE: ("at least", 1.6), MEMORY: ("at most", 0.55), BATCH: ("at least", 4)},
-    "0.5B int8 numba": {DECODE: ("at least", 1.6), BATCH: ("at least", 4)},
+    "0.5B int8": {DECODE: ("at least", 1.6), MEMORY: ("at most", 0.55)},
+    "0.5B int8 numba": {DECODE: ("at least", 1.6)},
     "1.5B bfloat16": {
         ", tokens/s": ("at least", 2),
         ", peak RSS in GB": ("at most", 4.5),
         PREFILL_TIME: ("at most", 1.2),
     },
     "1.5B int8": {DECODE: ("at least", 1.7), MEMORY: ("at most", 0.55)},
-    "1.5B int8 numba": {DECODE: ("at least", 1.7), BATCH: ("at least", 4)},
+    "1.5B int8 numba": {DECODE: ("at least", 1.7)},
 }
 Timer = Callable[[], float]
 
@@ -120,11 +116,9 @@ class NumPyPeer:
         self.engine = Engine.from_pretrained(path, dtype=dtype, kernel=kernel)
         self.vocabulary = self.engine.model.config.vocab_size
 
-    def generate(self, count: int, rows: int = 1) -> None:
+    def generate(self, count: int) -> None:
         ids = random_ids(PROMPT, self.vocabulary)[0].tolist()
-        self.engine.generate(
-            [ids] * rows, mode="compatible", max_new_tokens=count, min_new_tokens=count
-        )
+        self.engine.generate(ids, mode="compatible", max_new_tokens=count, min_new_tokens=count)
 
     def prefill(self) -> None:
         model = self.engine.model
@@ -197,12 +191,12 @@ def random_ids(count: int, vocabulary: int) -> np.ndarray:
     return np.random.default_rng(0).integers(*id_range(vocabulary), (1, count))
 
 
-def token_timer(peer: NumPyPeer | TorchPeer, **rows: int) -> Timer:
-    """Seconds per token (of every row), without the prompt."""
+def token_timer(peer: NumPyPeer | TorchPeer) -> Timer:
+    """Seconds per token, without the prompt."""
 
     def seconds(count: int) -> float:
         start = time.perf_counter()
-        peer.generate(count, **rows)
+        peer.generate(count)
         return time.perf_counter() - start
 
     def run() -> float:
@@ -238,15 +232,10 @@ class Peers:
         self.places = {self.ours: path, self.torch_name: path}
         self.places |= {name: place for name, (place, _) in small.items()}
 
-    def decode(self, rounds: int, has_batch: bool) -> Row:
+    def decode(self, rounds: int) -> Row:
         """Time per token, beside torch and beside the memory's own speed."""
         timers = {name: token_timer(peer) for name, peer in self.engines.items()}
         timers[self.torch_name] = token_timer(self.torch)
-        if has_batch:
-            timers |= {
-                f"{name}, {ROWS} rows": token_timer(peer, rows=ROWS)
-                for name, peer in self.engines.items()
-            }
         sizes = {name: peer.weight_bytes() for name, peer in self.engines.items()}
         weights = sizes[self.ours]
         times = time_peers(timers | {"memory": memory_reader()}, rounds)
@@ -254,16 +243,11 @@ class Peers:
         found = machine(weights / float(np.median(limit)) / 1e9)
         found |= {"weights_gb": weights / 1e9, "decode": {}}
         for name, seconds in times.items():
-            own = limit * sizes.get(name.partition(",")[0], weights) / weights
+            own = limit * sizes.get(name, weights) / weights
             found["decode"][name] = {
-                "tokens_per_s": rows_of(name) / float(np.median(seconds)),
+                "tokens_per_s": 1 / float(np.median(seconds)),
                 "times_torch": paired_ratio(times[self.torch_name], seconds),
                 "share_of_limit": paired_ratio(own, seconds),
-            }
-        if has_batch:
-            found["batch"] = {
-                name: paired_ratio(ROWS * np.array(times[name]), times[f"{name}, {ROWS} rows"])
-                for name in self.engines
             }
         return found
 
@@ -316,7 +300,7 @@ def measure(shape: str, stored: str, rounds: int, path: Path, parts: Sequence[st
     peers = Peers(shape, stored, path)
     result: Row = {"shape": shape, "stored": stored, "cpu": cpu()}
     if "decode" in parts:
-        result |= peers.decode(rounds, "batch" in parts)
+        result |= peers.decode(rounds)
     if "prefill" in parts:
         result["prefill"] = peers.prefill(max(rounds // 2, 1))
     if "context" in parts:
@@ -346,10 +330,6 @@ def small_peers(path: Path, stored: str) -> dict[str, tuple[Path, NumPyPeer]]:
         peers["NumPy int8 numba"] = (place, NumPyPeer(place, kernel="numba"))
         peers[f"NumPy {stored} numba"] = (path, NumPyPeer(path, kernel="numba"))
     return peers
-
-
-def rows_of(name: str) -> int:
-    return ROWS if name.endswith("rows") else 1
 
 
 def checkpoint(shape: str, stored: str, scratch: Path, model: Path | None) -> Path:
@@ -395,8 +375,6 @@ def figures_of(row: Row, peer: str, plain: str) -> dict[str, float]:
     }
     if peer in row.get("prefill", {}):
         figures[PREFILL_TIME] = row["prefill"][peer]["time_of_torch"][0]
-    if peer in row.get("batch", {}):
-        figures[BATCH] = row["batch"][peer][0]
     if peer == plain and (longest := f"at {CONTEXTS[-1]}") in row.get("growth", {}):
         figures[GROWTH] = row["growth"][longest][0]
     if alone is not None:
@@ -455,12 +433,11 @@ def page(results: list[Row]) -> list[str]:
 
 
 def speeds(row: Row) -> Speeds:
-    """Every ratio to torch, or of a batch to one row, and the cost of a long context."""
+    """Every ratio to torch, and the cost of a long context."""
     decoded = row.get("decode", {}).items()
     found = {f"{name}, decode": peer["times_torch"] for name, peer in decoded}
     for name, peer in row.get("prefill", {}).items():
         found[f"{name}, prefill"] = faster(peer["time_of_torch"])
-    found |= {f"{name}, batch": ratio for name, ratio in row.get("batch", {}).items()}
     found |= {f"context {at}": faster(ratio) for at, ratio in row.get("growth", {}).items()}
     return {name: ratio for name, ratio in found.items() if not name.startswith("torch")}
 

@@ -884,7 +884,7 @@ def replay(subject: Subject, options: Options) -> Row:
             result = engine.generate(
                 prompt.tolist(), mode="causal", individual=who, max_new_tokens=subject.tokens
             )
-            texts[NUMPY].append(result.ids[0, result.new].tolist())
+            texts[NUMPY].append(result.ids[result.new].tolist())
     sure = [next((i for i, lead in enumerate(row) if lead < ROUNDING), len(row)) for row in leads]
     rows = zip(leads, texts[BATCHED], strict=True)
     choices = [lead for row, text in rows for lead in row[: len(text)]]

@@ -212,9 +212,9 @@ MUTANTS = (
     ),
     Mutant(
         "numpy_engine/generation.py",
-        "return self.ids.shape[1] - 1 - self.hidden",
-        "return self.ids.shape[1] - 1 + 0 * self.hidden",
-        "unit/test_engine_model.py::test_a_batch_of_unequal_prompts_is_its_rows_alone",
+        "self.noise.at([len(self.ids) - 1])",
+        "self.noise.at([len(self.ids)])",
+        "unit/test_engine_model.py::test_every_mode_generates_the_text_of_torch",
     ),
     Mutant(
         "numpy_engine/engine.py",

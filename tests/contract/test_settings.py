@@ -68,7 +68,7 @@ def test_torch_and_numpy_resolve_a_call_alike_and_choose_the_same_tokens(
             **inputs, causal_mode=mode, max_new_tokens=NEW, return_dict_in_generate=True, **call
         )
     ours = engine.generate(PROMPT, mode=mode, max_new_tokens=NEW, **call)
-    assert ours.ids[0].tolist() == theirs.sequences[0].tolist()
+    assert ours.ids.tolist() == theirs.sequences[0].tolist()
     assert comparable(theirs.settings) == comparable(ours.settings or DecodingSettings())
 
 

@@ -181,19 +181,22 @@ def test_a_choice_among_few_candidates_is_the_choice_among_all_tokens(
         by_torch = model.generate(torch.tensor(rows), **named, return_dict_in_generate=True)
         named["mode"] = named.pop("causal_mode")
         named.pop("output_scores", None)
-        by_numpy = engine.generate(rows, **named)
-        return [by_torch.sequences[:, 4:].tolist(), by_numpy.ids[:, by_numpy.new].tolist()]
+        by_numpy = []
+        for place, row in enumerate(rows):
+            who = {name: seeds[place] for name, seeds in named.items() if name == "individual"}
+            by_numpy.append(engine.generate(row, **named | who).ids[4:].tolist())
+        return [by_torch.sequences[:, 4:].tolist(), by_numpy]
 
     monkeypatch.setattr("causal_qwen.decoding.step.few_candidates", counted)
     found = texts()
     assert found[0] == found[1]
     by_torch, by_numpy = seen.values()
     steps = 12 if "output_scores" not in call else 0  # there all scores are asked for
-    assert (len(by_torch), len(by_numpy)) == (steps, 12)
+    assert (len(by_torch), len(by_numpy)) == (steps, 12 * len(rows))
     assert max(by_torch + by_numpy) < model.config.vocab_size
     monkeypatch.setattr("causal_qwen.decoding.candidates.FEW", 0)
     assert texts() == found
-    assert (len(by_torch), len(by_numpy)) == (steps, 12)
+    assert (len(by_torch), len(by_numpy)) == (steps, 12 * len(rows))
 
 
 class Counted(MinPLogitsWarper):
@@ -295,8 +298,8 @@ def test_both_engines_and_padded_rows_avoid_the_same_tokens(
     )
     assert batch[:, width:].tolist() == alone
     options = {"mode": "causal", "max_new_tokens": NEW, **LOOPING}
-    found = engine.generate(rows, **options)
-    assert found.ids[:, found.new].tolist() == alone
+    found = [engine.generate(row, **options) for row in rows]
+    assert [one.ids[one.new].tolist() for one in found] == alone
 
 
 def test_padding_is_not_a_part_of_the_text(make_model: Callable[..., Any]) -> None:

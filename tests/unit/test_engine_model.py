@@ -147,7 +147,7 @@ def test_every_mode_generates_the_text_of_torch(
         {"mode": "compatible", "repetition_penalty": 1.5},
         {"mode": "compatible", "normalization": "ovr"},
     ):
-        ours = engine.generate([prompt], numeric_values=[values], max_new_tokens=25, **options)
+        ours = engine.generate(prompt, numeric_values=values, max_new_tokens=25, **options)
         theirs = model.generate(
             **inputs,
             numeric_values=torch.tensor([values], dtype=torch.float64),
@@ -156,10 +156,10 @@ def test_every_mode_generates_the_text_of_torch(
             causal_mode=options["mode"],
             **{name: value for name, value in options.items() if name != "mode"},
         )
-        assert ours.ids.tolist() == theirs.sequences.tolist(), options
-        expected = theirs.numeric_values.numpy()
+        assert ours.ids.tolist() == theirs.sequences[0].tolist(), options
+        expected = theirs.numeric_values[0].numpy()
         assert np.allclose(ours.numeric_values, expected, rtol=1e-3, atol=1e-4), options
-        said += int((ours.ids[:, ours.new] == NUM).sum())
+        said += int((ours.ids[ours.new] == NUM).sum())
     assert said > 0  # some number was spoken, and read again
 
 
@@ -190,41 +190,24 @@ def test_an_individual_given_by_hand_is_the_torch_sides(saved: Callable[..., Any
             {"individual": Individual.draw(32, seed=1).mix(Individual.draw(32, seed=3), 0.5)},
         ),
     ):
-        ours = engine.generate([PROMPT], mode=mode, max_new_tokens=12, **who)
+        ours = engine.generate(PROMPT, mode=mode, max_new_tokens=12, **who)
         theirs = model.generate(torch.tensor([PROMPT]), causal_mode=mode, max_new_tokens=12, **who)
-        assert ours.ids.tolist() == theirs.tolist(), who
+        assert ours.ids.tolist() == theirs[0].tolist(), who
     with pytest.raises(ValueError, match="contradicts"):
-        engine.generate([PROMPT], mode="causal", individual=somebody, temperature=0.1)
-
-
-@pytest.mark.parametrize("mode", ["standard", "sampling", "causal", "compatible"])
-def test_a_batch_of_unequal_prompts_is_its_rows_alone(mode: str, saved: Callable[..., Any]) -> None:
-    _, engine = saved(use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    noise = {"individual": [3, 4, 5]} if mode in ("sampling", "causal") else {}
-    prompts = [PROMPT, PROMPT[:3], PROMPT[2:9]]
-    batch = engine.generate(prompts, mode=mode, max_new_tokens=15, **noise)
-    for row, prompt in enumerate(prompts):
-        one = {"individual": noise["individual"][row]} if noise else {}
-        alone = engine.generate([prompt], mode=mode, max_new_tokens=15, **one)
-        assert batch.ids[row, batch.new].tolist() == alone.ids[0, alone.new].tolist()
+        engine.generate(PROMPT, mode="causal", individual=somebody, temperature=0.1)
 
 
 @torch.no_grad()
-def test_rows_end_with_their_stop_token_and_are_padded(saved: Callable[..., Any]) -> None:
+def test_a_text_ends_with_its_stop_token(saved: Callable[..., Any]) -> None:
     _, engine = saved()
-    free = engine.generate([PROMPT, PROMPT[:4]], max_new_tokens=12, mode="standard")
-    first = free.ids[0, free.new.start + 3]
-    bound = engine.generate(
-        [PROMPT, PROMPT[:4]], max_new_tokens=12, mode="standard", eos_token_id=int(first)
-    )
-    own = bound.ids[0, bound.new].tolist()
-    stop = own.index(first)
-    assert stop <= 3
-    assert own[stop:] == [first] * len(own[stop:])  # the pad token is the stop token here
-    later = engine.generate(
-        [PROMPT], max_new_tokens=12, mode="standard", eos_token_id=int(first), min_new_tokens=12
-    )
-    assert first not in later.ids[0, later.new]
+    options: dict[str, Any] = {"max_new_tokens": 12, "mode": "standard"}
+    free = engine.generate(PROMPT, **options)
+    stop = int(free.ids[free.new][3])
+    bound = engine.generate(PROMPT, eos_token_id=stop, **options)
+    said = free.ids[free.new].tolist()
+    assert bound.ids[bound.new].tolist() == said[: said.index(stop) + 1]
+    later = engine.generate(PROMPT, eos_token_id=stop, min_new_tokens=12, **options)
+    assert stop not in later.ids[later.new]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -237,10 +220,8 @@ def test_stored_halves_run_as_their_float32_copies(
     assert wide.model.embedding.stored.dtype == np.float32
     assert np.abs(engine.logits(PROMPT) - wide.logits(PROMPT)).max() < 1e-5
     for mode in ("standard", "compatible"):
-        ours = engine.generate([PROMPT], mode=mode, max_new_tokens=20)
-        assert (
-            ours.ids.tolist() == wide.generate([PROMPT], mode=mode, max_new_tokens=20).ids.tolist()
-        )
+        ours = engine.generate(PROMPT, mode=mode, max_new_tokens=20)
+        assert ours.ids.tolist() == wide.generate(PROMPT, mode=mode, max_new_tokens=20).ids.tolist()
 
 
 def test_shards_are_one_checkpoint(tmp_path: Path, make_model: Callable[..., Any]) -> None:
@@ -269,11 +250,11 @@ def test_the_choice_is_that_of_every_scale_computed(saved: Callable[..., Any]) -
 
 def test_stream_yields_each_token_with_its_probability(saved: Callable[..., Any]) -> None:
     _, engine = saved()
-    whole = engine.generate([PROMPT], mode="causal", individual=2, max_new_tokens=8)
+    whole = engine.generate(PROMPT, mode="causal", individual=2, max_new_tokens=8)
     steps = list(
         engine.stream(PROMPT, mode="causal", individual=2, max_new_tokens=8, summarize=True)
     )
-    assert [step.id for step in steps] == whole.ids[0, whole.new].tolist()
+    assert [step.id for step in steps] == whole.ids[whole.new].tolist()
     for step in steps:
         others = [probability for _, probability in step.runners_up]
         assert len(others) == 3

@@ -403,11 +403,10 @@ def test_the_documented_names_compute_what_transformers_computes() -> None:
     new=st.integers(1, 4) | st.integers(1, 40),
     past=st.integers(0, 40),
     window=st.none() | st.integers(1, 50),
-    pads=st.none() | st.integers(0, 10),
     groups=st.integers(1, 3),
 )
 def test_attention_in_blocks_is_attention_as_defined(
-    workers: int, new: int, past: int, window: int | None, pads: int | None, groups: int
+    workers: int, new: int, past: int, window: int | None, groups: int
 ) -> None:
     seen = new + past
     query, key, value = (
@@ -415,15 +414,11 @@ def test_attention_in_blocks_is_attention_as_defined(
         random(2, 2, seen, 8, seed=1),
         random(2, 2, seen, 8, seed=2),
     )
-    padding = None
-    if pads is not None:
-        padding = np.arange(seen) < np.array([[0], [min(pads, seen - 1)]])
-    mask = causal_mask(new, seen, window, padding)
+    mask = causal_mask(new, seen, window)
     expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
     with patch.object(fast, "THREADS", workers):
-        ours = attend(query, key, value, window, padding).reshape(expected.shape)
-    real = np.ones((2, new), bool) if padding is None else ~padding[:, past:]
-    assert np.allclose(ours[real], expected[real], atol=1e-5)
+        ours = attend(query, key, value, window).reshape(expected.shape)
+    assert np.allclose(ours, expected, atol=1e-5)
 
 
 def test_swiglu_is_torchs_and_survives_extreme_gates() -> None:

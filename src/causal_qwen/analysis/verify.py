@@ -6,7 +6,7 @@ after the other, because memory may not hold a large model twice.
 Bounds: of the logit differences to float64, NumPy's 80th percentile is at most 1.5 times torch's
 own (or 2e-5; two largest differences are noise), the largest to torch in float32 is at most 2e-4;
 every token agrees wherever the two best logits differ by more than 1e-4; cached = uncached,
-batched = alone, read in blocks = read at once. With int8 weights, torch computes with the same
+read in blocks = read at once. With int8 weights, torch computes with the same
 weights, widened: these bounds are about arithmetic.
 """
 
@@ -36,7 +36,7 @@ PROMPT = "The history of bread begins in the fields of the Levant, where people 
 RATIO = 1.5  # NumPy's error to float64, in units of torch's
 ROUNDING = 2e-5  # below it, the ratio of the errors of a short text is chance
 TOLERANCE = 2e-4  # logits, NumPy to torch float32
-SAME = 1e-4  # between cached, batched and blockwise reading; or RATIO x the error of float32
+SAME = 1e-4  # between cached and blockwise reading; or RATIO x the error of float32
 MARGIN = 1e-4  # top-two differences below which rounding of float32 may change the token
 PAIRS = ("numpy_float32", "numpy_float64", "float32_float64")
 SHOWN = 12  # tokens in the table
@@ -249,25 +249,11 @@ def _torch_stages(path: str | Path, ids: list[int], dtype: torch.dtype) -> Stage
 def _own_checks(
     engine: Engine, ids: list[int], steps: list[NDArray[Any]], whole: NDArray[Any]
 ) -> Iterator[Check]:
-    """The engine against itself: cached, blockwise and batched reading agree."""
+    """The engine against itself: cached and blockwise reading agree."""
     yield Check("cached = uncached", float(np.abs(np.stack(steps) - whole).max()), SAME)
     model, row = engine.model, np.array([ids])
-    at_once = _read(engine, row)[0, -1]
+    cache = KeyValueCache(model.config, 1, len(ids))
+    at_once = scores(engine, model.forward(model.embed(row), cache)[0, -1])
     cache = KeyValueCache(model.config, 1, len(ids))
     z = model.forward(model.embed(row), cache, block=max(len(ids) // 5, 1))[0, -1]
     yield Check("in blocks = at once", float(np.abs(scores(engine, z) - at_once).max()), SAME)
-    hidden = min(len(ids) - 1, 3)
-    padding = np.zeros((2, len(ids)), bool)
-    padding[0, :hidden] = True
-    short = _read(engine, row[:, hidden:])[0, -1]
-    both = _read(engine, np.repeat(row, 2, axis=0), padding)[:, -1]
-    gap = np.abs(both - np.stack([short, at_once])).max()
-    yield Check("batched = alone", float(gap), SAME)
-
-
-def _read(
-    engine: Engine, ids: NDArray[Any], padding: NDArray[np.bool_] | None = None
-) -> NDArray[Any]:
-    cache = KeyValueCache(engine.model.config, len(ids), ids.shape[1])
-    cache.padding = padding
-    return scores(engine, engine.model.forward(engine.model.embed(ids), cache)[:, -1:])

@@ -7,7 +7,7 @@ torch; each is exactly the text of `Engine.generate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.engines.engine import Choice, Row, Tokens
-from causal_qwen.numpy_engine.engine import Engine, Step
+from causal_qwen.numpy_engine.engine import Engine
+from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
 
 
 class NumpyEngine:
@@ -61,43 +62,45 @@ class NumpyEngine:
 
 class NumpyBatch:
     def __init__(self, engine: NumpyEngine) -> None:
-        self.engine = engine.model
-        self.streams: dict[Row, Iterator[Step]] = {}
+        self.engine = engine
+        self.calls: dict[Row, Iterator[DecodeStep]] = {}
 
     def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
-        has_heads = self.engine.heads is not None
-        self.streams |= {
-            row: self.engine.stream(
-                row.prompt.ids,
-                numeric_values=row.prompt.values if has_heads else None,
-                runners_up=row.alternatives or 0,
-                max_new_tokens=row.max_new_tokens,
-                seed=row.seed,
-                **_engine_options(row.options),
-            )
-            for row in rows
-        }
+        self.calls |= {row: iter(self._call(row)) for row in rows}
         return [self._next(row) for row in rows]
 
     def step(self) -> list[tuple[Row, Choice | Exception]]:
-        return [(row, self._next(row)) for row in list(self.streams)]
+        return [(row, self._next(row)) for row in list(self.calls)]
 
     def leave(self, row: Row) -> None:
-        self.streams.pop(row, None)
+        self.calls.pop(row, None)
+
+    def _call(self, row: Row) -> Generator:
+        model = self.engine.model
+        limits = Limits(row.max_new_tokens, stops=tuple(self.engine.ends))
+        settings = self.engine.resolve(**row.options)
+        return Generator(
+            model.model, model.heads, model.fields, settings, limits, *row.prompt, row.seed
+        )
 
     def _next(self, row: Row) -> Choice | Exception:
         try:
-            step = next(self.streams[row])
+            step = next(self.calls[row])
         except (ValueError, ArithmeticError) as error:
             return error
-        log_prob: float | None = None
-        top: tuple[tuple[str, float], ...] = ()
-        if row.alternatives is not None:
-            log_prob = math.log(max(step.probability, math.ulp(0.0)))
-            others = [(text, math.log(max(p, math.ulp(0.0)))) for text, p in step.runners_up]
-            ranked = sorted([(step.token, log_prob), *others], key=lambda pair: -pair[1])
-            top = tuple(ranked[: row.alternatives])
-        return Choice(step.id, step.value or 0.0, log_prob, top)
+        return choice_of(step, row, self.engine.show)
+
+
+def choice_of(step: DecodeStep, row: Row, show: Callable[[int, float], str]) -> Choice:
+    """A step as what the engine's users see."""
+    if row.alternatives is None:
+        return Choice(step.token, step.value)
+    top = tuple((show(k, step.y), _log(p)) for k, p in step.likeliest(row.alternatives))
+    return Choice(step.token, step.value, _log(step.probabilities[step.token]), top)
+
+
+def _log(probability: float) -> float:
+    return math.log(max(float(probability), math.ulp(0.0)))
 
 
 def _engine_options(options: Any) -> dict[str, Any]:

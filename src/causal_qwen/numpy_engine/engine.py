@@ -6,7 +6,6 @@ print(engine.generate("The train was late, so").text)
 
 from __future__ import annotations
 
-import numbers
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,6 @@ from causal_qwen.numpy_engine.qwen2 import (
     Qwen2Config,
     check_architecture,
 )
-from causal_qwen.numpy_engine.sampling import softmax
 from causal_qwen.numpy_engine.tokenization import TextReader
 from causal_qwen.numpy_engine.weights import (
     Float32,
@@ -47,7 +45,6 @@ from causal_qwen.numpy_engine.weights import (
     read_optional_json,
     read_tensors,
 )
-from causal_qwen.terminal import counted
 from causal_qwen.text.segmentation import stable_prefix
 
 DTYPES = (None, "float32", "int8")
@@ -71,19 +68,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of `generate`, one row per prompt."""
+    """The result of `generate`."""
 
-    ids: Ints  # (B, prompt + new)
-    numeric_values: NDArray[np.float64]  # (B, prompt + new), 0 where the token is not <NUM>
-    new: slice  # the columns of the new tokens
-    texts: list[str]  # of the new tokens; empty without a tokenizer
-    mode: str
-    individual: list[Individual] | None  # one per row, in the modes with noise
-    settings: DecodingSettings | None = None
+    ids: Ints  # (prompt + new,)
+    numeric_values: NDArray[np.float64]  # (prompt + new,), 0 where the token is not <NUM>
+    new: slice  # the new tokens
+    text: str  # of the new tokens; empty without a tokenizer
+    individual: Individual | None  # in the modes with noise
+    settings: DecodingSettings
 
     @property
-    def text(self) -> str:
-        return self.texts[0]
+    def mode(self) -> str:
+        return self.settings.mode
 
 
 class Engine:
@@ -150,16 +146,16 @@ class Engine:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompt: Prompt,
         *,
-        numeric_values: Sequence[Any] | None = None,
+        numeric_values: Sequence[float] | None = None,
         encode_numbers: str | None = None,
         chat: bool = False,
         **options: Any,
     ) -> Generation:
-        """Continue one prompt or several, given as text or as token ids.
+        """Continue a prompt, given as text or as token ids.
 
-        `chat` puts every text into the model's chat template, as a user's message.
+        `chat` puts a text into the model's chat template, as a user's message.
 
         Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling),
         and those of `DecodingSettings`: individual, exogenous, temperature, min_density,
@@ -167,24 +163,14 @@ class Engine:
         avoid_repeats, do_sample, repetition_penalty, normalization, value_field.
         Defaults are in generation_config.json.
         """
-        call = self._call(prompts, numeric_values, encode_numbers, chat, options, None)
-        start = call.ids.shape[1]
+        call = self._call(prompt, numeric_values, encode_numbers, chat, options, None)
+        start = len(call.ids)
         for _ in call:
             pass
-        texts = []
-        if self.reader is not None:
-            decode = self.reader.decode
-            rows = zip(call.ids[:, start:], call.values[:, start:], strict=True)
-            texts = [decode(ids, values) for ids, values in rows]
-        return Generation(
-            call.ids,
-            call.values,
-            slice(start, call.ids.shape[1]),
-            texts,
-            call.settings.mode,
-            call.noise.individuals or None,
-            call.settings,
-        )
+        ids, values = np.array(call.ids, np.int64), np.array(call.values)
+        text = "" if self.reader is None else self.reader.decode(ids[start:], values[start:])
+        individual = call.noise.individuals[0] if call.noise.individuals else None
+        return Generation(ids, values, slice(start, len(ids)), text, individual, call.settings)
 
     def stream(
         self,
@@ -203,66 +189,30 @@ class Engine:
         `summarize` adds figures of U, S, P and Y (it computes every scale_S: slower); `observe` is
         called with every layer's output and attention weights.
         """
-        values = None if numeric_values is None else [numeric_values]
-        call = self._call([prompt], values, encode_numbers, chat, options, observe)
-        start, shown = call.ids.shape[1], ""
+        call = self._call(prompt, numeric_values, encode_numbers, chat, options, observe)
+        start, shown = len(call.ids), ""
         for step in call:
             text = ""
             if self.reader is not None:
-                text = self.reader.decode(call.ids[0, start:], call.values[0, start:])
+                text = self.reader.decode(np.array(call.ids[start:]), np.array(call.values[start:]))
                 text = text if step.is_last else stable_prefix(text)
             yield self._step(step, text[len(shown) :], runners_up, summarize)
             shown = text
 
     def _call(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        numeric_values: Sequence[Any] | None,
+        prompt: Prompt,
+        numeric_values: Sequence[float] | None,
         encode_numbers: str | None,
         chat: bool,
         given: dict[str, Any],
         observe: Observer | None,
     ) -> Generator:
-        rows = _rows(prompts)
-        if not rows:
-            raise ValueError("There is no prompt; pass a text, or a list of texts.")
-        given_values: list[Any] = [None] * len(rows)
-        if numeric_values is not None:
-            given_values = list(numeric_values)
-        is_flat = (
-            bool(given_values) and given_values[0] is not None and not np.ndim(given_values[0])
-        )
-        if len(rows) == 1 and is_flat:
-            given_values = [given_values]
-        if len(given_values) != len(rows):
-            raise ValueError(
-                f"numeric_values has {counted(len(given_values), 'row')} for "
-                f"{counted(len(rows), 'prompt')}; pass one row per prompt."
-            )
-        pairs = zip(rows, given_values, strict=True)
-        read = [self._encode(row, row_values, encode_numbers, chat) for row, row_values in pairs]
-        limits = self._limits(given)
-        seed = given.pop("seed", None)
+        ids, values = self._encode(prompt, numeric_values, encode_numbers, chat)
+        limits, seed = self._limits(given), given.pop("seed", None)
         settings = self.resolve(**given)
-        if not all(ids for ids, _ in read):
-            raise ValueError("A prompt has no token; write a few words.")
-        width = max(len(ids) for ids, _ in read)
-        ids = np.full((len(read), width), limits.pad, np.int64)
-        values, padding = np.zeros((len(read), width)), np.ones((len(read), width), bool)
-        for row, (row_ids, row_values) in enumerate(read):  # left padding: all rows end together
-            first = width - len(row_ids)
-            ids[row, first:], values[row, first:], padding[row, first:] = row_ids, row_values, False
         return Generator(
-            self.model,
-            self.heads,
-            self.fields,
-            settings,
-            limits,
-            ids,
-            values,
-            padding=padding,
-            seed=seed,
-            observe=observe,
+            self.model, self.heads, self.fields, settings, limits, ids, values, seed, observe
         )
 
     def resolve(self, mode: str | None = None, **options: Any) -> DecodingSettings:
@@ -291,11 +241,9 @@ class Engine:
         if stops is None:
             stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
         stops = () if stops is None else tuple(np.atleast_1d(stops).tolist())
-        pads = (self.saved.get("pad_token_id"), self.fields.get("pad_token_id"), *stops[:1], 0)
-        pad = next(token for token in pads if token is not None and token >= 0)
         names = ("max_new_tokens", "min_new_tokens")
         lengths = {name: given.pop(name) for name in names if given.get(name) is not None}
-        return Limits(**lengths, stops=stops, pad=pad)
+        return Limits(**lengths, stops=stops)
 
     def _encode(
         self,
@@ -336,42 +284,38 @@ class Engine:
         return ids, row
 
     def _step(self, step: DecodeStep, text: str, runners_up: int, summarize: bool) -> Step:
-        token, value = int(step.tokens[0]), float(step.values[0])
-        likely = softmax(step.loc_scores[0])  # (V,)
-        count = min(runners_up + 1, len(likely))
-        best = np.argpartition(-likely, count - 1)[:count] if count else np.zeros(0, int)
-        others = [int(k) for k in best[np.argsort(-likely[best])] if k != token][:runners_up]
+        token = step.token
+        others = [pair for pair in step.likeliest(runners_up + 1) if pair[0] != token]
         is_number = self.heads is not None and token == self.fields.get("num_token_id")
-        number = float(step.y[0]) if step.y is not None else 0.0
         return Step(
             id=token,
             text=text,
-            value=value if is_number else None,
-            probability=float(likely[token]),
-            runners_up=[(self._shown(k, number), float(likely[k])) for k in others],
-            token=self._shown(token, value),
-            summary=self._summary(step, token) if summarize else None,
+            value=step.value if is_number else None,
+            probability=float(step.probabilities[token]),
+            runners_up=[(self._shown(k, step.y), p) for k, p in others[:runners_up]],
+            token=self._shown(token, step.value),
+            summary=self._summary(step) if summarize else None,
         )
 
     def _shown(self, token: int, value: float) -> str:
         return str(token) if self.reader is None else self.reader.show(token, value)
 
-    def _summary(self, step: DecodeStep, token: int) -> dict[str, float]:
+    def _summary(self, step: DecodeStep) -> dict[str, float]:
         """Figures of the chain at one step, in the scale-noise regime."""
         if self.heads is None or step.u is None:
             raise ValueError("summarize=True needs a causal checkpoint; this one is plain Qwen2.")
-        u = self.heads.widen(Cauchy(step.u.loc[0], step.u.scale[0]))
+        u, token = self.heads.widen(step.u), step.token
         scale = self.heads.score_scale(u.scale)
-        scores = step.loc_scores[0]
+        scores = step.loc_scores
         chance = Cauchy(scores, scale).sf(self.heads.level(scores))
         y = self.heads.number(u)
         return {
-            "U_loc_median": float(np.median(step.u.loc[0])),
-            "U_loc_iqr": float(np.subtract(*np.percentile(step.u.loc[0], [75, 25]))),
-            "U_scale_median": float(np.median(step.u.scale[0])),
+            "U_loc_median": float(np.median(step.u.loc)),
+            "U_loc_iqr": float(np.subtract(*np.percentile(step.u.loc, [75, 25]))),
+            "U_scale_median": float(np.median(step.u.scale)),
             "S_loc_chosen": float(scores[token]),
             "S_scale_chosen": float(scale[token]),
-            "softmax_chosen": float(softmax(scores)[token]),
+            "softmax_chosen": float(step.probabilities[token]),
             "P_chosen": float(chance[token]),
             "P_sum": float(chance.sum()),
             "Y_loc": float(y.loc),
@@ -393,11 +337,3 @@ class Engine:
         else:
             scores = self.heads.score(self.heads.abduct(z).loc)
         return scores[0] if np.ndim(ids) == 1 else scores
-
-
-def _rows(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """The prompts as a list; one prompt becomes a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    rows = list(prompts)
-    return [rows] if rows and isinstance(rows[0], numbers.Integral) else rows

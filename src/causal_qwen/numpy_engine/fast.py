@@ -79,8 +79,7 @@ class Matrix:
 
     def compiled(self, vectors: int) -> Kernel | None:
         """The kernel, if it multiplies with so many vectors."""
-        most = MAX_VECTORS if self.scales is None else MAX_BATCH
-        return self.kernel if vectors <= most else None
+        return self.kernel if vectors <= MAX_VECTORS else None
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         """Rows in float32, as in an embedding lookup. (...) -> (..., K)"""
@@ -216,32 +215,24 @@ def can_compile(stored: Stored) -> bool:
 
 
 class Kernel:
-    """Loops over the rows of a matrix: int8 with one vector or fours of them, bfloat16 with one."""
+    """Loops over the rows of a matrix of int8 or bfloat16, with one vector."""
 
     def __init__(self, compile_loop: Callable[[Loop], Loop], has_threads: bool = False) -> None:
         self.use(compile_loop, has_threads)
 
     def use(self, compile_loop: Callable[[Loop], Loop], has_threads: bool = False) -> None:
-        loops = (dot_one, dot_fours, dot_one_bfloat16)
-        self.one, self.fours, self.one_bfloat16 = [compile_loop(loop) for loop in loops]
+        self.one, self.one_bfloat16 = compile_loop(dot_one), compile_loop(dot_one_bfloat16)
         self.has_threads = has_threads  # divides the rows itself
 
     def __call__(self, weights: Stored, scales: Float32 | None, x: Float32, out: Float32) -> None:
         """(N, K), (N,) or None, (M, K) -> out (M, N)"""
         near = scratch(*x.shape)  # at a cache line: no load of it takes two
         np.copyto(near, x)
-        self._multiply(weights, scales, near, out)
-
-    def _multiply(self, weights: Stored, scales: Float32 | None, x: Float32, out: Float32) -> None:
-        if scales is None:
-            for vector, products in zip(x, out, strict=True):
+        for vector, products in zip(near, out, strict=True):
+            if scales is None:
                 self.one_bfloat16(weights.view(np.uint16), vector, products)
-            return
-        rest = len(x) % 4
-        for first in range(rest):
-            self.one(weights, scales, x[first], out[first])
-        if len(x) > rest:
-            self.fours(weights, scales, x[rest:], out[rest:])
+            else:
+                self.one(weights, scales, vector, products)
 
 
 @cache
@@ -286,34 +277,6 @@ def dot_one(weights: Stored, scales: Float32, x: Float32, out: Float32) -> None:
         out[n] = total * scales[n]
 
 
-def dot_fours(weights: Stored, scales: Float32, x: Float32, out: Float32) -> None:
-    """A multiple of four vectors. Two rows at a time are multiplied with four of them: eight sums
-    for six numbers read, all in registers; the rows stay in cache for the next four.
-
-    The last pair overlaps the one before if N is odd (if N is 1, both are row 0, which is -1, too).
-    """
-    for pair in prange((weights.shape[0] + 1) // 2):
-        n = min(2 * pair, weights.shape[0] - 2)
-        row, next_row = weights[n], weights[n + 1]
-        for m in range(0, x.shape[0], 4):
-            a = b = c = d = np.float32(0)
-            e = f = g = h = np.float32(0)
-            for k in range(row.shape[0]):
-                one, other = np.float32(row[k]), np.float32(next_row[k])
-                a += one * x[m, k]
-                b += one * x[m + 1, k]
-                c += one * x[m + 2, k]
-                d += one * x[m + 3, k]
-                e += other * x[m, k]
-                f += other * x[m + 1, k]
-                g += other * x[m + 2, k]
-                h += other * x[m + 3, k]
-            s, t = scales[n], scales[n + 1]
-            out[m, n], out[m + 1, n], out[m + 2, n], out[m + 3, n] = s * a, s * b, s * c, s * d
-            out[m, n + 1], out[m + 1, n + 1] = t * e, t * f
-            out[m + 2, n + 1], out[m + 3, n + 1] = t * g, t * h
-
-
 def dot_one_bfloat16(words: Stored, x: Float32, out: Float32) -> None:
     """A bfloat16 is the upper half of a float32."""
     for n in prange(words.shape[0]):
@@ -334,23 +297,17 @@ def softmax_in_place(scores: Float32) -> Float32:
     return scores
 
 
-def is_masked(new: int, seen: int, window: int | None, padding: Bools | None) -> Bools:
+def is_masked(new: int, seen: int, window: int | None) -> Bools:
+    """Keys that the last positions may not see. -> (T, S)"""
     own = np.arange(seen - new, seen)[:, None]  # (T, 1)
     other = np.arange(seen)
     is_masked = other > own  # (T, S)
     if window is not None:
         is_masked |= other <= own - window
-    whole = is_masked[None, None]  # (1, 1, T, S)
-    return whole if padding is None else whole | padding[:, None, None, :]
+    return is_masked
 
 
-def attend(
-    query: Float32,
-    key: Float32,
-    value: Float32,
-    window: int | None = None,
-    padding: Bools | None = None,
-) -> Float32:
+def attend(query: Float32, key: Float32, value: Float32, window: int | None = None) -> Float32:
     """Causal attention without repeated keys and without a (T, S) mask.
 
     query (B, Q, T, D) of the last T positions, key and value (B, K, S, D) of all -> (B, T, Q D).
@@ -363,8 +320,8 @@ def attend(
     grouped = grouped * np.float32(size**-0.5)
     if new == 1:
         first = 0 if window is None else max(seen - window, 0)
-        near, hidden = slice(first, seen), None if padding is None else padding[:, first:]
-        out = _attend_from_one(grouped[:, :, :, 0], key[:, :, near], value[:, :, near], hidden)
+        near = slice(first, seen)
+        out = _attend_from_one(grouped[:, :, :, 0], key[:, :, near], value[:, :, near])
         return out.reshape(batch, 1, heads * size)
 
     out = np.empty((batch, new, key_value_heads, group, size), np.float32)
@@ -384,12 +341,11 @@ def attend(
             rows = grouped[row, head, :, start:stop].reshape(-1, size)  # (G T', D)
             scores: Float32 = rows @ key[row, head, first:last].T  # (G T', S')
             shaped = scores.reshape(group, stop - start, last - first)
-            if window is None and padding is None:  # only the block's own triangle is masked
+            if window is None:  # only the block's own triangle is masked
                 own = shaped[:, :, start - stop :]
-                np.copyto(own, LOWEST, where=is_masked(stop - start, stop - start, None, None)[0])
+                np.copyto(own, LOWEST, where=is_masked(stop - start, stop - start, None))
             else:
-                hidden = None if padding is None else padding[row : row + 1, :last]
-                mask = is_masked(stop - start, last, window, hidden)[0, :, :, first:]
+                mask = is_masked(stop - start, last, window)[:, first:]
                 np.copyto(shaped, LOWEST, where=mask)
             mixed = softmax_in_place(scores) @ value[row, head, first:last]  # (G T', D)
             out[row, start:stop, head] = mixed.reshape(group, -1, size).swapaxes(0, 1)
@@ -398,17 +354,13 @@ def attend(
     return out.reshape(batch, new, heads * size)
 
 
-def _attend_from_one(
-    query: Float32, key: Float32, value: Float32, padding: Bools | None
-) -> Float32:
+def _attend_from_one(query: Float32, key: Float32, value: Float32) -> Float32:
     """Attention of one position. (B, K, G, D), scaled, and (B, K, S, D) twice -> (B, K, G, D)
 
     One matrix-vector product per query head reads keys and values in place; a matrix product would
     copy them first.
     """
     scores: Float32 = np.matvec(key[:, :, None], query)  # (B, K, G, S)
-    if padding is not None:
-        np.copyto(scores, LOWEST, where=padding[:, None, None])
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     mixed: Float32 = np.vecmat(scores, value[:, :, None])  # (B, K, G, D)

@@ -1,34 +1,35 @@
-"""Generation: z of the last position -> the next token of every row, in one of the four modes.
+"""Generation: z of the last position -> the next token, in one of the four modes.
 
-    Chooser     z, and loc_S where the engine has computed it -> tokens and values
+    Chooser     z and loc_S of the last position -> the token and its value
     Generator   a chooser that also reads its tokens, with the backbone in NumPy
 
-The settings, the noise and the decision rules are those of `causal_qwen.decoding`.
+One text at a time; an engine that decodes several has a chooser for each. The settings, the noise
+and the decision rules are those of `causal_qwen.decoding`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from causal_qwen.decoding.candidates import keep_min_p
 from causal_qwen.decoding.decision import one_vs_rest_log_probs
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Position, Rules, choose_tokens
-from causal_qwen.numpy_engine.fast import Bools
 from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads, Float64, ValueSpace, warn_if_clamped
-from causal_qwen.numpy_engine.qwen2 import Ints, KeyValueCache, Observer, Qwen2
+from causal_qwen.numpy_engine.qwen2 import KeyValueCache, Observer, Qwen2
 from causal_qwen.numpy_engine.sampling import (
     NEVER,
     draw,
     keep_top_k,
     keep_top_p,
     penalize_repetition,
+    softmax,
 )
 from causal_qwen.numpy_engine.weights import Float32
 
@@ -40,7 +41,6 @@ class Limits:
     max_new_tokens: int = 50
     min_new_tokens: int = 0
     stops: tuple[int, ...] = ()  # end-of-text ids
-    pad: int = 0  # the id after a row's end
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "min_new_tokens"):
@@ -51,28 +51,30 @@ class Limits:
 
 @dataclass
 class DecodeStep:
-    """One step of all rows: the scores and the chosen tokens."""
+    """The scores of a position, and the token that was chosen."""
 
-    tokens: Ints  # (B,)
-    values: NDArray[np.float64]  # (B,) the value of a chosen <NUM>, 0 elsewhere
-    loc_scores: Float32  # (B, V) loc_S, before candidates were cut and noise was added
+    token: int
+    value: float  # of a chosen <NUM>, 0 of another token
+    loc_scores: Float32  # (V,) loc_S, before candidates were cut and noise was added
+    u: Cauchy | None = None  # (C,)
+    y: float = 0.0  # the value that <NUM> would have
     is_last: bool = False
-    u: Cauchy | None = None  # (B, C)
-    y: NDArray[np.float64] | None = None  # (B,) the value that <NUM> would have
 
+    @cached_property
+    def probabilities(self) -> Float64:
+        """softmax(loc_S). (V,)"""
+        return softmax(self.loc_scores)
 
-@dataclass
-class Scored:
-    """The scores of the last position of every row."""
-
-    loc_scores: Float32  # (B, V)
-    shift_u: Float32 | None = None  # (B, C), what noise adds to loc_U
-    u: Cauchy | None = None  # (B, C)
-    values: Float64 | None = None  # (B,) the value that <NUM> would have
+    def likeliest(self, count: int) -> list[tuple[int, float]]:
+        """The tokens with the largest softmax(loc_S), and their probabilities."""
+        likely = self.probabilities
+        count = min(count, len(likely))
+        best = np.argpartition(-likely, count - 1)[:count] if count else np.zeros(0, int)
+        return [(int(k), float(likely[k])) for k in best[np.argsort(-likely[best])]]
 
 
 class Chooser:
-    """The rows of one call: their tokens so far, and how the next ones are chosen."""
+    """The tokens of a text so far, and how the next one is chosen."""
 
     def __init__(
         self,
@@ -80,96 +82,70 @@ class Chooser:
         fields: Mapping[str, Any],
         settings: DecodingSettings,
         limits: Limits,
-        ids: ArrayLike,
-        values: ArrayLike,
-        *,
-        padding: ArrayLike = 0,
+        ids: Sequence[int],
+        values: Sequence[float],
         seed: int | None = None,
     ) -> None:
-        """`padding` tokens on the left of every row do not count."""
         self.heads, self.settings, self.limits = heads, settings, limits
         self.num_token_id: int | None = fields.get("num_token_id")
         self.space = ValueSpace.of(fields, settings.value_field)
-        self.ids: Ints = np.asarray(ids, np.int64)  # (B, T)
-        self.values: NDArray[np.float64] = np.asarray(values, np.float64)
-        self.hidden = np.broadcast_to(padding, len(self.ids))  # (B,)
-        self.noise = DecodingNoise(settings, len(self.ids), 1, heads.size if heads else 0, _seeds)
+        self.ids, self.values = [*ids], [*values]
+        self.noise = DecodingNoise(settings, 1, 1, heads.size if heads else 0, _seeds)
         self.seed = _seeds(1)[0] if seed is None else seed  # of softmax sampling
-        self.is_done = np.zeros(len(self.ids), bool)
-        self.chosen = 0  # new tokens of every row
+        self.chosen = 0  # new tokens
 
     def choose(self, z: Float32, loc_scores: Float32) -> DecodeStep:
-        """The next token of every row, which is appended. z (B, H), loc_S (B, V)"""
+        """The next token, which is appended. z (H,), loc_S (V,)"""
         try:
-            step = self._choose(self._scored(z, loc_scores))
+            step = self._choose(z, loc_scores)
         except FloatingPointError:
             raise ValueError("Logits or scales overflow float32; use another checkpoint.") from None
-        step.tokens = np.where(self.is_done, self.limits.pad, step.tokens)
-        step.values = np.where(step.tokens == self.num_token_id, step.values, 0.0)
-        warn_if_clamped(step.values)
-        self.ids = np.concatenate((self.ids, step.tokens[:, None]), axis=1)
-        self.values = np.concatenate((self.values, step.values[:, None]), axis=1)
-        self.is_done = self.is_done | np.isin(step.tokens, np.asarray(self.limits.stops, np.int64))
+        self.ids.append(step.token)
+        self.values.append(step.value)
         self.chosen += 1
         return step
 
-    def _scored(self, z: Float32, loc_scores: Float32) -> Scored:
-        heads = self.heads
+    def _choose(self, z: Float32, loc_scores: Float32) -> DecodeStep:
+        scores, heads = self._candidates(loc_scores), self.heads
         if heads is None:
-            return Scored(loc_scores)
+            return DecodeStep(self._by_softmax(scores), 0.0, loc_scores)
         u = heads.abduct(z)
-        y = heads.number(u).loc
-        noise = self.noise.at(self._positions().tolist())
-        if noise is None:
-            return Scored(loc_scores, u=u, values=self.space.decode(y))
-        moved = heads.displacement(u, noise)
-        return Scored(loc_scores, moved, u, self.space.decode(y + moved @ heads.value_weight))
-
-    def _choose(self, scored: Scored) -> DecodeStep:
-        heads, settings = self.heads, self.settings
-        loc_scores, u = scored.loc_scores, scored.u
-        scores = self._candidates(loc_scores)
-        if heads is None or u is None or scored.values is None:
-            tokens = self._by_softmax(scores)
-            return DecodeStep(tokens, np.zeros(len(tokens)), loc_scores)
-        if settings.mode == "compatible":
-            if settings.normalization == "ovr":
-                scores = self._cut(self._one_vs_rest(heads, scores, u, heads.bar(loc_scores)))
-            tokens = self._by_softmax(scores)
+        y, moved = heads.number(u).loc, None
+        if (noise := self.noise.at([len(self.ids) - 1])) is not None:
+            moved = heads.displacement(u, noise)  # (1, C)
+            y = y + moved[0] @ heads.value_weight
+        if self.settings.mode == "compatible":
+            if self.settings.normalization == "ovr":
+                scores = self._cut(self._one_vs_rest(heads, scores, u, loc_scores))
+            token = self._by_softmax(scores)
         else:
-            if not np.isfinite(u.scale).all():
-                raise FloatingPointError("scale_U is not finite.")
-            tokens = self._by_rule(heads, scores, scored, u)
-        return DecodeStep(tokens, scored.values, loc_scores, u=u, y=scored.values)
+            token = self._by_rule(heads, scores, u, moved, loc_scores)
+        is_number = token == self.num_token_id
+        value = self.space.decode(y)
+        warn_if_clamped(np.asarray(value if is_number else 0.0))
+        return DecodeStep(token, float(value) * is_number, loc_scores, u, float(value))
 
-    def _by_rule(self, heads: CausalHeads, scores: Float32, scored: Scored, u: Cauchy) -> Ints:
-        """(B, V) -> (B,)"""
+    def _by_rule(
+        self, heads: CausalHeads, scores: Float32, u: Cauchy, moved: Any, loc_scores: Float32
+    ) -> int:
+        if not np.isfinite(u.scale).all():
+            raise FloatingPointError("scale_U is not finite.")
         mode, noise = self.settings.mode, self.noise
-        bar = None if mode == "causal" else heads.bar(scored.loc_scores)
-        at = Position(u.scale, scored.shift_u, bar=bar)
+        bar = None if mode == "causal" else heads.bar(loc_scores[None])
         rules = Rules(mode, self.settings.min_p, noise.kept_words(), noise.avoided_repeats())
-        chosen: Ints = choose_tokens(scores, at, rules, self._texts(), heads)
-        return chosen
-
-    def _positions(self) -> Ints:
-        """The position of the last token, among the row's tokens that are not padding. -> (B,)"""
-        return self.ids.shape[1] - 1 - self.hidden
-
-    def _texts(self) -> list[Ints]:
-        """The tokens of every row that are not padding. -> (T,) each"""
-        rows = zip(self.ids, self._positions(), strict=True)
-        return [row[len(row) - 1 - position :] for row, position in rows]
+        at = Position(u.scale[None], moved, bar=bar)
+        return int(choose_tokens(scores[None], at, rules, [self.ids], heads)[0])
 
     def _candidates(self, scores: Float32) -> Float32:
-        """Scores with -inf for tokens that may not be chosen. (B, V)"""
+        """Scores with -inf for tokens that may not be chosen. (V,)"""
         settings, limits = self.settings, self.limits
-        if not np.isfinite(scores.max(-1)).all():  # max propagates NaN
+        if not np.isfinite(scores.max()):  # max propagates NaN
             raise FloatingPointError("The logits are not finite.")
         if settings.repetition_penalty != 1:
-            scores = penalize_repetition(scores, self.ids, settings.repetition_penalty)
+            scores = penalize_repetition(scores, np.array(self.ids), settings.repetition_penalty)
         if self.chosen < limits.min_new_tokens and limits.stops:
             scores = scores.copy()
-            scores[:, list(limits.stops)] = NEVER
+            scores[list(limits.stops)] = NEVER
         is_greedy = settings.mode == "compatible" and not settings.do_sample
         if is_greedy or settings.normalization == "ovr":
             return scores
@@ -188,23 +164,23 @@ class Chooser:
             scores = keep_min_p(scores, settings.min_p)
         return scores
 
-    def _by_softmax(self, scores: Float32) -> Ints:
-        """Greedy, or drawn. (B, V) -> (B,)"""
+    def _by_softmax(self, scores: Float32) -> int:
+        """Greedy, or drawn."""
         if not self.settings.do_sample or self.settings.temperature == 0:
-            return scores.argmax(-1)
-        return np.array([draw(row, self.seed + i, self.chosen) for i, row in enumerate(scores)])
+            return int(scores.argmax())
+        return draw(scores, self.seed, self.chosen)
 
     def _one_vs_rest(
-        self, heads: CausalHeads, scores: Float32, u: Cauchy, bar: Float64 | None
+        self, heads: CausalHeads, scores: Float32, u: Cauchy, loc_scores: Float32
     ) -> Float32:
-        """log(P_k / sum P); -inf stays -inf. (B, V)"""
-        scale = heads.score_scales(heads.widen(u).scale)
-        log_p = one_vs_rest_log_probs(scores, scale, heads.threshold, bar)
+        """log(P_k / sum P); -inf stays -inf. (V,)"""
+        scale = heads.score_scale(heads.widen(u).scale)
+        log_p = one_vs_rest_log_probs(scores, scale, heads.threshold, heads.bar(loc_scores))
         return np.where(scores == NEVER, NEVER, log_p).astype(np.float32)
 
 
 class Generator(Chooser):
-    """One call: iterate over it to choose the next token of every row."""
+    """One call: iterate over it to choose the next tokens."""
 
     def __init__(
         self,
@@ -213,52 +189,45 @@ class Generator(Chooser):
         fields: Mapping[str, Any],
         settings: DecodingSettings,
         limits: Limits,
-        ids: ArrayLike,
-        values: ArrayLike,
-        *,
-        padding: Bools | None = None,
+        ids: Sequence[int],
+        values: Sequence[float],
         seed: int | None = None,
         observe: Observer | None = None,
     ) -> None:
-        hidden = 0 if padding is None else padding.sum(axis=1)
-        super().__init__(heads, fields, settings, limits, ids, values, padding=hidden, seed=seed)
+        super().__init__(heads, fields, settings, limits, ids, values, seed)
         self.model, self.observe = model, observe
-        rows, length = self.ids.shape
-        room = model.config.context - length
-        if room < 0 or length == 0:
-            what = "has no token" if room >= 0 else f"has {length} tokens"
+        room = model.config.context - len(ids)
+        if room < 0 or not len(ids):
+            what = "has no token" if room >= 0 else f"has {len(ids)} tokens"
             raise ValueError(
                 f"The prompt {what}; this model reads 1 to {model.config.context}: "
                 f"{'write a few words' if room >= 0 else 'shorten it'}."
             )
         self.steps = min(limits.max_new_tokens, room)
-        self.cache = KeyValueCache(model.config, rows, length + self.steps)
-        if padding is not None and padding.any():
-            self.cache.padding = np.zeros((rows, length + self.steps), bool)
-            self.cache.padding[:, :length] = padding
+        self.cache = KeyValueCache(model.config, capacity=len(ids) + self.steps)
 
     def __iter__(self) -> Iterator[DecodeStep]:
-        new = self.ids
+        new = len(self.ids)
         while self.chosen < self.steps:
-            with self.model.limit_blas(len(self.ids)):
+            with self.model.limit_blas(1):
                 z = self._read(new)
                 step = self.choose(z, self._score(z))
-            new = step.tokens[:, None]
-            step.is_last = self.chosen == self.steps or bool(self.is_done.all())
+            new = 1
+            step.is_last = self.chosen == self.steps or step.token in self.limits.stops
             yield step
             if step.is_last:
                 return
 
-    def _read(self, new: Ints) -> Float32:
-        """The model's state after `new` tokens (B, T), the last of the text. -> (B, H)"""
-        x = self.model.embed(new)
+    def _read(self, new: int) -> Float32:
+        """The model's state after the last `new` tokens of the text. -> (H,)"""
+        ids, values = np.array([self.ids[-new:]]), np.array([self.values[-new:]])
+        x = self.model.embed(ids)
         if self.heads is not None and self.num_token_id is not None:
-            values = self.values[:, self.values.shape[1] - new.shape[1] :]
-            x = self.heads.embed_values(x, values, new == self.num_token_id)
-        return self.model.forward(x, self.cache, self.observe)[:, -1]
+            x = self.heads.embed_values(x, values, ids == self.num_token_id)
+        return self.model.forward(x, self.cache, self.observe)[0, -1]
 
     def _score(self, z: Float32) -> Float32:
-        """loc_S. (B, H) -> (B, V)"""
+        """loc_S. (H,) -> (V,)"""
         return self.model.logits(z) if self.heads is None else self.heads.score(self.heads.loc_u(z))
 
 

@@ -26,7 +26,6 @@ from causal_qwen.decoding.settings import context_length
 from causal_qwen.numpy_engine.fast import (
     LOWEST,
     MAX_BATCH,
-    Bools,
     Kernel,
     Matrix,
     attend,
@@ -300,7 +299,7 @@ def attention_forward(
 ) -> tuple[Float32, Float32]:
     """softmax(Q K^T scaling + mask) V by definition: whole arrays, repeated keys.
 
-    query (B, Q, T, D), key and value (B, K, S, D), mask (B or 1, 1, T, S) or None for none
+    query (B, Q, T, D), key and value (B, K, S, D), mask (1, 1, T, S) or None for none
     -> (B, T, Q, D), and the weights (B, Q, T, S). `attend` computes the same in blocks.
     """
     keys = repeat_kv(key, num_key_value_groups)  # (B, Q, S, D)
@@ -312,16 +311,11 @@ def attention_forward(
     return (weights @ values).swapaxes(1, 2), weights
 
 
-def causal_mask(
-    new: int, seen: int, window: int | None = None, padding: Bools | None = None
-) -> Float32:
-    """0 where the i-th of the `new` last positions may attend, the lowest float elsewhere.
-
-    Later tokens, tokens before the window and padding (B, S) are masked.
-    -> (B or 1, 1, T, S)
-    """
-    mask: Float32 = np.where(is_masked(new, seen, window, padding), LOWEST, np.float32(0))
-    return mask
+def causal_mask(new: int, seen: int, window: int | None = None) -> Float32:
+    """0 where the i-th of the `new` last positions may attend, the lowest float elsewhere: at later
+    tokens and at tokens before the window. -> (1, 1, T, S)"""
+    mask: Float32 = np.where(is_masked(new, seen, window), LOWEST, np.float32(0))
+    return mask[None, None]
 
 
 # ---------------------------------------------------------------- the model
@@ -339,7 +333,6 @@ class KeyValueCache:
         self.keys = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
         self.values = [np.empty(shape, np.float32) for _ in range(config.num_hidden_layers)]
         self.length = 0  # S
-        self.padding: Bools | None = None  # (B, S): True where there is no token
 
     def append(self, layer: int, key: Float32, value: Float32) -> tuple[Float32, Float32]:
         """Append (B, K, T, D). -> views of all keys, all values (B, K, S, D)"""
@@ -515,8 +508,7 @@ class Qwen2:
         self, x: Float32, cache: KeyValueCache, total: int, observe: Observer | None
     ) -> Float32:  # (B, T, H) -> (B, T, H)
         eps, end = self.config.rms_norm_eps, cache.length + x.shape[1]
-        cos, sin = self.rotary(self._positions(cache, len(x), end), total)
-        padding = None if cache.padding is None else cache.padding[:, :end]
+        cos, sin = self.rotary(np.arange(cache.length, end)[None], total)
         if observe is not None:
             observe("embedding", x)
         for index, layer in enumerate(self.layers):
@@ -525,13 +517,13 @@ class Qwen2:
             q, k = apply_rotary_pos_emb(q, k, cos, sin)
             keys, values = cache.append(index, k, v)  # (B, K, S, D)
             window = self.config.windows[index]
-            mixed = attend(q, keys, values, window, padding)  # (B, T, Q D)
+            mixed = attend(q, keys, values, window)  # (B, T, Q D)
             x = x + layer.output(mixed)
             normed = rms_norm(x, layer.post_norm, eps)
             gate, up = project(normed, layer.gate, layer.up)  # (B, T, I)
             x = x + layer.down(swiglu(gate, up))
             if observe is not None:
-                observe(f"attention.{index}", self._weights(q, keys, values, window, padding))
+                observe(f"attention.{index}", self._weights(q, keys, values, window))
                 observe(f"layer.{index}", x)
         cache.length = end
         z = rms_norm(x, self.norm, eps)
@@ -555,23 +547,9 @@ class Qwen2:
             q, k = rms_norm(q, layer.query_norm, eps), rms_norm(k, layer.key_norm, eps)
         return q, k, v
 
-    def _positions(self, cache: KeyValueCache, batch: int, end: int) -> Ints:
-        """Positions among the tokens that are not padding. -> (B, T)"""
-        if cache.padding is None:
-            return np.broadcast_to(np.arange(cache.length, end), (batch, end - cache.length))
-        counted = np.cumsum(~cache.padding[:, :end], axis=1) - 1
-        return np.maximum(counted[:, cache.length :], 0)
-
-    def _weights(
-        self,
-        q: Float32,
-        keys: Float32,
-        values: Float32,
-        window: int | None,
-        padding: Bools | None,
-    ) -> Float32:
+    def _weights(self, q: Float32, keys: Float32, values: Float32, window: int | None) -> Float32:
         """The attention weights of the positions just read. -> (B, Q, T, S)"""
-        mask = causal_mask(q.shape[2], keys.shape[2], window, padding)
+        mask = causal_mask(q.shape[2], keys.shape[2], window)
         groups = q.shape[1] // keys.shape[1]
         return attention_forward(q, keys, values, mask, self.config.head_dim**-0.5, groups)[1]
 

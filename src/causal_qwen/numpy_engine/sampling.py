@@ -1,6 +1,6 @@
 """Sampling: softmax draws, and the cuts top-k and top-p.
 
-Draw i of a seed is Philox keyed by (seed, i), so a seed reproduces a text, alone or in a batch.
+Draw i of a seed is Philox keyed by (seed, i), so a seed reproduces a text.
 """
 
 from __future__ import annotations
