@@ -20,7 +20,9 @@ from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings, complete_call
 from causal_qwen.engines.engine import Choice, Engine, Row, Tokens
 from causal_qwen.individuals import Individual, parse_individual
+from causal_qwen.layer import base_of
 from causal_qwen.options import ENGINES, check_choice
+from causal_qwen.terminal import status
 from causal_qwen.text.segmentation import stable_prefix
 
 NEW_TOKENS = 60  # of a text, unless a call says otherwise
@@ -39,39 +41,61 @@ def open(
     kernel: str = "numpy",
     numbers: str | None = None,
 ) -> Session:
-    """Open a model: a directory, a hub name, or by default the embedded SmolLM2-135M.
+    """Open a model: a directory, a GGUF file, a hub name, or by default the embedded SmolLM2-135M.
 
-    `engine` is "torch", "numpy" (no torch needed), or "auto": torch if it is installed. `numbers`
-    reads numbers as "text" or as "value", by default as the model was trained. The NumPy engine
-    has a `dtype` of "int8", too, and a `kernel` compiled by "numba".
+    A base model without a causal layer is calibrated once; `model` may also be a layer, which names
+    its base. `engine` is "torch", "llama.cpp" (GGUF files), "numpy" (no torch needed), or "auto":
+    llama.cpp for a GGUF file if it is installed, torch for all else. `numbers` reads numbers as
+    "text" or as "value", by default as the model was trained. The NumPy engine has a `dtype` of
+    "int8", too, and a `kernel` compiled by "numba".
     """
     from causal_qwen.conversion.location import directory_of, path_of
 
+    chosen = choose_engine(engine, model)
+    if device not in ("auto", "cpu") and chosen == "numpy":
+        raise ValueError(f"device={device!r} is for torch; the NumPy engine runs on the CPU.")
+    path: Any = model  # the embedded model is converted at its first use
+    if chosen != "llama.cpp":
+        path = path_of(model) if chosen == "torch" else directory_of(model)
     opened: Any
-    if choose_engine(engine) == "torch":
-        from causal_qwen.engines.torch import TorchEngine
+    with status() as progress:
+        if chosen == "torch":
+            from causal_qwen.engines.torch import TorchEngine
 
-        opened = TorchEngine.open(path_of(model), device, dtype)
-        reader = opened.processor
-    else:
-        if device not in ("auto", "cpu"):
-            raise ValueError(f"device={device!r} is for torch; the NumPy engine runs on the CPU.")
-        from causal_qwen.engines.numpy import NumpyEngine
+            opened = TorchEngine.open(path, device, dtype, progress)
+            reader = opened.processor
+        elif chosen == "llama.cpp":
+            from causal_qwen.engines.llama import LlamaEngine
 
-        opened = NumpyEngine.open(directory_of(model), None if dtype == "auto" else dtype, kernel)
-        reader = opened.reader
+            opened = LlamaEngine.open(path, device, progress)
+            reader = opened.reader
+        else:
+            from causal_qwen.engines.numpy import NumpyEngine
+
+            kind = None if dtype == "auto" else dtype
+            opened = NumpyEngine.open(path, kind, kernel)
+            reader = opened.reader
     reader.encode_numbers = numbers or reader.encode_numbers
     return Session(opened)
 
 
-def choose_engine(name: str) -> str:
-    """ "auto" as the engine that is installed."""
+def choose_engine(name: str, model: str = "") -> str:
+    """ "auto" as the fastest engine that is installed for this model."""
+    base = base_of(model)
     if check_choice("engine", name, ENGINES) != "auto":
+        if (name == "llama.cpp") != base.endswith(".gguf") and name != "torch":
+            what = "reads GGUF files only" if name == "llama.cpp" else "reads directories only"
+            raise ValueError(f"engine={name!r} {what}, and the model is {base or 'the embedded'}.")
         return name
+    if base.endswith(".gguf") and _is_installed("llama_cpp"):
+        return "llama.cpp"
+    return "torch" if _is_installed("torch") and _is_installed("transformers") else "numpy"
+
+
+def _is_installed(module: str) -> bool:
     with suppress(ModuleNotFoundError):
-        if find_spec("torch") is not None and find_spec("transformers") is not None:
-            return "torch"
-    return "numpy"
+        return find_spec(module) is not None
+    return False
 
 
 @dataclass(frozen=True)

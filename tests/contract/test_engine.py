@@ -60,7 +60,7 @@ def run_without_torch(code: str, *arguments: str) -> str:
 @torch.no_grad()
 def test_engine_generates_where_torch_cannot_be_imported(directory: Path) -> None:
     """The same text as the torch side's, numbers read and said included."""
-    from causal_qwen.conversion.convert import open_model
+    from causal_qwen.conversion.opening import open_model
 
     out = run_without_torch(
         "import json\n"
@@ -110,7 +110,7 @@ def test_no_module_of_the_engine_imports_torch() -> None:
 
 @torch.no_grad()
 def test_embedded_model_generates_the_same_text_in_numpy_and_torch(short_directory: Path) -> None:
-    from causal_qwen.conversion.convert import open_model
+    from causal_qwen.conversion.opening import open_model
 
     engine = Engine.from_pretrained(short_directory)
     processor, model = open_model(short_directory)

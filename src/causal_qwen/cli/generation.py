@@ -9,7 +9,6 @@ import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import load, open_model
 from causal_qwen.options import Mode, Semantics
 from causal_qwen.outputs import check_output_file, write_text
 from causal_qwen.terminal import print_json, status
@@ -18,12 +17,15 @@ if TYPE_CHECKING:
     from causal_qwen.session import Session
 
 
-def demo(model: opt.ModelName = "", device: opt.Device = "auto", as_json: opt.Json = False) -> None:
+def demo(model: opt.ModelName = "", as_json: opt.Json = False) -> None:
     """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
     """
-    processor, causal = load(model, device)
+    from causal_qwen.session import open as open_session
+
+    session = open_session(model, "torch")
+    processor, causal = session.processor, session.model
     from causal_qwen.cli.demo import run
 
     run(processor, causal, as_json=as_json)
@@ -83,8 +85,10 @@ def generate(
     opt.check_seed(seed, mode)
     if watch is not None and engine == "torch":
         raise ValueError("--watch shows the NumPy engine; leave out --engine torch.")
+    from causal_qwen.session import open as open_session
+
     decoding, opening = opt.split_settings(context)
-    session = open_model(model, engine if watch is None else "numpy", device=device, **opening)
+    session = open_session(model, engine if watch is None else "numpy", device=device, **opening)
     if source is not None and output is not None:
         _generate_lines(session, context.params, decoding, source, output)
         return
@@ -160,6 +164,9 @@ def _generate_lines(
 
 def chat(
     context: typer.Context,
+    named: Annotated[
+        str, Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)
+    ] = "",
     model: opt.ModelName = "",
     engine: opt.Engine = "auto",
     device: opt.Device = "auto",
@@ -182,9 +189,13 @@ def chat(
     From a pipe, each line is one turn; with --json, so is each line of the output. A line that
     fails is reported and the next one is read; the exit code is then 1.
 
-    Example: causal-qwen chat --individual 7
+    Example: causal-qwen chat model.gguf --individual 7
     """
     from causal_qwen.cli.turns import Speaker, run
+
+    if named and model:
+        raise ValueError(f"Two models are named, {named} and {model}; leave one out.")
+    model = named or model
 
     decoding, opening = opt.split_settings(context)
     conversation: Speaker
@@ -199,8 +210,9 @@ def chat(
     else:
         who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
         from causal_qwen.cli.chat import Conversation
+        from causal_qwen.session import open as open_session
 
-        session = open_model(model, engine, device=device, **opening)
+        session = open_session(model, engine, device=device, **opening)
         conversation = Conversation(session, mode, who, system, max_new_tokens, decoding)
     if run(conversation, as_json=as_json):
         raise typer.Exit(1)
@@ -239,13 +251,15 @@ def counterfactual(
         check_output_file(html, overwrite=False)
     who, _ = opt.check_individual(individual or "0", "causal")
     from causal_qwen.analysis.counterfactual import parse_edit
+    from causal_qwen.session import open as open_session
 
     edit = parse_edit(prompt, token, number, other_model)
     decoding, opening = opt.split_settings(context)
-    session = open_model(model, "torch", device=device, **opening)
+    session = open_session(model, "torch", device=device, **opening)
     causal = session.model
     if other_model is not None:
-        edit = parse_edit(other_model=load(other_model, device, **opening)[1])
+        other = open_session(other_model, "torch", device=device, **opening)
+        edit = parse_edit(other_model=other.model)
     encoding = "value" if number is not None else None
     inputs = session.processor(text, return_tensors="pt", encode_numbers=encoding)
     room = session.engine.context - inputs["input_ids"].shape[1]

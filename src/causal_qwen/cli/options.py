@@ -51,7 +51,8 @@ def set_option(help: str) -> Any:
 
 
 ModelName = Annotated[
-    str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
+    str,
+    Option("--model", "-m", help="A directory, GGUF file, layer or hub name. Default: embedded."),
 ]
 Prompt = Annotated[
     str | None, Argument(help="The beginning of the text.", callback=given, show_default=False)
@@ -114,7 +115,9 @@ Device = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
-Engine = Annotated[EngineName, Option("--engine", help="torch, numpy (needs no torch), or auto.")]
+Engine = Annotated[
+    EngineName, Option("--engine", help="torch, llama.cpp (GGUF), numpy (no torch), or auto.")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

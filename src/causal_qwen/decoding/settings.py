@@ -189,7 +189,7 @@ def resolve_mode(
         if explicit not in (None, "compatible"):
             raise ValueError(
                 f"mode {explicit!r} needs causal heads, and this checkpoint is plain Qwen2; "
-                "convert it with `causal-qwen convert`, or use 'compatible'."
+                "convert it with `causal-qwen convert --merge`, or use 'compatible'."
             )
         return "compatible"
     if only_compatible:

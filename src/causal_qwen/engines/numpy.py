@@ -17,28 +17,16 @@ from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.engines.engine import Choice, Row, Tokens
 from causal_qwen.numpy_engine.engine import Engine
 from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
+from causal_qwen.numpy_engine.tokenization import TextReader
 
 
-class NumpyEngine:
-    """A checkpoint directory that runs on NumPy."""
+class ReadsTexts:
+    """Texts to tokens and back, by a `TextReader`."""
 
-    kind = "numpy"
-
-    def __init__(self, engine: Engine) -> None:
-        if engine.reader is None:
-            raise ValueError("The checkpoint has no tokenizer.json; a server needs one.")
-        self.model, self.reader = engine, engine.reader
-        self.size: int = engine.fields.get("causal_size") or engine.fields["hidden_size"]
-        self.context = engine.model.config.context
-        self.default_mode = engine.own_mode
-        stops = engine.saved.get("eos_token_id", engine.fields.get("eos_token_id"))
-        self.ends = frozenset([] if stops is None else np.atleast_1d(stops).tolist())
-        self.num_token_id: int | None = engine.fields.get("num_token_id")
-        self.has_chat = isinstance(self.reader.template, str)
-
-    @classmethod
-    def open(cls, path: str | Path, dtype: str | None = None, kernel: str = "numpy") -> NumpyEngine:
-        return cls(Engine.from_pretrained(path, dtype, kernel))
+    def __init__(self, reader: TextReader) -> None:
+        self.reader = reader
+        self.num_token_id = reader.num_token_id  # <NUM>
+        self.has_chat = isinstance(reader.template, str)
 
     def encode(self, text: str) -> Tokens:
         return Tokens(*self.reader.encode(text))
@@ -53,8 +41,29 @@ class NumpyEngine:
     def show(self, token: int, value: float = 0.0) -> str:
         return self.reader.show(token, value)
 
+
+class NumpyEngine(ReadsTexts):
+    """A checkpoint directory that runs on NumPy."""
+
+    kind = "numpy"
+
+    def __init__(self, engine: Engine) -> None:
+        if engine.reader is None:
+            raise ValueError("The checkpoint has no tokenizer.json; a server needs one.")
+        super().__init__(engine.reader)
+        self.model = engine
+        self.size: int = engine.fields.get("causal_size") or engine.fields["hidden_size"]
+        self.context = engine.model.config.context
+        self.default_mode = engine.own_mode
+        stops = engine.saved.get("eos_token_id", engine.fields.get("eos_token_id"))
+        self.ends = frozenset([] if stops is None else np.atleast_1d(stops).tolist())
+
+    @classmethod
+    def open(cls, path: str | Path, dtype: str | None = None, kernel: str = "numpy") -> NumpyEngine:
+        return cls(Engine.from_pretrained(path, dtype, kernel))
+
     def resolve(self, **options: Any) -> DecodingSettings:
-        return self.model.resolve(**_engine_options(options))
+        return self.model.resolve(**as_engine_options(options))
 
     def new_batch(self) -> NumpyBatch:
         return NumpyBatch(self)
@@ -103,7 +112,7 @@ def _log(probability: float) -> float:
     return math.log(max(float(probability), math.ulp(0.0)))
 
 
-def _engine_options(options: Any) -> dict[str, Any]:
-    """The engine calls causal_mode `mode`."""
+def as_engine_options(options: Any) -> dict[str, Any]:
+    """The NumPy side calls causal_mode `mode`."""
     named = {name: value for name, value in options.items() if value is not None}
     return {"mode" if name == "causal_mode" else name: value for name, value in named.items()}
