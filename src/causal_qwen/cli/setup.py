@@ -110,10 +110,17 @@ def _write_layer(
             "directory with the base in it."
         )
     check_output_file(output, force)
-    from causal_qwen.conversion.opening import make_layer
+    from causal_qwen.session import choose_engine
 
     with status() as progress:
-        layer = make_layer(base, progress, init=init)
+        if init == "calibrated" and choose_engine("auto", base) == "llama.cpp":
+            from causal_qwen.engines.llama import LlamaEngine
+
+            layer = LlamaEngine.open(base, "auto", progress).layer
+        else:
+            from causal_qwen.conversion.opening import make_layer
+
+            layer = make_layer(base, progress, init=init)
     layer.save(output, overwrite=force)
     size = round(output.stat().st_size / 1e6, 1)
     record = {"base": layer.base, "megabytes": size, **layer.fields, **layer.generation}
