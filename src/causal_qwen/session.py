@@ -20,7 +20,7 @@ from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings, complete_call
 from causal_qwen.engines.engine import Choice, Engine, Row, Tokens
 from causal_qwen.individuals import Individual, parse_individual
-from causal_qwen.layer import base_of
+from causal_qwen.layer import base_of, is_gguf
 from causal_qwen.options import ENGINES, check_choice
 from causal_qwen.terminal import status
 from causal_qwen.text.segmentation import stable_prefix
@@ -38,16 +38,17 @@ def open(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    kernel: str = "numpy",
+    kernel: str = "auto",
     numbers: str | None = None,
 ) -> Session:
     """Open a model: a directory, a GGUF file, a hub name, or by default the embedded SmolLM2-135M.
 
     A base model without a causal layer is calibrated once; `model` may also be a layer, which names
     its base. `engine` is "torch", "llama.cpp" (GGUF files), "numpy" (no torch needed), or "auto":
-    llama.cpp for a GGUF file if it is installed, torch for all else. `numbers` reads numbers as
-    "text" or as "value", by default as the model was trained. The NumPy engine has a `dtype` of
-    "int8", too, and a `kernel` compiled by "numba".
+    for a GGUF file llama.cpp if it is installed, else NumPy if numba is; torch for all else.
+    `numbers` reads numbers as "text" or as "value", by default as the model was trained. The NumPy
+    engine has a `dtype` of "int8", too, and a `kernel` compiled by "numba": for a GGUF file that is
+    the default where numba is installed.
     """
     from causal_qwen.conversion.location import directory_of, path_of
 
@@ -55,7 +56,7 @@ def open(
     if device not in ("auto", "cpu") and chosen == "numpy":
         raise ValueError(f"device={device!r} is for torch; the NumPy engine runs on the CPU.")
     path: Any = model  # the embedded model is converted at its first use
-    if chosen != "llama.cpp":
+    if not is_gguf(base_of(model)):
         path = path_of(model) if chosen == "torch" else directory_of(model)
     opened: Any
     with status() as progress:
@@ -73,7 +74,9 @@ def open(
             from causal_qwen.engines.numpy import NumpyEngine
 
             kind = None if dtype == "auto" else dtype
-            opened = NumpyEngine.open(path, kind, kernel)
+            if kernel == "auto":
+                kernel = "numba" if is_gguf(base_of(model)) and _is_installed("numba") else "numpy"
+            opened = NumpyEngine.open(path, kind, kernel, progress)
             reader = opened.reader
     reader.encode_numbers = numbers or reader.encode_numbers
     return Session(opened)
@@ -83,12 +86,13 @@ def choose_engine(name: str, model: str = "") -> str:
     """ "auto" as the fastest engine that is installed for this model."""
     base = base_of(model)
     if check_choice("engine", name, ENGINES) != "auto":
-        if (name == "llama.cpp") != base.endswith(".gguf") and name != "torch":
-            what = "reads GGUF files only" if name == "llama.cpp" else "reads directories only"
-            raise ValueError(f"engine={name!r} {what}, and the model is {base or 'the embedded'}.")
+        if name == "llama.cpp" and not is_gguf(base):
+            raise ValueError(f"engine={name!r} reads GGUF files only; {base!r} is none.")
         return name
-    if base.endswith(".gguf") and _is_installed("llama_cpp"):
+    if is_gguf(base) and _is_installed("llama_cpp"):
         return "llama.cpp"
+    if is_gguf(base) and _is_installed("numba"):
+        return "numpy"
     return "torch" if _is_installed("torch") and _is_installed("transformers") else "numpy"
 
 

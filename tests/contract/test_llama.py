@@ -118,6 +118,31 @@ def test_rows_of_w_are_widened_as_by_transformers(file: Path) -> None:
     np.testing.assert_allclose(head(x), expected @ x, atol=1e-4)
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("int8", 0.1)])
+def test_the_numpy_engine_reads_the_file(
+    file: Path, llama: Any, in_torch: Any, dtype: str, bound: float
+) -> None:
+    session = causal_qwen.open(str(file), "numpy", dtype=dtype, kernel="numpy")
+    assert session.engine.num_token_id == llama.engine.num_token_id
+    ids = session.encode("the cat sat").ids
+    with torch.no_grad():
+        expected = in_torch.model(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(session.model.logits(ids) - expected).mean() < bound
+    if dtype == "float32":
+        text = llama.generate("the cat", 7, max_new_tokens=12).text
+        assert session.generate("the cat", 7, max_new_tokens=12).text == text
+
+
+def test_the_numpy_engine_makes_a_layer_of_its_own(
+    file: Path, llama: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
+    session = causal_qwen.open(str(file), "numpy", dtype="float32", kernel="numpy")
+    gain = llama.engine.layer.generation["noise_gain"]
+    assert session.engine.model.saved["noise_gain"] == pytest.approx(gain, rel=0.02)
+    assert cached_layer(fingerprint(file)).exists()
+
+
 def test_standard_mode_is_greedy(llama: Any, in_torch: Any) -> None:
     own = llama.generate("the cat", max_new_tokens=12, mode="standard")
     assert own.text == in_torch.generate("the cat", max_new_tokens=12, mode="standard").text

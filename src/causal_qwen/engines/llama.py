@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import llama_cpp as cpp
 import numpy as np
-from tokenizers import AddedToken
 
 from causal_qwen.decoding.settings import DecodingSettings, resolve_settings
 from causal_qwen.engines.engine import Choice, Row
@@ -32,11 +31,9 @@ from causal_qwen.layer import (
 )
 from causal_qwen.numpy_engine.fast import THREADS
 from causal_qwen.numpy_engine.generation import Chooser, Limits
-from causal_qwen.numpy_engine.gguf import GgufFile, GgufHead, read_tokenizer, special_tokens
+from causal_qwen.numpy_engine.gguf import GgufFile, GgufHead, text_reader
 from causal_qwen.numpy_engine.heads import CausalHeads, with_defaults
-from causal_qwen.numpy_engine.tokenization import TextReader
 from causal_qwen.numpy_engine.weights import Float32
-from causal_qwen.options import PLACEHOLDER
 
 KEPT = 4  # first tokens of a text that are never forgotten
 ROWS = 16  # sequences that are decoded at once
@@ -154,7 +151,7 @@ class LlamaEngine(ReadsTexts):
     kind = "llama.cpp"
 
     def __init__(self, file: GgufFile, layer: CausalLayer, context: Context) -> None:
-        super().__init__(_reader(file))
+        super().__init__(text_reader(file))
         self.model, self.layer = context, layer
         self.context, self.ends = context.trained, context.ends
         head = GgufHead(file, layer.tensors.get(NORMS))
@@ -194,7 +191,7 @@ class LlamaEngine(ReadsTexts):
         if layer is not None:
             layer.check_base(path)
         elif (layer := kept_layer(mark := fingerprint(path))) is None:
-            reader = _reader(file)
+            reader = text_reader(file)
             tools = reader.tokenizer, context.score_text, reader.num_token_id, progress
             layer = calibrated_layer(str(path), mark, GgufHead(file), *tools)
             layer.keep()
@@ -276,13 +273,3 @@ class LlamaBatch:
             half = (longest.length - 1) // 2
             self.model.drop(longest.sequence, KEPT, half - KEPT)
             longest.dropped += half - KEPT
-
-
-def _reader(file: GgufFile) -> TextReader:
-    """The tokenizer, with <NUM> at the first id that no token uses, if there is one."""
-    tokenizer, number = read_tokenizer(file), None
-    if tokenizer.get_vocab_size() < len(file.fields["tokenizer.ggml.tokens"]):
-        tokenizer.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
-        number = tokenizer.token_to_id(PLACEHOLDER)
-    template = file.fields.get("tokenizer.chat_template")
-    return TextReader(tokenizer, number, "text", template, dict(special_tokens(file)))

@@ -15,8 +15,19 @@ import numpy as np
 
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.engines.engine import Choice, Row, Tokens
+from causal_qwen.layer import (
+    CausalLayer,
+    calibrated_layer,
+    fingerprint,
+    is_gguf,
+    is_layer,
+    kept_layer,
+)
 from causal_qwen.numpy_engine.engine import Engine
+from causal_qwen.numpy_engine.fast import find_kernel
 from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
+from causal_qwen.numpy_engine.gguf import GgufFile, GgufHead, read_checkpoint, text_reader
+from causal_qwen.numpy_engine.heads import MATRICES, with_defaults
 from causal_qwen.numpy_engine.tokenization import TextReader
 
 
@@ -59,8 +70,38 @@ class NumpyEngine(ReadsTexts):
         self.ends = frozenset([] if stops is None else np.atleast_1d(stops).tolist())
 
     @classmethod
-    def open(cls, path: str | Path, dtype: str | None = None, kernel: str = "numpy") -> NumpyEngine:
-        return cls(Engine.from_pretrained(path, dtype, kernel))
+    def open(
+        cls,
+        path: str | Path,
+        dtype: str | None = None,
+        kernel: str = "numpy",
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> NumpyEngine:
+        """A directory; or a GGUF file, whose 4-bit weights become int8 unless `dtype` is float32,
+        with its layer from the cache, or a layer."""
+        layer = CausalLayer.load(path) if is_layer(path) else None
+        base = path if layer is None else layer.base
+        if not is_gguf(base):
+            return cls(Engine.from_pretrained(path, dtype, kernel))
+        progress("widening the weights")
+        file = GgufFile(base)
+        fields, tensors = read_checkpoint(file, dtype or "int8")
+        reader, compiled = text_reader(file), find_kernel(kernel)
+        if layer is not None:
+            layer.check_base(base)
+        elif (layer := kept_layer(mark := fingerprint(base))) is None:
+            plain = Engine(fields, tensors, reader, where=str(base))
+            plain.model.use(compiled)
+            tools = reader.tokenizer, plain.logits, reader.num_token_id, progress
+            layer = calibrated_layer(str(base), mark, GgufHead(file), *tools)
+            layer.keep()
+        size = fields["hidden_size"]
+        untrained = dict(zip(MATRICES, (np.eye(size), np.zeros((size, size))), strict=True))
+        own = untrained | with_defaults(layer.fields, layer.tensors)
+        fields |= {**layer.fields, "model_type": f"causal_{fields['model_type']}"}
+        engine = Engine(fields, tensors | own, reader, dict(layer.generation), str(base))
+        engine.model.use(compiled)
+        return cls(engine)
 
     def resolve(self, **options: Any) -> DecodingSettings:
         return self.model.resolve(**as_engine_options(options))

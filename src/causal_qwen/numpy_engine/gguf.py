@@ -25,7 +25,11 @@ from tokenizers import (
     processors,
 )
 
-from causal_qwen.numpy_engine.weights import Float32
+from causal_qwen.numpy_engine.quantization import quantize_rows
+from causal_qwen.numpy_engine.qwen2 import check_architecture
+from causal_qwen.numpy_engine.tokenization import TextReader
+from causal_qwen.numpy_engine.weights import SCALE, Float32
+from causal_qwen.options import PLACEHOLDER
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -158,7 +162,7 @@ class GgufHead:
 
     def __call__(self, x: Float32) -> Float32:
         """W x. (..., C) -> (..., V)"""
-        parts = [x @ self.rows(part).T for part in self._tiles()]
+        parts = [x @ self.rows(part).T for part in tiles_of(self.shape[0])]
         return np.concatenate(parts, -1)
 
     def rows(self, ids: Any) -> Float32:
@@ -166,7 +170,7 @@ class GgufHead:
 
     def absolute(self, scale: Float32, rows: NDArray[np.integer] | None = None) -> Float32:
         """|W| scale. (C,) -> (V,)"""
-        tiles = [rows] if rows is not None else self._tiles()
+        tiles = [rows] if rows is not None else tiles_of(self.shape[0])
         return np.concatenate([np.abs(self.rows(part)) @ scale for part in tiles])
 
     def row_norms(self) -> Float32:
@@ -175,8 +179,75 @@ class GgufHead:
             self._norms = self.absolute(np.ones(self.shape[1], np.float32))
         return self._norms
 
-    def _tiles(self) -> list[Any]:
-        return [slice(start, start + TILE) for start in range(0, self.shape[0], TILE)]
+
+LAYER_TENSORS = {  # of a layer: here, and in a checkpoint
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    **{f"ffn_{part}.weight": f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{
+        f"attn_{k}.{part}": f"self_attn.{k}_proj.{part}"
+        for k in "qkv"
+        for part in ("weight", "bias")
+    },
+}
+TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def read_checkpoint(file: GgufFile, dtype: str = "int8") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of config.json and the tensors of a Qwen2 or Qwen3, in int8 or float32."""
+    fields = {
+        "model_type": file.architecture,
+        "vocab_size": len(file.fields["tokenizer.ggml.tokens"]),
+        "hidden_size": file.get("embedding_length"),
+        "intermediate_size": file.get("feed_forward_length"),
+        "num_hidden_layers": file.get("block_count"),
+        "num_attention_heads": file.get("attention.head_count"),
+        "num_key_value_heads": file.get("attention.head_count_kv"),
+        "head_dim": file.get("attention.key_length"),
+        "rms_norm_eps": file.get("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": file.get("context_length"),
+        "rope_theta": file.get("rope.freq_base"),
+        "eos_token_id": file.fields.get("tokenizer.ggml.eos_token_id"),
+        "tie_word_embeddings": dtype != "int8" and "output.weight" not in file.tensors,
+    }
+    check_architecture(fields)
+    if file.get("rope.scaling.type", "none") != "none":
+        raise ValueError(f"{file.path} scales its rotation; use llama.cpp, or convert --merge.")
+    tensors: dict[str, Any] = {}
+    for own, (_, shape, _) in file.tensors.items():
+        block, _, part = own.removeprefix("blk.").partition(".")
+        name = TENSORS.get(own) or f"model.layers.{block}.{LAYER_TENSORS[part]}"
+        if own == "token_embd.weight" and dtype == "int8":
+            tensors[name] = np.concatenate(
+                [file.rows(own, part).astype(np.float16) for part in tiles_of(shape[0])]
+            )
+        elif len(shape) == 2 and dtype == "int8":
+            parts = [quantize_rows(file.rows(own, part)) for part in tiles_of(shape[0])]
+            tensors[name], tensors[name + SCALE] = map(np.concatenate, zip(*parts, strict=True))
+        else:
+            tensors[name] = file.rows(own, slice(None)).reshape(shape)
+    return {k: v for k, v in fields.items() if v is not None}, tensors
+
+
+def tiles_of(rows: int) -> list[slice]:
+    return [slice(start, min(start + TILE, rows)) for start in range(0, rows, TILE)]
+
+
+def text_reader(file: GgufFile) -> TextReader:
+    """The tokenizer, with <NUM> at the first id that no token uses, if there is one."""
+    tokenizer, number = read_tokenizer(file), None
+    if tokenizer.get_vocab_size() < len(file.fields["tokenizer.ggml.tokens"]):
+        tokenizer.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
+        number = tokenizer.token_to_id(PLACEHOLDER)
+    template = file.fields.get("tokenizer.chat_template")
+    return TextReader(tokenizer, number, "text", template, dict(special_tokens(file)))
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
