@@ -222,7 +222,7 @@ def _check_part(mode: str, explicit: Mapping[str, Any]) -> None:
 
 def check_amplitude(temperature: float, gain: float = 1.0) -> float:
     """T kappa, unless it is so large that scores would overflow."""
-    amplitude = float(temperature * gain)
+    amplitude = float(temperature) * float(gain)
     if amplitude > MOST_NOISE:
         by = f" with a noise gain of {gain:g}" if gain != 1 else ""
         raise ValueError(
