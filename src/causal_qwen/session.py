@@ -130,6 +130,30 @@ class Text:
         }
 
 
+@dataclass(frozen=True)
+class TwoTexts:
+    """What one individual writes after two prompts."""
+
+    prompt: Prompt
+    edited: Prompt
+    factual: Text
+    counterfactual: Text
+
+    def __str__(self) -> str:
+        return (
+            f"factual         {self.prompt} | {self.factual}\n"
+            f"counterfactual  {self.edited} | {self.counterfactual}"
+        )
+
+    def show(self) -> None:
+        print(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        pairs = ((self.prompt, self.factual), (self.edited, self.counterfactual))
+        names = ("factual", "counterfactual")
+        return {n: text.to_dict(str(p)) for n, (p, text) in zip(names, pairs, strict=True)}
+
+
 class GrowingText:
     """The text of a row, which ends before the first stop string."""
 
@@ -298,12 +322,16 @@ class Session:
     def counterfactual(self, prompt: Any, edit: Any, individual: Who = 0, **options: Any) -> Any:
         """The individual's text, and the one after an edit: another prompt, or a `Changed...`.
 
-        See `causal_qwen.counterfactual`.
+        See `causal_qwen.counterfactual`. Engines other than torch compare two prompts, and give the
+        two texts without the distributions behind them.
         """
+        who = parse_individual(individual) if isinstance(individual, str) else individual
+        if self.engine.kind != "torch" and isinstance(edit, str | list):
+            texts = self.batch([prompt, edit], who, **options)
+            return TwoTexts(prompt, edit, *texts)
         from causal_qwen.analysis.counterfactual import counterfactual
 
-        model, processor = self._torch("counterfactual")
-        who = parse_individual(individual) if isinstance(individual, str) else individual
+        model, processor = self._torch("This counterfactual")
         return counterfactual(model, prompt, who, edit, processor=processor, **options)
 
     def predict(self, texts: str | Sequence[str], **options: Any) -> Any:

@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import causal_qwen
+from causal_qwen.analysis.counterfactual import ChangedToken
 from causal_qwen.conversion.checkpoint_io import load_gguf, load_tokenizer
 from causal_qwen.conversion.gguf_file import write_gguf
 from causal_qwen.conversion.opening import make_layer, open_model
@@ -199,6 +200,18 @@ def test_rows_that_join_and_leave_say_what_they_say_alone(llama: Any) -> None:
         assert text.startswith(engine.decode(row.new).rstrip("\ufffd"))
     for row in (rows[0], *rows[2:]):
         batch.leave(row)
+
+
+def test_a_counterfactual_is_what_the_same_individual_says_after_another_prompt(
+    llama: Any, in_torch: Any
+) -> None:
+    both = llama.counterfactual("the king", "the queen", 7, max_new_tokens=10)
+    result = in_torch.counterfactual("the king", "the queen", 7, max_new_tokens=10)
+    assert "the king" + both.factual.text == result.factual.text
+    assert "the queen" + both.counterfactual.text == result.counterfactual.text
+    assert both.to_dict()["factual"]["individual"] == 7
+    with pytest.raises(ValueError, match="needs the torch engine"):
+        llama.counterfactual("the king", ChangedToken(0, "a"), 7)
 
 
 def test_a_text_beyond_the_memory_goes_on_without_its_older_half(file: Path) -> None:

@@ -250,11 +250,18 @@ def counterfactual(
     if html is not None:
         check_output_file(html, overwrite=False)
     who, _ = opt.check_individual(individual or "0", "causal")
-    from causal_qwen.analysis.counterfactual import parse_edit
+    from causal_qwen.session import choose_engine
     from causal_qwen.session import open as open_session
 
-    edit = parse_edit(prompt, token, number, other_model)
     decoding, opening = opt.split_settings(context)
+    if prompt is not None and html is None and choose_engine("auto", model) == "llama.cpp":
+        session = open_session(model, device=device, **opening)
+        both = session.counterfactual(text, prompt, who, max_new_tokens=max_new_tokens, **decoding)
+        print_json(both.to_dict()) if as_json else both.show()
+        return
+    from causal_qwen.analysis.counterfactual import parse_edit
+
+    edit = parse_edit(prompt, token, number, other_model)
     session = open_session(model, "torch", device=device, **opening)
     causal = session.model
     if other_model is not None:

@@ -184,7 +184,7 @@ class LlamaEngine(ReadsTexts):
         layer = CausalLayer.load(model) if is_layer(model) else None
         path = Path(model if layer is None else layer.base)
         file = GgufFile(path)
-        progress("loading the model")
+        progress("loading the model, for llama.cpp")
         if n_gpu_layers is None:
             n_gpu_layers = 0 if device == "cpu" else -1
         context = Context(file.path, n_ctx, n_gpu_layers, n_threads)

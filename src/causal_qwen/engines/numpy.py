@@ -83,7 +83,7 @@ class NumpyEngine(ReadsTexts):
         base = path if layer is None else layer.base
         if not is_gguf(base):
             return cls(Engine.from_pretrained(path, dtype, kernel))
-        progress("widening the weights")
+        progress("widening the weights, for the NumPy engine")
         file = GgufFile(base)
         fields, tensors = read_checkpoint(file, dtype or "int8")
         reader, compiled = text_reader(file), find_kernel(kernel)
