@@ -160,11 +160,13 @@ class GrowingText:
     def __init__(self, row: Row, engine: Engine, stops: Sequence[str] = ()) -> None:
         self.row, self.engine, self.stops = row, engine, stops
         self.text = ""  # what later tokens cannot change
+        self.choice: Choice | None = None  # the newest
         self.finish: str | None = None
 
     def take(self, choice: Choice) -> str:
         """Append a token. -> the addition that later tokens cannot change"""
         self.row.append(choice)
+        self.choice = choice
         if choice.id in self.engine.ends:
             self.finish = "stop"
         elif len(self.row.new.ids) >= self.row.max_new_tokens:
@@ -209,6 +211,12 @@ class TextStream:
     def stop(self) -> None:
         """End the text after the token that was just written."""
         self.is_stopped = True
+
+    @property
+    def choice(self) -> Choice:
+        """The newest token."""
+        assert self.growing.choice is not None
+        return self.growing.choice
 
     @property
     def result(self) -> Text:
@@ -284,13 +292,15 @@ class Session:
         max_new_tokens: int = NEW_TOKENS,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        alternatives: int | None = None,
         **options: Any,
     ) -> TextStream:
         """A text that grows while it is iterated over.
 
         An individual without a mode means `causal`. What the call leaves to chance is drawn now,
         and is in the result. `seed` is that of softmax draws, `stop` ends a text before any of
-        these strings; further options are those of Hugging Face's `generate`.
+        these strings; `alternatives` asks for the probabilities of so many likely tokens beside the
+        chosen one; further options are those of Hugging Face's `generate`.
         """
         if isinstance(individual, str):
             individual = parse_individual(individual)
@@ -300,7 +310,8 @@ class Session:
         settings = self.engine.resolve(**named)
         tokens = self.encode(prompt)
         length = min(max_new_tokens, self.engine.context - len(tokens.ids))
-        growing = GrowingText(Row(tokens, named, seed, length), self.engine, stop)
+        row = Row(tokens, named, seed, length, alternatives)
+        growing = GrowingText(row, self.engine, stop)
         return TextStream(self, growing, settings, self.individual_of(settings))
 
     def individual_of(self, settings: DecodingSettings) -> Individual | None:

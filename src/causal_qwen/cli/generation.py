@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -45,9 +46,8 @@ def generate(
     settings: opt.Settings = None,
     chat: opt.Chat = False,
     watch: Annotated[
-        Literal["tokens", "attention", "summary"] | None,
-        Option(help="Show every token and its probability; attention, or U, S, P and Y (NumPy)."),
-    ] = None,
+        bool, Option("--watch", help="Show every token with its probability and runners-up.")
+    ] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
     save_individual: Annotated[
         Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
@@ -83,64 +83,48 @@ def generate(
         check_output_file(save_individual, force)
     who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
     opt.check_seed(seed, mode)
-    if watch is not None and engine == "torch":
-        raise ValueError("--watch shows the NumPy engine; leave out --engine torch.")
+    from causal_qwen.cli.live_view import RUNNERS_UP, show, shown
     from causal_qwen.session import open as open_session
 
     decoding, opening = opt.split_settings(context)
-    session = open_session(model, engine if watch is None else "numpy", device=device, **opening)
+    session = open_session(model, engine, device=device, **opening)
     if source is not None and output is not None:
         _generate_lines(session, context.params, decoding, source, output)
         return
     assert prompt is not None
     options = {"mode": mode, "seed": seed, **decoding}
-    if watch is not None:
-        _watch(context, session, prompt, {"individual": who, **options})
-        return
     begin = [{"role": "user", "content": prompt}] if chat else prompt
+    options["alternatives"] = RUNNERS_UP + 1 if watch else None
     stream = session.stream(begin, who, max_new_tokens=max_new_tokens, **options)
     opt.check_seed(seed, stream.settings.mode)
-    unprinted = [] if chat or quiet else [prompt]  # with the first text, so not before an error
-    for text in stream:
-        if not as_json:
-            print(unprinted.pop() if unprinted else "", text, sep="", end="", flush=True)
+    tokens = []
+    if watch and not as_json and not quiet and sys.stdout.isatty():
+        from rich.console import Console
+
+        show(stream, prompt, Console(highlight=False))
+    else:
+        unprinted = [] if chat or quiet else [prompt]  # with the first text: not before an error
+        for text in stream:
+            if not as_json:
+                print(unprinted.pop() if unprinted else "", text, sep="", end="", flush=True)
+            elif watch:
+                tokens.append(shown(stream))
+        print("", end="" if as_json else "\n")
     result = stream.result
     if save_individual is not None and result.individual is not None:
         result.individual.save(save_individual, overwrite=force)
     if as_json:
         record = {**result.to_dict(prompt), "max_new_tokens": max_new_tokens, "chat": chat}
         record["encode_numbers"] = opening.get("numbers")
+        if watch:
+            names = ("token", "probability", "runners_up")
+            record["tokens"] = [dict(zip(names, token, strict=True)) for token in tokens]
         record["individual"] = individual if record["individual"] is None else record["individual"]
         print_json(record)
         return
-    print()
     if not quiet:
         drawn = None if result.individual is None else result.individual.seed
         opt.print_replay(context, result.settings.mode, drawn, result.seed)
-
-
-def _watch(context: typer.Context, session: Session, prompt: str, options: dict[str, Any]) -> None:
-    """The live view of the NumPy engine."""
-    from causal_qwen.decoding.settings import complete_call
-    from causal_qwen.numpy_engine.watch import as_record, watch
-
-    engine, given = session.model, context.params
-    options, seed = complete_call(engine.resolve, options, options.pop("seed"))
-    opt.check_seed(given["seed"], engine.resolve(**options).mode)
-    settings, who = engine.resolve(**options), options["individual"]
-    call: dict[str, Any] = {name: given[name] for name in ("max_new_tokens", "chat")}
-    call["seed"] = seed
-    has_summary = given["watch"] == "summary"
-    if given["as_json"]:
-        steps = list(engine.stream(prompt, summarize=has_summary, **options, **call))
-        record = settings.to_dict(None if isinstance(who, int) else who)
-        record["individual"] = who if isinstance(who, int) else given["individual"]
-        print_json({**as_record(prompt, steps), **record, **call})
-        return
-    views = {"attention": given["watch"] == "attention", "summary": has_summary}
-    watch(engine, prompt, quiet=given["quiet"], **views, **options, **call)
-    if not given["quiet"]:
-        opt.print_replay(context, settings.mode, who, seed)
 
 
 def _generate_lines(

@@ -18,8 +18,6 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
     checkpoint         the tensors that a config.json describes
     tokenization       text <-> ids and values
     sampling           softmax, top-k, top-p, min-p, draws
-    watch              a running generation: its text, or a live view
-    live_view          that view, in a terminal
 
 Open `engine` first, then `qwen2`. The decision rules are in `causal_qwen.decoding`.
 """
