@@ -40,6 +40,8 @@ def open(
     dtype: str = "auto",
     kernel: str = "auto",
     numbers: str | None = None,
+    n_ctx: int | None = None,
+    n_gpu_layers: int | None = None,
 ) -> Session:
     """Open a model: a directory, a GGUF file, a hub name, or by default the embedded SmolLM2-135M.
 
@@ -48,7 +50,8 @@ def open(
     for a GGUF file llama.cpp if it is installed, else NumPy if numba is; torch for all else.
     `numbers` reads numbers as "text" or as "value", by default as the model was trained. The NumPy
     engine has a `dtype` of "int8", too, and a `kernel` compiled by "numba": for a GGUF file that is
-    the default where numba is installed.
+    the default where numba is installed. `n_ctx` and `n_gpu_layers` are llama.cpp's: the tokens of
+    all texts that it keeps, and the layers on the GPU.
     """
     from causal_qwen.conversion.location import directory_of, path_of
 
@@ -68,7 +71,7 @@ def open(
         elif chosen == "llama.cpp":
             from causal_qwen.engines.llama import LlamaEngine
 
-            opened = LlamaEngine.open(path, device, progress)
+            opened = LlamaEngine.open(path, device, progress, n_ctx, n_gpu_layers)
             reader = opened.reader
         else:
             from causal_qwen.engines.numpy import NumpyEngine

@@ -140,7 +140,7 @@ def check_seed(seed: int | None, mode: str | None) -> None:
 
 
 DECODING = ("min_density", "persistence", "min_p", "whole_words", "avoid_repeats", "top_k", "top_p")
-OPENING = ("dtype", "kernel", "numbers")  # settings of `causal_qwen.open`
+OPENING = ("dtype", "kernel", "numbers", "n_ctx", "n_gpu_layers")  # settings of `causal_qwen.open`
 
 
 def parse_settings(given: list[str] | None, names: Collection[str]) -> dict[str, Any]:

@@ -171,10 +171,8 @@ class LlamaEngine(ReadsTexts):
         model: str | Path,
         device: str = "auto",
         progress: Callable[[str], None] = lambda _: None,
-        *,
-        n_ctx: int = MEMORY,
+        n_ctx: int | None = None,
         n_gpu_layers: int | None = None,
-        n_threads: int = THREADS,
     ) -> LlamaEngine:
         """A GGUF file, whose layer is made at the first use and kept in the cache, or a layer.
 
@@ -187,7 +185,7 @@ class LlamaEngine(ReadsTexts):
         progress("loading the model, for llama.cpp")
         if n_gpu_layers is None:
             n_gpu_layers = 0 if device == "cpu" else -1
-        context = Context(file.path, n_ctx, n_gpu_layers, n_threads)
+        context = Context(file.path, n_ctx or MEMORY, n_gpu_layers, THREADS)
         if layer is not None:
             layer.check_base(path)
         elif (layer := kept_layer(mark := fingerprint(path))) is None:
