@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "model": _TORCH_FREE | {"families", "modeling", "generation"},
     "backbones": _TORCH_FREE | {"families", "modeling", "model"},
     "conversion": _GROUND | _MODEL | {"numpy_engine", "layer"},
-    "analysis": _GROUND | _MODEL | {"numpy_engine", "conversion"},
+    "analysis": _GROUND | _MODEL | {"numpy_engine", "conversion", "engines", "layer"},
     "engines": _GROUND | _MODEL | {"numpy_engine", "conversion", "layer"},
     "session": _GROUND | _MODEL | {"layer", "numpy_engine", "engines", "conversion", "analysis"},
     "tables": {"paths", "terminal", "text"},

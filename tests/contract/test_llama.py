@@ -16,6 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import causal_qwen
 from causal_qwen.analysis.counterfactual import ChangedToken
+from causal_qwen.analysis.verify import verify
 from causal_qwen.conversion.checkpoint_io import load_gguf, load_tokenizer
 from causal_qwen.conversion.gguf_file import write_gguf
 from causal_qwen.conversion.opening import make_layer, open_model
@@ -298,6 +299,13 @@ def test_a_plain_directory_keeps_its_layer_in_the_cache(
         assert torch.equal(one, other), name
     ours, theirs = first.generation_config.to_dict(), again.generation_config.to_dict()
     assert ours == theirs
+
+
+def test_a_file_is_verified_layer_by_layer_against_torch(file: Path) -> None:
+    result = verify(file, "the cat sat on the mat", max_new_tokens=4)
+    assert result.is_passed, result.sentence
+    assert [row.name for row in result.stages] == ["embedding", "layer.0", "norm", "logits"]
+    assert max(row.maximum["numpy_float32"] for row in result.stages) < 1e-4
 
 
 @pytest.mark.slow
