@@ -71,11 +71,19 @@ class Matrix:
         self.stored = np.ascontiguousarray(stored)
         self.scales = None if scales is None else widen(scales).reshape(len(stored))
         self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
-        self.kernel: Kernel | None = None  # a compiled product with few vectors
+        self.kernel: Any = None  # a `Kernel`: a compiled product with few vectors
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Stored], name: str) -> Matrix:
+    def of(cls, parameters: Mapping[str, Any], name: str) -> Matrix:
+        if isinstance(parameters[name], Matrix):  # of 4 bits
+            return parameters[name]
         return cls(parameters[name], parameters.get(name + SCALE))
+
+    def widened(self, rows: slice) -> Float32:
+        """Rows in float32, without their scales, in this thread's buffer."""
+        weight = scratch(rows.stop - rows.start, self.shape[1])
+        np.copyto(weight, self.stored[rows])
+        return weight
 
     def compiled(self, vectors: int) -> Kernel | None:
         """The kernel, if it multiplies with so many vectors."""
@@ -163,9 +171,7 @@ def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
         kernel(matrix.stored[rows], scales, x, out[:, rows])
         return
     for tile in tiles(rows, matrix.shape[1]):
-        weight = scratch(tile.stop - tile.start, matrix.shape[1])
-        np.copyto(weight, matrix.stored[tile])
-        _product(weight, x, out[:, tile])
+        _product(matrix.widened(tile), x, out[:, tile])
     if matrix.scales is not None:
         out[:, rows] *= matrix.scales[rows]
 
@@ -244,11 +250,22 @@ def numba_kernel() -> Kernel:
         raise ImportError(
             "kernel='numba' needs numba: pip install numba, or leave the option out."
         ) from None
-    has_threads = THREADS > 1 and any(map(_can_import, SPINNING))
+    has_threads = _has_spinning()
     kernel = Kernel(partial(_compile, numba, has_threads), has_threads)
     if hasattr(os, "register_at_fork"):  # GNU's threads do not survive a fork
         os.register_at_fork(after_in_child=partial(kernel.use, partial(_compile, numba, False)))
     return kernel
+
+
+def compile_loop(loop: Loop, is_alone: bool = True) -> Loop:
+    """A loop by numba, divided among its threads unless others run beside it."""
+    import numba
+
+    return _compile(numba, is_alone and _has_spinning(), loop)
+
+
+def _has_spinning() -> bool:
+    return THREADS > 1 and any(map(_can_import, SPINNING))
 
 
 def _can_import(name: str) -> bool:

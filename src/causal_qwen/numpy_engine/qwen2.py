@@ -443,7 +443,7 @@ class Qwen2:
         check_shapes(parameters, expected, where)
         self.config = config
         self.rotary = RotaryEmbedding(config)
-        self.embedding = Matrix(parameters["model.embed_tokens.weight"])  # (V, H)
+        self.embedding = Matrix.of(parameters, "model.embed_tokens.weight")  # (V, H)
         self.norm = widen(parameters["model.norm.weight"])  # (H,)
         tied = config.tie_word_embeddings
         self.head = self.embedding if tied else Matrix.of(parameters, "lm_head.weight")  # (V, H)
@@ -462,7 +462,8 @@ class Qwen2:
     def use(self, kernel: Kernel | None) -> None:
         """Multiply int8 and bfloat16 weights by a compiled kernel, or (None) by NumPy."""
         for matrix in self._matrices():
-            matrix.kernel = kernel if can_compile(matrix.stored) else None
+            if can_compile(matrix.stored):
+                matrix.kernel = kernel
 
     def limit_blas(self, positions: int) -> AbstractContextManager[None]:
         """BLAS has one thread while others divide the work: see `Matrix`."""
