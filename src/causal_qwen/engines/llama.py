@@ -10,6 +10,7 @@ llama.cpp rounds activations to 8 bits, so a text may differ from torch's where 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -82,12 +83,7 @@ class Context:
         )
         self.width = cpp.llama_model_n_embd(self.model)
         self.batch = cpp.llama_batch_init(BLOCK, 0, 1)
-
-    def __del__(self) -> None:
-        for name, free in (("context", cpp.llama_free), ("model", cpp.llama_model_free)):
-            if getattr(self, name, None):
-                free(getattr(self, name))
-                setattr(self, name, None)
+        weakref.finalize(self, _free, self.batch, self.context, self.model)
 
     def read_prompt(self, row: int, ids: Sequence[int], needs_z: bool) -> Last:
         """A row's prompt. With z, every token of a call is computed as an output: so the last token
@@ -143,6 +139,12 @@ class Context:
             return Last(scores, np.zeros(self.width, np.float32))
         states = cpp.llama_get_embeddings_ith(self.context, place)
         return Last(scores, np.ctypeslib.as_array(states, (self.width,)).copy())
+
+
+def _free(batch: Any, context: Any, model: Any) -> None:
+    cpp.llama_batch_free(batch)
+    cpp.llama_free(context)
+    cpp.llama_model_free(model)
 
 
 class LlamaEngine(ReadsTexts):
