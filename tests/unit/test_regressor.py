@@ -317,14 +317,6 @@ def test_constant_or_nonfinite_targets_are_refused_and_named(
         make().fit(spoiled, "price")
 
 
-INVALID: list[dict[str, Any]] = [
-    {"value_space": "log"},
-    {"bad_rows": "drop"},
-    {"folds": 1},
-    {"max_length": 1},
-]
-
-
 # --- large tables
 
 

@@ -51,7 +51,7 @@ Level = Annotated[float, Option(help="Level of the interval, 0 to 1.")]
 SHOWN_ROWS = 15  # of an audit
 FILE = ("separator", "encoding", "decimal")  # settings of a text file
 LEARNING = (*FILE, "cache", "dtype", "folds", "max_length", "seed", "support", "value_space")
-FITTING = (*LEARNING, "calibration", "question", "template", "trusted", "units", "verbose")
+FITTING = (*LEARNING, "calibration", "question", "template", "units", "verbose")
 AUDITING = (*LEARNING, "device", "model", "verbose")
 PREDICTING = (*FILE, "cache", "calibrated")
 
@@ -128,10 +128,6 @@ def predict(
         ),
     ] = None,
     level: Level = 0.9,
-    batch: Annotated[
-        int | None,
-        Option(help="Read, predict and write n rows at a time: CSV and parquet.", min=1),
-    ] = None,
     settings: opt.TableSettings = None,
     force: opt.ForceFile = False,
     as_json: opt.Json = False,
@@ -142,26 +138,24 @@ def predict(
     """
     fitted, data = _fitted_and_data("predict", first, second, model)
     given = opt.parse_settings(settings, PREDICTING)
-    from causal_qwen.regression.csv_io import predict_blocks
-    from causal_qwen.tables.files import check_output_kind, write_blocks
+    from causal_qwen.regression.csv_io import predict_csv
+    from causal_qwen.tables.files import write_table
 
     if output is not None:
-        check_output_kind(output, is_batch=batch is not None)
         check_output_file(output, force, data)
     with _noted():
-        blocks = predict_blocks(fitted, data, batch, level=level, device=device, **given)
-        if output is not None:
-            with whole_file(output, force) as partial:
-                rows = write_blocks(blocks, partial, output)
-            if as_json:
-                print_json({"output": str(output), "rows": rows})
-        elif as_json:
-            print_json([row for block in blocks for row in block.records()])
-        else:
-            sys.stdout.flush()
-            for place, block in enumerate(blocks):  # bytes: whatever the terminal's encoding
-                sys.stdout.buffer.write(block.csv(has_header=place == 0))
-                sys.stdout.buffer.flush()
+        table = predict_csv(fitted, data, level=level, device=device, **given)
+    if output is not None:
+        with whole_file(output, force) as partial:
+            write_table(table, partial, output)
+        if as_json:
+            print_json({"output": str(output), "rows": len(table)})
+    elif as_json:
+        print_json(table.records())
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(table.csv())  # bytes: whatever the terminal's encoding
+        sys.stdout.buffer.flush()
 
 
 def audit(

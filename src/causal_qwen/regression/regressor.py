@@ -61,7 +61,6 @@ from causal_qwen.regression.conformal import (
     Limits,
     Target,
     TargetEvidence,
-    rows_needed,
     warn_of_wrong_labels,
 )
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
@@ -73,7 +72,7 @@ from causal_qwen.regression.saving import FILE, read_state, write_state
 from causal_qwen.regression.source_model import Hidden, SourceModel, judge_target
 from causal_qwen.tables import frames
 from causal_qwen.tables.frames import TEXT, as_table, is_table, require_columns, row_index
-from causal_qwen.tables.targets import check_variety, read_targets, usable_rows
+from causal_qwen.tables.targets import check_rows, check_variety, read_targets
 from causal_qwen.terminal import counted, progress_bar
 
 __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
@@ -90,7 +89,7 @@ LENGTH = 512  # tokens of a text, by default
 MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
 SAMPLE = 1000  # rows
 MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
-COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, measured on one thread
+COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, on one thread
 BLOCK = 16384  # rows that are predicted at a time
 
 
@@ -130,7 +129,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         question: the end of every text; None asks for the targets ("The price is"), or leaves
             it to the template.
         value_space: `symlog`, `linear`, or `auto`: the better one on held-out values.
-        bad_rows: `raise`, or `skip` rows without a text or a finite target, with a warning.
         max_length: tokens of a text; longer ones lose their beginning, with a warning.
         cache: keep features on disk, in the cache directory of the embedded model.
         folds: of the cross-validation within `fit`.
@@ -141,7 +139,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "support": [StrOptions({*SUPPORTS}), tuple, list],
         "value_space": [StrOptions({"auto", *VALUE_SPACES})],
-        "bad_rows": [StrOptions({"raise", "skip"})],
         "max_length": [Interval(Integral, 2, None, closed="left")],
         "folds": [Interval(Integral, 2, None, closed="left")],
     }
@@ -170,7 +167,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         units: dict[str, str] | None = None,
         question: str | None = None,
         value_space: str = "auto",
-        bad_rows: str = "raise",
         max_length: int = LENGTH,
         cache: bool = True,
         folds: int = head.FOLDS,
@@ -189,7 +185,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.units = units
         self.question = question
         self.value_space = value_space
-        self.bad_rows = bad_rows
         self.max_length = max_length
         self.cache = cache
         self.folds = folds
@@ -212,24 +207,20 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.columns_ = self._choose_columns(X, list(values))
         self._name_features()
         self.seed_ = to_seed(self.random_state)
-        texts = self._to_sentences(X, list(values)) if self.reads_sentences() else None
-        has_text = map(_is_given, texts) if texts else self._has_values(X)
-        is_usable = usable_rows(np.array([*has_text], bool), values, self.bad_rows, row_index(X))
-        weights = _row_weights(sample_weight, len(is_usable))
+        check_rows(self._has_values(X), values, row_index(X))
+        weights = _row_weights(sample_weight, len(next(iter(values.values()))))
         labels = Labels(values, weights, None if groups is None else np.asarray(groups))
-        labels = labels.take(is_usable)
-        for name, column in labels.values.items():
-            check_variety(name, column[labels.weights > 0])
-        if texts is None:
-            self.targets_ = self._fit_sources(self._known_frame(X)[is_usable], labels)
+        for name, column in values.items():
+            check_variety(name, column[weights > 0])
+        if not self.reads_sentences():
+            self.targets_ = self._fit_sources(self._known_frame(X), labels)
             return self
         if groups is not None or self.cv is not None:
             warnings.warn(
                 "the language model alone splits rows at random: groups and cv are not used.",
                 stacklevel=2,
             )
-        kept = [text for text, usable in zip(texts, is_usable, strict=True) if usable]
-        self.targets_ = self._fit_sentences(kept, labels)
+        self.targets_ = self._fit_sentences(self._to_sentences(X, list(values)), labels)
         return self
 
     def _fit_sources(self, frame: Any, labels: Labels) -> dict[str, Target]:
@@ -360,49 +351,22 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if not isinstance(self.support, str) and not self.support[0] < self.support[1]:
             raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
 
-    def calibrate(self, X: Any, y: Any, trusted: Any = None) -> Self:
+    def calibrate(self, X: Any, y: Any) -> Self:
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`.
 
-        `trusted` marks the rows whose labels are right (True) and the only ones to use. Without it
-        labels that look wrong are weighted by their credibility, and a warning gives their share.
+        Labels that look wrong are weighted by their credibility, and a warning gives their share.
         """
         X = self._known_table(X)
         values = self._known_targets(X, y)
-        has_text = np.array([*self._has_values(X)], bool)
-        is_usable = usable_rows(has_text, values, self.bad_rows, row_index(X))
-        if trusted is not None:
-            if np.shape(trusted) != is_usable.shape or not np.any(is_usable & trusted):
-                count = len(is_usable)
-                raise ValueError(f"trusted must be {count} truth values, some of them true.")
-            is_usable &= np.asarray(trusted, dtype=bool)
-        rows = X[is_usable] if is_table(X) else [X[row] for row in np.flatnonzero(is_usable)]
-        blocks = list(self._predict_rows(rows))
+        check_rows(self._has_values(X), values, row_index(X))
+        found = self._distributions(X)
         for name, target in self.targets_.items():
-            parts = zip(*(found[name].y for found in blocks), strict=True)  # locs, scales
-            y_dist, encoded = Cauchy(*map(torch.cat, parts)), target.encode(values[name][is_usable])
-            weights = np.ones(len(encoded))
-            if trusted is None:
-                scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
-                least = NEGLIGIBLE / float(y_dist.scale.median())
-                weights, share = find_credibility(scores, weights, least)
-                warn_of_wrong_labels(name, share)
+            y_dist, encoded = found[name].y, target.encode(values[name])
+            scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+            least = NEGLIGIBLE / float(y_dist.scale.median())
+            weights, share = find_credibility(scores, np.ones(len(scores)), least)
+            warn_of_wrong_labels(name, share)
             target.conformal = Conformal.fit(y_dist, encoded, weights)
-        return self
-
-    def calibrate_trusted(self, trusted: Any) -> Self:
-        """Calibrate on the cross-validated training rows that are marked: those whose labels are
-        known to be right."""
-        if not getattr(self, "evidence_", None):
-            raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
-        for name, evidence in self.evidence_.items():
-            if np.shape(trusted) != evidence.scores.shape:
-                raise ValueError(f"trusted must be {len(evidence.scores)} truth values.")
-            marked = np.asarray(trusted, dtype=bool) & np.isfinite(evidence.scores)
-            if marked.sum() < (least := rows_needed(LEVEL)):
-                rows_are = counted(int(marked.sum()), "trusted row is", "trusted rows are")
-                raise ValueError(f"{rows_are} too few for {LEVEL:.0%} intervals; mark {least}.")
-            scores = np.sort(evidence.scores[marked])
-            self.targets_[name].conformal = Conformal(scores, np.ones(len(scores)))
         return self
 
     # ------------------------------------------------------------ predicting
@@ -474,6 +438,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         return float(r2_score(truth, predicted, sample_weight=sample_weight))
 
     def _distributions(self, X: Any) -> Predictions:
+        """Of all rows at once."""
         X = self._known_table(X)
         (found,) = self._predict_rows(X, max(len(X), 1))
         return found
@@ -482,45 +447,49 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _predict_rows(self, X: Any, block: int = BLOCK) -> Iterator[Predictions]:
         """The predictions of `block` rows of a known table at a time: U is large."""
         if self.source_ is not None:
-            frame = self._known_frame(X)
+            read = self._known_frame(X)
             if self.source_.uses_model:
                 self._check_backbone()
-            for start in range(0, max(len(frame), 1), block):
-                yield _finite(self._predict_sources(frame.iloc[start : start + block]))
-            return
-        texts = self.sentences(X)
-        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            where = frames.name_rows(empty, row_index(X))
-            raise ValueError(f"{where} without a text; give at least one word.")
-        self._warn_long_texts(texts, index=row_index(X))
-        self._check_backbone()
-        z = torch.from_numpy(self._read_features(texts))
-        for start in range(0, max(len(texts), 1), block):
-            yield _finite(self._predict_sentences(z[start : start + block]))
+        else:
+            texts = self.sentences(X)
+            if empty := [row for row, text in enumerate(texts) if not text.strip()]:
+                where = frames.name_rows(empty, row_index(X))
+                raise ValueError(f"{where} without a text; give at least one word.")
+            self._warn_long_texts(texts, index=row_index(X))
+            self._check_backbone()
+            read = torch.from_numpy(self._read_features(texts))
+        for start in range(0, max(len(read), 1), block):
+            rows = slice(start, start + block)
+            is_z = isinstance(read, Tensor)
+            yield self._predict_z(read[rows]) if is_z else self._predict_frame(read.iloc[rows])
 
-    def _predict_sources(self, frame: Any) -> Predictions:
+    def _predict_frame(self, frame: Any) -> Predictions:
         source = self.source_
         assert source is not None
         z = self._read_frame(frame, source.poolings) if source.uses_model else None
         distance, found = torch.from_numpy(source.table.beyond(frame)[1]), {}
         for name, (u, y) in source.predict(frame, z).items():
-            target, chain = self.targets_[name], source.targets[name].stack.chain
-            wanted = y.scale.clamp(target.limits.least_scale, target.limits.most_scale)
+            limits = self.targets_[name].limits
+            wanted = y.scale.clamp(limits.least_scale, limits.most_scale)
             wider = wanted / y.scale * (1 + distance)
             u = Cauchy(u.loc, u.scale * wider.unsqueeze(-1))
-            found[name] = NumberPrediction.from_individuals(
-                u, torch.from_numpy(chain.weight), chain.bias, target.space, np.ones(len(frame))
-            )
+            found[name] = self._number(name, u, source.targets[name].stack.chain)
         return found
 
-    def _predict_sentences(self, z: Tensor) -> Predictions:
-        """By the chains on z (N, H). The next token is taken to be a number."""
-        found = {}
-        for name, target in self.targets_.items():
-            assert target.chain is not None
-            u, weight = target.chain(z)[0], torch.from_numpy(target.chain.weight)
-            found[name] = NumberPrediction.from_individuals(
-                u, weight, target.chain.bias, target.space, np.ones(len(z))
+    def _predict_z(self, z: Tensor) -> Predictions:
+        """By the chains on z (N, H)."""
+        chains = {name: target.chain for name, target in self.targets_.items()}
+        return {name: self._number(name, c(z)[0], c) for name, c in chains.items() if c is not None}
+
+    def _number(self, name: str, u: Cauchy, chain: head.Chain) -> NumberPrediction:
+        """The chain's Y of U (N, C). The next token is taken to be a number."""
+        weight, space = torch.from_numpy(chain.weight), self.targets_[name].space
+        certain = np.ones(len(u.loc))
+        found = NumberPrediction.from_individuals(u, weight, chain.bias, space, certain)
+        if not (found.y.loc.isfinite() & found.y.scale.isfinite()).all():
+            raise ValueError(
+                f"a prediction of {name!r} is not finite: the regressor's weights are damaged; "
+                "restore its files, or fit again."
             )
         return found
 
@@ -731,11 +700,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         require_columns(X, needed)
         return X.reindex(columns=self.columns_)
 
-    def _has_values(self, X: Any) -> Any:
+    def _has_values(self, X: Any) -> NDArray[np.bool_]:
         """Which rows have something to read."""
         if self.columns_ is None:
-            return map(_is_given, frames.read_texts(X))
-        return self._known_frame(X).notna().any(axis=1)
+            return np.array([*map(_is_given, frames.read_texts(X))], dtype=bool)
+        return self._known_frame(X).notna().any(axis=1).to_numpy()
 
     def _to_input(self, frame: Any) -> Any:
         """A known frame in the form that `predict` takes: of a regressor of texts, the texts."""
@@ -886,22 +855,19 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if "baseline_" in fitted:
             (row,) = fitted["baseline_"].to_dict("records")
             fitted["baseline_"] = {name: frames.plain(cell) for name, cell in row.items()}
-        content = write_state({"parameters": self._saved_parameters(), "fitted": fitted})
+        # a splitter and a generator are not saved (`seed_` is what was drawn), nor is a device
+        given = self.get_params() | {"cv": None, "device": "auto"}
+        is_seed = isinstance(self.random_state, Integral)
+        given["random_state"] = int(self.random_state) if is_seed else None
+        for name in ("sources", "columns", "text"):
+            if not isinstance(given[name], str | None):
+                given[name] = list(given[name])
+        is_used = self.source_ is None or self.source_.uses_model
+        has_name = not isinstance(self.model, OpenModel) or self.model.name
+        given["model"] = os.fspath(self.model) if self.model and (is_used or has_name) else None
+        content = write_state({"parameters": given, "fitted": fitted})
         with new_directory(Path(path), overwrite) as directory:
             (directory / FILE).write_bytes(content)
-
-    def _saved_parameters(self) -> dict[str, Any]:
-        """A splitter and a generator are not saved (`seed_` is what was drawn), nor is a device."""
-        found = self.get_params() | {"cv": None, "device": "auto"}
-        is_seed = isinstance(self.random_state, Integral)
-        found["random_state"] = int(self.random_state) if is_seed else None
-        for name in ("sources", "columns", "text"):
-            if not isinstance(found[name], str | None):
-                found[name] = list(found[name])
-        is_unused = self.source_ is not None and not self.source_.uses_model
-        if is_unused and isinstance(self.model, OpenModel) and not self.model.name:
-            return found | {"model": None}
-        return found | {"model": self.model and os.fspath(self.model)}
 
     @classmethod
     def load(
@@ -928,17 +894,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 regressor.set_params(model=model).backbone_ |= record_of(model)
             regressor._check_backbone()
         return regressor
-
-
-def _finite(numbers: Predictions) -> Predictions:
-    """Refuse what damaged weights make NaN or infinite."""
-    for name, number in numbers.items():
-        if not (number.y.loc.isfinite() & number.y.scale.isfinite()).all():
-            raise ValueError(
-                f"a prediction of {name!r} is not finite: the regressor's weights are damaged; "
-                "restore its files, or fit again."
-            )
-    return numbers
 
 
 def _is_given(cell: Any) -> bool:
