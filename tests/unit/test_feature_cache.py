@@ -17,7 +17,6 @@ from causal_qwen.regression.feature_cache import (
     CACHE_FILE,
     FeatureCache,
     check_cache,
-    clear_cache,
 )
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -130,11 +129,3 @@ def test_a_file_that_cannot_be_used_is_bypassed(
     found, (note,) = read(path)
     assert found == set()
     assert "is not used" in note
-
-
-def test_clearing_deletes_our_files_and_no_others(path: Path) -> None:
-    assert clear_cache() == []
-    fill(path)
-    (path.parent / "notes").write_text("precious")
-    assert clear_cache() == [str(path)]
-    assert [one.name for one in path.parent.iterdir()] == ["notes"]

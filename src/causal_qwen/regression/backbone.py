@@ -24,8 +24,8 @@ class OpenModel:
         processor, model = open_model(path)
         CausalTextRegressor(model=OpenModel(processor, model))
 
-    It is never copied: scikit-learn's clones and deep copies share it; a pickle or a saved
-    regressor holds the name of its directory.
+    It is never copied: clones and deep copies share it; a pickle or a saved regressor holds the
+    name of its directory.
     """
 
     def __init__(self, processor: Processor, model: CausalModel) -> None:
@@ -102,18 +102,15 @@ def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str =
     device and dtype."""
     if isinstance(source, OpenModel):
         return source.processor, source.model
-    path = _path(source, verbose)
+    if source is None:
+        with status(verbose) as progress:
+            path = default_model(progress)
+    else:
+        path = Path(source)
     stats = [(file.name, file.stat()) for file in sorted(path.glob("*")) if file.is_file()]
     # which change when a directory is overwritten
     identities = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
     return _open_cached(path, identities, device, dtype)
-
-
-def _path(source: Source, verbose: bool) -> Path:
-    if source is None:
-        with status(verbose) as progress:
-            return default_model(progress)
-    return Path(source)
 
 
 @lru_cache(maxsize=1)

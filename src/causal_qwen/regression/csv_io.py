@@ -10,7 +10,8 @@ Used by `causal-qwen fit`, `audit`, `predict`, `what-if` and `report`. `dialect`
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sklearn.model_selection import TimeSeriesSplit
 
 from causal_qwen.conversion.placement import resolve_device
 from causal_qwen.outputs import check_not_inside, check_output_directory
-from causal_qwen.regression.conformal import LEVEL, rows_needed
+from causal_qwen.regression.conformal import LEVEL
 from causal_qwen.regression.regressor import CausalTextRegressor, to_seed
 from causal_qwen.regression.report import write_regressor_report
 from causal_qwen.regression.whatif import NumberCounterfactual
@@ -35,6 +36,16 @@ BEYOND = "beyond_training"  # a column of notes on rows outside of the training 
 HELD_OUT = 0.2  # share of rows, where a regressor is not calibrated by cross-validation
 DIALECT = ("separator", "encoding", "decimal")
 ROLES = ("weight", "group", "time")
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """The warnings of a block, each once; they are known at its end."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    notes += dict.fromkeys(str(one.message) for one in caught)
 
 
 def fit_csv(
@@ -57,43 +68,35 @@ def fit_csv(
     model = settings.get("model")
     check_not_inside(output, data, *([model] if isinstance(model, str | Path) else []))
     judged = None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with noted() as notes:
         regressor, training, held_out = _learn(data, targets, calibration, settings)
         if len(held_out):
             judged = regressor.suspicious(held_out, list(targets))
             regressor.calibrate(held_out, list(targets))
-            if len(held_out) < (least := rows_needed(LEVEL)):
-                rows_are = counted(len(held_out), "calibration row is", "calibration rows are")
-                warnings.warn(
-                    f"{rows_are} too few for {LEVEL:.0%} intervals, which will be infinite; at "
-                    f"least {least} are needed: give more rows or a larger calibration.",
-                    stacklevel=2,
-                )
         elif regressor.source_ is not None:
             judged = regressor.suspicious()
     regressor.save(output, overwrite=overwrite)
     errors = {name: found.errors() for name, found in getattr(regressor, "evidence_", {}).items()}
     return {
+        "summary": regressor.summary(),
         "rows": len(training),
         "calibration_rows": len(held_out),
         "targets": {} if judged is None else {name: _metrics(judged, name) for name in targets},
         "sources": regressor.shares() if errors else {},
         "errors": errors,  # median, of every method on unseen rows; ours is "together"
         "best": {name: min(one, key=lambda method: one[method]) for name, one in errors.items()},
-        "notes": list(dict.fromkeys(str(warning.message) for warning in caught)),
+        "notes": notes,
     }
 
 
 def audit_csv(data: File, targets: Sequence[str], **settings: Any) -> tuple[Any, list[str]]:
     """The rows of a file by the credibility of their labels (`audit`), and notes. `group` and
     `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if list(settings.get("sources") or ()) == ["model"]:
-            raise ValueError("an audit cross-validates; give another source beside the model.")
+    if list(settings.get("sources") or ()) == ["model"]:
+        raise ValueError("an audit cross-validates; give another source beside the model.")
+    with noted() as notes:
         regressor, _, _ = _learn(data, targets, 0.0, settings)
-    return regressor.suspicious(), list(dict.fromkeys(str(one.message) for one in caught))
+    return regressor.suspicious(), notes
 
 
 def predict_csv(
@@ -273,18 +276,13 @@ def _typed_rows(
         warnings.warn(f"{rows_are} skipped: {where}; {NUMBERS}.", stacklevel=3)
         is_usable &= is_finite
     if weight is not None:
-        frame[weight] = weights = table.numbers(weight)
-        rows = np.flatnonzero(is_usable & ~((weights >= 0) & (weights < np.inf)))
-        if len(rows):
-            where = table.name_cells(rows, weight)
-            raise ValueError(f"a row's weight is a finite number of at least 0: {where}")
+        frame[weight] = table.numbers(weight)
     return frame[is_usable]
 
 
 def _metrics(judged: Any, target: str) -> dict[str, float]:
     """Errors of rows that the experts have not seen, in a table of `audit`."""
     rows = judged[judged["target"] == target] if "target" in judged else judged
-    truth, median = rows["label"].to_numpy(), rows["expected"].to_numpy()
-    error = np.abs(truth - median)
-    r2 = float(r2_score(truth, median)) if np.ptp(truth) else float("nan")
-    return {"mdae": float(np.median(error)), "mae": float(error.mean()), "r2": r2}
+    errors = (rows["label"] - rows["expected"]).abs()
+    r2 = r2_score(rows["label"], rows["expected"]) if np.ptp(rows["label"]) else np.nan
+    return {"mdae": float(errors.median()), "mae": float(errors.mean()), "r2": float(r2)}

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ TABLE = (
     "CREATE TABLE IF NOT EXISTS states "
     "(key TEXT PRIMARY KEY, z BLOB NOT NULL, checksum BLOB NOT NULL) WITHOUT ROWID"
 )
+READ = "SELECT z, checksum FROM states WHERE key = ?"
+WRITE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?)"
 
 
 class FeatureCache:
@@ -37,64 +40,60 @@ class FeatureCache:
 
     def __init__(self, path: Path | None, backbone: str) -> None:
         self.path, self.backbone = path, backbone
-        self.connection: sqlite3.Connection | None = None
+        self.connection: Any = None
         if path is not None:
-            try:
-                self._open(path)
-            except FAILURES as error:
-                self._fail(error)
+            self._try(self._open)
 
     def read(self, texts: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """The texts that are stored, with their z."""
-        for text in texts:
-            if self.connection is None:
-                return
+        for text in texts if self.connection is not None else ():
             key = self._key(text)
-            try:
-                query = "SELECT z, checksum FROM states WHERE key = ?"
-                row = self.connection.execute(query, (key,)).fetchone()
-            except FAILURES as error:
-                self._fail(error)
-                continue
+            row = self._try(partial(self._find, key))
             if row is not None and is_whole(key.encode(), *row):
                 yield text, np.frombuffer(row[0], np.float32)
 
     def write(self, found: Mapping[str, NDArray[np.float32]]) -> None:
-        if self.connection is None:
-            return
         pairs = [(self._key(text), z.tobytes()) for text, z in found.items()]
         rows = [(key, blob, checksum(key.encode(), blob)) for key, blob in pairs]
-        try:
+
+        def insert() -> None:
             with self.connection:
-                query = "INSERT OR REPLACE INTO states VALUES (?, ?, ?)"
-                self.connection.executemany(query, rows)
-        except FAILURES as error:
-            self._fail(error)
+                self.connection.executemany(WRITE, rows)
+
+        self._try(insert)
+
+    def _find(self, key: str) -> Any:
+        return self.connection.execute(READ, (key,)).fetchone()
 
     def close(self) -> None:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
 
-    def _open(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT)
+    def _open(self) -> None:
+        assert self.path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT)
         self.connection.execute(TABLE)
 
-    def _fail(self, error: Exception) -> None:
-        """Begin a new file if this one is damaged; else do without it."""
-        assert self.path is not None
-        self.close()
-        what = "is not used"
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in DAMAGE or isinstance(error, UnicodeDecodeError):
-            try:
-                delete(self.path)
-                self._open(self.path)
-                what = "is damaged and begun anew"
-            except FAILURES:
-                self.close()
-        warnings.warn(f"the feature cache {self.path} {what} ({error}).", stacklevel=3)
+    def _try(self, action: Callable[[], Any]) -> Any:
+        """If it fails, begin a new file where this one is damaged; else do without it."""
+        if self.path is None or (self.connection is None and action != self._open):
+            return None
+        try:
+            return action()
+        except FAILURES as error:
+            self.close()
+            what, code = "is not used", getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in DAMAGE or isinstance(error, UnicodeDecodeError):
+                try:
+                    for end in ("", "-journal", "-wal", "-shm"):  # its companions
+                        self.path.with_name(self.path.name + end).unlink(missing_ok=True)
+                    self._open()
+                    what = "is damaged and begun anew"
+                except FAILURES:
+                    self.close()
+            warnings.warn(f"the feature cache {self.path} {what} ({error}).", stacklevel=3)
 
     def _key(self, text: str) -> str:
         return self.backbone + hashlib.sha256(text.encode()).hexdigest()
@@ -108,43 +107,18 @@ def is_whole(key: bytes, blob: Any, stored: Any) -> bool:
     return isinstance(blob, bytes) and checksum(key, blob) == stored
 
 
-def delete(path: Path) -> list[str]:
-    """Delete an SQLite file with its companions; -> their names."""
-    files = [path.with_name(path.name + end) for end in ("", "-journal", "-wal", "-shm")]
-    deleted = [str(file) for file in files if file.is_file()]
-    for file in files:
-        file.unlink(missing_ok=True)
-    return deleted
-
-
-def cache_record() -> dict[str, Any]:
-    """Where the feature cache is, its bytes and rows, and its problem in one sentence."""
+def check_cache() -> str | None:
+    """What is wrong with the feature cache; None if it is whole or absent."""
     path = cache_directory() / CACHE_FILE
-    record = {"path": str(path), "size": 0, "rows": 0, "problem": None}
     if not path.is_file():
-        return record
-    record["size"] = path.stat().st_size
+        return None
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, timeout=LOCK_TIMEOUT, uri=True)) as connection:
             connection.text_factory = bytes  # a damaged text is no error
             rows = connection.execute("SELECT CAST(key AS TEXT), z, checksum FROM states")
-            whole = [is_whole(key or b"", *row) for key, *row in rows]
+            damaged = sum(not is_whole(key or b"", *row) for key, *row in rows)
     except FAILURES as error:
-        problem = f"{path} cannot be read: {error}; `causal-qwen cache --clear` deletes it."
-        return record | {"problem": problem}
-    if damaged := whole.count(False):
-        rows_are = counted(damaged, "damaged row, which is", "damaged rows, which are")
-        record["problem"] = f"{path} has {rows_are} computed again."
-    return record | {"rows": len(whole)}
-
-
-def check_cache() -> str | None:
-    """What is wrong with the feature cache; None if it is whole or absent."""
-    problem: str | None = cache_record()["problem"]
-    return problem
-
-
-def clear_cache() -> list[str]:
-    """Delete the feature cache; -> the names of its files."""
-    return delete(cache_directory() / CACHE_FILE)
+        return f"{path} cannot be read: {error}; delete it."
+    rows_are = counted(damaged, "damaged row, which is", "damaged rows, which are")
+    return f"{path} has {rows_are} computed again." if damaged else None

@@ -10,10 +10,9 @@
     .json            a list of objects
     anything else    CSV with a header
 
-A CSV file is UTF-8 unless its encoding is named; its separator (comma, semicolon, tab, bar) is that
-with which most of the first rows are as wide as the header. A row of another width is refused and
-its line named: it usually has an unquoted comma (1,870), which would move every later cell into the
-wrong column. (pandas' own reader fills short rows up and may cut long ones.)
+A CSV file is UTF-8 unless its encoding is named; its separator is that with which most of the first
+rows are as wide as the header. A row of another width is refused and its line named: it usually has
+an unquoted comma (1,870). (pandas' own reader fills short rows up and may cut long ones.)
 """
 
 from __future__ import annotations
@@ -116,8 +115,13 @@ class Table:
 
     def records(self) -> list[dict[str, Any]]:
         """The rows with JSON's values: dates are texts, NaN and infinities None."""
+
+        def plainly(cell: Any) -> Any:  # JSON has no infinities; lists and objects are its own
+            cell = cell if isinstance(cell, list | dict) else plain(cell)
+            return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+
         rows = self.cells.astype(object).to_dict(orient="records")
-        return [{name: _json_cell(cell) for name, cell in row.items()} for row in rows]
+        return [{name: plainly(cell) for name, cell in row.items()} for row in rows]
 
     def csv(self) -> bytes:
         """As a CSV file in UTF-8, with the separator and the decimal mark of the input."""
@@ -275,9 +279,17 @@ def _read_csv(
     names = [name or f"Unnamed: {place}" for place, name in enumerate(rows[0])]
     pandas = require_pandas()
     cells = pandas.DataFrame(rows[1:], pandas.Index(lines[1:], name=LINE), names, dtype=object)
-    if decimal is None:
-        decimal = _decimal_of(path, cells, mark)
-    return Table(path, cells, mark, decimal)
+    if decimal is None and mark != ",":  # spreadsheets with decimal commas write semicolons
+        decimal = find_decimal(cells.to_numpy().flat, is_usual=mark == ";")
+        decimal = None if decimal == "." else decimal
+    for name, column in cells.items() if decimal is None else ():
+        if (cell := may_be_thousands(column)) is not None:
+            warnings.warn(
+                f"{path}: {name} has {shown(cell)}, which is read as a number below 1000; name the "
+                "decimal comma (--set decimal=,) if points separate thousands.",
+                stacklevel=4,
+            )
+    return Table(path, cells, mark, decimal or ".")
 
 
 def _rows(path: str, text: str, mark: str) -> tuple[list[int], list[list[str]], list[int]]:
@@ -328,26 +340,6 @@ def _find_separator(text: str) -> str:
     return separator
 
 
-def _decimal_of(path: str, cells: Any, separator: str) -> str:
-    """The decimal mark of a file; without evidence, a file with semicolons has commas, as
-    spreadsheets write it."""
-    if separator != ",":
-        try:
-            decimal = find_decimal(cells.to_numpy().flat, separator == ";")
-        except ValueError as error:
-            raise ValueError(f"{path} has {error}") from None
-        if decimal == ",":
-            return decimal
-    for name, column in cells.items():
-        if (cell := may_be_thousands(column)) is not None:
-            warnings.warn(
-                f"{path}: {name} has {shown(cell)}, which is read as a number below 1000; name the "
-                "decimal comma (--set decimal=,) if points separate thousands.",
-                stacklevel=5,
-            )
-    return "."
-
-
 # ---------------------------------------------------------------- writing
 
 
@@ -368,10 +360,3 @@ def write_table(table: Table, place: Path, name: File) -> None:
         else:
             _need("pyarrow")
             table.cells.to_parquet(file, index=False)
-
-
-def _json_cell(cell: Any) -> Any:
-    """JSON has no NaN and no infinities; lists and objects are its own."""
-    cell = cell if isinstance(cell, list | dict) else plain(cell)
-    is_none = isinstance(cell, float) and not math.isfinite(cell)
-    return None if is_none else cell

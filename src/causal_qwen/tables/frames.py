@@ -175,7 +175,7 @@ def text_names(columns: Any) -> list[str]:
 
 
 def listed(names: str | Sequence[str] | None) -> list[str]:
-    """Names of columns, of which one may be given by itself."""
+    """Names, of which one may be given by itself."""
     return [names] if isinstance(names, str) else list(names or ())
 
 
@@ -192,11 +192,6 @@ def plain(cell: Any) -> Any:
     if isinstance(cell, str | int | float | None):
         return cell
     return cell.isoformat() if isinstance(cell, date) else str(cell)
-
-
-def row_index(X: Any) -> Any:
-    """The index of a DataFrame, which names its rows in messages; None for texts."""
-    return X.index if is_table(X) else None
 
 
 def name_rows(rows: Any, index: Any = None) -> str:
@@ -233,7 +228,9 @@ def _is_id(column: Any) -> bool:
     name, distinct = str(column.name), _distinct(column)
     values = [a.value if isinstance(v, str) and (a := read_amount(v)) else v for v in distinct]
     count, are_whole = len(values), _are_whole(values)
-    if count < 2 or not (are_whole or _are_codes(values)):
+    texts = (value for value in values if isinstance(value, str))
+    codes = sum(CODE.fullmatch(text) is not None and not is_date(text) for text in texts)
+    if count < 2 or not (are_whole or codes >= CODES * count):
         return False
     is_distinct = count == int(column.notna().sum())
     words = _words(name)
@@ -263,12 +260,6 @@ def _are_whole(values: Sequence[Any]) -> bool:
         isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
         for value in values
     )
-
-
-def _are_codes(values: Sequence[Any]) -> bool:
-    texts = [value for value in values if isinstance(value, str)]
-    codes = [text for text in texts if CODE.fullmatch(text) and not is_date(text)]
-    return len(codes) >= CODES * len(values)
 
 
 def _kind(column: Any) -> Kind:
@@ -303,12 +294,10 @@ def _kind(column: Any) -> Kind:
         return "number"
     repeats = sizes.sum() / len(values)
     is_repeated = repeats >= REPEATS or (len(values) <= FEW_VALUES and repeats >= FEW_REPEATS)
-    return "category" if is_repeated and _are_short(list(map(str, values))) else "text"
-
-
-def _are_short(texts: Sequence[str]) -> bool:
-    words = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
-    return bool(np.median(words) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS)
+    texts = list(map(str, values))
+    lengths = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
+    is_short = np.median(lengths) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS
+    return "category" if is_repeated and is_short else "text"
 
 
 def _is_date_cell(value: Any) -> bool:

@@ -17,16 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from causal_qwen.tables import frames
 from causal_qwen.tables.cells import DIGITS, is_date, is_missing, marks_differ, read_target, shown
-from causal_qwen.tables.frames import (
-    is_table,
-    name_rows,
-    require_columns,
-    row_index,
-    text_names,
-    to_frame,
-    widen,
-)
 from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
@@ -42,27 +34,28 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
     """
     if _are_names(X, y):
         is_single = isinstance(y, str | int)
-        names = text_names([y] if is_single else y)
-        if not is_table(X):
+        names = frames.text_names([y] if is_single else y)
+        if not frames.is_table(X):
             raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
-        require_columns(X, names)
+        frames.require_columns(X, names)
         return {name: _numbers(name, X[name], X.index) for name in names}, is_single
     is_single = not (isinstance(y, dict) or hasattr(y, "columns")) and np.ndim(y) == 1
     if isinstance(y, dict):
         columns = y
     elif hasattr(y, "columns"):
-        columns = dict(to_frame(y).items())
+        columns = dict(frames.to_frame(y).items())
     elif np.ndim(y) == 2:
         columns = {f"{UNNAMED} {at}": column for at, column in enumerate(np.asarray(y).T, 1)}
     elif is_single:
-        unnamed = OTHERWISE if is_table(X) and UNNAMED in X.columns else UNNAMED
+        unnamed = OTHERWISE if frames.is_table(X) and UNNAMED in X.columns else UNNAMED
         name = getattr(y, "name", None)
         columns = {unnamed if name in (None, "") else name: y}
     else:
         raise ValueError("y must be numbers, one per row, or names of the table's columns.")
-    found = {str(name): _numbers(str(name), one, row_index(X)) for name, one in columns.items()}
+    index = X.index if frames.is_table(X) else None
+    found = {str(name): _numbers(str(name), one, index) for name, one in columns.items()}
     for name, values in found.items():
-        if is_table(X) and name in X.columns and not _is_same(X[name], values):
+        if frames.is_table(X) and name in X.columns and not _is_same(X[name], values):
             raise ValueError(
                 f"X has a column {name!r} that is not the target of that name; rename one of them."
             )
@@ -72,13 +65,13 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
 def check_rows(has_text: NDArray[np.bool_], values: dict[str, Array], index: Any = None) -> None:
     """Refuse rows without a text or a finite target, by their names."""
     empty = np.flatnonzero(~has_text)
-    why = [f"{name_rows(empty, index)} without a text"] if len(empty) else []
+    why = [f"{frames.name_rows(empty, index)} without a text"] if len(empty) else []
     for name, column in values.items():
         if len(column) != len(has_text):
             both = f"{counted(len(column), 'value')} for {counted(len(has_text), 'row')}"
             raise ValueError(f"target {name!r} has {both}.")
         if len(rows := np.flatnonzero(~np.isfinite(column))):
-            why.append(f"target {name!r} is NaN or infinite in {name_rows(rows, index)}")
+            why.append(f"target {name!r} is NaN or infinite in {frames.name_rows(rows, index)}")
     if why:
         raise ValueError(f"{'; '.join(why)}: correct or drop them.")
 
@@ -101,7 +94,7 @@ def _are_names(X: Any, y: Any) -> bool:
         return True
     if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
-    has_one = is_table(X) and any(name in X.columns for name in y)
+    has_one = frames.is_table(X) and any(name in X.columns for name in y)
     return has_one or not all(is_missing(cell) or read_target(cell) for cell in y)
 
 
@@ -117,13 +110,13 @@ def _is_same(column: Any, values: Array) -> bool:
 def _numbers(name: str, column: Any, index: Any = None) -> Array:
     array = np.asarray(column)
     if array.dtype.kind in "biuf":
-        return widen(array)
+        return frames.widen(array)
     if array.dtype.kind in "mM":
         raise _no_date(name, str(array.flat[0]))
     cells = column.tolist() if hasattr(column, "tolist") else list(column)
     values, unread = read_cells(name, cells)
     if unread:
-        where, cell = name_rows(unread, index), shown(str(cells[unread[0]]))
+        where, cell = frames.name_rows(unread, index), shown(str(cells[unread[0]]))
         raise ValueError(
             f"target {name!r} has no number in {where}, such as {cell}; correct or drop them."
         )
