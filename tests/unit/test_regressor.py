@@ -315,19 +315,3 @@ def test_constant_or_nonfinite_targets_are_refused_and_named(
         spoiled.loc[row, "price"] = value
     with pytest.raises(ValueError, match=message):
         make().fit(spoiled, "price")
-
-
-# --- large tables
-
-
-def test_blocks_of_rows_are_predicted_as_all_at_once(
-    fitted: Any, table: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fitted.calibrate(table[60:], "price")
-    scores = fitted.targets_["price"].conformal.scores
-    expected = fitted.predict(table), *fitted.predict_interval(table, 0.8)
-    monkeypatch.setattr("causal_qwen.regression.regressor.BLOCK", 7)
-    found = fitted.predict(table), *fitted.predict_interval(table, 0.8)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    fitted.calibrate(table[60:], "price")
-    np.testing.assert_allclose(fitted.targets_["price"].conformal.scores, scores, rtol=1e-9)

@@ -14,9 +14,8 @@ The linear experts are ridge regressions, their penalty chosen by leave-one-out:
 Residuals without row i come from the leverages, so that every penalty costs one product once the
 Gram matrix of the smaller side (rows or features) is diagonalised. The *robust* fit iterates the
 weights w_i / (1 + (r_i / 2s)^2), r_i the leave-one-out residuals and s their median size: the
-stationary points of these weights are those of a Cauchy likelihood with scale 2s, in which no
-single row can outweigh the others. Outliers hide in residuals of rows that were fitted; hence
-leave-one-out.
+stationary points of these weights are those of a Cauchy likelihood with scale 2s. Outliers hide in
+residuals of rows that were fitted; hence leave-one-out.
 
 The experts' predictions of unseen rows are the coordinates of U. One chain turns them into Y: its
 weights w >= 0 maximise the Cauchy likelihood, its scale follows the predictions and how much
@@ -170,8 +169,8 @@ class Growing:
 def round_to_bins(x: Array, first: int = 0) -> Array:
     """Columns from `first` on with at most BINS values each: means of bins of equally many rows.
 
-    scikit-learn would find such bins itself, but one by one where rows have weights (1.9): most of
-    the time of a fit with wrong labels. Columns that have so few values are left to it. (N, H)
+    scikit-learn would find such bins itself, but one by one where rows have weights (1.9), which
+    takes most of the time of a fit. (N, H)
     """
     rounded = x.copy()
     for column in range(first, x.shape[1]):
@@ -298,11 +297,8 @@ def fit_stack(
 def _choose(
     experts: Sequence[Expert], predictions: Array, y: Array, weights: Array
 ) -> tuple[list[int], Mix]:
-    """The experts that count, at least one, and their weights.
-
-    Every prediction would have to wait for the language model, so it is kept only if unseen labels
-    are clearly likelier with it (`MODEL_EVIDENCE`).
-    """
+    """The experts that count, at least one, and their weights. The language model is slow, so it is
+    kept only if unseen labels are clearly likelier with it (`MODEL_EVIDENCE`)."""
     mix = stack_weights(predictions, y, weights)
     kept = np.flatnonzero(mix.weights >= LEAST_SHARE * mix.weights.sum()).tolist()
     if mix.weights.sum() == 0:
@@ -330,11 +326,8 @@ class Mix(NamedTuple):
 
 def stack_weights(predictions: Array, y: Array, weights: Array) -> Mix:
     """The weights that maximise the Cauchy likelihood of y: started from the mean and from every
-    expert alone, because the likelihood has several maxima.
-
-    `PRIOR_ROWS` pull them towards their mean: differences between experts that a few rows cannot
-    show are not believed.
-    """
+    expert alone, because the likelihood has several maxima. `PRIOR_ROWS` pull them towards their
+    mean: differences that a few rows cannot show are not believed."""
     count = predictions.shape[1]
     share, prior = weights / weights.sum(), PRIOR_ROWS / len(y)
     width = max(float(np.median(np.abs(y - np.median(predictions, 1)))), 1e-9)

@@ -6,11 +6,9 @@ Contributions are Shapley values: what a part adds to the prediction when it tak
 baseline's, averaged over orders in which the parts may be added. The baseline is a typical training
 row (`sources.typical_row`): medians of numbers, the most frequent categories, no words. The parts
 are the columns, and of a text column its words in groups. Per order the contributions add up to
-prediction - baseline, so their averages do, whatever the number of orders. Where the median is a
-sum of functions of single parts all orders agree, and a few are exact; elsewhere orders are drawn
-at random, each with its reverse, whose errors partly cancel.
-
-Contributions to the width are those to the length of the 90% interval.
+prediction - baseline, so their averages do. Where the median is a sum of functions of single parts
+all orders agree; elsewhere orders are drawn at random, each with its reverse, whose errors partly
+cancel. Contributions to the width are those to the length of the 90% interval.
 """
 
 from __future__ import annotations

@@ -201,10 +201,9 @@ def fit_chain(
     """The chain that makes y likely, and its loss on unseen rows.
 
     Both parts minimise the Cauchy's negative log-likelihood. The location does so under a fixed
-    noise that cross-validation chooses: a free scale would follow the residuals of rows that are
-    being overfitted, and with a scale of almost 0 all other rows count as outliers. The noise falls
-    to its value (`annealed`): with little noise from the start, the head may settle among outliers.
-    The scale is then fitted to the residuals of unseen rows.
+    noise that cross-validation chooses (a free scale would follow the residuals of memorised rows,
+    and all others become outliers), to which it falls (`annealed`): with little noise from the
+    start, the head may settle among outliers. The scale is then fitted to unseen residuals.
     """
     weights = torch.ones(len(y)) if weights is None else weights
     options: dict[str, Any] = {"weights": weights, "folds": folds, "seed": seed}

@@ -26,9 +26,7 @@ from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals import Individual, check_noise, resolve_individuals
 from causal_qwen.modeling.abduction import whole
-from causal_qwen.modeling.action import apply_head
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space
 from causal_qwen.text.numerals import render
@@ -269,25 +267,10 @@ def _last_position(
     )
     last = Cauchy(output.loc_U[:, -1], output.scale_U[:, -1])
     u = model.action.widen(last)
-    found = (u.loc.float(), u.scale.float(), last.scale.float(), _number_probability(model, last))
+    number = model.config.num_token_id or 0  # `Processor.check` has compared it
+    probability = model.decision(model.act(last)[0])[:, number].float()
+    found = (u.loc.float(), u.scale.float(), last.scale.float(), probability)
     return *(column.cpu() for column in found), positions[:, -1].cpu()
-
-
-def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
-    """P_<NUM> from row <NUM> of W; other tokens are scored only for the bar. -> (B,)"""
-    k = model.config.num_token_id or 0  # `Processor.check` has compared it
-    is_sharded = hasattr(model.lm_head, "_is_hooked")  # tensor-parallel: a part of W is here
-    if is_sharded or model.config.logit_softcap is not None:
-        return model.decision(model.act(u)[0])[:, k].float()
-
-    def probability(weight: Tensor, bias: Tensor | None) -> Tensor:
-        threshold = whole(model.decision, "threshold")
-        head = HeadParams(weight, bias, model.action.scaled_noise(), threshold)
-        bar = head.bar(u.loc, len(u.loc)) if model.decision.has_bar else None
-        return head.sf(model.action.widen(u), k, bar)
-
-    p: Tensor = apply_head(model.lm_head, u.loc, function=probability)
-    return p.float()
 
 
 def _out(value: Tensor) -> Any:

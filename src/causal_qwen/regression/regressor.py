@@ -6,8 +6,7 @@
 A row is read in several ways (`sources`): columns, words, kernel, boosting, and the language model
 for texts. Their predictions of unseen rows are the coordinates of U, and Y is a linear function of
 U (`experts`). With `sources=["model"]` every row is a sentence that ends where its number would
-follow, and U is abduced there. The value is predicted without the gate P_<NUM>. The language model
-stays as it is; only the causal chain is fitted, on cached features.
+follow, and U is abduced there, without the gate P_<NUM>. The language model stays as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import copy
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -71,7 +70,6 @@ from causal_qwen.terminal import counted, progress_bar
 __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 
 Array = NDArray[np.float64]
-Predictions = dict[str, NumberPrediction]  # by target
 
 SAVED = (  # fitted attributes; the others are of the training rows
     *("columns_", "is_single_", "seed_", "targets_", "source_", "baseline_"),
@@ -83,7 +81,6 @@ MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language mod
 SAMPLE = 1000  # rows
 MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
 COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, on one thread
-BLOCK = 16384  # rows that are predicted at a time
 
 
 class Labels(NamedTuple):
@@ -390,18 +387,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """Medians as `predict`, intervals (..., levels, 2) and quantiles (..., quantiles), while X
         is read once."""
 
-        def compute(number: NumberPrediction, target: Target) -> Array:
+        columns = []
+        for name, number in self._distributions(self._known_frame(X)).items():
+            target = self.targets_[name]
             parts = [target.median(number)[:, None]]
             parts += [target.interval(number.y, level, calibrated) for level in levels]
             if len(quantiles):
                 parts.append(target.quantiles(number, quantiles, calibrated))
-            return np.concatenate(parts, -1)
-
-        blocks = []
-        for numbers in self._predict_rows(self._known_frame(X)):
-            columns = [compute(numbers[name], target) for name, target in self.targets_.items()]
-            blocks.append(columns[0] if self.is_single_ else np.stack(columns, 1))
-        found, end = np.concatenate(blocks), 1 + 2 * len(levels)
+            columns.append(np.concatenate(parts, -1))
+        found = columns[0] if self.is_single_ else np.stack(columns, 1)
+        end = 1 + 2 * len(levels)
         intervals = found[..., 1:end].reshape(*found.shape[:-1], len(levels), 2)
         return found[..., 0], intervals, found[..., end:]
 
@@ -422,36 +417,26 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         truth = np.stack(list(self._known_targets(X, y).values()), -1)
         return float(r2_score(truth, predicted.reshape(truth.shape), sample_weight=sample_weight))
 
-    def _distributions(self, frame: Any) -> Predictions:
-        """Of all rows at once."""
-        (found,) = self._predict_rows(frame, max(len(frame), 1))
-        return found
-
     @torch.no_grad()
-    def _predict_rows(self, frame: Any, block: int | None = None) -> Iterator[Predictions]:
-        """The predictions of `block` rows of a known frame at a time: U is large. The next token
-        is taken to be a number."""
-        block = block or BLOCK
-        for start in range(0, max(len(frame), 1), block):
-            some, found, distance = frame.iloc[start : start + block], {}, torch.zeros(())
-            if self.source_ is not None:
-                distance = torch.from_numpy(self.source_.table.beyond(some)[1])
-            for name, read in self._read(some).items():
-                target, chain = self.targets_[name], self.targets_[name].chain
-                u, y = chain(read)
-                wanted = y.scale.clamp(target.limits.least_scale, target.limits.most_scale)
-                wider = wanted / y.scale * (1 + distance)
-                u = Cauchy(u.loc, u.scale * wider.unsqueeze(-1))
-                weight, certain = torch.from_numpy(chain.weight), np.ones(len(some))
-                found[name] = number = NumberPrediction.from_individuals(
-                    u, weight, chain.bias, target.space, certain
+    def _distributions(self, frame: Any) -> dict[str, NumberPrediction]:
+        """Of every target in the rows of a known frame. The next token is taken to be a number."""
+        found, distance = {}, torch.zeros(())
+        if self.source_ is not None:
+            distance = torch.from_numpy(self.source_.table.beyond(frame)[1])
+        for name, read in self._read(frame).items():
+            target, chain = self.targets_[name], self.targets_[name].chain
+            u, y = chain(read)
+            wanted = y.scale.clamp(target.limits.least_scale, target.limits.most_scale)
+            u = Cauchy(u.loc, u.scale * (wanted / y.scale * (1 + distance)).unsqueeze(-1))
+            weight, certain = torch.from_numpy(chain.weight), np.ones(len(frame))
+            number = NumberPrediction.from_individuals(u, weight, chain.bias, target.space, certain)
+            if not (number.y.loc.isfinite() & number.y.scale.isfinite()).all():
+                raise ValueError(
+                    f"a prediction of {name!r} is not finite: the regressor's weights are damaged; "
+                    "restore its files, or fit again."
                 )
-                if not (number.y.loc.isfinite() & number.y.scale.isfinite()).all():
-                    raise ValueError(
-                        f"a prediction of {name!r} is not finite: the regressor's weights are "
-                        "damaged; restore its files, or fit again."
-                    )
-            yield found
+            found[name] = number
+        return found
 
     def _read(self, frame: Any) -> dict[str, Tensor]:
         """What the chain of every target reads of a known frame, (N, H)."""
@@ -743,19 +728,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ the language model
 
-    def _open_backbone(self) -> backbone.Pair:
-        """The backbone at its recorded place: `model` may be relative to another directory."""
+    def _open(self) -> tuple[Any, Any, int]:
+        """Processor, model and the most tokens of a text. The backbone is at its recorded place:
+        `model` may be relative to another directory."""
         source = backbone.located(self.model, getattr(self, "backbone_", None))
-        return backbone.open_shared(source, self.verbose, self.device, self.dtype)
-
-    def _max_tokens(self) -> int:
-        """`max_length`, or fewer if the model has fewer positions."""
-        positions: int = self._open_backbone()[1].config.max_position_embeddings
-        return min(self.max_length, positions)
+        found = backbone.open_shared(source, self.verbose, self.device, self.dtype)
+        return *found, min(self.max_length, found[1].config.max_position_embeddings)
 
     def _warn_long_texts(self, texts: list[str], index: Any = None) -> None:
-        most = self._max_tokens()
-        if rows := features.too_long(texts, self._open_backbone()[0], most):
+        processor, _, most = self._open()
+        if rows := features.too_long(texts, processor, most):
             warnings.warn(
                 f"texts longer than {most} tokens (max_length, or the model's context) lose their "
                 f"beginning, {len(rows)} of {len(texts)}: {frames.name_rows(rows, index)}.",
@@ -766,13 +748,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self, texts: list[str], poolings: Sequence[features.Pooling] = ()
     ) -> NDArray[np.float32]:
         """z of the backbone, or from the cache. -> (N, H), or (N, P, H) with poolings"""
-        processor, model = self._open_backbone()
+        processor, model, most = self._open()
         cache = cache_directory() / CACHE_FILE if self.cache else None
-        options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
+        options: dict[str, Any] = {"max_length": most, "poolings": poolings, "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
-            return features.features(
-                texts, model, processor, poolings=poolings, progress=progress, **options
-            )
+            return features.features(texts, model, processor, progress=progress, **options)
 
     def _read_frame(self, frame: Any, places: Sequence[int]) -> Hidden:
         """The text columns of every row, by these poolings of `MIDDLE`: place -> (N, H)."""
@@ -788,8 +768,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
 
     def _fingerprint(self) -> str:
-        processor, model = self._open_backbone()
-        return features.fingerprint(model, processor, self._max_tokens())
+        processor, model, most = self._open()
+        return features.fingerprint(model, processor, most)
 
     # ------------------------------------------------------------ saving
 
