@@ -37,7 +37,6 @@ from _results import RESULTS, page_path, save
 from numpy.typing import NDArray
 
 from causal_qwen.conversion.convert import default_model, open_model
-from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.paths import cache_directory
 from causal_qwen.regression.conformal import Conformal
@@ -118,14 +117,13 @@ def calibrated(
     level = LEVELS[place - 1]
     if predicted.scale is not None:
         loc, scale = predicted.loc, predicted.scale
-        y_dist = Cauchy(torch.tensor(loc[calibration]), torch.tensor(scale[calibration]))
-        margin = Conformal.fit(y_dist, y[calibration]).radius(level) * scale[test]
+        scores = ((y - loc) / scale)[calibration]
+        margin = Conformal.fit(scores, np.ones(len(scores))).radius(level) * scale[test]
         return loc[test] - margin, loc[test] + margin
     low, high = predicted.central(place)
     outside = np.maximum(low - y, y - high)[calibration]
-    ones = torch.ones(len(outside), dtype=torch.float64)
     shift = float(-outside.min())  # a score may be negative: shifted, it is a distance
-    radius = Conformal.fit(Cauchy(0 * ones, ones), outside + shift).radius(level) - shift
+    radius = Conformal.fit(outside + shift, np.ones(len(outside))).radius(level) - shift
     return low[test] - radius, high[test] + radius
 
 

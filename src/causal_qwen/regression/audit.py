@@ -34,7 +34,7 @@ DOUBTFUL = 0.5  # a label that is less credible looks wrong
 def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
     """Rows that training has not seen, beside the scores of the calibration rows: a few rows alone
     would be no evidence of anything."""
-    scores = (target.encode(labels) - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    scores = target.scores(labels, y_dist)
     known = np.empty(0) if target.conformal is None else target.conformal.scores
     is_known = np.isfinite(scores)  # rows without a label are not judged, and not listed
     both = np.concatenate([known, scores[is_known]])

@@ -57,13 +57,9 @@ class Conformal:
     weights: Array
 
     @classmethod
-    def fit(cls, y_dist: Cauchy, y: ArrayLike, weights: ArrayLike | None = None) -> Conformal:
-        """From predictions for calibration rows and their values, both in the head's space."""
-        loc, scale = (np.asarray(part, dtype=np.float64) for part in y_dist)
-        scores = (np.asarray(y, dtype=np.float64) - loc) / scale
+    def fit(cls, scores: Array, weights: Array) -> Conformal:
         order = np.argsort(scores, kind="stable")
-        given = np.ones(len(scores)) if weights is None else np.asarray(weights, np.float64)
-        return cls(scores[order], given[order])
+        return cls(scores[order], weights[order])
 
     def radius(self, level: float) -> float:
         """Half the width, in predicted scales, of intervals of coverage `level`."""
@@ -158,6 +154,10 @@ class Target:
     def encode(self, values: Array) -> Array:
         """Values in the head's space."""
         return np.asarray(self.space.encode(torch.tensor(values, dtype=torch.float64)))
+
+    def scores(self, values: Array, y_dist: Cauchy) -> Array:
+        """Residuals in predicted scales, in the head's space."""
+        return (self.encode(values) - y_dist.loc.numpy()) / y_dist.scale.numpy()
 
     def decode(self, encoded: ArrayLike) -> Array:
         """Values within the limits."""

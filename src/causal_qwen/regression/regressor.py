@@ -346,12 +346,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         _check_rows(frame, values)
         found = self._distributions(frame)
         for name, target in self.targets_.items():
-            y_dist, encoded = found[name].y, target.encode(values[name])
-            scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
-            least = NEGLIGIBLE / float(y_dist.scale.median())
-            weights, share = find_credibility(scores, np.ones(len(scores)), least)
+            y_dist = found[name].y
+            scores, least = target.scores(values[name], y_dist), float(y_dist.scale.median())
+            weights, share = find_credibility(scores, np.ones(len(scores)), NEGLIGIBLE / least)
             conformal.warn_of_wrong_labels(name, share)
-            target.conformal = Conformal.fit(y_dist, encoded, weights)
+            target.conformal = Conformal.fit(scores, weights)
         return self
 
     # ------------------------------------------------------------ predicting
@@ -386,7 +385,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> tuple[Array, Array, Array]:
         """Medians as `predict`, intervals (..., levels, 2) and quantiles (..., quantiles), while X
         is read once."""
-
         columns = []
         for name, number in self._distributions(self._known_frame(X)).items():
             target = self.targets_[name]

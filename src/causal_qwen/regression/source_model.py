@@ -152,7 +152,7 @@ class SourceModel:
             trees = np.nan_to_num(features["boosting"])
             spread = np.where(trees.std(0) > 0, trees.std(0), 1.0)
             first = Design.of((trees - trees.mean(0)) / spread)
-        space, y, residuals = _choose_space(candidates, v, first, trial)
+        space, y, residuals = trial.choose_space(candidates, v, first)
 
         def loss(x: Any) -> float:
             return trial.loss(x, y, residuals)
@@ -212,12 +212,12 @@ def judge_target(
         most_scale=float(scale.max()) * STRETCH,
     )
     target = Target(model.space, model.stack.chain, limits=limits)
-    encoded, share = target.encode(values)[tested], trust * weights / weights[counts].mean()
-    target.conformal = Conformal.fit(y_dist, encoded, share[tested])
     unseen, scores, scales = np.full((3, len(values)), np.nan)
     unseen[tested] = target.decode(y_dist.loc)
-    scores[tested] = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    scores[tested] = target.scores(values[tested], y_dist)
     scales[tested] = y_dist.scale.numpy()
+    share = trust * weights / weights[counts].mean()
+    target.conformal = Conformal.fit(scores[tested], share[tested])
     peers = {peer: target.decode(found) for peer, found in evidence.peers.items()}
     return target, TargetEvidence(values, unseen, scores, trust, scales, peers)
 
@@ -261,20 +261,6 @@ def _linear(features: dict[str, Any], factor: float) -> Any:
     return joined if joined.shape[1] > DENSE else joined.toarray()
 
 
-def _choose_space(
-    candidates: Sequence[ValueSpace], v: torch.Tensor, x: Design, trial: _Trial
-) -> tuple[ValueSpace, Array, Array]:
-    """The space in which unseen labels are likelier under a robust linear head, the labels in it,
-    and the head's residuals."""
-    found = []
-    for space in candidates:
-        y = space.encode(v).numpy()
-        residuals = y - trial.unseen(x, y, trial.weights, robust=True)
-        slope = trial.average(space.log_slope(v).numpy())
-        found.append((trial.cauchy(residuals) - slope, space, y, residuals))
-    return min(found, key=lambda one: one[0])[1:]
-
-
 class _Trial:
     """Linear heads compared on rows that they have not seen: the test rows of `splits`, or all rows
     by leave-one-out."""
@@ -304,5 +290,15 @@ class _Trial:
     def cauchy(self, residuals: Array) -> float:
         return experts.cauchy_loss(residuals[self.is_tested], self.weights[self.is_tested])
 
-    def average(self, values: Array) -> float:
-        return float(np.average(values[self.is_tested], weights=self.weights[self.is_tested]))
+    def choose_space(
+        self, candidates: Sequence[ValueSpace], v: torch.Tensor, x: Design
+    ) -> tuple[ValueSpace, Array, Array]:
+        """The space in which unseen labels are likelier under a robust linear head, the labels in
+        it, and the head's residuals."""
+        found = []
+        for space in candidates:
+            y, slopes = space.encode(v).numpy(), space.log_slope(v).numpy()
+            residuals = y - self.unseen(x, y, self.weights, robust=True)
+            slope = np.average(slopes[self.is_tested], weights=self.weights[self.is_tested])
+            found.append((self.cauchy(residuals) - float(slope), space, y, residuals))
+        return min(found, key=lambda one: one[0])[1:]

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from datetime import date
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causal_qwen.tables import frames
-from causal_qwen.tables.cells import DIGITS, is_date, is_missing, marks_differ, read_target, shown
+from causal_qwen.tables.cells import DIGITS, is_missing, marks_differ, read_target, shown
 from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
@@ -111,14 +110,13 @@ def _numbers(name: str, column: Any, index: Any = None) -> Array:
     array = np.asarray(column)
     if array.dtype.kind in "biuf":
         return frames.widen(array)
-    if array.dtype.kind in "mM":
-        raise _no_date(name, str(array.flat[0]))
-    cells = column.tolist() if hasattr(column, "tolist") else list(column)
+    cells = list(array.astype(str) if array.dtype.kind in "mM" else array.tolist())
     values, unread = read_cells(name, cells)
     if unread:
         where, cell = frames.name_rows(unread, index), shown(str(cells[unread[0]]))
         raise ValueError(
-            f"target {name!r} has no number in {where}, such as {cell}; correct or drop them."
+            f"target {name!r} has no number in {where}, such as {cell}; correct or drop them (of "
+            "dates, give the days since the first)."
         )
     return values
 
@@ -150,9 +148,6 @@ def read_cells(
                 values[row] = float(cell)
             except (TypeError, ValueError):
                 unread.append(row)
-    dates = [row for row in unread if isinstance(cells[row], date) or is_date(texts[row])]
-    if dates and len(dates) >= (len(unread) + np.isfinite(values).sum()) / 2:
-        raise _no_date(name, texts[dates[0]])
     if marks_differ(marks):
         one, other = [shown(texts[row]) for row in marks.values()][:2]
         raise ValueError(
@@ -165,10 +160,3 @@ def read_cells(
         value = f"{values[amounts[0]]:.15g}"
         warnings.warn(f"{name}: {len(amounts)} {such} ({value}).", stacklevel=3)
     return values, unread
-
-
-def _no_date(name: str, cell: str) -> ValueError:
-    return ValueError(
-        f"target {name!r} has dates such as {shown(cell)}; give a number instead, such as the days "
-        "since the first of them."
-    )
