@@ -40,8 +40,7 @@ from causal_qwen.conversion.convert import default_model, open_model
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.paths import cache_directory
 from causal_qwen.regression.conformal import Conformal
-from causal_qwen.regression.feature_cache import CACHE_FILE
-from causal_qwen.regression.features import features
+from causal_qwen.regression.features import CACHE, features
 from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor
 
 Array = NDArray[np.float64]
@@ -65,7 +64,7 @@ AUDIT_SEEDS = 3  # cleanlab fits 80 models to a table
 def read_features(table: Table, frame: Any, path: Path | None = None) -> torch.Tensor:
     """As `CausalTextRegressor` reads them, and in its cache."""
     processor, model = open_model(path or default_model())
-    cache, texts = cache_directory() / CACHE_FILE, table.sentences(frame)
+    cache, texts = cache_directory() / CACHE, table.sentences(frame)
     return torch.from_numpy(features(texts, model, processor, max_length=LENGTH, cache=cache))
 
 

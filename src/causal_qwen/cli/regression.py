@@ -102,7 +102,7 @@ def fit(
     if given.get("verbose") is not False:
         _print_notes(report["notes"])
     typer.echo(report["summary"])
-    rows = [(name.replace("_", " "), report[name]) for name in ("rows", "calibration_rows")]
+    rows = [("rows", report["rows"]), ("held out to calibrate", report["calibration_rows"])]
     for one, metrics in report["targets"].items():
         rows += [(f"{one}: {name}", value) for name, value in metrics.items()]
     print_table(output, (), rows)

@@ -5,7 +5,7 @@ csv_io, saving files -> a saved regressor -> predictions; the file of a fitted r
 
 sentences      rows of a table -> sentences that end where the number would follow
 backbone       the language model that reads them, opened once and shared
-features       sentences -> the backbone's hidden state; `feature_cache` keeps it on disk
+features       sentences -> the backbone's hidden state, kept on disk
 sources        rows -> features by scikit-learn's transformers: columns, words, trees
 
 head           features + values -> a robust linear head and the causal chain (U and Y)

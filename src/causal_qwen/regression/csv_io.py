@@ -32,6 +32,7 @@ from causal_qwen.tables.frames import listed, name_rows, require_columns, to_num
 from causal_qwen.terminal import counted
 
 NUMBERS = "write numbers as 1870.5, without units"
+ENDS = ("predicted", "low", "high")  # of the predicted columns' names
 BEYOND = "beyond_training"  # a column of notes on rows outside of the training range
 HELD_OUT = 0.2  # share of rows, where a regressor is not calibrated by cross-validation
 DIALECT = ("separator", "encoding", "decimal")
@@ -113,15 +114,13 @@ def predict_csv(
     outside of the training range, the column `beyond_training` names these."""
     regressor = CausalTextRegressor.load(model, device=device).set_params(cache=cache)
     table = read_table(data, **dialect)
+    names = [f"{name}_{end}" for name in regressor.targets_ for end in ENDS]
+    if taken := [name for name in (*names, BEYOND) if name in table.cells]:
+        raise ValueError(f"{data} has a column {taken[0]!r} already; rename it.")
     frame = table.frame()
     median, bounds, _ = regressor.predict_numbers(frame, [level], calibrated=calibrated)
-    parts = {"predicted": median, "low": bounds[..., 0, 0], "high": bounds[..., 0, 1]}
-    parts = {end: part.reshape(len(table), -1).T for end, part in parts.items()}
-    found: dict[str, Any] = {
-        f"{name}_{end}": part[place]
-        for place, name in enumerate(regressor.targets_)
-        for end, part in parts.items()
-    }
+    numbers = np.stack([median, bounds[..., 0, 0], bounds[..., 0, 1]], -1)
+    found: dict[str, Any] = dict(zip(names, numbers.reshape(len(frame), -1).T, strict=True))
     notes = np.array(regressor.beyond_training(frame), dtype=object)
     if len(marked := np.flatnonzero(notes)):
         found[BEYOND] = notes
@@ -131,8 +130,6 @@ def predict_csv(
             f"{len(table)}, and wider intervals ({where}).",
             stacklevel=2,
         )
-    if taken := [name for name in found if name in table.cells]:
-        raise ValueError(f"{data} has a column {taken[0]!r} already; rename it.")
     return table.beside(**found)
 
 

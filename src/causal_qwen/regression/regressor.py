@@ -29,7 +29,6 @@ from causal_qwen.paths import install_hint
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin
-    from sklearn.metrics import r2_score
     from sklearn.utils import check_random_state
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.validation import check_is_fitted
@@ -58,7 +57,6 @@ from causal_qwen.regression.conformal import LEVEL, Conformal, Limits, Target, T
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.experts import Evidence
 from causal_qwen.regression.explanation import Explanation, explain_rows
-from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.saving import FILE, read_state, write_state
 from causal_qwen.regression.source_model import Hidden, SourceModel, judge_target
@@ -409,12 +407,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         frame = self._known_frame(X)
         return [""] * len(frame) if self.source_ is None else self.source_.table.beyond(frame)[0]
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R^2, by scikit-learn's convention: averaged over targets."""
-        predicted = self.predict(X)
-        truth = np.stack(list(self._known_targets(X, y).values()), -1)
-        return float(r2_score(truth, predicted.reshape(truth.shape), sample_weight=sample_weight))
-
     @torch.no_grad()
     def _distributions(self, frame: Any) -> dict[str, NumberPrediction]:
         """Of every target in the rows of a known frame. The next token is taken to be a number."""
@@ -747,7 +739,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> NDArray[np.float32]:
         """z of the backbone, or from the cache. -> (N, H), or (N, P, H) with poolings"""
         processor, model, most = self._open()
-        cache = cache_directory() / CACHE_FILE if self.cache else None
+        cache = cache_directory() / features.CACHE if self.cache else None
         options: dict[str, Any] = {"max_length": most, "poolings": poolings, "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
             return features.features(texts, model, processor, progress=progress, **options)
