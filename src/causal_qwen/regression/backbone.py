@@ -70,20 +70,6 @@ def record_of(source: Source) -> Record:
     return {"name": name, "path": os.path.abspath(name) if is_local else None}
 
 
-def saved_record(record: Record, directory: Path) -> Record:
-    """With the way from the regressor's directory, beside which the backbone may be moved."""
-    path = record["path"]
-    return {**record, "relative": path and os.path.relpath(path, os.path.abspath(directory))}
-
-
-def loaded_record(record: Record, directory: Path) -> Record:
-    """With the place where the backbone is now: where it was, or as far from the regressor."""
-    beside = os.path.join(directory, record["relative"] or ".")
-    if record["path"] is None or os.path.isdir(record["path"]) or not os.path.isdir(beside):
-        return record
-    return {**record, "path": os.path.abspath(beside)}
-
-
 def located(source: Source, record: Record | None) -> Source:
     """The backbone at its recorded place, unless another one has been set since."""
     if record is None or source is None or isinstance(source, OpenModel):

@@ -31,7 +31,7 @@ try:
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils._param_validation import Interval, StrOptions
-    from sklearn.utils.validation import check_is_fitted
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 except ModuleNotFoundError:
     raise ImportError(
         "CausalTextRegressor needs scikit-learn, which is not installed: " + install_hint("tables")
@@ -196,8 +196,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self._name_features()
         self.seed_ = to_seed(self.random_state)
         frame = self._known_frame(X)
-        _check_rows(frame, values)
-        weights = _row_weights(sample_weight, len(frame))
+        check_rows(frame, values)
+        checks: dict[str, Any] = {"dtype": np.float64, "ensure_non_negative": True}
+        weights = _check_sample_weight(sample_weight, frame, **checks)
         labels = Labels(values, weights, None if groups is None else np.asarray(groups))
         for name, column in values.items():
             check_variety(name, column[weights > 0])
@@ -341,7 +342,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         """
         frame = self._known_frame(X)
         values = self._known_targets(X, y)
-        _check_rows(frame, values)
+        check_rows(frame, values)
         found = self._distributions(frame)
         for name, target in self.targets_.items():
             y_dist = found[name].y
@@ -768,7 +769,9 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "targets_")
         fitted = {name: vars(self)[name] for name in SAVED if name in vars(self)}
         if "backbone_" in fitted:
-            fitted["backbone_"] = backbone.saved_record(fitted["backbone_"], Path(path))
+            place = fitted["backbone_"]["path"]  # beside the regressor it may be moved with it
+            relative = place and os.path.relpath(place, path)
+            fitted["backbone_"] = {**fitted["backbone_"], "relative": relative}
         if "baseline_" in fitted:
             (row,) = fitted["baseline_"].to_dict("records")
             fitted["baseline_"] = {name: frames.plain(cell) for name, cell in row.items()}
@@ -806,7 +809,12 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 [regressor.baseline_], dtype=object
             )
         if hasattr(regressor, "backbone_"):
-            regressor.backbone_ = backbone.loaded_record(regressor.backbone_, directory)
+            record, beside = (
+                regressor.backbone_,
+                directory / (regressor.backbone_["relative"] or "."),
+            )
+            if record["path"] and not os.path.isdir(record["path"]) and beside.is_dir():
+                record["path"] = os.path.abspath(beside)
             if model is not None:
                 regressor.set_params(model=model).backbone_ |= backbone.record_of(model)
             regressor._check_backbone()
@@ -815,14 +823,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
 def _is_given(cell: Any) -> bool:
     return bool(str(cell).strip())
-
-
-def _check_rows(frame: Any, values: dict[str, Array]) -> None:
-    """Refuse rows with nothing to read, or without a finite target."""
-    has_text = frame.notna().any(axis=1).to_numpy()
-    if list(frame) == [TEXT]:
-        has_text = has_text & frame[TEXT].map(_is_given).to_numpy(bool)
-    check_rows(has_text, values, frame.index)
 
 
 def _value_spaces(value_space: str) -> tuple[str, ...]:
@@ -834,16 +834,6 @@ def to_seed(random_state: Any) -> int:
     if isinstance(random_state, Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31))
-
-
-def _row_weights(sample_weight: Any, rows: int) -> Array:
-    """One weight per row; 1 by default."""
-    weights = np.ones(rows) if sample_weight is None else np.asarray(sample_weight, np.float64)
-    if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError(f"sample_weight must be {rows} finite numbers of at least 0.")
-    if rows and not weights.any():
-        raise ValueError("sample_weight is zero for every row; give some row a weight.")
-    return weights
 
 
 def _sorted_rows(cells: Any, labels: Labels) -> NDArray[np.int64]:

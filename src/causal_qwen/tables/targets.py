@@ -61,8 +61,11 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
     return found, is_single
 
 
-def check_rows(has_text: NDArray[np.bool_], values: dict[str, Array], index: Any = None) -> None:
-    """Refuse rows without a text or a finite target, by their names."""
+def check_rows(frame: Any, values: dict[str, Array]) -> None:
+    """Refuse rows with nothing to read, or without a finite target, by their names."""
+    index, has_text = frame.index, frame.notna().any(axis=1)
+    if list(frame) == [frames.TEXT]:
+        has_text &= frame[frames.TEXT].astype(str).str.strip() != ""
     empty = np.flatnonzero(~has_text)
     why = [f"{frames.name_rows(empty, index)} without a text"] if len(empty) else []
     for name, column in values.items():
