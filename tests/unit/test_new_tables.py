@@ -27,9 +27,6 @@ def table(rows: int = 90, seed: int = 0) -> Any:
     return pd.DataFrame({"a": a, "b": b, "y": y})
 
 
-# --- columns
-
-
 # --- dates
 
 DATES = pd.date_range("1990-01-05", periods=200, freq="37D")

@@ -153,21 +153,6 @@ def test_median_quantiles_and_intervals_agree(fitted: Any, table: Any) -> None:
     assert number.sample(3).shape == (30, 3)  # by individuals
 
 
-# --- calibration
-
-
-def overwrite_weights(path: Path, fresh_model: Callable[..., Any]) -> None:
-    """Another model of the same shape and size in the same directory."""
-    config = open_model(path)[1].config
-    fresh_model(
-        seed=1,
-        vocab_size=config.vocab_size,
-        num_token_id=config.num_token_id,
-        max_position_embeddings=256,
-        initializer_range=0.1,
-    ).save_pretrained(path)
-
-
 # --- the cache of features
 
 
@@ -187,14 +172,16 @@ def test_a_text_is_read_once_and_then_cached(
 # --- saving
 
 
-def test_a_loaded_regressor_predicts_the_same(fitted: Any, table: Any, tmp_path: Path) -> None:
-    fitted.calibrate(table[60:], "price")
-    fitted.save(tmp_path / "saved")
-    again = CausalTextRegressor.load(tmp_path / "saved")
-    assert again.get_params() == fitted.get_params()
-    assert np.array_equal(again.predict(table), fitted.predict(table))
-    assert np.array_equal(again.predict_interval(table, 0.8), fitted.predict_interval(table, 0.8))
-    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["regressor.skops"]
+def overwrite_weights(path: Path, fresh_model: Callable[..., Any]) -> None:
+    """Another model of the same shape and size in the same directory."""
+    config = open_model(path)[1].config
+    fresh_model(
+        seed=1,
+        vocab_size=config.vocab_size,
+        num_token_id=config.num_token_id,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+    ).save_pretrained(path)
 
 
 def test_loading_with_a_changed_backbone_is_refused(

@@ -106,13 +106,14 @@ def predict_csv(
     *,
     level: float = LEVEL,
     calibrated: bool | None = None,
-    cache: bool = True,
+    cache: bool | None = None,
     device: str = "auto",
     **dialect: str | None,
 ) -> Table:
     """A file with a median and an interval beside it for every target. If some rows have numbers
     outside of the training range, the column `beyond_training` names these."""
-    regressor = CausalTextRegressor.load(model, device=device).set_params(cache=cache)
+    regressor = CausalTextRegressor.load(model, device=device)
+    regressor.set_params(cache=regressor.cache if cache is None else cache)
     table = read_table(data, **dialect)
     names = [f"{name}_{end}" for name in regressor.targets_ for end in ENDS]
     if taken := [name for name in (*names, BEYOND) if name in table.cells]:

@@ -146,8 +146,6 @@ class NumberPrediction:
 
     def pinball(self, value: ArrayLike, p: float) -> Any:
         """The pinball loss of the p-quantile, in units of the value."""
-        if not 0 < p < 1:
-            raise ValueError(f"p={p} is outside (0, 1).")
         error = self._checked(value) - torch.as_tensor(self.quantile(p), dtype=torch.float64)
         return _out(torch.maximum(p * error, (p - 1) * error))
 
@@ -169,8 +167,6 @@ class NumberPrediction:
         )
         if self.law is None:  # without positions: all noise is the individual's own
             individuals = [replace(one, persistence=1.0) for one in law.resolve(individuals)]
-            if any(one.is_fresh for one in individuals):
-                raise ValueError("A regressor has no positions: fresh individuals have no number.")
         moved = self.y.loc.unsqueeze(-1) + law.shifts(individuals, self.weight)
         return self.space.decode(moved).numpy()
 
