@@ -89,7 +89,7 @@ def test_trees_that_grow_in_stages_are_those_of_one_fit() -> None:
     x, y = simulate()
     for loss in ("squared_error", "absolute_error"):
         one, two = (
-            Growing(Expert("boosting", "boosting", loss), x, y, np.ones(ROWS), np.ones(ROWS), 0)
+            Growing(Expert("boosting", loss), x, y, np.ones(ROWS), np.ones(ROWS), 0)
             for _ in range(2)
         )
         one.grow(5)

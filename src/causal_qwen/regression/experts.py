@@ -68,8 +68,7 @@ HALF = 0.5  # of the labels with one value: residuals are then no scale for the 
 class Expert(NamedTuple):
     """A kind of predictor on one block of features."""
 
-    name: str
-    source: str  # the block that it reads
+    source: str  # the features that it reads
     loss: str  # "squared_error", "absolute_error" (boosting), "cauchy" (linear)
     steps: int = STEPS[-1]  # of boosting
 
@@ -246,9 +245,9 @@ def fit_stack(
     """Features (N, H) or designs by source, whose first `categories` columns of boosting are such;
     labels y (N,), standardised by median and interquartile range."""
     linear = ("linear", "kernel", "model") if len(y) >= LEAST_ROWS else ("linear", "model")
-    experts = [Expert(name, name, "cauchy") for name in linear if name in features]
+    experts = [Expert(name, "cauchy") for name in linear if name in features]
     if "boosting" in features and (len(y) >= LEAST_ROWS or not experts):
-        experts.append(Expert("boosting", "boosting", "absolute_error"))
+        experts.append(Expert("boosting", "absolute_error"))
     designs = {
         name: x if name == "boosting" or isinstance(x, Design) else Design.of(x)
         for name, x in features.items()
@@ -264,7 +263,7 @@ def fit_stack(
     if most_frequent >= HALF * is_tested.sum():  # zeros of a count: the others are no mistakes
         found = Credibility(np.ones(len(residuals)), 0.0)
     trust[is_tested] = found.probability
-    peers = dict(zip((one.name for one in experts), first.T, strict=True))
+    peers = dict(zip((one.source for one in experts), first.T, strict=True))
 
     # Least squares, labels weighted by credibility, beside the robust experts. These stay because
     # right labels have tails, too: one auction at ten times the usual price is no mistake, and
