@@ -38,12 +38,10 @@ from numpy.typing import NDArray
 
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.conversion.opening import open_model
-from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.paths import cache_directory
 from causal_qwen.regression.conformal import Conformal
-from causal_qwen.regression.feature_cache import CACHE_FILE
-from causal_qwen.regression.features import features
+from causal_qwen.regression.features import CACHE, features
 from causal_qwen.regression.regressor import LENGTH, CausalTextRegressor
 
 Array = NDArray[np.float64]
@@ -67,7 +65,7 @@ AUDIT_SEEDS = 3  # cleanlab fits 80 models to a table
 def read_features(table: Table, frame: Any, path: Path | None = None) -> torch.Tensor:
     """As `CausalTextRegressor` reads them, and in its cache."""
     processor, model = open_model(path or default_model())
-    cache, texts = cache_directory() / CACHE_FILE, table.sentences(frame)
+    cache, texts = cache_directory() / CACHE, table.sentences(frame)
     return torch.from_numpy(features(texts, model, processor, max_length=LENGTH, cache=cache))
 
 
@@ -119,14 +117,13 @@ def calibrated(
     level = LEVELS[place - 1]
     if predicted.scale is not None:
         loc, scale = predicted.loc, predicted.scale
-        y_dist = Cauchy(torch.tensor(loc[calibration]), torch.tensor(scale[calibration]))
-        margin = Conformal.fit(y_dist, y[calibration]).radius(level) * scale[test]
+        scores = ((y - loc) / scale)[calibration]
+        margin = Conformal.fit(scores, np.ones(len(scores))).radius(level) * scale[test]
         return loc[test] - margin, loc[test] + margin
     low, high = predicted.central(place)
     outside = np.maximum(low - y, y - high)[calibration]
-    ones = torch.ones(len(outside), dtype=torch.float64)
     shift = float(-outside.min())  # a score may be negative: shifted, it is a distance
-    radius = Conformal.fit(Cauchy(0 * ones, ones), outside + shift).radius(level) - shift
+    radius = Conformal.fit(outside + shift, np.ones(len(outside))).radius(level) - shift
     return low[test] - radius, high[test] + radius
 
 

@@ -43,7 +43,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual")
 WITHOUT_JSON = ("app", "serve")
-WITHOUT_MODEL = ("audit", "cache", "convert", "doctor", "export", "quantize", "report", "verify")
+WITHOUT_MODEL = ("audit", "convert", "doctor", "export", "quantize", "report", "verify")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
 
@@ -126,7 +126,7 @@ def test_every_command_exists_and_demo_is_listed_first() -> None:
             "counterfactual",
             "train",
         ),
-        *("evaluate", "report", "verify", "app", "doctor", "cache"),
+        *("evaluate", "report", "verify", "app", "doctor"),
         *("audit", "what-if", "serve", "quantize"),
     }
     assert next(iter(COMMANDS)) == "demo"
@@ -601,10 +601,9 @@ def test_a_cache_that_is_a_file_is_named_with_its_cure(
         f"{tmp_path}/file is not a directory, and the cache needs one; set CAUSAL_QWEN_CACHE to a "
         "directory, or unset it."
     )
-    for line in ("cache", "cache --clear", "generate x --engine numpy"):
-        done = here(*line.split())
-        assert (done.returncode, done.stdout) == (1, ""), line
-        assert done.stderr.splitlines()[-1] == f"causal-qwen: {sentence}", line
+    done = here("generate", "x", "--engine", "numpy")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == f"causal-qwen: {sentence}"
     found = json.loads(here("doctor", "--json").stdout)
     assert (found["is_well"], found["verdict"]) == (False, sentence)
     shown = here("doctor", COLUMNS="300")

@@ -359,7 +359,7 @@ def test_a_saved_regressor_has_the_dtype_of_fit_and_no_device(
     fitted.save(tmp_path / "saved")
     again = CausalTextRegressor.load(tmp_path / "saved")
     assert (again.device, again.dtype) == ("auto", "bfloat16")
-    assert (again.device, again._open_backbone()[1].dtype) == ("auto", torch.bfloat16)
+    assert (again.device, again._open()[1].dtype) == ("auto", torch.bfloat16)
     assert again.predict(texts) == pytest.approx(fitted.predict(texts))
     with pytest.raises(ValueError, match=r"^device='cuda:7' is not available here"):
         CausalTextRegressor.load(tmp_path / "saved", device="cuda:7")

@@ -146,7 +146,7 @@ def test_a_missing_torch_extra_raises_one_sentence_with_the_cure(hidden: set[str
 
 
 def test_a_missing_package_is_advised_from_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from causal_qwen.regression import prediction, regressor
+    from causal_qwen.regression import explanation, regressor
     from causal_qwen.tables.frames import require_pandas
 
     again = importlib.util.spec_from_file_location("again", regressor.__file__)
@@ -155,7 +155,7 @@ def test_a_missing_package_is_advised_from_a_clone(monkeypatch: pytest.MonkeyPat
     loader, module = again.loader, importlib.util.module_from_spec(again)
     for missing, extra, call in (
         ("pandas", "tables", lambda: require_pandas()),
-        ("matplotlib", "plot", lambda: prediction.NumberPrediction.plot(None)),  # type: ignore[arg-type]
+        ("matplotlib", "plot", lambda: explanation.new_axes()),
         ("sklearn.base", "tables", lambda: loader.exec_module(module)),
     ):
         monkeypatch.setitem(sys.modules, missing, None)

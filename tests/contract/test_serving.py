@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,7 +290,7 @@ def test_numbers_are_right_while_other_requests_are_decoded(
     regressor.save(tmp_path / "priced")
     asked = [{"text": f"a {thing} of another kind"} for thing in things]
     expected = regressor.predict(pandas.DataFrame(asked))[:, 0]
-    (tmp_path / "cache" / "features.sqlite").unlink()
+    shutil.rmtree(tmp_path / "cache" / "features")
 
     def number(row: dict[str, str]) -> float:
         answer = server.post("/numbers", {"input": [row], "target": "a"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ from causal_qwen.regression.audit import (  # noqa: E402
     Judged,
     doubtful,
     summary,
-    suspicion_kind,
     suspicion_table,
-    write_suspicions,
 )
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 
@@ -39,8 +36,8 @@ def auditor(corrupted: Any) -> CausalTextRegressor:
 
 
 def judged(credibility: list[float], score: list[float]) -> Judged:
-    parts = np.array(credibility), np.array(score)
-    return Judged(*(np.arange(len(score), dtype=float) for _ in range(4)), *parts)
+    columns = {name: np.arange(float(len(score))) for name in ("label", "expected", "low", "high")}
+    return columns | {"credibility": np.array(credibility), "score": np.array(score)}
 
 
 def test_wrong_training_labels_come_first(auditor: Any, corrupted: Any, rings: Any) -> None:
@@ -79,19 +76,3 @@ def test_without_evidence_rows_are_ordered_by_the_size_of_the_score() -> None:
     table = suspicion_table({"price": judged([1, 1, 1, 1], [0.5, -9, np.nan, 2])}, pd.RangeIndex(4))
     assert table["row"].tolist() == [1, 3, 0]  # row 2 was in no test set
     assert summary(table).startswith("None of 3 labels")
-
-
-@pytest.mark.parametrize("kind", ["csv", "html", "parquet"])
-def test_a_suspicion_table_is_written_by_its_extension(kind: str, tmp_path: Path) -> None:
-    table = suspicion_table({"price": judged([0.2, 1], [9, 1])}, pd.Index(["<b>1</b>", "2"]))
-    path = tmp_path / f"found.{kind}"
-    assert suspicion_kind(path) == kind
-    write_suspicions(table, path, path, "a <title>")
-    if kind == "html":
-        page = path.read_text()
-        assert "&lt;b&gt;1&lt;/b&gt;" in page
-        assert "<h1>a &lt;title&gt;</h1>" in page
-        return
-    read = pd.read_csv(path) if kind == "csv" else pd.read_parquet(path)
-    assert read["row"].tolist() == ["<b>1</b>", "2"]
-    assert read["credibility"].tolist() == [0.2, 1]

@@ -6,17 +6,14 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.conformal import Conformal, Limits, rows_needed
 
 
 def fitted(residuals: list[float], scale: float = 1.0) -> Conformal:
-    loc = torch.zeros(len(residuals), dtype=torch.float64)
-    return Conformal.fit(Cauchy(loc, torch.full_like(loc, scale)), residuals)
+    return Conformal.fit(np.array(residuals) / scale, np.ones(len(residuals)))
 
 
 def test_the_radius_is_the_ranked_score() -> None:
@@ -55,8 +52,7 @@ def test_quantiles_of_skewed_residuals_are_one_sided() -> None:
 
 
 def weighted(residuals: list[float], weights: list[float]) -> Conformal:
-    loc = torch.zeros(len(residuals), dtype=torch.float64)
-    return Conformal.fit(Cauchy(loc, torch.ones_like(loc)), residuals, weights)
+    return Conformal.fit(np.array(residuals), np.array(weights))
 
 
 def test_a_row_of_weight_0_counts_as_no_row() -> None:
@@ -66,7 +62,6 @@ def test_a_row_of_weight_0_counts_as_no_row() -> None:
         weighted(residuals.tolist(), weights.tolist()),
         fitted(residuals[weights > 0].tolist()),
     )
-    assert len(some) == len(kept) == 40
     for level in (0.5, 0.8, 0.95):
         assert some.radius(level) == kept.radius(level)
         assert some.quantile(level) == pytest.approx(kept.quantile(level))
@@ -95,6 +90,6 @@ def test_weights_of_2_are_rows_that_occur_twice(rows: int, seed: int) -> None:
 def test_a_calibrated_interval_may_leave_the_range_of_the_labels_and_a_median_may_not() -> None:
     limits = Limits.find("auto", np.array([-1.0, 0.0, 2.0]), np.ones(3))
     assert limits.clip(np.array([-9.0, 9.0])).tolist() == [-4.0, 5.0]
-    assert limits.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [-9.0, 9.0]
+    assert limits.clip(np.array([-9.0, 9.0]), is_calibrated=True).tolist() == [-9.0, 9.0]
     positive = Limits.find("auto", np.array([1.0, 2.0]), np.ones(2))
-    assert positive.clip_calibrated(np.array([-9.0, 9.0])).tolist() == [0.0, 9.0]
+    assert positive.clip(np.array([-9.0, 9.0]), is_calibrated=True).tolist() == [0.0, 9.0]

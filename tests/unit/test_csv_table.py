@@ -242,7 +242,7 @@ def test_an_amount_is_a_number_and_a_warning_shows_it(write: Any, cell: str) -> 
 
 def test_a_name_that_is_read_as_missing_is_shown(write: Any) -> None:
     table = read_table(write("colour,price\nred,1\nNA,2\n,3\n"))
-    with pytest.warns(UserWarning, match=r"1 cell is read as missing: .*line 3: colour 'NA'"):
+    with pytest.warns(UserWarning, match=r"1 cell is read as missing: .*line 3: colour 'NA'\."):
         frame = table.frame()
     assert frame["colour"].isna().tolist() == [False, True, True]
 

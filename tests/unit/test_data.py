@@ -174,7 +174,7 @@ FIT_FILES = {  # that `fit` reads
     "a.tsv": b"carat\tprice\n0,7\t2757\n1,5\t9000\n",
     "a.csv.gz": gzip.compress(b'carat,price\n"0,7",2757\n"1,5",9000\n'),
     "a.ndjson": b'{"carat": "0,7", "price": 2757}\n{"carat": "1,5", "price": 9000}\n',
-    "a.json": b'{"carat": ["0,7", "1,5"], "price": [2757, 9000]}',
+    "a.json": b'[{"carat": "0,7", "price": 2757}, {"carat": "1,5", "price": 9000}]',
 }
 
 

@@ -13,7 +13,6 @@ pytest.importorskip("sklearn")
 from sklearn.model_selection import KFold, TimeSeriesSplit
 
 from causal_qwen.regression.experts import (
-    Blocks,
     Expert,
     Growing,
     fit_stack,
@@ -54,8 +53,8 @@ def simulate() -> tuple[Any, Any]:
 def test_the_chain_of_a_stack_is_the_weighted_sum_of_its_experts() -> None:
     x, y = simulate()
     splits = list(KFold(3, shuffle=True, random_state=0).split(x))
-    stack, evidence = fit_stack(Blocks({"linear": x}), y, np.ones(ROWS), splits)
-    coordinates = stack.coordinates(Blocks({"linear": x}))
+    stack, evidence = fit_stack({"linear": x}, y, np.ones(ROWS), splits)
+    coordinates = stack.coordinates({"linear": x})
     assert coordinates.shape == (ROWS, len(stack.experts) + 1)
     u, found = stack.chain(torch.from_numpy(coordinates))
     np.testing.assert_allclose(u.loc, coordinates[:, :-1], rtol=1e-9)
@@ -67,7 +66,7 @@ def test_the_chain_of_a_stack_is_the_weighted_sum_of_its_experts() -> None:
 def test_rows_in_no_test_set_have_no_unseen_prediction() -> None:
     x, y = simulate()
     splits = list(TimeSeriesSplit(3).split(x))
-    _, evidence = fit_stack(Blocks({"linear": x}), y, np.ones(ROWS), splits)
+    _, evidence = fit_stack({"linear": x}, y, np.ones(ROWS), splits)
     is_tested = np.isin(np.arange(ROWS), np.concatenate([test for _, test in splits]))
     assert np.isfinite(evidence.unseen).all(1).tolist() == is_tested.tolist()
     assert (evidence.credibility.probability == 1).all()
@@ -79,8 +78,7 @@ def test_an_unseen_prediction_does_not_depend_on_the_label_of_its_row() -> None:
     moved = y.copy()
     moved[7] += 0.2
     one, two = (
-        fit_stack(Blocks({"linear": x}), labels, np.ones(ROWS), splits)[1].unseen
-        for labels in (y, moved)
+        fit_stack({"linear": x}, labels, np.ones(ROWS), splits)[1].unseen for labels in (y, moved)
     )
     (fold,) = [test for _, test in splits if 7 in test]
     np.testing.assert_allclose(one[fold], two[fold], rtol=1e-9)
@@ -91,7 +89,7 @@ def test_trees_that_grow_in_stages_are_those_of_one_fit() -> None:
     x, y = simulate()
     for loss in ("squared_error", "absolute_error"):
         one, two = (
-            Growing(Expert("boosting", "boosting", loss), x, y, np.ones(ROWS), np.ones(ROWS), 0)
+            Growing(Expert("boosting", loss), x, y, np.ones(ROWS), np.ones(ROWS), 0)
             for _ in range(2)
         )
         one.grow(5)
@@ -104,7 +102,7 @@ def test_the_language_model_is_kept_only_where_it_makes_unseen_labels_likelier()
     z = np.random.default_rng(1).normal(size=(ROWS, 4)) / 2
     splits = list(KFold(3, shuffle=True, random_state=0).split(x))
     for labels, sources in ((y, {"linear"}), (y + z[:, 0], {"linear", "model"})):
-        stack, _ = fit_stack(Blocks({"linear": x, "model": z}), labels, np.ones(ROWS), splits)
+        stack, _ = fit_stack({"linear": x, "model": z}, labels, np.ones(ROWS), splits)
         assert {one.expert.source for one in stack.experts} == sources
 
 
@@ -112,7 +110,7 @@ def test_one_far_label_of_a_small_table_does_not_move_the_others() -> None:
     x, y = (part[:25] for part in simulate())
     far = np.where(np.arange(25) == 7, y + 40, y)
     splits = list(KFold(5, shuffle=True, random_state=0).split(x))
-    stack, evidence = fit_stack(Blocks({"linear": x}), far, np.ones(25), splits)
-    _, found = stack.chain(torch.from_numpy(stack.coordinates(Blocks({"linear": x}))))
+    stack, evidence = fit_stack({"linear": x}, far, np.ones(25), splits)
+    _, found = stack.chain(torch.from_numpy(stack.coordinates({"linear": x})))
     assert evidence.credibility.share == 0  # so few residuals are no evidence
     assert np.median(np.abs(found.loc.numpy() - y)) < 0.2

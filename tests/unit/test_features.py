@@ -69,7 +69,7 @@ def test_poolings_are_means_and_last_tokens_of_the_layers_between(pair: Any) -> 
 def test_threads_that_share_a_model_read_their_own_hidden_states(pair: Any, tmp_path: Path) -> None:
     processor, model = pair
     texts = [f"{'long ' * (i % 7)}text number {i}" for i in range(60)]
-    poolings, cache = (MIDDLE[0], MIDDLE[4]), tmp_path / "features.sqlite"
+    poolings, cache = (MIDDLE[0], MIDDLE[4]), tmp_path / "features"
     options: dict[str, Any] = {"max_length": 64, "poolings": poolings}
     expected = [features([text], model, processor, **options) for text in texts]
     is_over = threading.Event()
@@ -107,7 +107,7 @@ def test_cached_texts_are_not_read_again(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor, model = pair
-    cache = tmp_path / "new" / "features.sqlite"
+    cache = tmp_path / "new" / "features"
     first = features(TEXTS[:2], model, processor, max_length=64, cache=cache)
 
     def fail(*_: Any) -> None:

@@ -27,9 +27,6 @@ def table(rows: int = 90, seed: int = 0) -> Any:
     return pd.DataFrame({"a": a, "b": b, "y": y})
 
 
-# --- columns
-
-
 # --- dates
 
 DATES = pd.date_range("1990-01-05", periods=200, freq="37D")
@@ -129,12 +126,10 @@ def test_a_table_of_several_columns_is_no_list_of_texts() -> None:
         fitted.predict(pd.DataFrame({"a": texts, "b": texts}))
 
 
-def test_labels_to_judge_come_with_their_rows_and_trusted_marks_are_one_each() -> None:
+def test_labels_to_judge_come_with_their_rows() -> None:
     fitted = quick(sources=["columns"]).fit(table(), "y")
     with pytest.raises(ValueError, match="X and y come together"):
         fitted.suspicious(y=[1.0])
-    with pytest.raises(ValueError, match="trusted must be 90 truth values"):
-        fitted.calibrate_trusted([True])
 
 
 def test_a_cell_with_a_lone_return_stays_in_its_row(tmp_path: Any) -> None:

@@ -48,7 +48,7 @@ def test_the_solution_is_scikit_learns(shape: tuple[int, int], seed: int, penalt
     center = np.average(y, weights=weights)
     expected = scikit_learn(x, y, weights / weights.max(), penalty, x, center)
     fresh = np.random.default_rng(seed).normal(size=(5, shape[1]))
-    np.testing.assert_allclose(found(fresh), expected(fresh), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found.predict(fresh), expected(fresh), rtol=1e-6, atol=1e-8)
 
 
 @given(SHAPES, st.integers(0, 999), st.sampled_from([0.01, 0.3, 3.0]))
@@ -104,5 +104,5 @@ def test_a_part_of_a_design_gives_the_function_of_its_rows(
     whole = Design.of(sparse.csr_array(x))
     found = fit_ridge(whole.take(rows), y[rows], weights[rows], robust=robust)
     expected = fit_ridge(x[rows], y[rows], weights[rows], robust=robust)
-    np.testing.assert_allclose(found(x), expected(x), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(found.predict(x), expected.predict(x), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(found.unseen, expected.unseen, rtol=1e-6, atol=1e-9)

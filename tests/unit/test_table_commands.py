@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 from typer.testing import CliRunner, Result  # noqa: E402
 
 from causal_qwen.cli.program import app  # noqa: E402
-from causal_qwen.regression import csv_io, sources  # noqa: E402
+from causal_qwen.regression import sources  # noqa: E402
 from causal_qwen.regression.regressor import CausalTextRegressor  # noqa: E402
 
 
@@ -113,13 +113,6 @@ def test_later_rows_test_what_earlier_ones_taught(
     assert not untested[20:].any()
 
 
-def test_trusted_rows_alone_calibrate(rings: Any, tmp_path: Path, saved: list[Any]) -> None:
-    path = tmp_path / "checked.csv"
-    rings.assign(checked=["yes" if row % 5 else "no" for row in range(110)]).to_csv(path)
-    run("fit", path, *FIT, "--set", "trusted=checked", "--column", "carat")
-    assert len(saved[0].targets_["price"].conformal.scores) == 88
-
-
 # ---------------------------------------------------------------- predict
 
 
@@ -132,27 +125,6 @@ def test_rows_beyond_the_training_range_are_marked(fitted: str, rings: Any, tmp_
     assert "carat 9 is above" in notes[2]
     assert "1 row has numbers beyond the training range, of 5" in done.stderr
     assert "line 4: carat 9" in done.stderr
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
-@pytest.mark.parametrize("source", ["csv", "parquet"])
-def test_blocks_give_the_predictions_of_the_whole_file(
-    source: str, kind: str, fitted: str, rings: Any, tmp_path: Path
-) -> None:
-    path, output = tmp_path / f"rings.{source}", tmp_path / f"answers.{kind}"
-    rings.to_csv(path, index=False) if source == "csv" else rings.to_parquet(path)
-    run("predict", fitted, path, "--batch", 32, "-o", output)
-    read = {
-        "csv": pd.read_csv,
-        "parquet": pd.read_parquet,
-        "jsonl": lambda name: pd.read_json(name, lines=True, precise_float=True),
-    }[kind](output)
-    (table,) = csv_io.predict_blocks(fitted, path)
-    whole = table.cells
-    for name in ("price_predicted", "price_low", "price_high"):
-        np.testing.assert_allclose(read[name].astype(float), whole[name], rtol=1e-12)
-    assert read["carat"].astype(float).tolist() == rings["carat"].tolist()
-    assert "beyond_training" in read
 
 
 # ---------------------------------------------------------------- audit and what-if
@@ -225,6 +197,3 @@ def test_what_if_answers_in_one_sentence(fitted: str, file: Path, rings: Any) ->
     assert record["observed"] == rings["price"][95] + 50
     assert record["low"] < record["median"] < record["high"]
     assert record["changes"]["cut"]["after"] == "Ideal"
-
-
-# ---------------------------------------------------------------- outputs

@@ -67,7 +67,7 @@ def test_missing_cells_are_nan_and_others_are_named() -> None:
     ],
 )
 def test_dates_are_refused_with_the_cure(cells: Any) -> None:
-    with pytest.raises(ValueError, match=r"'sold' has dates such as .* days since"):
+    with pytest.raises(ValueError, match=r"'sold' has no number in .* the days since"):
         read_targets(None, {"sold": cells})
 
 

@@ -80,7 +80,6 @@ def test_a_ring_of_more_carat_would_have_cost_more(priced: Any, rings: Any) -> N
     assert found.low < found.median < found.high
     assert found.median > row["price"] * 1.2
     assert found.changes == {"carat": (row["carat"], row["carat"] * 1.5)}
-    assert found.quantile(0.5) == found.median
     assert repr(found).startswith(f"observed {row['price']:g}; had carat been ")
     assert "it would have been" in repr(found)
 

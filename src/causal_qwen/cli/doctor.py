@@ -24,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 from causal_qwen import paths
-from causal_qwen.regression.feature_cache import check_cache
 from causal_qwen.terminal import counted
 
 DISTRIBUTION = "causal-qwen"
@@ -71,8 +70,7 @@ def examine() -> Record:
         "threads": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
         "embedded_package": _place(paths.embedded_gguf()),  # the base model, quantised
         "embedded_model": _place(model, exists=paths.is_converted(model)),
-        "feature_cache": _place(paths.cache_directory() / "features.sqlite")
-        | {"problem": check_cache()},
+        "feature_cache": _place(paths.cache_directory() / "features"),
         "problem": problem,  # why an installed torch cannot be imported
         "cache_problem": cache_problem,  # why nothing can be cached
         "is_well": needed["is_complete"] and not any((problem, cache_problem)),
@@ -116,8 +114,7 @@ def render(record: Record) -> Group:
     later = "no directory to convert it into" if record["cache_problem"] else later
     facts["model"] = f"{paths.EMBEDDED}: {_show(model, later)}"
     facts["its base"] = f"dequantised from {Path(base['path'] or 'a Q4_1 file').name}"
-    features = record["feature_cache"]
-    facts["features"] = features["problem"] or _show(features, "none cached")
+    facts["features"] = _show(record["feature_cache"], "none cached")
     if "tokens_per_second" in record:
         speeds = record["tokens_per_second"].items()
         facts["speed"] = ", ".join(f"{name} {rate:g} tokens/s" for name, rate in speeds)

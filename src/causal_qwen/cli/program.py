@@ -27,7 +27,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "predict": regression.predict,
     "audit": regression.audit,
     "what-if": regression.what_if,
-    "cache": regression.cache,
     "train": training.train,
     "evaluate": training.evaluate,
     "report": training.report,

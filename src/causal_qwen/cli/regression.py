@@ -1,10 +1,9 @@
-"""Regression: fit, predict, audit and what-if, on tables; the feature cache."""
+"""Regression: fit, predict, audit and what-if, on tables."""
 
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,7 +50,7 @@ Level = Annotated[float, Option(help="Level of the interval, 0 to 1.")]
 SHOWN_ROWS = 15  # of an audit
 FILE = ("separator", "encoding", "decimal")  # settings of a text file
 LEARNING = (*FILE, "cache", "dtype", "folds", "max_length", "seed", "support", "value_space")
-FITTING = (*LEARNING, "calibration", "question", "template", "trusted", "units", "verbose")
+FITTING = (*LEARNING, "calibration", "question", "template", "units", "verbose")
 AUDITING = (*LEARNING, "device", "model", "verbose")
 PREDICTING = (*FILE, "cache", "calibrated")
 
@@ -100,16 +99,12 @@ def fit(
     if as_json:
         print_json(report)
         return
-    is_quiet = given.get("verbose") is False
-    _print_notes([] if is_quiet else report["notes"])
-    _print_methods(report, is_quiet)
-    rows: list[tuple[str, float]] = [("rows", report["rows"])]
-    if report["calibration_rows"] or not report["sources"]:
-        rows.append(("calibration rows", report["calibration_rows"]))
-    else:
-        rows.append(("rows of cross-validation, which calibrates", report["rows"]))
+    if given.get("verbose") is not False:
+        _print_notes(report["notes"])
+    typer.echo(report["summary"])
+    rows = [("rows", report["rows"]), ("held out to calibrate", report["calibration_rows"])]
     for one, metrics in report["targets"].items():
-        rows += [(f"{one}: {name.replace('_', ' ')}", value) for name, value in metrics.items()]
+        rows += [(f"{one}: {name}", value) for name, value in metrics.items()]
     print_table(output, (), rows)
 
 
@@ -128,10 +123,6 @@ def predict(
         ),
     ] = None,
     level: Level = 0.9,
-    batch: Annotated[
-        int | None,
-        Option(help="Read, predict and write n rows at a time: CSV and parquet.", min=1),
-    ] = None,
     settings: opt.TableSettings = None,
     force: opt.ForceFile = False,
     as_json: opt.Json = False,
@@ -142,26 +133,24 @@ def predict(
     """
     fitted, data = _fitted_and_data("predict", first, second, model)
     given = opt.parse_settings(settings, PREDICTING)
-    from causal_qwen.regression.csv_io import predict_blocks
-    from causal_qwen.tables.files import check_output_kind, write_blocks
+    from causal_qwen.regression.csv_io import predict_csv
+    from causal_qwen.tables.files import write_table
 
     if output is not None:
-        check_output_kind(output, is_batch=batch is not None)
         check_output_file(output, force, data)
     with _noted():
-        blocks = predict_blocks(fitted, data, batch, level=level, device=device, **given)
-        if output is not None:
-            with whole_file(output, force) as partial:
-                rows = write_blocks(blocks, partial, output)
-            if as_json:
-                print_json({"output": str(output), "rows": rows})
-        elif as_json:
-            print_json([row for block in blocks for row in block.records()])
-        else:
-            sys.stdout.flush()
-            for place, block in enumerate(blocks):  # bytes: whatever the terminal's encoding
-                sys.stdout.buffer.write(block.csv(has_header=place == 0))
-                sys.stdout.buffer.flush()
+        table = predict_csv(fitted, data, level=level, device=device, **given)
+    if output is not None:
+        with whole_file(output, force) as partial:
+            write_table(table, partial, output)
+        if as_json:
+            print_json({"output": str(output), "rows": len(table)})
+    elif as_json:
+        print_json(table.records())
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(table.csv())  # bytes: whatever the terminal's encoding
+        sys.stdout.buffer.flush()
 
 
 def audit(
@@ -169,7 +158,7 @@ def audit(
     target: Targets,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="A file: .csv, .html or .parquet.", callback=opt.writable),
+        Option("--output", "-o", help="A file, as of `predict`.", callback=opt.writable),
     ] = None,
     text: Texts = None,
     column: Columns = None,
@@ -185,17 +174,17 @@ def audit(
     Example: causal-qwen audit rings.csv --target price --output suspicious.csv
     """
     given = opt.parse_settings(settings, AUDITING)
-    from causal_qwen.regression.audit import doubtful, summary, suspicion_kind, write_suspicions
+    from causal_qwen.regression.audit import doubtful, summary
     from causal_qwen.regression.csv_io import audit_csv
+    from causal_qwen.tables.files import Table, write_table
 
     if output is not None:
-        suspicion_kind(output)  # refuses a kind that is not written, before the work
         check_output_file(output, force, data)
     options = {"text": text, "columns": column, "sources": source, "group": group, "time": time}
     table, notes = audit_csv(data, target, **options, **given)
     if output is not None:
         with whole_file(output, force) as partial:
-            write_suspicions(table, partial, output, f"{Path(data).name}: {', '.join(target)}")
+            write_table(Table(str(data), table), partial, output)
     if as_json:
         worst = table.head(SHOWN_ROWS).to_dict(orient="records")
         print_json({"rows": len(table), "doubtful": doubtful(table), "worst": worst})
@@ -253,37 +242,6 @@ def what_if(
         typer.echo(repr(found))
 
 
-def cache(
-    clear: Annotated[bool, Option("--clear", help="Delete the feature cache.")] = False,
-    as_json: opt.Json = False,
-) -> None:
-    """Show where `fit` and `predict` keep what the backbone has read, check it, or delete it.
-
-    Example: causal-qwen cache --clear
-    """
-    from rich.filesize import decimal
-
-    from causal_qwen.paths import check_cache_directory
-    from causal_qwen.regression.feature_cache import cache_record, clear_cache
-
-    check_cache_directory()
-    if clear:
-        deleted = clear_cache()
-        if as_json:
-            print_json({"deleted": deleted})
-        for name in [] if as_json else deleted or ["nothing: there is no feature cache"]:
-            typer.echo(f"deleted {name}")
-        return
-    record = cache_record()
-    if as_json:
-        print_json(record)
-        return
-    rows = [("path", record["path"]), ("size", decimal(record["size"])), ("rows", record["rows"])]
-    print_table("feature cache", (), rows)
-    if record["problem"] is not None:
-        typer.echo(f"note: {record['problem']}", err=True)
-
-
 def _fitted_and_data(command: str, first: str, second: str, model: str) -> tuple[str, str]:
     fitted, data = opt.split_model(first, second, model)
     if not (fitted and data):
@@ -294,31 +252,13 @@ def _fitted_and_data(command: str, first: str, second: str, model: str) -> tuple
 @contextmanager
 def _noted() -> Iterator[None]:
     """Print every warning once, as a note on stderr."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    from causal_qwen.regression.csv_io import noted
+
+    with noted() as notes:
         yield
-    _print_notes(str(warning.message) for warning in caught)
+    _print_notes(notes)
 
 
-def _print_notes(notes: Iterable[str]) -> None:
-    for note in dict.fromkeys(notes):
+def _print_notes(notes: list[str]) -> None:
+    for note in notes:
         typer.echo(f"note: {note}", err=True)
-
-
-def _print_methods(report: dict[str, Any], quiet: bool) -> None:
-    """The shares of sources, and errors on unseen rows beside those of single methods."""
-    for target, errors in report["errors"].items():
-        shares = report["sources"][target]
-        if shares:
-            rows = [(source, f"{share:.0%}") for source, share in shares.items()]
-            print_table(f"{target}: sources", ("source", "share"), rows)
-        best = report["best"][target]
-        rows = [
-            ("this regressor" if method == "together" else method, error)
-            for method, error in sorted(errors.items(), key=lambda item: item[1])
-        ]
-        print_table(f"{target}: median error on unseen rows", ("method", "error"), rows)
-        if best != "together" and not quiet:
-            typer.echo(
-                f"note: {best} alone has a smaller error on {target} than this regressor.", err=True
-            )

@@ -7,17 +7,14 @@ A label's score is its distance from the expected median in predicted scales, in
 Its credibility is the probability that it is right (`credibility`); where the scores are no
 evidence of wrong labels every credibility is 1, and the rows are ordered by the size of the score.
 
-A training row is judged by experts that have not seen it. A row in no test set (the first ones of
-a time series) is not judged, and left out. Other rows must be rows that `fit` has not seen: a model
-expects the labels that it has learned.
+A training row is judged by experts that have not seen it; a row in no test set (the first ones of
+a time series) is left out. Other rows must be rows that `fit` has not seen.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,35 +23,18 @@ from numpy.typing import NDArray
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.conformal import Target, TargetEvidence
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
-from causal_qwen.tables.files import table_kind
 from causal_qwen.tables.frames import LINE, require_pandas
 
 Array = NDArray[np.float64]
+Judged = dict[str, Array]  # column of the table -> (N,)
 
 DOUBTFUL = 0.5  # a label that is less credible looks wrong
-PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
-<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}img{{max-width:100%}}
-table{{border-collapse:collapse}}
-td,th{{padding:0.2em 1em 0.2em 0;text-align:right;border-bottom:1px solid #ddd}}</style>
-<h1>{title}</h1>{body}
-"""  # also of a report
-
-
-class Judged(NamedTuple):
-    """The labels of one target and what was expected instead; (N,) each."""
-
-    label: Array
-    expected: Array
-    low: Array
-    high: Array
-    credibility: Array
-    score: Array
 
 
 def judge_rows(target: Target, labels: Array, y_dist: Cauchy) -> Judged:
     """Rows that training has not seen, beside the scores of the calibration rows: a few rows alone
     would be no evidence of anything."""
-    scores = (target.encode(labels) - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    scores = target.scores(labels, y_dist)
     known = np.empty(0) if target.conformal is None else target.conformal.scores
     is_known = np.isfinite(scores)  # rows without a label are not judged, and not listed
     both = np.concatenate([known, scores[is_known]])
@@ -73,10 +53,11 @@ def judge_training(target: Target, evidence: TargetEvidence) -> Judged:
 
 
 def _judged(
-    target: Target, labels: Array, y_dist: Cauchy, credibility: Array, scores: Array
+    target: Target, labels: Array, y_dist: Cauchy, credibility: Array, score: Array
 ) -> Judged:
     low, high = target.interval(y_dist).T
-    return Judged(labels, target.decode(y_dist.loc), low, high, credibility, scores)
+    found = {"label": labels, "expected": target.decode(y_dist.loc), "low": low, "high": high}
+    return {**found, "credibility": credibility, "score": score}
 
 
 def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
@@ -88,10 +69,9 @@ def suspicion_table(judged: Mapping[str, Judged], index: Any) -> Any:
     parts = []
     for target, found in judged.items():
         rows = np.asarray(index)
-        part = pandas.DataFrame({name: rows, **found._asdict()}, index=rows)
-        if len(judged) > 1:
-            part.insert(0, "target", target)
-        parts.append(part[np.isfinite(found.score)])
+        of_target = {"target": target} if len(judged) > 1 else {}
+        part = pandas.DataFrame({**of_target, name: rows, **found}, index=rows)
+        parts.append(part[np.isfinite(part["score"])])
     table = pandas.concat(parts)
     order = np.lexsort((-table["score"].abs().to_numpy(), table["credibility"].to_numpy()))
     return table.iloc[order]
@@ -107,24 +87,3 @@ def summary(table: Any) -> str:
     if not count:
         return f"None of {len(table)} labels looks wrong; the most surprising ones come first."
     return f"{count} of {len(table)} labels look wrong (credibility below {DOUBTFUL:g})."
-
-
-def write_suspicions(table: Any, place: Path, name: Path, title: str) -> None:
-    """Write the table to `place`, as the extension of `name` says: .html, .parquet or .csv."""
-    kind = suspicion_kind(name)
-    if kind == "html":
-        rows = table.to_html(index=False, border=0, float_format="{:.6g}".format)
-        body = f"<p>{summary(table)}</p>{rows}"
-        place.write_text(PAGE.format(title=html.escape(title), body=body), encoding="utf-8")
-    elif kind == "parquet":
-        table.to_parquet(place, index=False)
-    else:
-        table.to_csv(place, index=False)
-
-
-def suspicion_kind(name: Path) -> str:
-    """ "html", "parquet" or "csv"; other kinds of files are refused."""
-    kind = "html" if name.suffix.lower() in (".html", ".htm") else table_kind(name)
-    if kind not in ("html", "parquet", "csv"):
-        raise ValueError(f"{name}: an audit is written as .csv, .html or .parquet; name one.")
-    return kind

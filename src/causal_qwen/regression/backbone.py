@@ -25,8 +25,8 @@ class OpenModel:
         processor, model = open_model(path)
         CausalTextRegressor(model=OpenModel(processor, model))
 
-    It is never copied: scikit-learn's clones and deep copies share it; a pickle or a saved
-    regressor holds the name of its directory.
+    It is never copied: clones and deep copies share it; a pickle or a saved regressor holds the
+    name of its directory.
     """
 
     def __init__(self, processor: Processor, model: CausalModel) -> None:
@@ -71,20 +71,6 @@ def record_of(source: Source) -> Record:
     return {"name": name, "path": os.path.abspath(name) if is_local else None}
 
 
-def saved_record(record: Record, directory: Path) -> Record:
-    """With the way from the regressor's directory, beside which the backbone may be moved."""
-    path = record["path"]
-    return {**record, "relative": path and os.path.relpath(path, os.path.abspath(directory))}
-
-
-def loaded_record(record: Record, directory: Path) -> Record:
-    """With the place where the backbone is now: where it was, or as far from the regressor."""
-    beside = os.path.join(directory, record["relative"] or ".")
-    if record["path"] is None or os.path.isdir(record["path"]) or not os.path.isdir(beside):
-        return record
-    return {**record, "path": os.path.abspath(beside)}
-
-
 def located(source: Source, record: Record | None) -> Source:
     """The backbone at its recorded place, unless another one has been set since."""
     if record is None or source is None or isinstance(source, OpenModel):
@@ -103,18 +89,15 @@ def open_shared(source: Source, verbose: bool, device: str = "cpu", dtype: str =
     device and dtype."""
     if isinstance(source, OpenModel):
         return source.processor, source.model
-    path = _path(source, verbose)
+    if source is None:
+        with status(verbose) as progress:
+            path = default_model(progress)
+    else:
+        path = Path(source)
     stats = [(file.name, file.stat()) for file in sorted(path.glob("*")) if file.is_file()]
     # which change when a directory is overwritten
     identities = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
     return _open_cached(path, identities, device, dtype)
-
-
-def _path(source: Source, verbose: bool) -> Path:
-    if source is None:
-        with status(verbose) as progress:
-            return default_model(progress)
-    return Path(source)
 
 
 @lru_cache(maxsize=1)

@@ -10,9 +10,8 @@ exchangeable rows, loc +- scale * (the ceil((n + 1) level)-th smallest |score|) 
 with probability at least `level`, and at most `level` + 1 / (n + 1) if no scores are equal. If n is
 too small there is no such score: the interval is infinite, and a warning gives the rows needed.
 
-`Limits` keeps medians near the labels, calibrated intervals inside the support alone, whose
-coverage would suffer otherwise, and a scale near those of unseen rows: in symlog space a large
-scale reaches astronomic values.
+`Limits` keeps medians near the labels, calibrated intervals inside the support alone, and a scale
+near those of unseen rows: in symlog space a large scale reaches astronomic values.
 """
 
 from __future__ import annotations
@@ -50,26 +49,17 @@ class TooFewRows(UserWarning):
 class Conformal:
     """The scores of the calibration rows, in ascending order, and the weight of each.
 
-    A weight is the credibility of a row's label (`credibility`): a label that is wrong by all
-    appearances says nothing about how far right ones are from their predictions. All weights 1 is
-    plain split conformal.
+    A weight is the credibility of a row's label (`credibility`). All weights 1 is plain split
+    conformal.
     """
 
     scores: Array
     weights: Array
 
     @classmethod
-    def fit(cls, y_dist: Cauchy, y: ArrayLike, weights: ArrayLike | None = None) -> Conformal:
-        """From predictions for calibration rows and their values, both in the head's space."""
-        loc, scale = (np.asarray(part, dtype=np.float64) for part in y_dist)
-        scores = (np.asarray(y, dtype=np.float64) - loc) / scale
+    def fit(cls, scores: Array, weights: Array) -> Conformal:
         order = np.argsort(scores, kind="stable")
-        given = np.ones(len(scores)) if weights is None else np.asarray(weights, np.float64)
-        return cls(scores[order], given[order])
-
-    def __len__(self) -> int:
-        """The rows that count."""
-        return int(self.weights.sum() + ROUNDING)
+        return cls(scores[order], weights[order])
 
     def radius(self, level: float) -> float:
         """Half the width, in predicted scales, of intervals of coverage `level`."""
@@ -81,8 +71,7 @@ class Conformal:
         total = self.weights.sum()
         rank = math.ceil((total + 1) * level - ROUNDING)
         if not self.reaches_level(level):
-            self._warn(f"level {level}", level)
-            return math.inf
+            return self._infinite(f"level {level}", level)
         return float(sizes[order][np.searchsorted(passed, rank - ROUNDING)])
 
     def quantile(self, p: float) -> float:
@@ -92,8 +81,7 @@ class Conformal:
         total = float(self.weights.sum())
         rank = (total + 1) * p  # among the scores, counted from 1
         if not 1 - ROUNDING <= rank <= total + ROUNDING:
-            self._warn(f"quantile {p}", max(p, 1 - p))
-            return math.copysign(math.inf, p - 0.5)
+            return math.copysign(self._infinite(f"quantile {p}", max(p, 1 - p)), p - 0.5)
         counts = self.weights > 0  # a row without weight is no point of the curve
         return float(np.interp(rank, np.cumsum(self.weights)[counts], self.scores[counts]))
 
@@ -102,14 +90,16 @@ class Conformal:
         total = float(self.weights.sum())
         return math.ceil((total + 1) * level - ROUNDING) <= total + ROUNDING
 
-    def _warn(self, what: str, level: float) -> None:
-        rows_are = counted(len(self), "calibration row is", "calibration rows are")
+    def _infinite(self, what: str, level: float) -> float:
+        count = int(self.weights.sum() + ROUNDING)
+        rows_are = counted(count, "calibration row is", "calibration rows are")
         warnings.warn(
             f"{rows_are} too few for {what}, which becomes infinite; calibrate on at least "
             f"{rows_needed(level)}.",
             TooFewRows,
             stacklevel=4,
         )
+        return math.inf
 
 
 def rows_needed(level: float) -> int:
@@ -137,29 +127,19 @@ class Limits(NamedTuple):
         floor = 0.0 if support in ("positive", "count") else floor
         low, high = float(credible.min()), float(credible.max())
         if not ((credible >= floor) & (credible <= ceiling)).any():
-            raise ValueError(
-                f"support={support!r} has none of the labels, which are {low:g} to {high:g}; give "
-                "another support."
-            )
+            raise ValueError(f"support={support!r} has none of the labels, {low:g} to {high:g}.")
         is_positive = (credible < 0).mean() <= FEW and (credible > 0).any()
         is_whole = support == "count" and bool((credible == np.round(credible)).all())
         floor = 0.0 if support == "auto" and is_positive else floor
         bounds = max(2 * low - high, floor), min(2 * high - low, ceiling)
         return cls(*bounds, is_whole=is_whole, floor=floor, ceiling=ceiling)
 
-    def clip(self, values: Array) -> Array:
-        """Medians, and all that promises no coverage."""
-        return np.clip(self._rounded(values), self.low, self.high)
-
-    def clip_calibrated(self, values: Array) -> Array:
-        """Rounding keeps coverage: a whole number inside an interval stays inside."""
-        return np.clip(self._rounded(values), self.floor, self.ceiling)
-
-    def _rounded(self, values: Array) -> Array:
-        return np.round(values) if self.is_whole else values
-
-
-NO_LIMITS = Limits()
+    def clip(self, values: Array, is_calibrated: bool = False) -> Array:
+        """Medians, and all that promises no coverage, near the labels; calibrated ends in the
+        support. Rounding keeps coverage: a whole number inside an interval stays inside."""
+        values = np.round(values) if self.is_whole else values
+        ends = (self.floor, self.ceiling) if is_calibrated else (self.low, self.high)
+        return np.clip(values, *ends)
 
 
 @dataclass
@@ -167,13 +147,17 @@ class Target:
     """A named number: its scale, its own chain (frozen) and its calibration."""
 
     space: ValueSpace
-    chain: Chain | None = None
+    chain: Chain
     conformal: Conformal | None = None
-    limits: Limits = NO_LIMITS
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     def encode(self, values: Array) -> Array:
         """Values in the head's space."""
         return np.asarray(self.space.encode(torch.tensor(values, dtype=torch.float64)))
+
+    def scores(self, values: Array, y_dist: Cauchy) -> Array:
+        """Residuals in predicted scales, in the head's space."""
+        return (self.encode(values) - y_dist.loc.numpy()) / y_dist.scale.numpy()
 
     def decode(self, encoded: ArrayLike) -> Array:
         """Values within the limits."""
@@ -212,10 +196,9 @@ class Target:
 
     def _at(self, y_dist: Cauchy, scales: float) -> Array:
         """The end of a calibrated interval, so many predicted scales away from the median."""
-        if math.isinf(scales):
-            return self.limits.clip_calibrated(np.full(len(y_dist.loc), scales))
-        value = self.space.clamped(y_dist.loc + scales * y_dist.scale)
-        return self.limits.clip_calibrated(value.numpy())
+        value = y_dist.loc + scales * y_dist.scale
+        value = value if math.isinf(scales) else self.space.clamped(value)
+        return self.limits.clip(value.numpy(), is_calibrated=True)
 
 
 class TargetEvidence(NamedTuple):

@@ -4,17 +4,12 @@
 
 Right labels scatter by Student's t, with a scale and tails of their own on either side of its
 mode: prices and delays are skewed. Wrong ones scatter by Cauchys at least three times as wide, one
-centred above and one below: tenfold labels lie apart from the others, on one side. The mixture is
-used only where it explains the residuals clearly better than such a t alone (`EVIDENCE` in
-log-likelihood), with tails as heavy as a Cauchy's on one side, or of two degrees of freedom on both
-(`TAILS`); otherwise every label is credible. So on clean tables weighting by credibility changes
-nothing.
+centred above and one below. The mixture is used only where it explains the residuals clearly better
+than such a t alone (`EVIDENCE`, nats), with tails as heavy as a Cauchy's on one side, or of two
+degrees of freedom on both (`TAILS`); otherwise every label is credible. Nor is it used where the
+share of wrong labels is at its upper bound: if half of the labels look wrong, there are two kinds
+of rows (4 and 6 cylinders), not mistakes.
 
-Nor is it used where the share of wrong labels is at its upper bound: if half of the labels look
-wrong, there are two kinds of rows (4 and 6 cylinders), not mistakes. Nor where half of the labels
-have one value, as the zeros of a count: residuals are then no scale for the others.
-
-A wrong label near the right one (two rows swapped that are alike) cannot be found, and need not be.
 Where a number follows from its columns almost exactly, residuals are rounding or interpolation, of
 any shape: below `NEGLIGIBLE` interquartile ranges of the labels they are no mistakes.
 """

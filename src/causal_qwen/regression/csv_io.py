@@ -1,7 +1,7 @@
 """Files of tables -> a saved regressor; a file -> the same with predictions beside its columns.
 
     report = fit_csv("diamonds.csv", ["price"], "priced")
-    (table,) = predict_blocks("priced", "more.csv", level=0.9)
+    table = predict_csv("priced", "more.csv", level=0.9)
 
 Used by `causal-qwen fit`, `audit`, `predict`, `what-if` and `report`. `dialect` are the
 `separator`, `encoding` and `decimal` of a text file, if they cannot be found.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Real
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +22,31 @@ from sklearn.model_selection import TimeSeriesSplit
 
 from causal_qwen.conversion.placement import resolve_device
 from causal_qwen.outputs import check_not_inside, check_output_directory
-from causal_qwen.regression.conformal import LEVEL, rows_needed
+from causal_qwen.regression.conformal import LEVEL
 from causal_qwen.regression.regressor import CausalTextRegressor, to_seed
 from causal_qwen.regression.report import write_regressor_report
 from causal_qwen.regression.whatif import NumberCounterfactual
 from causal_qwen.tables.cells import read_cell
-from causal_qwen.tables.files import File, Table, read_blocks, read_table
-from causal_qwen.tables.frames import (
-    listed,
-    name_rows,
-    require_columns,
-    text_names,
-    to_numbers,
-)
+from causal_qwen.tables.files import File, Table, read_table
+from causal_qwen.tables.frames import listed, name_rows, require_columns, to_numbers
 from causal_qwen.terminal import counted
 
-SUFFIXES = ("predicted", "low", "high")  # of the predicted columns' names
 NUMBERS = "write numbers as 1870.5, without units"
+ENDS = ("predicted", "low", "high")  # of the predicted columns' names
 BEYOND = "beyond_training"  # a column of notes on rows outside of the training range
 HELD_OUT = 0.2  # share of rows, where a regressor is not calibrated by cross-validation
 DIALECT = ("separator", "encoding", "decimal")
-ROLES = ("weight", "group", "time", "trusted")
-TRUTH = dict.fromkeys(("true", "yes", "y", "1", "1.0"), True)
-TRUTH |= dict.fromkeys(("false", "no", "n", "0", "0.0", ""), False)
+ROLES = ("weight", "group", "time")
 
 
-# ---------------------------------------------------------------- fit and audit
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """The warnings of a block, each once; they are known at its end."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    notes += dict.fromkeys(str(one.message) for one in caught)
 
 
 def fit_csv(
@@ -63,138 +62,76 @@ def fit_csv(
 
     Errors are measured and intervals calibrated by cross-validation; or on a share of rows,
     `calibration`, that is held out. None holds out a fifth where `fit` does not cross-validate.
-    `settings` are those of `CausalTextRegressor` and of the file, and `columns`, `weight`, `group`,
-    `time` and `trusted` (see `_learn`).
+    `settings` are those of `CausalTextRegressor` and of the file, and `columns`, `weight`, `group`
+    and `time` (see `_learn`).
     """
     check_output_directory(output, overwrite)
     model = settings.get("model")
     check_not_inside(output, data, *([model] if isinstance(model, str | Path) else []))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trusted = settings.get("trusted")
+    judged = None
+    with noted() as notes:
         regressor, training, held_out = _learn(data, targets, calibration, settings)
-        names = targets[0] if len(targets) == 1 else list(targets)
         if len(held_out):
-            judged = regressor.suspicious(held_out, names)
-            trust = None if trusted is None else _truth(held_out, trusted)
-            regressor.calibrate(held_out, names, trusted=trust)
-            if len(held_out) < (least := rows_needed(LEVEL)):
-                rows_are = counted(len(held_out), "calibration row is", "calibration rows are")
-                warnings.warn(
-                    f"{rows_are} too few for {LEVEL:.0%} intervals, which will be infinite; at "
-                    f"least {least} are needed: give more rows or a larger calibration.",
-                    stacklevel=2,
-                )
-        else:
-            judged = regressor.suspicious() if regressor.source_ is not None else None
-            if trusted is not None:
-                regressor.calibrate_trusted(_truth(training, trusted))
+            judged = regressor.suspicious(held_out, list(targets))
+            regressor.calibrate(held_out, list(targets))
+        elif regressor.source_ is not None:
+            judged = regressor.suspicious()
     regressor.save(output, overwrite=overwrite)
     errors = {name: found.errors() for name, found in getattr(regressor, "evidence_", {}).items()}
     return {
+        "summary": regressor.summary(),
         "rows": len(training),
         "calibration_rows": len(held_out),
-        "targets": {} if judged is None else _metrics(judged, targets),
+        "targets": {} if judged is None else {name: _metrics(judged, name) for name in targets},
         "sources": regressor.shares() if errors else {},
         "errors": errors,  # median, of every method on unseen rows; ours is "together"
         "best": {name: min(one, key=lambda method: one[method]) for name, one in errors.items()},
-        "notes": list(dict.fromkeys(str(warning.message) for warning in caught)),
+        "notes": notes,
     }
 
 
 def audit_csv(data: File, targets: Sequence[str], **settings: Any) -> tuple[Any, list[str]]:
     """The rows of a file by the credibility of their labels (`audit`), and notes. `group` and
     `time` split the rows as in `fit_csv`: a label is judged by other groups, or by earlier rows."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if list(settings.get("sources") or ()) == ["model"]:
-            raise ValueError("an audit cross-validates; give another source beside the model.")
+    if list(settings.get("sources") or ()) == ["model"]:
+        raise ValueError("an audit cross-validates; give another source beside the model.")
+    with noted() as notes:
         regressor, _, _ = _learn(data, targets, 0.0, settings)
-    return regressor.suspicious(), list(dict.fromkeys(str(one.message) for one in caught))
+    return regressor.suspicious(), notes
 
 
-def _learn(
-    data: File, targets: Sequence[str], calibration: float | None, settings: Mapping[str, Any]
-) -> tuple[CausalTextRegressor, Any, Any]:
-    """A fitted regressor, its training rows and those held out.
-
-    `columns` are those to learn from (by default all but identifiers, which a note names). `weight`
-    names a column of row weights, `group` one whose rows stay on one side of every split, `time`
-    one by which rows are ordered, so that later rows test earlier ones, `trusted` one that marks
-    rows whose labels are right, the only ones that calibrate. None of these is learned from unless
-    it is in `columns`.
-    """
-    given = {name: value for name, value in settings.items() if value is not None}
-    dialect = {name: given.pop(name) for name in DIALECT if name in given}
-    roles = {name: given.pop(name) for name in ROLES if name in given}
-    group, time, weight = roles.get("group"), roles.get("time"), roles.get("weight")
-    columns, seed = list(given.pop("columns", ())), to_seed(given.pop("seed", 0))
-    resolve_device(given.get("device", "auto"))  # before the work
-    if group is not None and time is not None:
-        raise ValueError("group and time both decide the splits; give one of them.")
-    splitter = None if time is None else TimeSeriesSplit()
-    options: dict[str, Any] = {"columns": columns or None, "cv": splitter, "random_state": seed}
-    regressor = CausalTextRegressor(**options, **given)
-    if calibration is not None and not (isinstance(calibration, Real) and 0 <= calibration < 1):
-        raise ValueError(f"calibration={calibration} is no share of the rows; give 0 to 0.9.")
-    if calibration is None:
-        calibration = HELD_OUT if regressor.reads_sentences() else 0.0
-    frame = _typed_rows(read_table(data, **dialect), targets, [*columns, *roles.values()], weight)
-    used = columns or [name for name in frame if name not in (*targets, *roles.values())]
-    order = np.random.default_rng(seed).permutation(len(frame))
-    training, held_out = _split(frame, order, group, time, round(len(frame) * calibration))
-    regressor.fit(
-        training[list(dict.fromkeys([*used, *listed(regressor.text), *targets]))],
-        targets[0] if len(targets) == 1 else list(targets),
-        sample_weight=training[weight] if weight else None,
-        groups=training[group].astype(str).to_numpy() if group else None,
-    )
-    return regressor, training, held_out
-
-
-# ---------------------------------------------------------------- questions to a saved regressor
-
-
-def predict_blocks(
+def predict_csv(
     model: File,
     data: File,
-    rows: int | None = None,
     *,
     level: float = LEVEL,
     calibrated: bool | None = None,
     cache: bool | None = None,
     device: str = "auto",
     **dialect: str | None,
-) -> Iterator[Table]:
-    """A file with a median and an interval beside it for every target, so many rows at a time.
-
-    The column `beyond_training` says which numbers are outside of the training range. Blocks always
-    have it, because later rows are not known yet; a warning counts these rows at the end.
-    """
-    regressor = _loaded(model, cache, device)
-    names = [f"{name}_{suffix}" for name in regressor.targets_ for suffix in SUFFIXES]
-    seen = outside = 0
-    example = ""
-    for table in read_blocks(data, rows, **dialect):
-        if taken := [name for name in (*names, BEYOND) if name in table.cells]:
-            raise ValueError(f"{data} has a column {taken[0]!r} already; rename it.")
-        frame = table.frame()
-        numbers = _predict(regressor, frame, level, calibrated).reshape(len(names), len(table))
-        found: dict[str, Any] = dict(zip(names, numbers, strict=True))
-        notes = regressor.beyond_training(frame)
-        marked = [row for row, note in enumerate(notes) if note]
-        if marked and not outside:
-            example = f"{name_rows(marked[:1], frame.index)}: {notes[marked[0]]}"
-        seen, outside = seen + len(table), outside + len(marked)
-        if marked or rows is not None:
-            found[BEYOND] = np.array(notes, dtype=object)
-        yield table.beside(**found)
-    if outside:
+) -> Table:
+    """A file with a median and an interval beside it for every target. If some rows have numbers
+    outside of the training range, the column `beyond_training` names these."""
+    regressor = CausalTextRegressor.load(model, device=device)
+    regressor.set_params(cache=regressor.cache if cache is None else cache)
+    table = read_table(data, **dialect)
+    names = [f"{name}_{end}" for name in regressor.targets_ for end in ENDS]
+    if taken := [name for name in (*names, BEYOND) if name in table.cells]:
+        raise ValueError(f"{data} has a column {taken[0]!r} already; rename it.")
+    frame = table.frame()
+    median, bounds, _ = regressor.predict_numbers(frame, [level], calibrated=calibrated)
+    numbers = np.stack([median, bounds[..., 0, 0], bounds[..., 0, 1]], -1)
+    found: dict[str, Any] = dict(zip(names, numbers.reshape(len(frame), -1).T, strict=True))
+    notes = np.array(regressor.beyond_training(frame), dtype=object)
+    if len(marked := np.flatnonzero(notes)):
+        found[BEYOND] = notes
+        where = f"{name_rows(marked[:1], frame.index)}: {notes[marked[0]]}"
         warnings.warn(
-            f"{counted(outside, 'row has', 'rows have')} numbers beyond the training range, of "
-            f"{seen}, and wider intervals ({example}).",
+            f"{counted(len(marked), 'row has', 'rows have')} numbers beyond the training range, of "
+            f"{len(table)}, and wider intervals ({where}).",
             stacklevel=2,
         )
+    return table.beside(**found)
 
 
 def what_if_csv(
@@ -206,13 +143,12 @@ def what_if_csv(
     observed: float | None = None,
     target: str | None = None,
     device: str = "auto",
-    level: float = LEVEL,
-    semantics: str = "disco",
+    **question: Any,
 ) -> NumberCounterfactual:
     """A counterfactual of one row of a file, counted from 1; `observed` is its own target if it
     has one. `edits` are cells as the file would have them; `separator`, `encoding` and `decimal`
     are settings of the file, unless they are columns of the regressor."""
-    regressor = _loaded(model, None, device)
+    regressor = CausalTextRegressor.load(model, device=device)
     known = set(regressor.columns_ or ())
     dialect = {name: edits[name] for name in DIALECT if name in edits and name not in known}
     table = read_table(data, **dialect)
@@ -226,9 +162,8 @@ def what_if_csv(
         if name not in table.cells:
             raise ValueError(f"{data} has no column {name!r}; give the number seen, --observed.")
         observed = float(table.numbers(name)[row - 1])
-    options: dict[str, Any] = {"target": name, "level": level, "semantics": semantics}
     given = table.frame().iloc[[row - 1]]
-    return regressor.counterfactual(given, observed, changes, **options)
+    return regressor.counterfactual(given, observed, changes, target=name, **question)
 
 
 def report_csv(
@@ -244,21 +179,54 @@ def report_csv(
     """
     if data is None:
         raise ValueError("a regressor's report needs rows: causal-qwen report FITTED DATA.")
-    regressor = _loaded(model, None, device).set_params(verbose=False)
+    regressor = CausalTextRegressor.load(model, device=device).set_params(verbose=False)
     place = Path(model).resolve()
     names = listed(targets) or list(regressor.targets_)
     frame = _typed_rows(read_table(data, **dialect), names)
-    y = names[0] if len(names) == 1 else names
     output = place.with_name(f"{place.name}-report")
-    return write_regressor_report(regressor, output, place.name, frame, y)
-
-
-def _loaded(model: File, cache: bool | None, device: str) -> CausalTextRegressor:
-    regressor = CausalTextRegressor.load(model, device=device)
-    return regressor if cache is None else regressor.set_params(cache=cache)
+    return write_regressor_report(regressor, output, place.name, frame, names)
 
 
 # ---------------------------------------------------------------- rows
+
+
+def _learn(
+    data: File, targets: Sequence[str], calibration: float | None, settings: Mapping[str, Any]
+) -> tuple[CausalTextRegressor, Any, Any]:
+    """A fitted regressor, its training rows and those held out.
+
+    `columns` are those to learn from (by default all but identifiers, which a note names). `weight`
+    names a column of row weights, `group` one whose rows stay on one side of every split, `time`
+    one by which rows are ordered, so that later rows test earlier ones. None of these is learned
+    from unless it is in `columns`.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    dialect = {name: given.pop(name) for name in DIALECT if name in given}
+    roles = {name: given.pop(name) for name in ROLES if name in given}
+    group, time, weight = (roles.get(name) for name in ("group", "time", "weight"))
+    columns, seed = list(given.pop("columns", ())), to_seed(given.pop("seed", 0))
+    resolve_device(given.get("device", "auto"))  # before the work
+    if group is not None and time is not None:
+        raise ValueError("group and time both decide the splits; give one of them.")
+    splitter = None if time is None else TimeSeriesSplit()
+    regressor = CausalTextRegressor(
+        columns=columns or None, cv=splitter, random_state=seed, **given
+    )
+    if calibration is None:
+        calibration = HELD_OUT if regressor.reads_sentences() else 0.0
+    if not 0 <= calibration < 1:
+        raise ValueError(f"calibration={calibration} is no share of the rows; give 0 to 0.9.")
+    frame = _typed_rows(read_table(data, **dialect), targets, [*columns, *roles.values()], weight)
+    used = columns or [name for name in frame if name not in (*targets, *roles.values())]
+    order = np.random.default_rng(seed).permutation(len(frame))
+    training, held_out = _split(frame, order, group, time, round(len(frame) * calibration))
+    regressor.fit(
+        training[list(dict.fromkeys([*used, *listed(regressor.text), *targets]))],
+        targets[0] if len(targets) == 1 else list(targets),
+        sample_weight=training[weight] if weight else None,
+        groups=training[group].astype(str).to_numpy() if group else None,
+    )
+    return regressor, training, held_out
 
 
 def _split(
@@ -283,16 +251,6 @@ def _split(
     return frame.iloc[order[count:]], frame.iloc[order[:count]]
 
 
-def _truth(frame: Any, name: str) -> NDArray[np.bool_]:
-    """A column of truth values: true, yes, 1; false, no, 0; an empty cell is false."""
-    texts = frame[name].astype(object).where(frame[name].notna(), "").astype(str)
-    texts = texts.str.strip().str.lower()
-    if unread := np.flatnonzero(~texts.isin([*TRUTH])).tolist():
-        where, cell = name_rows(unread, frame.index), frame[name].iloc[unread[0]]
-        raise ValueError(f"{where}: {name} is {cell!r}; write yes or no.")
-    return texts.map(TRUTH).to_numpy(bool)
-
-
 def _typed_rows(
     table: Table,
     targets: Sequence[str],
@@ -300,7 +258,6 @@ def _typed_rows(
     weight: str | None = None,
 ) -> Any:
     """Typed values of the rows whose targets are finite numbers; a warning shows the others."""
-    text_names(targets)
     frame = table.frame(targets)
     require_columns(frame, [*targets, *columns])
     is_usable = np.ones(len(table), dtype=bool)
@@ -317,39 +274,13 @@ def _typed_rows(
         warnings.warn(f"{rows_are} skipped: {where}; {NUMBERS}.", stacklevel=3)
         is_usable &= is_finite
     if weight is not None:
-        frame[weight] = weights = table.numbers(weight)
-        rows = np.flatnonzero(is_usable & ~((weights >= 0) & (weights < np.inf)))
-        if len(rows):
-            where = table.name_cells(rows, weight)
-            raise ValueError(f"a row's weight is a finite number of at least 0: {where}")
+        frame[weight] = table.numbers(weight)
     return frame[is_usable]
 
 
-# ---------------------------------------------------------------- errors
-
-
-def _predict(
-    regressor: CausalTextRegressor, frame: Any, level: float, calibrated: bool | None
-) -> Any:
-    """Median, low and high. -> (targets, 3, N)"""
-    median, interval, _ = regressor.predict_numbers(frame, [level], calibrated=calibrated)
-    parts = (median, interval[..., 0, 0], interval[..., 0, 1])
-    return np.stack([part.reshape(len(frame), -1).T for part in parts], 1)
-
-
-def _metrics(judged: Any, targets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Errors of rows that the experts have not seen, and the coverage of the Cauchy's own interval,
-    by target; `judged` is a table of `audit`."""
-    found = {}
-    reach = 1 / np.tan(np.pi * (1 - LEVEL) / 2)  # of that interval, in scales
-    for name in targets:
-        rows = judged[judged["target"] == name] if "target" in judged else judged
-        truth, median = rows["label"].to_numpy(), rows["expected"].to_numpy()
-        error = np.abs(truth - median)
-        found[name] = {
-            "mdae": float(np.median(error)),
-            "mae": float(error.mean()),
-            "r2": float(r2_score(truth, median)) if np.ptp(truth) else float("nan"),
-            "raw_coverage_90": float((rows["score"].abs() <= reach).mean()),
-        }
-    return found
+def _metrics(judged: Any, target: str) -> dict[str, float]:
+    """Errors of rows that the experts have not seen, in a table of `audit`."""
+    rows = judged[judged["target"] == target] if "target" in judged else judged
+    errors = (rows["label"] - rows["expected"]).abs()
+    r2 = r2_score(rows["label"], rows["expected"]) if np.ptp(rows["label"]) else np.nan
+    return {"mdae": float(errors.median()), "mae": float(errors.mean()), "r2": float(r2)}

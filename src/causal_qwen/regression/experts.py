@@ -4,9 +4,8 @@
 
 Two passes. The first is robust: a linear head by the Cauchy likelihood (`fit_ridge`), boosting by
 absolute errors, each predicting rows that it has not seen. Its residuals give every label a
-credibility (`credibility`): the probability that it is right. The second pass fits these experts
-again with the credibilities as weights, and others by squared errors beside them: as efficient as
-least squares on clean labels, and hardly touched by wrong ones.
+credibility (`credibility`). The second pass fits these experts again with the credibilities as
+weights, and others by squared errors beside them.
 
 The linear experts are ridge regressions, their penalty chosen by leave-one-out:
 
@@ -15,9 +14,8 @@ The linear experts are ridge regressions, their penalty chosen by leave-one-out:
 Residuals without row i come from the leverages, so that every penalty costs one product once the
 Gram matrix of the smaller side (rows or features) is diagonalised. The *robust* fit iterates the
 weights w_i / (1 + (r_i / 2s)^2), r_i the leave-one-out residuals and s their median size: the
-stationary points of these weights are those of a Cauchy likelihood with scale 2s, in which no
-single row can outweigh the others. Outliers hide in residuals of rows that were fitted; hence
-leave-one-out.
+stationary points of these weights are those of a Cauchy likelihood with scale 2s. Outliers hide in
+residuals of rows that were fitted; hence leave-one-out.
 
 The experts' predictions of unseen rows are the coordinates of U. One chain turns them into Y: its
 weights w >= 0 maximise the Cauchy likelihood, its scale follows the predictions and how much
@@ -27,8 +25,9 @@ they disagree (`head`). Experts of weight 0 are dropped, and are not asked when 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +36,6 @@ from numpy.typing import NDArray
 from scipy import optimize
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.regression.credibility import NEGLIGIBLE, Credibility, find_credibility
 from causal_qwen.regression.head import Chain, fit_scale
 
@@ -70,42 +68,9 @@ HALF = 0.5  # of the labels with one value: residuals are then no scale for the 
 class Expert(NamedTuple):
     """A kind of predictor on one block of features."""
 
-    name: str
-    source: str  # the block that it reads
+    source: str  # the features that it reads
     loss: str  # "squared_error", "absolute_error" (boosting), "cauchy" (linear)
     steps: int = STEPS[-1]  # of boosting
-
-
-@dataclass
-class Blocks:
-    """Features of the same rows by source, each (N, H)."""
-
-    of_source: dict[str, Any]
-    categories: int = 0  # the first columns of boosting
-    designs: dict[str, Design] = field(default_factory=dict)  # made when they are first used
-
-    def design(self, source: str) -> Design:
-        if source not in self.designs:
-            self.designs[source] = Design.of(self.of_source[source])
-        return self.designs[source]
-
-
-class Problem(NamedTuple):
-    """What the experts learn from: features, labels y (N,), weights (N,), and splits of the rows.
-    `done` is called after each stage."""
-
-    blocks: Blocks
-    y: Array
-    weights: Array
-    splits: Splits
-    done: Callable[[], None]
-
-    def part(self, expert: Expert, trust: Array, rows: Any) -> tuple[Any, Array, Array, Array]:
-        """Features, labels, weights and credibilities of some rows."""
-        blocks, source = self.blocks, expert.source
-        is_linear = source != "boosting"
-        x = blocks.design(source).take(rows) if is_linear else blocks.of_source[source][rows]
-        return x, self.y[rows], self.weights[rows], trust[rows]
 
 
 @dataclass
@@ -116,9 +81,30 @@ class Fitted:
     predictor: Any
 
     def __call__(self, x: Any) -> Array:
-        if isinstance(self.predictor, Ridge):
-            return self.predictor(x)
         return np.asarray(self.predictor.predict(x), dtype=np.float64)
+
+
+class Problem(NamedTuple):
+    """What the experts learn from. `trust` (N,) is the credibility of every label."""
+
+    features: dict[str, Any]  # by source: a `Design`, of boosting an array (N, H)
+    categories: int  # the first columns of boosting
+    y: Array
+    weights: Array
+    splits: Splits
+    done: Callable[[], None]  # called after each stage
+
+    def fit(self, expert: Expert, trust: Array, rows: Any) -> Fitted:
+        """To some rows."""
+        if expert.source == "boosting":
+            return Fitted(expert, self.growing(expert, trust, rows).grow(expert.steps))
+        design, weights = self.features[expert.source].take(rows), (self.weights * trust)[rows]
+        is_robust = expert.loss == "cauchy"
+        return Fitted(expert, fit_ridge(design, self.y[rows], weights, robust=is_robust))
+
+    def growing(self, expert: Expert, trust: Array, rows: Any) -> Growing:
+        x, y, weights = self.features["boosting"][rows], self.y[rows], self.weights[rows]
+        return Growing(expert, x, y, weights, trust[rows], self.categories)
 
 
 @dataclass
@@ -129,20 +115,10 @@ class Stack:
     experts: list[Fitted]
     chain: Chain
 
-    @property
-    def weight(self) -> Array:
-        """Of every expert in Y."""
-        return self.chain.weight
-
-    def predict(self, coordinates: Array) -> tuple[Cauchy, Cauchy]:
-        """U' (N, m) and Y (N,)"""
-        return self.chain(torch.from_numpy(coordinates))
-
-    def coordinates(self, blocks: Blocks) -> Array:
-        """What the chain reads: the predictions, and the logarithm of their spread. (N, m + 1)"""
-        return with_spread(
-            np.stack([one(blocks.of_source[one.expert.source]) for one in self.experts], 1)
-        )
+    def coordinates(self, features: Mapping[str, Any]) -> Array:
+        """What the chain reads of features by source, (N, H) each: the predictions, and the
+        logarithm of their spread. (N, m + 1)"""
+        return with_spread(np.stack([one(features[one.expert.source]) for one in self.experts], 1))
 
 
 class Evidence(NamedTuple):
@@ -156,25 +132,6 @@ class Evidence(NamedTuple):
 def with_spread(predictions: Array) -> Array:
     spread = np.log(predictions.std(1, keepdims=True) + 1e-3)
     return np.hstack([predictions, spread])
-
-
-def first_experts(sources: Sequence[str], rows: int) -> list[Expert]:
-    """The robust ones."""
-    linear = ("linear", "kernel", "model") if rows >= LEAST_ROWS else ("linear", "model")
-    found = [Expert(name, name, "cauchy") for name in linear if name in sources]
-    if "boosting" in sources and (rows >= LEAST_ROWS or not found):
-        found.append(Expert("boosting", "boosting", "absolute_error"))
-    return found
-
-
-def fit_expert(
-    expert: Expert, x: Any, y: Array, weights: Array, trust: Array, categories: int
-) -> Fitted:
-    """`x`: a `Design` for linear experts. `trust`: the credibility of every label, beside its
-    weight."""
-    if expert.source != "boosting":
-        return Fitted(expert, fit_ridge(x, y, weights * trust, robust=expert.loss == "cauchy"))
-    return Fitted(expert, Growing(expert, x, y, weights, trust, categories).grow(expert.steps))
 
 
 class Growing:
@@ -211,8 +168,8 @@ class Growing:
 def round_to_bins(x: Array, first: int = 0) -> Array:
     """Columns from `first` on with at most BINS values each: means of bins of equally many rows.
 
-    scikit-learn would find such bins itself, but one by one where rows have weights (1.9): most of
-    the time of a fit with wrong labels. Columns that have so few values are left to it. (N, H)
+    scikit-learn would find such bins itself, but one by one where rows have weights (1.9), which
+    takes most of the time of a fit. (N, H)
     """
     rounded = x.copy()
     for column in range(first, x.shape[1]):
@@ -231,19 +188,18 @@ def predict_unseen(
 ) -> tuple[list[Expert], Array]:
     """The experts, each with its best number of trees, and their predictions of rows that they
     have not seen; NaN for rows in no test set. -> (N, m)"""
-    blocks, y, weights, splits, done = problem
+    features, _, y, weights, splits, done = problem
     chosen, columns = [], []
     for expert in experts:
-        parts = (problem.part(expert, trust, training) for training, _ in splits)
-        tests = [(test, blocks.of_source[expert.source][test]) for _, test in splits]
-        unseen = np.full(len(y), np.nan)
+        x, unseen = features[expert.source], np.full(len(y), np.nan)
         if expert.source == "boosting":
-            growing = [Growing(expert, *part, blocks.categories) for part in parts]
+            growing = [problem.growing(expert, trust, training) for training, _ in splits]
+            tests = [(test, x[test]) for _, test in splits]
             steps, unseen = _grow_together(growing, tests, y, weights * trust)
             expert = expert._replace(steps=steps)
         else:
-            for part, (test, x) in zip(parts, tests, strict=True):
-                unseen[test] = fit_expert(expert, *part, blocks.categories)(x)
+            for training, test in splits:
+                unseen[test] = problem.fit(expert, trust, training)(x.x[test])
         chosen.append(expert)
         columns.append(unseen)
         done()
@@ -277,17 +233,27 @@ def cauchy_loss(residuals: Array, weights: Array) -> float:
 
 
 def fit_stack(
-    blocks: Blocks,
+    features: Mapping[str, Any],
     y: Array,
     weights: Array,
     splits: Splits,
     *,
+    categories: int = 0,
     seed: int = 0,
     done: Callable[[], None] = lambda: None,
 ) -> tuple[Stack, Evidence]:
-    """Labels y (N,), standardised by median and interquartile range; `done` after each stage."""
-    experts = first_experts(list(blocks.of_source), len(y))
-    problem, trust = Problem(blocks, y, weights, splits, done), np.ones(len(y))
+    """Features (N, H) or designs by source, whose first `categories` columns of boosting are such;
+    labels y (N,), standardised by median and interquartile range."""
+    linear = ("linear", "kernel", "model") if len(y) >= LEAST_ROWS else ("linear", "model")
+    experts = [Expert(name, "cauchy") for name in linear if name in features]
+    if "boosting" in features and (len(y) >= LEAST_ROWS or not experts):
+        experts.append(Expert("boosting", "absolute_error"))
+    designs = {
+        name: x if name == "boosting" or isinstance(x, Design) else Design.of(x)
+        for name, x in features.items()
+    }
+    problem = Problem(designs, categories, y, weights, splits, done)
+    trust = np.ones(len(y))
     experts, first = predict_unseen(experts, problem, trust)
     is_tested = np.isfinite(first).all(1) & (weights > 0)
     robust = stack_weights(first[is_tested], y[is_tested], weights[is_tested])
@@ -297,59 +263,41 @@ def fit_stack(
     if most_frequent >= HALF * is_tested.sum():  # zeros of a count: the others are no mistakes
         found = Credibility(np.ones(len(residuals)), 0.0)
     trust[is_tested] = found.probability
-    peers = dict(zip((one.name for one in experts), first.T, strict=True))
+    peers = dict(zip((one.source for one in experts), first.T, strict=True))
 
-    experts, unseen = _second_pass(experts, first, problem, trust)
+    # Least squares, labels weighted by credibility, beside the robust experts. These stay because
+    # right labels have tails, too: one auction at ten times the usual price is no mistake, and
+    # ruins least squares. Where all labels are credible they are the same again.
+    squared = [
+        one._replace(loss="squared_error")
+        for one in experts
+        if one.source != "boosting" or len(y) >= SQUARED_ROWS or len(experts) == 1
+    ]
+    squared, unseen = predict_unseen(squared, problem, trust)
+    if trust.min() < 1:
+        experts, first = predict_unseen(experts, problem, trust)
+    experts, unseen = squared + experts, np.hstack([unseen, first])
     tested = unseen[is_tested], y[is_tested], (weights * trust)[is_tested]
     kept, mix = _choose(experts, *tested)
-    fitted = []
-    for expert in (experts[place] for place in kept):
-        part = problem.part(expert, trust, np.arange(len(y)))
-        fitted.append(fit_expert(expert, *part, blocks.categories))
+    fitted = [problem.fit(experts[place], trust, np.arange(len(y))) for place in kept]
     done()
-    predictions = tested[0][:, kept]
+    predictions, count = tested[0][:, kept], len(kept)
     scale = fit_scale(
         torch.from_numpy(with_spread(predictions)),
         torch.from_numpy(tested[1] - mix(predictions)),
         weights=torch.from_numpy(tested[2]),
         seed=seed,
     )
-    count = len(fitted)
     chain = Chain.of(np.eye(count, count + 1), np.zeros(count), mix.weights, mix.intercept, scale)
     evidence = Evidence(unseen[:, kept], found._replace(probability=trust), peers)
     return Stack(fitted, chain), evidence
 
 
-def _second_pass(
-    experts: Sequence[Expert], first: Array, problem: Problem, trust: Array
-) -> tuple[list[Expert], Array]:
-    """Least squares, labels weighted by credibility, beside the robust experts.
-
-    The robust ones stay because right labels have tails, too: one auction at ten times the usual
-    price is no mistake, and ruins least squares. Where all labels are credible they would be the
-    same again: their `first` predictions are taken.
-    """
-    rows = len(problem.y)
-    squared = [
-        one._replace(loss="squared_error")
-        for one in experts
-        if one.source != "boosting" or rows >= SQUARED_ROWS or len(experts) == 1
-    ]
-    second, unseen = predict_unseen(squared, problem, trust)
-    robust = list(experts)
-    if trust.min() < 1:
-        robust, first = predict_unseen(experts, problem, trust)
-    return second + robust, np.hstack([unseen, first])
-
-
 def _choose(
     experts: Sequence[Expert], predictions: Array, y: Array, weights: Array
 ) -> tuple[list[int], Mix]:
-    """The experts that count, at least one, and their weights.
-
-    Every prediction would have to wait for the language model, so it is kept only if unseen labels
-    are clearly likelier with it (`MODEL_EVIDENCE`).
-    """
+    """The experts that count, at least one, and their weights. The language model is slow, so it is
+    kept only if unseen labels are clearly likelier with it (`MODEL_EVIDENCE`)."""
     mix = stack_weights(predictions, y, weights)
     kept = np.flatnonzero(mix.weights >= LEAST_SHARE * mix.weights.sum()).tolist()
     if mix.weights.sum() == 0:
@@ -377,11 +325,8 @@ class Mix(NamedTuple):
 
 def stack_weights(predictions: Array, y: Array, weights: Array) -> Mix:
     """The weights that maximise the Cauchy likelihood of y: started from the mean and from every
-    expert alone, because the likelihood has several maxima.
-
-    `PRIOR_ROWS` pull them towards their mean: differences between experts that a few rows cannot
-    show are not believed.
-    """
+    expert alone, because the likelihood has several maxima. `PRIOR_ROWS` pull them towards their
+    mean: differences that a few rows cannot show are not believed."""
     count = predictions.shape[1]
     share, prior = weights / weights.sum(), PRIOR_ROWS / len(y)
     width = max(float(np.median(np.abs(y - np.median(predictions, 1)))), 1e-9)
@@ -417,7 +362,7 @@ class Ridge(NamedTuple):
     intercept: float
     unseen: Array  # (N,): leave-one-out predictions of the rows it was fitted on
 
-    def __call__(self, x: Any) -> Array:
+    def predict(self, x: Any) -> Array:
         """(N, H), dense or sparse -> (N,)"""
         return np.asarray(x @ self.coefficients) + self.intercept
 
@@ -433,6 +378,12 @@ class Design:
     def of(cls, x: Any) -> Design:
         return cls(x, _dense(x @ x.T) if x.shape[0] <= x.shape[1] else None)
 
+    @cached_property
+    def level(self) -> float:
+        """m, of the constant column, too."""
+        squares = self.x.multiply(self.x) if hasattr(self.x, "multiply") else self.x * self.x
+        return max(float(squares.sum()) / self.x.shape[0], 1e-12)
+
     def take(self, rows: Any) -> Design:
         """Some rows, by their numbers."""
         if self.products is None:
@@ -442,14 +393,13 @@ class Design:
 
 def fit_ridge(x: Any, y: Array, weights: Array, *, robust: bool = False) -> Ridge:
     """x (N, H), dense or a SciPy sparse matrix, or a `Design`; y, weights (N,)"""
-    gram = _Gram(x if isinstance(x, Design) else Design.of(x))
+    design = x if isinstance(x, Design) else Design.of(x)
     if not robust:
-        return gram.solve(y, weights, float(np.average(y, weights=weights)))
-    found = gram.solve(y, weights, float(np.median(y)), robust=True)
+        return _solve(design, y, weights, float(np.average(y, weights=weights)))
+    found = _solve(design, y, weights, float(np.median(y)), robust=True)
     for _ in range(ROBUST_STEPS):
-        found = gram.solve(
-            y, weights * tail_weights(y - found.unseen), found.intercept, robust=True
-        )
+        tails = weights * tail_weights(y - found.unseen)
+        found = _solve(design, y, tails, found.intercept, robust=True)
     return found
 
 
@@ -459,64 +409,52 @@ def tail_weights(residuals: Array) -> Array:
     return 1 / (1 + (residuals / max(scale, 1e-12)) ** 2)
 
 
-class _Gram:
-    """Features with a constant column, and the products of the smaller side with itself."""
+def _solve(design: Design, y: Array, weights: Array, center: float, robust: bool = False) -> Ridge:
+    """The penalty with the smallest leave-one-out loss: squared, or the Cauchy's."""
+    weights = np.maximum(weights / weights.max(), LEAST_WEIGHT)
+    root, target, level = np.sqrt(weights), y - center, design.level
+    is_dual = design.products is not None
+    solutions = (_dual if is_dual else _primal)(design, root, target)
+    best: tuple[float, Array, Array] | None = None
+    for solution, unseen in solutions:
+        residuals = target - unseen
+        squares = float(np.average(residuals**2, weights=weights))
+        loss = cauchy_loss(residuals, weights) if robust else squares
+        if best is None or loss < best[0]:
+            best = loss, solution, unseen
+    assert best is not None
+    _, solution, unseen = best
+    if is_dual:
+        solution = np.append(design.x.T @ solution, np.sqrt(level) * solution.sum())
+    intercept = center + float(np.sqrt(level) * solution[-1])
+    return Ridge(solution[:-1], intercept, unseen + center)
 
-    def __init__(self, design: Design) -> None:
-        self.x = x = design.x
-        self.rows, self.features = x.shape
-        squares = x.multiply(x) if hasattr(x, "multiply") else x * x
-        self.level = max(float(squares.sum()) / self.rows, 1e-12)  # m, of the constant column, too
-        self.is_dual = design.products is not None
-        if design.products is not None:
-            self.products = design.products + self.level
 
-    def solve(self, y: Array, weights: Array, center: float, *, robust: bool = False) -> Ridge:
-        """The penalty with the smallest leave-one-out loss: squared, or the Cauchy's."""
-        weights = np.maximum(weights / weights.max(), LEAST_WEIGHT)
-        root, target = np.sqrt(weights), y - center
-        solutions = self._dual(root, target) if self.is_dual else self._primal(root, target)
-        best: tuple[float, Array, Array] | None = None
-        for solution, unseen in solutions:
-            residuals = target - unseen
-            if robust:
-                scale = max(float(np.median(np.abs(residuals))), 1e-12)
-                losses = np.log(scale) + np.log1p((residuals / scale) ** 2)
-            else:
-                losses = residuals**2
-            loss = float(np.average(losses, weights=weights))
-            if best is None or loss < best[0]:
-                best = loss, solution, unseen
-        assert best is not None
-        _, solution, unseen = best
-        if self.is_dual:
-            solution = np.append(self.x.T @ solution, np.sqrt(self.level) * solution.sum())
-        intercept = center + float(np.sqrt(self.level) * solution[-1])
-        return Ridge(solution[:-1], intercept, unseen + center)
+def _dual(design: Design, root: Array, target: Array) -> Iterator[tuple[Array, Array]]:
+    """Row weights of every penalty, with leave-one-out predictions."""
+    assert design.products is not None
+    values, vectors = np.linalg.eigh(root[:, None] * (design.products + design.level) * root)
+    turned = vectors.T @ (root * target)
+    for penalty in PENALTIES:
+        scaled = vectors / (values.clip(0) + penalty * design.level)
+        dual = scaled @ turned
+        unseen = target - dual / (scaled * vectors).sum(1) / root
+        yield root * dual, unseen
 
-    def _dual(self, root: Array, target: Array) -> Iterator[tuple[Array, Array]]:
-        """Row weights of every penalty, with leave-one-out predictions."""
-        values, vectors = np.linalg.eigh(root[:, None] * self.products * root)
-        turned = vectors.T @ (root * target)
-        for penalty in PENALTIES:
-            scaled = vectors / (values.clip(0) + penalty * self.level)
-            dual = scaled @ turned
-            unseen = target - dual / (scaled * vectors).sum(1) / root
-            yield root * dual, unseen
 
-    def _primal(self, root: Array, target: Array) -> Iterator[tuple[Array, Array]]:
-        """Coefficients of every penalty, with leave-one-out predictions."""
-        constant = np.full((self.rows, 1), np.sqrt(self.level))
-        weighted = root[:, None] * np.hstack([_dense(self.x), constant])
-        values, vectors = np.linalg.eigh(weighted.T @ weighted)
-        turned = weighted @ vectors  # (N, H + 1)
-        projected = turned.T @ (root * target)
-        for penalty in PENALTIES:
-            shrunk = 1 / (values.clip(0) + penalty * self.level)
-            fitted = turned @ (shrunk * projected)
-            left = 1 - (turned**2 @ shrunk).clip(0, 1 - 1e-9)
-            unseen = target - (root * target - fitted) / left / root
-            yield vectors @ (shrunk * projected), unseen
+def _primal(design: Design, root: Array, target: Array) -> Iterator[tuple[Array, Array]]:
+    """Coefficients of every penalty, the constant's last, with leave-one-out predictions."""
+    constant = np.full((len(root), 1), np.sqrt(design.level))
+    weighted = root[:, None] * np.hstack([_dense(design.x), constant])
+    values, vectors = np.linalg.eigh(weighted.T @ weighted)
+    turned = weighted @ vectors  # (N, H + 1)
+    projected = turned.T @ (root * target)
+    for penalty in PENALTIES:
+        shrunk = 1 / (values.clip(0) + penalty * design.level)
+        fitted = turned @ (shrunk * projected)
+        left = 1 - (turned**2 @ shrunk).clip(0, 1 - 1e-9)
+        unseen = target - (root * target - fitted) / left / root
+        yield vectors @ (shrunk * projected), unseen
 
 
 def _dense(matrix: Any) -> Array:

@@ -3,13 +3,11 @@
     features(texts, model, processor, ...)                      # (N, H): last layer, last token
     features(texts, model, processor, poolings=MIDDLE, ...)     # (N, P, H), by one forward pass
 
-Middle layers describe a text better than the last, which is about the next token; their mean over
-tokens better than the last token. `MIDDLE` are candidates, of which cross-validation chooses; they
-need two thirds of the layers.
+Middle layers describe a text better than the last, which is about the next token. `MIDDLE` are
+candidates, of which cross-validation chooses; they need two thirds of the layers.
 
-A frozen backbone maps the same text to the same z, so z is cached on disk, text by text and pooling
-by pooling: cross-validation, another target or a second calibration cost nothing, and an
-interrupted run continues where it stopped.
+z is cached on disk: a file for every text and pooling, named by a hash of all that z depends on,
+with a checksum. A file that does not match it is computed again; the cache stops nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ import copy
 import hashlib
 import json
 import threading
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from causal_qwen.modeling.protocols import CausalModel, Processor
-from causal_qwen.regression.feature_cache import FeatureCache
 
 BATCH_TOKENS = 1024  # of a batch, padding included; with 2048 a token takes 12% longer
-BLOCK = 16384  # texts that are held as tokens at a time
+CACHE = "features"  # in the cache directory
+CHECKSUM = 16  # bytes at the beginning of a file
 FINGERPRINT_VALUES = 1024  # of every weight
 
 BACKBONE_FIELDS = (  # config fields that change z and no weight's shape
@@ -40,7 +38,7 @@ BACKBONE_FIELDS = (  # config fields that change z and no weight's shape
     *("rope_parameters", "sliding_window", "layer_types", "num_token_id", "numeric_encoding"),
 )
 
-_READING = threading.Lock()  # of what is stored: one thread at a time computes and writes it
+_READING = threading.Lock()  # one thread at a time reads
 
 Encoded = tuple[list[int], list[float]]  # ids and values of one text
 
@@ -55,7 +53,6 @@ class Pooling(NamedTuple):
         return f"{self.how} at {self.depth:.2g}"
 
 
-LAST = Pooling(1.0, "last")
 MIDDLE = tuple(Pooling(depth / 6, how) for how in ("mean", "last") for depth in (2, 3, 4))
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -88,18 +85,15 @@ def pooled_hidden(
     """Hidden states between the layers, pooled over each text's own tokens. -> (B, P, H)"""
     count = len(model.model.layers)
     after = [max(round(pooling.depth * count), 1) for pooling in poolings]  # layers
-    states: dict[int, Tensor] = {n: torch.empty(0) for n in after}
+    states = dict.fromkeys(after, torch.empty(0))
     _, lengths = _run(model, _recorded(model.model, states), encoded)
     width = int(lengths.max())
     is_own = torch.arange(width, device=lengths.device) < lengths.unsqueeze(-1)  # (B, T)
     rows, found = torch.arange(len(lengths)), []
     for pooling, n in zip(poolings, after, strict=True):
         state = states[n].float()
-        if pooling.how == "last":
-            found.append(state[rows, lengths - 1])
-        else:
-            own = is_own.unsqueeze(-1).to(state.dtype)
-            found.append((state * own).sum(1) / lengths.unsqueeze(-1))
+        mean = (state * is_own.unsqueeze(-1).to(state.dtype)).sum(1) / lengths.unsqueeze(-1)
+        found.append(state[rows, lengths - 1] if pooling.how == "last" else mean)
     return torch.stack(found, 1)
 
 
@@ -136,16 +130,13 @@ def _run(model: CausalModel, backbone: Any, encoded: Sequence[Encoded]) -> tuple
     """The backbone's output for texts padded on the right, and their lengths (B,)"""
     lengths = torch.tensor([len(ids) for ids, _ in encoded], device=model.device)
     width = int(lengths.max())
-    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in encoded])
-    values = [list(values) + [0.0] * (width - len(values)) for _, values in encoded]
+    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in encoded], device=model.device)
+    padded = [list(values) + [0.0] * (width - len(values)) for _, values in encoded]
+    values = torch.tensor(padded, dtype=torch.float64, device=model.device)
     number = model.config.num_token_id
     has_numbers = number is not None and bool((ids == number).any())  # a value may be 0
     output = backbone(
-        input_ids=ids.to(model.device),
-        numeric_values=torch.tensor(values, dtype=torch.float64, device=model.device)
-        if has_numbers
-        else None,
-        use_cache=False,
+        input_ids=ids, numeric_values=values if has_numbers else None, use_cache=False
     )
     return output, lengths
 
@@ -172,39 +163,62 @@ def features(
     cache: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> NDArray[np.float32]:
-    """z of every text: (N, H) at the last token, or (N, P, H) by `poolings`.
-
-    `cache` is the cache file, None for no cache.
-    """
+    """z of every text: (N, H) at the last token, or (N, P, H) by `poolings`."""
     place = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # of distinct texts
     names = [f"{pooling}\n" for pooling in poolings] or [""]  # before the text, in the cache
     key = fingerprint(model, processor, max_length) + ("pooled" if poolings else "")
     z = np.full((len(place), len(names), model.config.hidden_size), np.nan, np.float32)
-    with closing(FeatureCache(cache, key)) as store:
+
+    def file(text: str, name: str) -> Path:
+        assert cache is not None
+        digest = hashlib.sha256(f"{key}{name}{text}".encode()).hexdigest()
+        return cache / digest[:2] / digest
+
+    for text in place if cache is not None else ():
         for column, name in enumerate(names):
-            for text, found in store.read([name + text for text in place]):
-                z[place[text.removeprefix(name)], column] = found
-        missing = [text for text, row in place.items() if np.isnan(z[row]).any()]
-        done = len(place) - len(missing)
-        progress(done, len(place))
-        for start in range(0, len(missing), BLOCK):
-            block = missing[start : start + BLOCK]
-            encoded = encode_texts(block, processor, max_length)
-            for batch in batches_by_length(encoded):
-                some = [encoded[row] for row in batch]
-                with _READING:
-                    if poolings:
-                        hidden = pooled_hidden(model, some, poolings)
-                    else:
-                        hidden = hidden_at_end(model, some).unsqueeze(1)
-                    read = hidden.float().cpu().numpy()  # (B, P, H)
-                    for column, name in enumerate(names):
-                        own = (name + block[row] for row in batch)
-                        store.write(dict(zip(own, read[:, column], strict=True)))
-                z[[place[block[row]] for row in batch]] = read
-                progress(done := done + len(batch), len(place))
+            if (found := stored(file(text, name))) is not None:
+                z[place[text], column] = found
+    missing = [text for text, row in place.items() if np.isnan(z[row]).any()]
+    done = len(place) - len(missing)
+    progress(done, len(place))
+    encoded = encode_texts(missing, processor, max_length)
+    for batch in batches_by_length(encoded):
+        some = [encoded[row] for row in batch]
+        with _READING:
+            if poolings:
+                hidden = pooled_hidden(model, some, poolings)
+            else:
+                hidden = hidden_at_end(model, some).unsqueeze(1)
+        z[[place[missing[row]] for row in batch]] = hidden.float().cpu().numpy()  # (B, P, H)
+        try:
+            for row in batch if cache is not None else ():
+                for name, one in zip(names, z[place[missing[row]]], strict=True):
+                    store(file(missing[row], name), one)
+        except OSError as error:
+            warnings.warn(f"the feature cache {cache} is not used ({error}).", stacklevel=4)
+            cache = None
+        progress(done := done + len(batch), len(place))
     found = z if poolings else z[:, 0]
     return found if len(place) == len(texts) else found[[place[text] for text in texts]]
+
+
+def store(file: Path, z: NDArray[np.float32]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(_checksum(file, z.tobytes()) + z.tobytes())
+
+
+def stored(file: Path) -> NDArray[np.float32] | None:
+    """What `store` wrote; None for no file, and for a damaged one."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    is_whole = content[:CHECKSUM] == _checksum(file, content[CHECKSUM:])
+    return np.frombuffer(content[CHECKSUM:], np.float32) if is_whole else None
+
+
+def _checksum(file: Path, content: bytes) -> bytes:
+    return hashlib.blake2b(file.name.encode() + content, digest_size=CHECKSUM).digest()
 
 
 def fingerprint(model: CausalModel, processor: Processor, max_length: int) -> str:

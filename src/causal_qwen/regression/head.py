@@ -6,8 +6,8 @@ with z standardised, by full-batch Adam. Cross-validation chooses the penalty an
 steps: all candidates of all folds are trained at once, and the best on the rows that its fold did
 not see is trained again on all rows.
 
-Features of a language model are nearly collinear, so plain gradient descent is slow. In the basis
-of their principal components t_j (unit variance; s_j^2 the variance of the component), with weights
+Features of a language model are nearly collinear. In the basis of their principal components t_j
+(unit variance; s_j^2 the variance of the component), with weights
 theta_j sqrt(s_j^2 / (s_j^2 + penalty)), the squared loss has the identity as its Hessian whatever
 the penalty; other losses are close to it.
 """
@@ -36,7 +36,6 @@ LEARNING_RATE, BETA1, BETA2 = 0.1, 0.9, 0.99
 NOISES = (0.03, 0.1, 0.3, 1.0)  # of the location, in interquartile ranges of the values
 ANNEALING_STEPS = 80  # in which a location's noise falls from 1 to its final value
 PATIENCE = 40  # steps without a better candidate
-BLOCK = 16384  # rows that are converted to float64 at a time
 NEGLIGIBLE = 1e-7  # components with less than this share of the largest variance are dropped
 
 Array = NDArray[np.float64]
@@ -79,18 +78,12 @@ class LinearHead(NamedTuple):
 
 def principal_basis(z: Tensor, weights: Tensor) -> Basis:
     """The principal components of standardised features (N, H), rows weighted by `weights` (N,)."""
-    blocks = z.split(BLOCK)  # float64 block by block: z may be most of the memory
-    shares = (weights.double() / weights.double().sum()).unsqueeze(-1).split(BLOCK)
-    pairs = list(zip(shares, blocks, strict=True))
-    center = torch.stack([(share * rows.double()).sum(0) for share, rows in pairs]).sum(0)
-    apart = [(share * (rows.double() - center) ** 2).sum(0) for share, rows in pairs]
-    spread = torch.stack(apart).sum(0).sqrt()
+    x, share = z.double(), (weights.double() / weights.double().sum()).unsqueeze(-1)
+    center = (share * x).sum(0)
+    spread = (share * (x - center) ** 2).sum(0).sqrt()
     spread = torch.where(spread > 0, spread, 1.0)
-    covariance = torch.zeros(len(center), len(center), dtype=torch.float64)
-    for share, rows in pairs:
-        standard = (rows.double() - center) / spread
-        covariance += standard.T @ (share * standard)
-    variance, vectors = torch.linalg.eigh(covariance)
+    standard = (x - center) / spread
+    variance, vectors = torch.linalg.eigh(standard.T @ (share * standard))
     is_kept = variance > NEGLIGIBLE * variance[-1].clamp_min(torch.finfo(variance.dtype).tiny)
     variance, vectors = variance[is_kept], vectors[:, is_kept]
     directions = (vectors / variance.sqrt()).T / spread
@@ -117,7 +110,7 @@ def fit_head(
     weights = torch.ones(len(y)) if weights is None else weights
     loss_at = training_loss or (lambda step: loss)
     basis = principal_basis(z, weights)
-    t = torch.cat([basis(rows.double()).float() for rows in z.split(BLOCK)])
+    t = basis(z.double()).float()
     y, weights = y.float().unsqueeze(-1), weights.float()
     fold = torch.randperm(len(t), generator=torch.Generator().manual_seed(seed))
     fold = fold % min(folds, len(t))  # (N,)
@@ -208,21 +201,22 @@ def fit_chain(
     """The chain that makes y likely, and its loss on unseen rows.
 
     Both parts minimise the Cauchy's negative log-likelihood. The location does so under a fixed
-    noise that cross-validation chooses: a free scale would follow the residuals of rows that are
-    being overfitted, and with a scale of almost 0 all other rows count as outliers. The noise falls
-    to its value (`annealed`): with little noise from the start, the head may settle among outliers.
-    The scale is then fitted to the residuals of unseen rows.
+    noise that cross-validation chooses (a free scale would follow the residuals of memorised rows,
+    and all others become outliers), to which it falls (`annealed`): with little noise from the
+    start, the head may settle among outliers. The scale is then fitted to unseen residuals.
     """
     weights = torch.ones(len(y)) if weights is None else weights
     options: dict[str, Any] = {"weights": weights, "folds": folds, "seed": seed}
-    found = []
+    best = math.inf
     for done, noise in enumerate(NOISES, start=1):
         loss, training_loss = partial(location_loss, noise), partial(annealed, location_loss, noise)
-        location = fit_head(z, y, loss, [Output()], training_loss=training_loss, **options)
-        residuals = y - location.unseen[:, 0]
-        found.append((_residual_loss(residuals, weights), location, residuals))
+        found = fit_head(z, y, loss, [Output()], training_loss=training_loss, **options)
+        apart = y - found.unseen[:, 0]
+        width = apart.abs().median().clamp_min(1e-9).expand_as(apart)  # a Cauchy's scale
+        losses = Cauchy(torch.zeros_like(apart), width).nll(apart)
+        if (mean := float((losses * weights).sum() / weights.sum())) < best:
+            best, location, residuals = mean, found, apart
         progress(done, len(NOISES) + 1)
-    _, location, residuals = min(found, key=lambda candidate: candidate[0])
     scale = fit_scale(z, residuals, **options)
     progress(len(NOISES) + 1, len(NOISES) + 1)
     basis, weight, bias = location.basis, location.weight[0], location.bias[0]
@@ -257,13 +251,6 @@ def scale_loss(outputs: Tensor, residuals: Tensor) -> Tensor:
     """The NLL of residuals: |w|.(scale_U + b) is |w| e^(a.z + d) + |w| |b|."""
     scale = outputs[..., 0].exp() + outputs[..., 1].exp()
     return Cauchy(torch.zeros_like(scale), scale).nll(residuals)
-
-
-def _residual_loss(residuals: Tensor, weights: Tensor) -> float:
-    """The mean NLL of residuals under the Cauchy that fits them: median |r| is its scale."""
-    scale = residuals.abs().median().clamp_min(1e-9)
-    losses = Cauchy(torch.zeros_like(residuals), scale.expand_as(residuals)).nll(residuals)
-    return float((losses * weights).sum() / weights.sum())
 
 
 @dataclass(frozen=True)

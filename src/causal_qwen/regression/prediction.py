@@ -26,12 +26,9 @@ from causal_qwen.decoding.noise import NoiseGains
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.individuals import Individual, check_noise, resolve_individuals
 from causal_qwen.modeling.abduction import whole
-from causal_qwen.modeling.action import apply_head
 from causal_qwen.modeling.cauchy import Cauchy
-from causal_qwen.modeling.one_vs_rest import HeadParams
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import ValueSpace, field_space
-from causal_qwen.paths import install_hint
 from causal_qwen.text.numerals import render
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -39,7 +36,6 @@ logger = logging.get_logger("transformers.causal_qwen")
 Array = NDArray[np.float64]
 
 ROWS_SHOWN = 10
-PLOT_LEVEL, PLOT_RANGE, PLOT_POINTS = 0.9, (0.02, 0.98), 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +66,13 @@ class IndividualLaw:
 
     def resolve(self, individuals: Any) -> list[Individual]:
         """A count, seeds, Individuals or noise e, as individuals."""
-        size = len(self.b)
-        if isinstance(individuals, numbers.Integral):
-            individuals = range(int(individuals))
-        if isinstance(individuals, Individual):
-            individuals = [individuals]
-        # NumPy converts a list of small seeds and seeds above 2**63 to floats; objects stay exact
-        given = np.asarray(individuals, dtype=object if np.ndim(individuals) == 1 else None)
-        is_list = given.ndim == 1 and all(
-            isinstance(x, (numbers.Integral, Individual)) for x in given
-        )
-        if not is_list:
+        size, kinds = len(self.b), numbers.Integral | Individual
+        if isinstance(individuals, kinds):
+            is_one = isinstance(individuals, Individual)
+            individuals = [individuals] if is_one else range(individuals)
+        if not (
+            isinstance(individuals, Sequence) and all(isinstance(x, kinds) for x in individuals)
+        ):
             individuals = np.atleast_2d(check_noise(individuals, size))
         names = ("min_density", "temperature", "persistence")
         options: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
@@ -148,21 +140,12 @@ class NumberPrediction:
         return _out(self.y.log_prob(self.space.encode(v)) + self.space.log_slope(v))
 
     def crps(self, value: ArrayLike) -> Any:
-        """The continuous ranked probability score, on the scale named by `crps_name`.
-
-        In "symlog" space it is infinite in units of the value, so it is taken in symlog units;
-        `pinball` scores quantiles in units of the value.
-        """
+        """The continuous ranked probability score; in "symlog" space in symlog units, because it is
+        infinite in units of the value. `pinball` scores quantiles in these."""
         return _out(self.y.crps(self.space.encode(self._checked(value))) * self.space.spread)
-
-    @property
-    def crps_name(self) -> str:
-        return "crps" if self.space.kind == "linear" else "crps_symlog"
 
     def pinball(self, value: ArrayLike, p: float) -> Any:
         """The pinball loss of the p-quantile, in units of the value."""
-        if not 0 < p < 1:
-            raise ValueError(f"p={p} is outside (0, 1).")
         error = self._checked(value) - torch.as_tensor(self.quantile(p), dtype=torch.float64)
         return _out(torch.maximum(p * error, (p - 1) * error))
 
@@ -172,9 +155,8 @@ class NumberPrediction:
         """The numbers of these individuals: w.u + c. -> (n,), or (B, n) for a batch.
 
         `individuals` are seeds, `Individual`s, noise e (n, C), or a count n: the individuals 0 to
-        n - 1. The same individuals are used in every row. A model's individuals give the number
-        that they give in `causal` generation after the same text, by the law of its generation
-        config. A prediction without such a law (a regressor's) takes u = loc_U' + scale_U' t, so
+        n - 1. A model's individuals give the number that they give in `causal` generation after
+        the same text. A prediction without a law (a regressor's) takes u = loc_U' + scale_U' t, so
         that samples are distributed as the prediction.
         """
         law = self.law or IndividualLaw(
@@ -185,29 +167,8 @@ class NumberPrediction:
         )
         if self.law is None:  # without positions: all noise is the individual's own
             individuals = [replace(one, persistence=1.0) for one in law.resolve(individuals)]
-            if any(one.is_fresh for one in individuals):
-                raise ValueError("A regressor has no positions: fresh individuals have no number.")
         moved = self.y.loc.unsqueeze(-1) + law.shifts(individuals, self.weight)
         return self.space.decode(moved).numpy()
-
-    def plot(self, level: float = PLOT_LEVEL, ax: Any = None) -> Any:
-        """Draw the density with its median and interval; returns matplotlib's axes."""
-        ax = new_axes() if ax is None else ax
-        for row, one in enumerate(self if self.y.loc.dim() else [self]):
-            low, high = one.interval(level)
-            first, last = (float(one.y.icdf(p)) for p in PLOT_RANGE)
-            values = one.space.decode(torch.linspace(first, last, PLOT_POINTS, dtype=torch.float64))
-            color = f"C{row % 10}"
-            label = f"median {render(one.median)}, {level:.0%} {render(low)} to {render(high)}"
-            ax.plot(values, np.exp(one.log_prob(values.numpy())), color=color, label=label)
-            ax.axvline(one.median, color=color, linestyle="--", linewidth=1)
-            ax.axvspan(low, high, color=color, alpha=0.12)
-        if self.space.kind == "symlog":
-            ax.set_xscale("symlog")
-        ax.set_xlabel("value")
-        ax.set_ylabel("density")
-        ax.legend()
-        return ax
 
     def __len__(self) -> int:
         return len(self.y.loc)
@@ -222,14 +183,12 @@ class NumberPrediction:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
-        if not self.y.loc.dim():
-            low, high = self.interval(PLOT_LEVEL)
-            return (
-                f"{render(self.median)}  ({PLOT_LEVEL:.0%} interval {render(low)} to {render(high)}"
-                f"; P(<NUM>) = {self.probability:.2g})"
-            )
-        rows = [repr(self[row]) for row in range(min(len(self), ROWS_SHOWN))]
-        return "\n".join([f"{len(self)} numbers", *rows, *["..."][: len(self) - ROWS_SHOWN]])
+        if self.y.loc.dim():
+            rows = [repr(self[row]) for row in range(min(len(self), ROWS_SHOWN))]
+            return "\n".join([f"{len(self)} numbers", *rows, *["..."][: len(self) - ROWS_SHOWN]])
+        low, high = map(render, self.interval(0.9))
+        interval = f"90% interval {low} to {high}"
+        return f"{render(self.median)}  ({interval}; P(<NUM>) = {self.probability:.2g})"
 
     def _checked(self, value: ArrayLike) -> Tensor:
         """Finite numbers to compare with: one for all, or one per row."""
@@ -237,17 +196,6 @@ class NumberPrediction:
         if not v.isfinite().all():
             raise ValueError(f"value={value!r} is not finite.")
         return v
-
-
-def new_axes(size: tuple[float, float] | None = None) -> Any:
-    """Matplotlib's axes in a new figure."""
-    try:
-        from matplotlib import pyplot
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"Pictures need matplotlib, which is not installed: {install_hint('plot')}"
-        ) from None
-    return pyplot.subplots(figsize=size, layout="constrained")[1]
 
 
 @torch.no_grad()
@@ -260,11 +208,8 @@ def predict(
     batch_size: int = 16,
     **reading: Any,
 ) -> NumberPrediction:
-    """The distribution of the number that follows each text.
-
-    `field` names the target, whose standardisation is used; `reading` are options of the processor,
-    such as `encode_numbers="value"`.
-    """
+    """The distribution of the number that follows each text; `field` names the target, whose
+    standardisation is used, `reading` are options of the processor."""
     processor.check(model.config)
     encoding = reading.setdefault("encode_numbers", processor.encode_numbers)
     if model.config.encode_numbers == "value" and encoding == "text" == processor.encode_numbers:
@@ -283,9 +228,7 @@ def predict(
     for start in range(0, len(many), batch_size):
         batch = many[start : start + batch_size]
         parts.append(_last_position(model, processor, batch, reading, start))
-    loc, wide, scale, probability, positions = (
-        torch.cat(column) for column in zip(*parts, strict=True)
-    )
+    loc, wide, scale, probability, positions = map(torch.cat, zip(*parts, strict=True))
     u, p = Cauchy(loc, wide), probability.double().numpy()
     b = whole(model.action, "b_noise").detach().abs().double().cpu()
     settings = model.resolve_settings(causal_mode="causal")
@@ -320,25 +263,10 @@ def _last_position(
     )
     last = Cauchy(output.loc_U[:, -1], output.scale_U[:, -1])
     u = model.action.widen(last)
-    found = (u.loc.float(), u.scale.float(), last.scale.float(), _number_probability(model, last))
+    number = model.config.num_token_id or 0  # `Processor.check` has compared it
+    probability = model.decision(model.act(last)[0])[:, number].float()
+    found = (u.loc.float(), u.scale.float(), last.scale.float(), probability)
     return *(column.cpu() for column in found), positions[:, -1].cpu()
-
-
-def _number_probability(model: CausalModel, u: Cauchy) -> Tensor:
-    """P_<NUM> from row <NUM> of W; other tokens are scored only for the bar. -> (B,)"""
-    k = model.config.num_token_id or 0  # `Processor.check` has compared it
-    is_sharded = hasattr(model.lm_head, "_is_hooked")  # tensor-parallel: a part of W is here
-    if is_sharded or model.config.logit_softcap is not None:
-        return model.decision(model.act(u)[0])[:, k].float()
-
-    def probability(weight: Tensor, bias: Tensor | None) -> Tensor:
-        threshold = whole(model.decision, "threshold")
-        head = HeadParams(weight, bias, model.action.scaled_noise(), threshold)
-        bar = head.bar(u.loc, len(u.loc)) if model.decision.has_bar else None
-        return head.sf(model.action.widen(u), k, bar)
-
-    p: Tensor = apply_head(model.lm_head, u.loc, function=probability)
-    return p.float()
 
 
 def _out(value: Tensor) -> Any:

@@ -6,8 +6,7 @@
 A row is read in several ways (`sources`): columns, words, kernel, boosting, and the language model
 for texts. Their predictions of unseen rows are the coordinates of U, and Y is a linear function of
 U (`experts`). With `sources=["model"]` every row is a sentence that ends where its number would
-follow, and U is abduced there. The value is predicted without the gate P_<NUM>. The language model
-stays as it is; only the causal chain is fitted, on cached features.
+follow, and U is abduced there, without the gate P_<NUM>. The language model stays as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import copy
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -30,10 +29,9 @@ from causal_qwen.paths import install_hint
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin
-    from sklearn.metrics import r2_score
     from sklearn.utils import check_random_state
     from sklearn.utils._param_validation import Interval, StrOptions
-    from sklearn.utils.validation import check_is_fitted
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 except ModuleNotFoundError:
     raise ImportError(
         "CausalTextRegressor needs scikit-learn, which is not installed: " + install_hint("tables")
@@ -44,42 +42,32 @@ from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.options import VALUE_SPACES
 from causal_qwen.outputs import new_directory
 from causal_qwen.paths import cache_directory
-from causal_qwen.regression import audit, features, head, sentences, sources, whatif
-from causal_qwen.regression.backbone import (
-    OpenModel,
-    Pair,
-    loaded_record,
-    located,
-    open_shared,
-    record_of,
-    saved_record,
+from causal_qwen.regression import (
+    audit,
+    backbone,
+    conformal,
+    features,
+    head,
+    sentences,
+    sources,
+    whatif,
 )
-from causal_qwen.regression.conformal import (
-    LEVEL,
-    SUPPORTS,
-    Conformal,
-    Limits,
-    Target,
-    TargetEvidence,
-    rows_needed,
-    warn_of_wrong_labels,
-)
+from causal_qwen.regression.backbone import OpenModel
+from causal_qwen.regression.conformal import LEVEL, Conformal, Limits, Target, TargetEvidence
 from causal_qwen.regression.credibility import NEGLIGIBLE, find_credibility
 from causal_qwen.regression.experts import Evidence
 from causal_qwen.regression.explanation import Explanation, explain_rows
-from causal_qwen.regression.feature_cache import CACHE_FILE
 from causal_qwen.regression.prediction import NumberPrediction
 from causal_qwen.regression.saving import FILE, read_state, write_state
 from causal_qwen.regression.source_model import Hidden, SourceModel, judge_target
 from causal_qwen.tables import frames
-from causal_qwen.tables.frames import TEXT, as_table, is_table, require_columns, row_index
-from causal_qwen.tables.targets import check_variety, read_targets, usable_rows
+from causal_qwen.tables.frames import TEXT, as_table, is_table, require_columns
+from causal_qwen.tables.targets import check_rows, check_variety, read_targets
 from causal_qwen.terminal import counted, progress_bar
 
 __all__ = ["CausalTextRegressor", "OpenModel", "Target"]
 
 Array = NDArray[np.float64]
-Predictions = dict[str, NumberPrediction]  # by target
 
 SAVED = (  # fitted attributes; the others are of the training rows
     *("columns_", "is_single_", "seed_", "targets_", "source_", "baseline_"),
@@ -90,8 +78,7 @@ LENGTH = 512  # tokens of a text, by default
 MANY_TEXTS = 2000  # distinct ones, of which a sample shows how the language model is to read
 SAMPLE = 1000  # rows
 MANY_COLUMNS, MOST_COLUMNS = 1000, 20_000  # announced; refused
-COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, measured on one thread
-BLOCK = 16384  # rows that are predicted at a time
+COLUMN_SECONDS, CELL_SECONDS = 0.011, 8e-5  # of a fit without texts, on one thread
 
 
 class Labels(NamedTuple):
@@ -130,7 +117,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         question: the end of every text; None asks for the targets ("The price is"), or leaves
             it to the template.
         value_space: `symlog`, `linear`, or `auto`: the better one on held-out values.
-        bad_rows: `raise`, or `skip` rows without a text or a finite target, with a warning.
         max_length: tokens of a text; longer ones lose their beginning, with a warning.
         cache: keep features on disk, in the cache directory of the embedded model.
         folds: of the cross-validation within `fit`.
@@ -139,9 +125,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "support": [StrOptions({*SUPPORTS}), tuple, list],
+        "support": [StrOptions({*conformal.SUPPORTS}), tuple, list],
         "value_space": [StrOptions({"auto", *VALUE_SPACES})],
-        "bad_rows": [StrOptions({"raise", "skip"})],
         "max_length": [Interval(Integral, 2, None, closed="left")],
         "folds": [Interval(Integral, 2, None, closed="left")],
     }
@@ -170,7 +155,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         units: dict[str, str] | None = None,
         question: str | None = None,
         value_space: str = "auto",
-        bad_rows: str = "raise",
         max_length: int = LENGTH,
         cache: bool = True,
         folds: int = head.FOLDS,
@@ -189,7 +173,6 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.units = units
         self.question = question
         self.value_space = value_space
-        self.bad_rows = bad_rows
         self.max_length = max_length
         self.cache = cache
         self.folds = folds
@@ -212,24 +195,22 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self.columns_ = self._choose_columns(X, list(values))
         self._name_features()
         self.seed_ = to_seed(self.random_state)
-        texts = self._to_sentences(X, list(values)) if self.reads_sentences() else None
-        has_text = map(_is_given, texts) if texts else self._has_values(X)
-        is_usable = usable_rows(np.array([*has_text], bool), values, self.bad_rows, row_index(X))
-        weights = _row_weights(sample_weight, len(is_usable))
+        frame = self._known_frame(X)
+        check_rows(frame, values)
+        checks: dict[str, Any] = {"dtype": np.float64, "ensure_non_negative": True}
+        weights = _check_sample_weight(sample_weight, frame, **checks)
         labels = Labels(values, weights, None if groups is None else np.asarray(groups))
-        labels = labels.take(is_usable)
-        for name, column in labels.values.items():
-            check_variety(name, column[labels.weights > 0])
-        if texts is None:
-            self.targets_ = self._fit_sources(self._known_frame(X)[is_usable], labels)
+        for name, column in values.items():
+            check_variety(name, column[weights > 0])
+        if not self.reads_sentences():
+            self.targets_ = self._fit_sources(frame, labels)
             return self
         if groups is not None or self.cv is not None:
             warnings.warn(
                 "the language model alone splits rows at random: groups and cv are not used.",
                 stacklevel=2,
             )
-        kept = [text for text, usable in zip(texts, is_usable, strict=True) if usable]
-        self.targets_ = self._fit_sentences(kept, labels)
+        self.targets_ = self._fit_sentences(self._to_sentences(frame, list(values)), labels)
         return self
 
     def _fit_sources(self, frame: Any, labels: Labels) -> dict[str, Target]:
@@ -255,7 +236,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             places = self._useful_poolings(schema, chosen, frame, labels)
             if places:
                 z = self._read_frame(frame, places)
-                self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
+                record = backbone.record_of(self.model)
+                self.backbone_ = {**record, "fingerprint": self._fingerprint()}
             else:
                 chosen = [name for name in chosen if name != "model"]
         source = SourceModel(schema, chosen)
@@ -267,7 +249,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             model, values = source.targets[name], labels.values[name]
             targets[name], judged = judge_target(model, values, labels.weights, found, self.support)
             self.evidence_[name] = judged.take(np.argsort(order))
-            warn_of_wrong_labels(name, found.credibility.share)
+            conformal.warn_of_wrong_labels(name, found.credibility.share)
         self.baseline_ = sources.typical_row(frame, schema)
         return targets
 
@@ -276,16 +258,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> dict[str, Evidence]:
         """Fit `source` in place, with a progress bar."""
         values, weights, groups = labels
-        stages, total = 0, len(values) * (3 if len(source.table.sources) == 1 else 8)
+        total = len(values) * (3 if len(source.table.sources) == 1 else 8)  # an estimate
+        stages = iter(range(1, total))
         splits = sources.split_rows(len(frame), groups, self.cv, self.folds, self.seed_, weights)
         with progress_bar("fitting", self.verbose) as progress:
-
-            def done() -> None:
-                nonlocal stages
-                stages += 1
-                if stages < total:  # an estimate
-                    progress(stages, total)
-
             evidence = source.fit(
                 frame,
                 z,
@@ -294,7 +270,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 splits,
                 spaces=_value_spaces(self.value_space),
                 seed=self.seed_,
-                done=done,
+                done=lambda: progress(next(stages, total - 1), total),
                 is_random=self.cv is None and groups is None,
             )
             progress(total, total)
@@ -321,11 +297,10 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     def _fit_sentences(self, texts: list[str], labels: Labels) -> dict[str, Target]:
         """Set `backbone_`; a chain for every target, on the features of the sentences."""
         self._warn_long_texts(texts)
-        columns = list(labels.values.values())
-        order = sorted(range(len(texts)), key=lambda row: (*(c[row] for c in columns), texts[row]))
-        texts, labels = [texts[row] for row in order], labels.take(order)
-        z = torch.from_numpy(self._read_features(texts))
-        self.backbone_ = {**record_of(self.model), "fingerprint": self._fingerprint()}
+        order = _sorted_rows({TEXT: np.array(texts)}, labels)
+        labels = labels.take(order)
+        z = torch.from_numpy(self._read_features([texts[row] for row in order]))
+        self.backbone_ = {**backbone.record_of(self.model), "fingerprint": self._fingerprint()}
         with progress_bar("fitting", self.verbose) as progress:
             targets = {
                 name: self._fit_chain(z, column, labels.weights, progress)
@@ -360,49 +335,21 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if not isinstance(self.support, str) and not self.support[0] < self.support[1]:
             raise ValueError(f"support={self.support!r} must be (low, high), low below high.")
 
-    def calibrate(self, X: Any, y: Any, trusted: Any = None) -> Self:
+    def calibrate(self, X: Any, y: Any) -> Self:
         """Split-conformal calibration on rows that `fit` has not seen; see `conformal`.
 
-        `trusted` marks the rows whose labels are right (True) and the only ones to use. Without it
-        labels that look wrong are weighted by their credibility, and a warning gives their share.
+        Labels that look wrong are weighted by their credibility, and a warning gives their share.
         """
-        X = self._known_table(X)
+        frame = self._known_frame(X)
         values = self._known_targets(X, y)
-        has_text = np.array([*self._has_values(X)], bool)
-        is_usable = usable_rows(has_text, values, self.bad_rows, row_index(X))
-        if trusted is not None:
-            if np.shape(trusted) != is_usable.shape or not np.any(is_usable & trusted):
-                count = len(is_usable)
-                raise ValueError(f"trusted must be {count} truth values, some of them true.")
-            is_usable &= np.asarray(trusted, dtype=bool)
-        rows = X[is_usable] if is_table(X) else [X[row] for row in np.flatnonzero(is_usable)]
-        blocks = list(self._predict_rows(rows))
+        check_rows(frame, values)
+        found = self._distributions(frame)
         for name, target in self.targets_.items():
-            parts = zip(*(found[name].y for found in blocks), strict=True)  # locs, scales
-            y_dist, encoded = Cauchy(*map(torch.cat, parts)), target.encode(values[name][is_usable])
-            weights = np.ones(len(encoded))
-            if trusted is None:
-                scores = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
-                least = NEGLIGIBLE / float(y_dist.scale.median())
-                weights, share = find_credibility(scores, weights, least)
-                warn_of_wrong_labels(name, share)
-            target.conformal = Conformal.fit(y_dist, encoded, weights)
-        return self
-
-    def calibrate_trusted(self, trusted: Any) -> Self:
-        """Calibrate on the cross-validated training rows that are marked: those whose labels are
-        known to be right."""
-        if not getattr(self, "evidence_", None):
-            raise ValueError("this regressor was not cross-validated here; use calibrate(X, y).")
-        for name, evidence in self.evidence_.items():
-            if np.shape(trusted) != evidence.scores.shape:
-                raise ValueError(f"trusted must be {len(evidence.scores)} truth values.")
-            marked = np.asarray(trusted, dtype=bool) & np.isfinite(evidence.scores)
-            if marked.sum() < (least := rows_needed(LEVEL)):
-                rows_are = counted(int(marked.sum()), "trusted row is", "trusted rows are")
-                raise ValueError(f"{rows_are} too few for {LEVEL:.0%} intervals; mark {least}.")
-            scores = np.sort(evidence.scores[marked])
-            self.targets_[name].conformal = Conformal(scores, np.ones(len(scores)))
+            y_dist = found[name].y
+            scores, least = target.scores(values[name], y_dist), float(y_dist.scale.median())
+            weights, share = find_credibility(scores, np.ones(len(scores)), NEGLIGIBLE / least)
+            conformal.warn_of_wrong_labels(name, share)
+            target.conformal = Conformal.fit(scores, weights)
         return self
 
     # ------------------------------------------------------------ predicting
@@ -437,92 +384,65 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
     ) -> tuple[Array, Array, Array]:
         """Medians as `predict`, intervals (..., levels, 2) and quantiles (..., quantiles), while X
         is read once."""
-
-        def compute(number: NumberPrediction, target: Target) -> Array:
+        columns = []
+        for name, number in self._distributions(self._known_frame(X)).items():
+            target = self.targets_[name]
             parts = [target.median(number)[:, None]]
             parts += [target.interval(number.y, level, calibrated) for level in levels]
             if len(quantiles):
                 parts.append(target.quantiles(number, quantiles, calibrated))
-            return np.concatenate(parts, -1)
-
-        blocks = []
-        for numbers in self._predict_rows(self._known_table(X)):
-            columns = [compute(numbers[name], target) for name, target in self.targets_.items()]
-            blocks.append(columns[0] if self.is_single_ else np.stack(columns, 1))
-        found, end = np.concatenate(blocks), 1 + 2 * len(levels)
+            columns.append(np.concatenate(parts, -1))
+        found = columns[0] if self.is_single_ else np.stack(columns, 1)
+        end = 1 + 2 * len(levels)
         intervals = found[..., 1:end].reshape(*found.shape[:-1], len(levels), 2)
         return found[..., 0], intervals, found[..., end:]
 
     def predict_distribution(self, X: Any) -> NumberPrediction | dict[str, NumberPrediction]:
         """The uncalibrated distributions; a dict of them for several targets."""
-        found = self._distributions(X)
+        found = self._distributions(self._known_frame(X))
         return next(iter(found.values())) if self.is_single_ else found
 
     def beyond_training(self, X: Any) -> list[str]:
         """Per row: which numbers are outside of the range of the training rows, in words ("" for
         none). Intervals of such rows are wider."""
-        X = self._known_table(X)
-        if self.source_ is None:
-            return [""] * len(X)
-        return self.source_.table.beyond(self._known_frame(X))[0]
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R^2, by scikit-learn's convention: averaged over targets."""
-        X = self._known_table(X)
-        truth = np.stack(list(self._known_targets(X, y).values()), -1)
-        predicted = self.predict(X).reshape(truth.shape)
-        return float(r2_score(truth, predicted, sample_weight=sample_weight))
-
-    def _distributions(self, X: Any) -> Predictions:
-        X = self._known_table(X)
-        (found,) = self._predict_rows(X, max(len(X), 1))
-        return found
+        frame = self._known_frame(X)
+        return [""] * len(frame) if self.source_ is None else self.source_.table.beyond(frame)[0]
 
     @torch.no_grad()
-    def _predict_rows(self, X: Any, block: int = BLOCK) -> Iterator[Predictions]:
-        """The predictions of `block` rows of a known table at a time: U is large."""
+    def _distributions(self, frame: Any) -> dict[str, NumberPrediction]:
+        """Of every target in the rows of a known frame. The next token is taken to be a number."""
+        found, distance = {}, torch.zeros(())
         if self.source_ is not None:
-            frame = self._known_frame(X)
-            if self.source_.uses_model:
-                self._check_backbone()
-            for start in range(0, max(len(frame), 1), block):
-                yield _finite(self._predict_sources(frame.iloc[start : start + block]))
-            return
-        texts = self.sentences(X)
-        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            where = frames.name_rows(empty, row_index(X))
-            raise ValueError(f"{where} without a text; give at least one word.")
-        self._warn_long_texts(texts, index=row_index(X))
-        self._check_backbone()
-        z = torch.from_numpy(self._read_features(texts))
-        for start in range(0, max(len(texts), 1), block):
-            yield _finite(self._predict_sentences(z[start : start + block]))
-
-    def _predict_sources(self, frame: Any) -> Predictions:
-        source = self.source_
-        assert source is not None
-        z = self._read_frame(frame, source.poolings) if source.uses_model else None
-        distance, found = torch.from_numpy(source.table.beyond(frame)[1]), {}
-        for name, (u, y) in source.predict(frame, z).items():
-            target, chain = self.targets_[name], source.targets[name].stack.chain
+            distance = torch.from_numpy(self.source_.table.beyond(frame)[1])
+        for name, read in self._read(frame).items():
+            target, chain = self.targets_[name], self.targets_[name].chain
+            u, y = chain(read)
             wanted = y.scale.clamp(target.limits.least_scale, target.limits.most_scale)
-            wider = wanted / y.scale * (1 + distance)
-            u = Cauchy(u.loc, u.scale * wider.unsqueeze(-1))
-            found[name] = NumberPrediction.from_individuals(
-                u, torch.from_numpy(chain.weight), chain.bias, target.space, np.ones(len(frame))
-            )
+            u = Cauchy(u.loc, u.scale * (wanted / y.scale * (1 + distance)).unsqueeze(-1))
+            weight, certain = torch.from_numpy(chain.weight), np.ones(len(frame))
+            number = NumberPrediction.from_individuals(u, weight, chain.bias, target.space, certain)
+            if not (number.y.loc.isfinite() & number.y.scale.isfinite()).all():
+                raise ValueError(
+                    f"a prediction of {name!r} is not finite: the regressor's weights are damaged; "
+                    "restore its files, or fit again."
+                )
+            found[name] = number
         return found
 
-    def _predict_sentences(self, z: Tensor) -> Predictions:
-        """By the chains on z (N, H). The next token is taken to be a number."""
-        found = {}
-        for name, target in self.targets_.items():
-            assert target.chain is not None
-            u, weight = target.chain(z)[0], torch.from_numpy(target.chain.weight)
-            found[name] = NumberPrediction.from_individuals(
-                u, weight, target.chain.bias, target.space, np.ones(len(z))
-            )
-        return found
+    def _read(self, frame: Any) -> dict[str, Tensor]:
+        """What the chain of every target reads of a known frame, (N, H)."""
+        source = self.source_
+        if source is None or source.uses_model:
+            self._check_backbone()
+        if source is not None:
+            z = self._read_frame(frame, source.poolings) if source.uses_model else None
+            return source.coordinates(frame, z)
+        texts = self._to_sentences(frame, list(self.targets_))
+        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
+            where = frames.name_rows(empty, frame.index)
+            raise ValueError(f"{where} without a text; give at least one word.")
+        self._warn_long_texts(texts, index=frame.index)
+        return dict.fromkeys(self.targets_, torch.from_numpy(self._read_features(texts)))
 
     # ------------------------------------------------------------ what was found
 
@@ -561,21 +481,18 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "targets_")
         if (X is None) != (y is None):
             raise ValueError("X and y come together; give both, or neither for the training rows.")
+        targets = self.targets_.items()
         if X is not None:
-            X = self._known_table(X)
-            values, found = self._known_targets(X, y), self._distributions(X)
-            judged = {
-                n: audit.judge_rows(t, values[n], found[n].y) for n, t in self.targets_.items()
-            }
-            return audit.suspicion_table(judged, X.index if is_table(X) else np.arange(len(X)))
+            frame, values = self._known_frame(X), self._known_targets(X, y)
+            found = self._distributions(frame)
+            judged = {n: audit.judge_rows(one, values[n], found[n].y) for n, one in targets}
+            return audit.suspicion_table(judged, frame.index)
         if not getattr(self, "evidence_", None):
             raise ValueError(
                 "the training rows were not cross-validated, or this regressor was loaded; "
                 "give suspicious(X, y), or fit again with several sources."
             )
-        judged = {
-            n: audit.judge_training(self.targets_[n], found) for n, found in self.evidence_.items()
-        }
+        judged = {n: audit.judge_training(one, self.evidence_[n]) for n, one in targets}
         return audit.suspicion_table(judged, self.rows_)
 
     def counterfactual(
@@ -598,9 +515,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         individual's own noise from `observed`, keeps it and draws exogenous noise again; "pearl"
         keeps both. See `whatif`.
         """
-        whatif.check_question(observed, level, semantics)
-        X = self._known_table([row] if isinstance(row, str) else row)
-        frame, name = self._known_frame(X).astype(object), self.target_name(target)
+        frame = self._known_frame([row] if isinstance(row, str) else row).astype(object)
+        name = self.target_name(target)
         if len(frame) != 1:
             raise ValueError(f"row has {len(frame)} rows; give one, such as table.iloc[[3]].")
         edits = {**(changes or {}), **columns}
@@ -614,21 +530,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             level=level,
             semantics=semantics,
             changes={column: (frame[column].iloc[0], edits[column]) for column in edits},
-            beyond=self.beyond_training(self._to_input(other))[0],
+            beyond=self.beyond_training(other)[0],
             **whatif.answer(float(observed), here, there, space, clip, level, semantics),
         )
 
     def _world(self, frame: Any, name: str) -> whatif.World:
         """The law of one row, its scale divided into the individual's share and chance."""
-        target, source = self.targets_[name], self.source_
-        number = self._distributions(self._to_input(frame))[name]
-        scale = of_chain = float(number.y.scale[0])
-        chain = target.chain
-        if source is not None:  # the chain's own scale is not clamped or widened
-            z = self._read_frame(frame, source.poolings) if source.poolings else None
-            chain = source.targets[name].stack.chain
-            of_chain = float(source.predict(frame, z)[name][1].scale[0])
-        assert chain is not None
+        target, chain = self.targets_[name], self.targets_[name].chain
+        number = self._distributions(frame)[name]
+        scale = float(number.y.scale[0])
+        of_chain = float(chain(self._read(frame)[name])[1].scale[0])  # not clamped or widened
         noise = float(np.abs(chain.weight).sum() * chain.noise)
         exogenous = scale * min(noise / of_chain, 1 - 1e-9)
         median = float(target.median(number)[0])
@@ -639,7 +550,7 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
         With more parts than orders can be tried, `permutations` of them are drawn.
         """
-        check_is_fitted(self, "targets_")
+        frame = self._known_frame(X)
         if self.source_ is None:
             raise ValueError(
                 "explain needs a regressor of several sources, whose baseline is a typical "
@@ -649,23 +560,22 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         place = list(self.targets_).index(name)
 
         def predict(rows: Any) -> tuple[Array, Array]:
-            medians, intervals, _ = self.predict_numbers(self._to_input(rows))
+            medians, intervals, _ = self.predict_numbers(rows)
             widths = np.diff(intervals[..., 0, :]).reshape(len(rows), -1)
             return medians.reshape(len(rows), -1)[:, place], widths[:, place]
 
         if self.columns_ is None:  # a language model reads at least a word
             baseline = baseline.assign(**{TEXT: sentences.UNKNOWN})
-        frame, texts = self._known_frame(self._known_table(X)), self.source_.table.schema.texts
+        texts = self.source_.table.schema.texts
         return explain_rows(frame, baseline, texts, predict, name, permutations, self.seed_)
 
     def target_name(self, target: str | None) -> str:
         """A target that exists; None is the only one."""
         names = list(self.targets_)
-        if target is None and len(names) == 1:
-            return names[0]
-        if target not in names:
+        found = names[0] if target is None and len(names) == 1 else target
+        if found not in names:
             raise ValueError(f"target={target!r} is none of the targets: {', '.join(names)}.")
-        return target
+        return str(found)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -678,7 +588,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     def sentences(self, X: Any) -> list[str]:
         """The text that the model reads for every row; it ends where the number would follow."""
-        return self._to_sentences(self._known_table(X), list(self.targets_))
+        check_is_fitted(self, "targets_")
+        return self._to_sentences(self._known_frame(X), list(self.targets_))
 
     def reads_sentences(self) -> bool:
         """Whether the language model alone reads every row, as a sentence; `fit` then does not
@@ -700,58 +611,41 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         reader.columns_ = None
         return reader
 
-    def _known_table(self, X: Any) -> Any:
-        """`as_table`; the columns of an array have no names, so they are counted."""
-        check_is_fitted(self, "targets_")
-        if self.columns_ is not None and _is_row(X):
-            X = frames.require_pandas().DataFrame([dict(X)])
-        table = as_table(X)
-        if self.columns_ is None or not (isinstance(X, np.ndarray) and is_table(table)):
-            return table
-        has_target = any(name in table.columns for name in self.targets_)
-        if len(table.columns) != self.n_features_in_ and not has_target:
+    def _known_frame(self, X: Any) -> Any:
+        """A DataFrame of the columns that were seen in fit; of texts one column. Columns that only
+        name rows may be missing. X may be one row: a Series, or a dict."""
+        check_is_fitted(self, "columns_")
+        pandas = frames.require_pandas()
+        if self.columns_ is None:
+            return pandas.DataFrame({TEXT: frames.read_texts(X)})
+        if isinstance(X, np.ndarray) and X.ndim == 2 and X.shape[1] != self.n_features_in_:
             raise ValueError(
-                f"X has {len(table.columns)} features, but {type(self).__name__} is expecting "
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input."
             )
-        return table
-
-    def _known_frame(self, X: Any) -> Any:
-        """The columns that were seen in fit; texts are one column. Those that only name rows may be
-        missing."""
-        if self.columns_ is None:
-            return frames.require_pandas().DataFrame({TEXT: frames.read_texts(X)})
-        if not is_table(X):
+        is_series = getattr(X, "ndim", 2) == 1 and hasattr(X, "index")
+        if is_series or (isinstance(X, dict) and all(np.ndim(cell) == 0 for cell in X.values())):
+            X = pandas.DataFrame([dict(X)])
+        table = as_table(X)
+        if not is_table(table):
             raise ValueError("X is not a DataFrame; give one with the columns seen in fit.")
         needed = self.columns_
         if self.source_ is not None:
             schema = self.source_.table.schema
             used = {*schema.numbers, *schema.categories, *schema.texts}
             needed = [name for name in needed if name in used]
-        require_columns(X, needed)
-        return X.reindex(columns=self.columns_)
-
-    def _has_values(self, X: Any) -> Any:
-        """Which rows have something to read."""
-        if self.columns_ is None:
-            return map(_is_given, frames.read_texts(X))
-        return self._known_frame(X).notna().any(axis=1)
-
-    def _to_input(self, frame: Any) -> Any:
-        """A known frame in the form that `predict` takes: of a regressor of texts, the texts."""
-        return frame[TEXT].tolist() if self.columns_ is None else frame
+        require_columns(table, needed)
+        return table.reindex(columns=self.columns_)
 
     def _known_targets(self, X: Any, y: Any) -> dict[str, Array]:
         """The values of the targets of `fit`, in its order: by their names, or by their places if
         no name is that of a target."""
-        values, _ = read_targets(X, y)
-        known = self.targets_
+        values, known = read_targets(as_table(X), y)[0], self.targets_
         if values.keys() == known.keys():
             return {name: values[name] for name in known}
-        is_mixed = len(values) > 1 and values.keys() & known.keys()
-        if len(values) != len(known) or is_mixed:
-            given = ", ".join(values)
-            raise ValueError(f"y has {given}; give the targets of fit: {', '.join(known)}.")
+        if len(values) != len(known) or (len(values) > 1 and values.keys() & known.keys()):
+            targets = ", ".join(known)
+            raise ValueError(f"y has {', '.join(values)}; give the targets of fit: {targets}.")
         return dict(zip(known, values.values(), strict=True))
 
     def _choose_columns(self, X: Any, targets: Sequence[str]) -> list[Any] | None:
@@ -796,18 +690,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         if columns is not None:
             self.feature_names_in_ = np.array(columns, dtype=object)
 
-    def _to_sentences(self, X: Any, targets: Sequence[str]) -> list[str]:
+    def _to_sentences(self, frame: Any, targets: Sequence[str]) -> list[str]:
         """A sentence for every row, which ends with the question."""
         question = self.question
         if question is None:
             question = "" if self.template else sentences.ask_for(targets)
         if self.columns_ is None:
-            texts = frames.read_texts(X)
-            return [
-                sentences.join_sentences(text, question) if text.strip() else "" for text in texts
-            ]
+            texts = (text if text.strip() else "" for text in frame[TEXT])
+            return [text and sentences.join_sentences(text, question) for text in texts]
         return sentences.to_sentences(
-            self._known_frame(X),
+            frame,
             self.columns_,
             template=self.template,
             text=frames.listed(self.text),
@@ -827,19 +719,16 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ the language model
 
-    def _open_backbone(self) -> Pair:
-        """The backbone at its recorded place: `model` may be relative to another directory."""
-        source = located(self.model, getattr(self, "backbone_", None))
-        return open_shared(source, self.verbose, self.device, self.dtype)
-
-    def _max_tokens(self) -> int:
-        """`max_length`, or fewer if the model has fewer positions."""
-        positions: int = self._open_backbone()[1].config.max_position_embeddings
-        return min(self.max_length, positions)
+    def _open(self) -> tuple[Any, Any, int]:
+        """Processor, model and the most tokens of a text. The backbone is at its recorded place:
+        `model` may be relative to another directory."""
+        source = backbone.located(self.model, getattr(self, "backbone_", None))
+        found = backbone.open_shared(source, self.verbose, self.device, self.dtype)
+        return *found, min(self.max_length, found[1].config.max_position_embeddings)
 
     def _warn_long_texts(self, texts: list[str], index: Any = None) -> None:
-        most = self._max_tokens()
-        if rows := features.too_long(texts, self._open_backbone()[0], most):
+        processor, _, most = self._open()
+        if rows := features.too_long(texts, processor, most):
             warnings.warn(
                 f"texts longer than {most} tokens (max_length, or the model's context) lose their "
                 f"beginning, {len(rows)} of {len(texts)}: {frames.name_rows(rows, index)}.",
@@ -850,13 +739,11 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         self, texts: list[str], poolings: Sequence[features.Pooling] = ()
     ) -> NDArray[np.float32]:
         """z of the backbone, or from the cache. -> (N, H), or (N, P, H) with poolings"""
-        processor, model = self._open_backbone()
-        cache = cache_directory() / CACHE_FILE if self.cache else None
-        options: dict[str, Any] = {"max_length": self._max_tokens(), "cache": cache}
+        processor, model, most = self._open()
+        cache = cache_directory() / features.CACHE if self.cache else None
+        options: dict[str, Any] = {"max_length": most, "poolings": poolings, "cache": cache}
         with progress_bar("reading", self.verbose) as progress:
-            return features.features(
-                texts, model, processor, poolings=poolings, progress=progress, **options
-            )
+            return features.features(texts, model, processor, progress=progress, **options)
 
     def _read_frame(self, frame: Any, places: Sequence[int]) -> Hidden:
         """The text columns of every row, by these poolings of `MIDDLE`: place -> (N, H)."""
@@ -872,8 +759,8 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
             )
 
     def _fingerprint(self) -> str:
-        processor, model = self._open_backbone()
-        return features.fingerprint(model, processor, self._max_tokens())
+        processor, model, most = self._open()
+        return features.fingerprint(model, processor, most)
 
     # ------------------------------------------------------------ saving
 
@@ -882,26 +769,25 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self, "targets_")
         fitted = {name: vars(self)[name] for name in SAVED if name in vars(self)}
         if "backbone_" in fitted:
-            fitted["backbone_"] = saved_record(fitted["backbone_"], Path(path))
+            place = fitted["backbone_"]["path"]  # beside the regressor it may be moved with it
+            relative = place and os.path.relpath(place, path)
+            fitted["backbone_"] = {**fitted["backbone_"], "relative": relative}
         if "baseline_" in fitted:
             (row,) = fitted["baseline_"].to_dict("records")
             fitted["baseline_"] = {name: frames.plain(cell) for name, cell in row.items()}
-        content = write_state({"parameters": self._saved_parameters(), "fitted": fitted})
+        # a splitter and a generator are not saved (`seed_` is what was drawn), nor is a device
+        given = self.get_params() | {"cv": None, "device": "auto"}
+        is_seed = isinstance(self.random_state, Integral)
+        given["random_state"] = int(self.random_state) if is_seed else None
+        for name in ("sources", "columns", "text"):
+            if not isinstance(given[name], str | None):
+                given[name] = list(given[name])
+        is_used = self.source_ is None or self.source_.uses_model
+        has_name = not isinstance(self.model, OpenModel) or self.model.name
+        given["model"] = os.fspath(self.model) if self.model and (is_used or has_name) else None
+        content = write_state({"parameters": given, "fitted": fitted})
         with new_directory(Path(path), overwrite) as directory:
             (directory / FILE).write_bytes(content)
-
-    def _saved_parameters(self) -> dict[str, Any]:
-        """A splitter and a generator are not saved (`seed_` is what was drawn), nor is a device."""
-        found = self.get_params() | {"cv": None, "device": "auto"}
-        is_seed = isinstance(self.random_state, Integral)
-        found["random_state"] = int(self.random_state) if is_seed else None
-        for name in ("sources", "columns", "text"):
-            if not isinstance(found[name], str | None):
-                found[name] = list(found[name])
-        is_unused = self.source_ is not None and not self.source_.uses_model
-        if is_unused and isinstance(self.model, OpenModel) and not self.model.name:
-            return found | {"model": None}
-        return found | {"model": self.model and os.fspath(self.model)}
 
     @classmethod
     def load(
@@ -923,33 +809,20 @@ class CausalTextRegressor(RegressorMixin, BaseEstimator):
                 [regressor.baseline_], dtype=object
             )
         if hasattr(regressor, "backbone_"):
-            regressor.backbone_ = loaded_record(regressor.backbone_, directory)
+            record, beside = (
+                regressor.backbone_,
+                directory / (regressor.backbone_["relative"] or "."),
+            )
+            if record["path"] and not os.path.isdir(record["path"]) and beside.is_dir():
+                record["path"] = os.path.abspath(beside)
             if model is not None:
-                regressor.set_params(model=model).backbone_ |= record_of(model)
+                regressor.set_params(model=model).backbone_ |= backbone.record_of(model)
             regressor._check_backbone()
         return regressor
 
 
-def _finite(numbers: Predictions) -> Predictions:
-    """Refuse what damaged weights make NaN or infinite."""
-    for name, number in numbers.items():
-        if not (number.y.loc.isfinite() & number.y.scale.isfinite()).all():
-            raise ValueError(
-                f"a prediction of {name!r} is not finite: the regressor's weights are damaged; "
-                "restore its files, or fit again."
-            )
-    return numbers
-
-
 def _is_given(cell: Any) -> bool:
     return bool(str(cell).strip())
-
-
-def _is_row(X: Any) -> bool:
-    """Whether X is one row of a table: a Series, or a dict of values that are no columns."""
-    if isinstance(X, dict):
-        return all(np.ndim(value) == 0 for value in X.values())
-    return hasattr(X, "index") and getattr(X, "ndim", 2) == 1
 
 
 def _value_spaces(value_space: str) -> tuple[str, ...]:
@@ -963,19 +836,9 @@ def to_seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(2**31))
 
 
-def _row_weights(sample_weight: Any, rows: int) -> Array:
-    """One weight per row; 1 by default."""
-    weights = np.ones(rows) if sample_weight is None else np.asarray(sample_weight, np.float64)
-    if weights.shape != (rows,) or not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError(f"sample_weight must be {rows} finite numbers of at least 0.")
-    if rows and not weights.any():
-        raise ValueError("sample_weight is zero for every row; give some row a weight.")
-    return weights
-
-
 def _sorted_rows(cells: Any, labels: Labels) -> NDArray[np.int64]:
     """The rows by their labels, then by all else that is known of them: equal rows are alike."""
-    columns = [cells[name].to_numpy() for name in cells.columns]
+    columns = (np.asarray(column) for _, column in cells.items())
     keys = [*labels.values.values(), *columns, labels.weights]
     keys += [] if labels.groups is None else [labels.groups]
     codes = [

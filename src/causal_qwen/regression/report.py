@@ -19,13 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.regression.audit import PAGE
 from causal_qwen.regression.conformal import Conformal
-from causal_qwen.regression.prediction import new_axes
+from causal_qwen.regression.explanation import new_axes
 from causal_qwen.regression.regressor import CausalTextRegressor
 
 Array = NDArray[np.float64]
 
+PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
+<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}img{{max-width:100%}}</style>
+<h1>{title}</h1>{body}
+"""
 LEVELS = np.linspace(0.05, 0.95, 19)
 EXPLAINED_ROWS = 20  # their contributions are averaged
 
@@ -39,18 +42,25 @@ def write_regressor_report(
     body = ""
     for place, (name, target) in enumerate(regressor.targets_.items()):
         found = judged[judged["target"] == name] if "target" in judged else judged
-        errors = (found["label"] - found["expected"]).abs()
-        figures = {
-            "calibration": _calibration(found["score"].to_numpy(), target.conformal),
-            "residuals": _residuals(name, found["label"], found["expected"]),
-        }
-        if regressor.source_ is not None:
-            figures["contributions"] = _contributions(regressor, name, X[:EXPLAINED_ROWS])
-        facts = f"median error {errors.median():.6g}, mean error {errors.mean():.6g}"
+        errors = found["label"] - found["expected"]
+        figures = {"calibration": new_axes((5.5, 4.5)), "residuals": new_axes((7, 4))}
+        _draw_calibration(figures["calibration"], found["score"].to_numpy(), target.conformal)
+        figures["residuals"].axhline(0, color="grey", linewidth=1)
+        figures["residuals"].scatter(found["expected"], errors, s=10, alpha=0.6)
+        figures["residuals"].set(xlabel=f"{name}, median", ylabel="label - median")
+        if regressor.source_ is not None:  # words count for their column
+            added = regressor.explain(X[:EXPLAINED_ROWS], target=name).table
+            added = added.groupby(["row", "column"])["median"].sum().abs().groupby("column").mean()
+            added = added.sort_values()
+            figures["contributions"] = axes = new_axes((7, 1 + 0.32 * len(added)))
+            axes.barh([str(column) for column in added.index], added.to_numpy())
+            axes.set(xlabel=f"mean contribution to {name}")
+        facts = f"median error {errors.abs().median():.6g}, mean error {errors.abs().mean():.6g}"
         body += f"<h2>{html.escape(name)}</h2><p>{len(found)} rows: {facts}</p>"
-        for kind, figure in figures.items():
+        for kind, axes in figures.items():
             path = output / f"{place}-{kind}.png"
-            figure.savefig(path, dpi=120)
+            axes.set_title(kind)
+            axes.figure.savefig(path, dpi=120)
             data = base64.b64encode(path.read_bytes()).decode()
             body += f'<img alt="{kind}" src="data:image/png;base64,{data}">'
     page = output / "index.html"
@@ -61,40 +71,18 @@ def write_regressor_report(
 def coverage(scores: Array, conformal: Conformal | None, levels: Array = LEVELS) -> Array:
     """The share of scores inside the interval of every level; the Cauchy's without `conformal`.
     NaN for a level that so few calibration rows do not reach."""
-    found = []
-    for level in map(float, levels):
-        reach = 1 / np.tan(np.pi * (1 - level) / 2)
-        if conformal is not None:
-            reach = conformal.radius(level) if conformal.reaches_level(level) else np.nan
-        found.append(np.nan if np.isnan(reach) else float((np.abs(scores) <= reach).mean()))
-    return np.array(found)
+    reach = 1 / np.tan(np.pi * (1 - levels) / 2)
+    if conformal is not None:
+        radii = (conformal.radius(x) if conformal.reaches_level(x) else np.nan for x in levels)
+        reach = np.array([*radii])
+    share = (np.abs(scores)[:, None] <= reach).mean(0)
+    return np.where(np.isnan(reach), np.nan, share)
 
 
-def _calibration(scores: Array, conformal: Conformal | None) -> Any:
-    axes = new_axes((5.5, 4.5))
+def _draw_calibration(axes: Any, scores: Array, conformal: Conformal | None) -> None:
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="perfect")
     axes.plot(LEVELS, coverage(scores, None), marker=".", label="Cauchy's own")
     if conformal is not None:
         axes.plot(LEVELS, coverage(scores, conformal), marker=".", label="calibrated")
-    axes.set(title="coverage", xlabel="level", ylabel="share inside", ylim=(0, 1.02))
+    axes.set(xlabel="level", ylabel="share inside", ylim=(0, 1.02))
     axes.legend()
-    return axes.figure
-
-
-def _residuals(name: str, labels: Any, medians: Any) -> Any:
-    axes = new_axes((7, 4))
-    axes.axhline(0, color="grey", linewidth=1)
-    axes.scatter(medians, labels - medians, s=10, alpha=0.6)
-    axes.set(title="residuals", xlabel=f"{name}, median", ylabel="label - median")
-    return axes.figure
-
-
-def _contributions(regressor: CausalTextRegressor, name: str, X: Any) -> Any:
-    """The mean size of contributions by column; words count for their column."""
-    table = regressor.explain(X, target=name).table
-    by_column = table.groupby(["row", "column"])["median"].sum().abs().groupby("column").mean()
-    by_column = by_column.sort_values()
-    axes = new_axes((7, 1 + 0.32 * len(by_column)))
-    axes.barh([str(column) for column in by_column.index], by_column.to_numpy())
-    axes.set(title=f"contributions to {name}: mean size in {len(X)} rows", xlabel=name)
-    return axes.figure

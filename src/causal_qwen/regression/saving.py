@@ -15,8 +15,7 @@ from zipfile import ZIP_DEFLATED
 from causal_qwen.paths import install_hint
 
 FILE = "regressor.skops"
-VERSION = 1  # of the file; a change of what it contains is another version
-CURE = "restore it, or fit again"
+VERSION = 2  # of the file; a change of what it contains is another version
 OURS = {
     "modeling.value_space": ("ValueSpace",),
     "regression.conformal": ("Conformal", "Limits", "Target"),
@@ -35,9 +34,8 @@ TRUSTED = [  # beside what skops trusts: scikit-learn's estimators, arrays, plai
 
 
 def write_state(state: dict[str, Any]) -> bytes:
-    content: bytes = _load_skops().dumps(
-        {"version": VERSION, **state}, compression=ZIP_DEFLATED, compresslevel=1
-    )
+    options = {"compression": ZIP_DEFLATED, "compresslevel": 1}
+    content: bytes = _load_skops().dumps({"version": VERSION, **state}, **options)
     return content
 
 
@@ -48,15 +46,16 @@ def read_state(file: Path) -> dict[str, Any]:
     skops, content = _load_skops(), file.read_bytes()
     try:
         unknown = sorted({*skops.get_untrusted_types(data=content)} - {*TRUSTED})
-        state = None if unknown else skops.loads(content, trusted=TRUSTED)
+        state = {} if unknown else skops.loads(content, trusted=TRUSTED)
     except Exception as error:  # whatever damaged bytes make zip, JSON and skops raise
         reason = (str(error).splitlines() or [""])[0][:100] or type(error).__name__
-        raise ValueError(f"{file} is damaged ({reason}); {CURE}.") from None
+        raise ValueError(f"{file} is damaged ({reason}); restore it, or fit again.") from None
     version = state.get("version") if isinstance(state, dict) else None
-    if unknown or not isinstance(state, dict) or version != VERSION:
+    if version != VERSION:
         what = f"objects of the type {unknown[0]}" if unknown else f"the version {version}"
         raise ValueError(f"{file} has {what}, which this causal-qwen does not load; fit again.")
-    return state
+    found: dict[str, Any] = state
+    return found
 
 
 def _load_skops() -> Any:

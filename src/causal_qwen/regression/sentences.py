@@ -38,15 +38,27 @@ def to_sentences(
     """A sentence for every row of a DataFrame, from `columns`, followed by `question`."""
     require_columns(table, [*columns, *text])
     used = [*text, *(column for column in columns if column not in text)]
-    cells = {column: _cells(table[column], column in text) for column in used}
+    cells = [
+        [
+            "" if gone else _to_text(cell, name in text)
+            for cell, gone in zip(some, nans, strict=True)
+        ]
+        for name, some, nans in ((n, table[n].tolist(), table[n].isna()) for n in used)
+    ]
     names = {column: _name_and_unit(column, units or {}) for column in used}
     found = []
-    for values in zip(*cells.values(), strict=True):
+    for values in zip(*cells, strict=True):
         row = dict(zip(used, values, strict=True))
         if template is not None:
             made = PLACE.sub(lambda place, row=row: row[place[1]] or UNKNOWN, template)  # type: ignore[misc]
         else:
-            made = _describe(row, text, names)
+            parts = [
+                f"{name} is {f'{row[column]} {unit}'.strip() if row[column] else UNKNOWN}"
+                for column, (name, unit) in names.items()
+                if column not in text
+            ]
+            free_text = " ".join(row[column] for column in text if row[column])
+            made = join_sentences(free_text, ", ".join(parts))
         found.append(join_sentences(made, question))
     return found
 
@@ -73,23 +85,6 @@ def join_sentences(first: str, second: str) -> str:
     if not first or not second:
         return first or second
     return f"{first} {second}" if SENTENCE_END.search(first) else f"{first}. {second}"
-
-
-def _describe(
-    row: Mapping[Any, str], text: Sequence[Any], names: Mapping[Any, tuple[str, str]]
-) -> str:
-    parts = []
-    for column in (column for column in row if column not in text):
-        name, unit = names[column]
-        parts.append(f"{name} is {f'{row[column]} {unit}'.strip() if row[column] else UNKNOWN}")
-    free_text = " ".join(row[column] for column in text if row[column])
-    return join_sentences(free_text, ", ".join(parts))
-
-
-def _cells(column: Any, is_text: bool) -> list[str]:
-    """Every cell as text, "" where it is missing."""
-    pairs = zip(column.tolist(), column.isna().tolist(), strict=True)
-    return ["" if is_missing else _to_text(value, is_text) for value, is_missing in pairs]
 
 
 def _to_text(value: Any, is_text: bool) -> str:

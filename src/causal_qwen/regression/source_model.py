@@ -2,11 +2,10 @@
 
     model = SourceModel(schema, sources)
     evidence = model.fit(frame, z, values, weights, splits)    # z of the backbone, or None
-    u, y = model.predict(frame, z)["price"]
+    u, y = model.targets["price"].stack.chain(model.coordinates(frame, z)["price"])
 
-What cross-validation chooses: the space of the values, the weight of words beside columns, the
-layer and pooling of z, credible labels, and the experts' weights. A source that no expert uses is
-dropped, so that a table whose information is in its columns needs no language model afterwards.
+Cross-validation chooses the space of the values, the weight of words beside columns, the layer and
+pooling of z, credible labels, and the experts' weights. A source that no expert uses is dropped.
 """
 
 from __future__ import annotations
@@ -22,21 +21,10 @@ from scipy import sparse
 from sklearn.kernel_approximation import Nystroem
 from threadpoolctl import threadpool_limits
 
-from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
+from causal_qwen.regression import experts
 from causal_qwen.regression.conformal import Conformal, Limits, Support, Target, TargetEvidence
-from causal_qwen.regression.experts import (
-    Blocks,
-    Design,
-    Evidence,
-    Splits,
-    Stack,
-    cauchy_loss,
-    fit_ridge,
-    fit_stack,
-    tail_weights,
-    with_spread,
-)
+from causal_qwen.regression.experts import Design, Evidence, Splits, Stack
 from causal_qwen.regression.sources import Schema, TableFeatures, similarity
 
 Array = NDArray[np.float64]
@@ -82,9 +70,6 @@ class TargetModel:
     kernel: Nystroem | None  # None if no expert reads similarities
     stack: Stack = field(init=False)
 
-    def uses(self, source: str) -> bool:
-        return any(one.expert.source == source for one in self.stack.experts)
-
 
 class SourceModel:
     """The features of a table, and a model of every target."""
@@ -122,14 +107,17 @@ class SourceModel:
         faster."""
         features, evidence = self.table.fit(frame), {}
         trial = _Trial(weights, None if is_random else splits)
+        categories = len(self.table.schema.categories)
         with few_threads(len(frame)):
             for name, labels in values.items():
-                found, y, blocks = self._choose(features, z, labels, trial, spaces, seed)
-                found.stack, evidence[name] = fit_stack(
-                    blocks, y, weights, splits, seed=seed, done=done
+                found, y, linear = self._choose(features, z, labels, trial, spaces, seed)
+                read = self._read(found, features, z, linear)
+                found.stack, evidence[name] = experts.fit_stack(
+                    read, y, weights, splits, categories=categories, seed=seed, done=done
                 )
-                found.reading = found.reading if found.uses("model") else None
-                found.kernel = found.kernel if found.uses("kernel") else None
+                used = {one.expert.source for one in found.stack.experts}
+                found.reading = found.reading if "model" in used else None
+                found.kernel = found.kernel if "kernel" in used else None
                 self.targets[name] = found
                 self.shares[name] = _shares(found, evidence[name].unseen, features)
         return evidence
@@ -142,68 +130,70 @@ class SourceModel:
         trial: _Trial,
         spaces: Sequence[str],
         seed: int,
-    ) -> tuple[TargetModel, Array, Blocks]:
-        """A target without its experts: the space of its labels, the labels in it, and features."""
+    ) -> tuple[TargetModel, Array, Design | None]:
+        """A target without its experts: the space of its labels, and what they read; the labels in
+        that space; columns and words. Products of pairs of rows are computed once per source."""
+        blocks = {name: sparse.csr_array(features[name]) for name in LINEAR if name in features}
+        is_wide = len(labels) <= sum(one.shape[1] for one in blocks.values())
+        products = {name: (x @ x.T).toarray() for name, x in blocks.items() if is_wide}
+
+        def design(factor: float) -> Any:
+            if (x := _linear(features, factor)) is None or not products:
+                return None if x is None else Design.of(x)
+            scales = {"columns": 1.0, "words": factor**2}
+            return Design(x, np.sum([scales[name] * one for name, one in products.items()], axis=0))
+
         v, counted = torch.from_numpy(labels), torch.from_numpy(labels[trial.weights > 0])
         candidates = [ValueSpace(kind, *fit_field(counted, kind)) for kind in spaces]
-        linear = _Linear(features)
-        first = linear.design(1.0)
+        first = design(1.0)
         if first is None and z is not None:
             first = Design.of(Reading.of(z, min(z))(z))
         if first is None:
             trees = np.nan_to_num(features["boosting"])
             spread = np.where(trees.std(0) > 0, trees.std(0), 1.0)
             first = Design.of((trees - trees.mean(0)) / spread)
-        space, y, residuals = _choose_space(candidates, v, first, trial)
-        factor, reading, kernel = 1.0, None, None
-        if "words" in features and "columns" in features:
-            factor = min(WORD_FACTORS, key=lambda one: trial.loss(linear.design(one), y, residuals))
-        if z is not None:
-            every = [Reading.of(z, place) for place in z]
-            reading = min(every, key=lambda one: trial.loss(one(z), y, residuals))
-        design = linear.design(factor)
-        if "kernel" in self.table.sources and design is not None and len(y) <= MANY_ROWS:
-            kernel = similarity(design.x, seed)
-        found = TargetModel(space, factor, reading, kernel)
-        return found, y, self._blocks(found, features, z, design)
+        space, y, residuals = trial.choose_space(candidates, v, first)
 
-    def _blocks(
-        self,
-        target: TargetModel,
-        features: dict[str, Any],
-        z: Hidden | None,
-        design: Design | None = None,
-    ) -> Blocks:
-        """What the experts of a target read; `design` is that of columns and words, if known."""
-        found: dict[str, Any] = {}
+        def loss(x: Any) -> float:
+            return trial.loss(x, y, residuals)
+
+        found = TargetModel(space, 1.0, None, None)
+        if "words" in features and "columns" in features:
+            found.word_factor = min(WORD_FACTORS, key=lambda one: loss(design(one)))
+        if z is not None:
+            found.reading = min((Reading.of(z, one) for one in z), key=lambda one: loss(one(z)))
+        linear = design(found.word_factor)
+        if "kernel" in self.table.sources and linear is not None and len(y) <= MANY_ROWS:
+            found.kernel = similarity(linear.x, seed)
+        return found, y, linear
+
+    def _read(
+        self, target: TargetModel, features: dict[str, Any], z: Hidden | None, design: Any = None
+    ) -> dict[str, Any]:
+        """What the experts of a target read, by source; `design` is that of columns and words, if
+        it is known."""
+        found = {"boosting": features["boosting"]} if "boosting" in features else {}
         linear = _linear(features, target.word_factor) if design is None else design.x
         if linear is not None:
-            found["linear"] = linear
+            found["linear"] = linear if design is None else design
             if target.kernel is not None:
                 found["kernel"] = target.kernel.transform(linear)
         if target.reading is not None and z is not None:
             found["model"] = target.reading(z)
-        if "boosting" in features:
-            found["boosting"] = features["boosting"]
-        categories = len(self.table.schema.categories)
-        return Blocks(found, categories, {} if design is None else {"linear": design})
+        return found
 
-    def predict(self, frame: Any, z: Hidden | None) -> dict[str, tuple[Cauchy, Cauchy]]:
-        """U' (N, m) and Y (N,) of every target"""
-        if not len(frame):  # which scikit-learn's transformers refuse
-            sizes = {name: len(one.stack.experts) + 1 for name, one in self.targets.items()}
-            read = {name: np.empty((0, size)) for name, size in sizes.items()}
-        else:
-            features = self.table.transform(frame)
-            with few_threads(len(frame)):
-                read = {
-                    name: one.stack.coordinates(self._blocks(one, features, z))
-                    for name, one in self.targets.items()
-                }
-        return {
-            name: self.targets[name].stack.predict(coordinates)
-            for name, coordinates in read.items()
-        }
+    def coordinates(self, frame: Any, z: Hidden | None) -> dict[str, torch.Tensor]:
+        """What the chain of every target reads. (N, m + 1)"""
+        found = {}
+        features = self.table.transform(frame) if len(frame) else {}
+        with few_threads(len(frame)):
+            for name, one in self.targets.items():
+                if len(frame):
+                    read = one.stack.coordinates(self._read(one, features, z))
+                else:  # which scikit-learn's transformers refuse
+                    read = np.empty((0, len(one.stack.experts) + 1))
+                found[name] = torch.from_numpy(read)
+        return found
 
 
 def judge_target(
@@ -215,19 +205,19 @@ def judge_target(
     """
     trust, counts = evidence.credibility.probability, weights > 0
     tested = np.isfinite(evidence.unseen).all(1)
-    _, y_dist = model.stack.predict(with_spread(evidence.unseen[tested]))
+    _, y_dist = model.stack.chain(torch.from_numpy(experts.with_spread(evidence.unseen[tested])))
     scale = y_dist.scale[torch.from_numpy(counts[tested])]
     limits = Limits.find(support, values[counts], trust[counts])._replace(
         least_scale=float(scale.min()) / STRETCH,
         most_scale=float(scale.max()) * STRETCH,
     )
-    target = Target(model.space, limits=limits)
-    encoded, share = target.encode(values)[tested], trust * weights / weights[counts].mean()
-    target.conformal = Conformal.fit(y_dist, encoded, share[tested])
+    target = Target(model.space, model.stack.chain, limits=limits)
     unseen, scores, scales = np.full((3, len(values)), np.nan)
     unseen[tested] = target.decode(y_dist.loc)
-    scores[tested] = (encoded - y_dist.loc.numpy()) / y_dist.scale.numpy()
+    scores[tested] = target.scores(values[tested], y_dist)
     scales[tested] = y_dist.scale.numpy()
+    share = trust * weights / weights[counts].mean()
+    target.conformal = Conformal.fit(scores[tested], share[tested])
     peers = {peer: target.decode(found) for peer, found in evidence.peers.items()}
     return target, TargetEvidence(values, unseen, scores, trust, scales, peers)
 
@@ -237,7 +227,7 @@ def _shares(target: TargetModel, unseen: Array, features: dict[str, Any]) -> dic
 
     The linear expert's share is split by the parts that columns and words have in it.
     """
-    parts = unseen[np.isfinite(unseen).all(1)] * target.stack.weight  # (N, m)
+    parts = unseen[np.isfinite(unseen).all(1)] * target.stack.chain.weight  # (N, m)
     found: dict[str, float] = {}
     for fitted, share in zip(target.stack.experts, _parts_of(list(parts.T)), strict=True):
         if (source := fitted.expert.source) != "linear":
@@ -271,41 +261,6 @@ def _linear(features: dict[str, Any], factor: float) -> Any:
     return joined if joined.shape[1] > DENSE else joined.toarray()
 
 
-class _Linear:
-    """Columns and words side by side. Products of pairs of rows are computed once per source;
-    scaling words by f scales theirs by f^2."""
-
-    def __init__(self, features: dict[str, Any]) -> None:
-        self.features = {n: sparse.csr_array(features[n]) for n in LINEAR if n in features}
-        blocks = list(self.features.values())
-        is_wide = bool(blocks) and blocks[0].shape[0] <= sum(one.shape[1] for one in blocks)
-        self.products = {
-            name: (block @ block.T).toarray() for name, block in self.features.items() if is_wide
-        }
-
-    def design(self, factor: float) -> Any:
-        """A `Design`; None without columns and words."""
-        x = _linear(self.features, factor)
-        if x is None or not self.products:
-            return None if x is None else Design.of(x)
-        factors = {"columns": 1.0, "words": factor**2}
-        return Design(x, np.sum([factors[n] * one for n, one in self.products.items()], axis=0))
-
-
-def _choose_space(
-    candidates: Sequence[ValueSpace], v: torch.Tensor, x: Design, trial: _Trial
-) -> tuple[ValueSpace, Array, Array]:
-    """The space in which unseen labels are likelier under a robust linear head, the labels in it,
-    and the head's residuals."""
-    found = []
-    for space in candidates:
-        y = space.encode(v).numpy()
-        residuals = y - trial.unseen(x, y, trial.weights, robust=True)
-        slope = trial.average(space.log_slope(v).numpy())
-        found.append((trial.cauchy(residuals) - slope, space, y, residuals))
-    return min(found, key=lambda one: one[0])[1:]
-
-
 class _Trial:
     """Linear heads compared on rows that they have not seen: the test rows of `splits`, or all rows
     by leave-one-out."""
@@ -319,21 +274,31 @@ class _Trial:
     def unseen(self, x: Any, y: Array, weights: Array, *, robust: bool = False) -> Array:
         """Rows that no split tests keep 0, and count nowhere."""
         if self.splits is None:
-            return fit_ridge(x, y, weights, robust=robust).unseen
+            return experts.fit_ridge(x, y, weights, robust=robust).unseen
         design, found = x if isinstance(x, Design) else Design.of(x), np.zeros(len(y))
         for training, test in self.splits:
             part = design.take(training), y[training], weights[training]
-            found[test] = fit_ridge(*part, robust=robust)(design.x[test])
+            found[test] = experts.fit_ridge(*part, robust=robust).predict(design.x[test])
         return found
 
     def loss(self, x: Any, y: Array, residuals: Array) -> float:
         """Of a linear head, fitted with the weights of rows whose first residuals were large."""
         usual = np.ones(len(y))
-        usual[self.is_tested] = tail_weights(residuals[self.is_tested])
+        usual[self.is_tested] = experts.tail_weights(residuals[self.is_tested])
         return self.cauchy(y - self.unseen(x, y, self.weights * usual))
 
     def cauchy(self, residuals: Array) -> float:
-        return cauchy_loss(residuals[self.is_tested], self.weights[self.is_tested])
+        return experts.cauchy_loss(residuals[self.is_tested], self.weights[self.is_tested])
 
-    def average(self, values: Array) -> float:
-        return float(np.average(values[self.is_tested], weights=self.weights[self.is_tested]))
+    def choose_space(
+        self, candidates: Sequence[ValueSpace], v: torch.Tensor, x: Design
+    ) -> tuple[ValueSpace, Array, Array]:
+        """The space in which unseen labels are likelier under a robust linear head, the labels in
+        it, and the head's residuals."""
+        found = []
+        for space in candidates:
+            y, slopes = space.encode(v).numpy(), space.log_slope(v).numpy()
+            residuals = y - self.unseen(x, y, self.weights, robust=True)
+            slope = np.average(slopes[self.is_tested], weights=self.weights[self.is_tested])
+            found.append((self.cauchy(residuals) - float(slope), space, y, residuals))
+        return min(found, key=lambda one: one[0])[1:]

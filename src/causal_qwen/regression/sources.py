@@ -7,7 +7,7 @@
     model     what the language model makes of the text columns; see `features`
 
 No transformer sees a label, so each is fitted once, on all training rows, and cross-validation
-splits rows of the result. Kinds of columns are decided on the training rows and kept (`frames`).
+splits rows of the result.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn import preprocessing
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import TruncatedSVD
@@ -29,13 +30,6 @@ from sklearn.kernel_approximation import Nystroem
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.model_selection import GroupKFold, KFold, check_cv
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import (
-    FunctionTransformer,
-    OneHotEncoder,
-    OrdinalEncoder,
-    SplineTransformer,
-    StandardScaler,
-)
 
 from causal_qwen.tables.frames import Kind, calendar, is_day_first, name_rows, to_numbers
 from causal_qwen.terminal import counted
@@ -52,7 +46,13 @@ MOST_CATEGORIES = 250  # of a column, in a tree
 KNOTS = 6
 LANDMARKS = 600  # training rows, at most, to which a row is compared
 ROUNDED = {"decimals": 6}  # components: rounding errors must not cross a tree's threshold
-TOKEN = r"(?u)\w+|[^\w\s]"
+WORDS: dict[str, Any] = {
+    "ngram_range": (1, 2),
+    "sublinear_tf": True,
+    "max_features": MOST_FEATURES,
+    "token_pattern": r"(?u)\w+|[^\w\s]",
+}
+LETTERS = {**WORDS, "ngram_range": (2, 5), "analyzer": "char_wb", "token_pattern": None}
 MOST_INNER_NUMBERS, INNER_SHARE = 8, 0.2  # of a text column
 CALENDAR = ("year", "month", "weekday", "hour")  # of a date, beside its days since 1970
 INNER = re.compile(rf"(?:number ([0-9]+)|({'|'.join(CALENDAR)})) of (.*)", re.DOTALL)
@@ -155,12 +155,10 @@ class TableFeatures:
         with np.errstate(invalid="ignore"):  # texts that are all the same have no variance
             for transformer in self.transformers.values():
                 transformer.fit(cells)
-        return self._blocks(cells)  # `fit_transform` differs by rounding errors
+        return self.transform(frame, cells)  # `fit_transform` differs by rounding errors
 
-    def transform(self, frame: Any) -> dict[str, Any]:
-        return self._blocks(typed_cells(frame, self.schema))
-
-    def _blocks(self, cells: Any) -> dict[str, Any]:
+    def transform(self, frame: Any, cells: Any = None) -> dict[str, Any]:
+        cells = typed_cells(frame, self.schema) if cells is None else cells
         found = {name: one.transform(cells) for name, one in self.transformers.items()}
         return {
             name: sparse.csr_array(block) if sparse.issparse(block) else np.asarray(block, float)
@@ -171,21 +169,21 @@ class TableFeatures:
         """Per row: the numbers outside of the training range in words, and how far outside they
         are, in widths of that range (0 inside)."""
         cells = typed_cells(frame, self.schema, is_said=False)
-        notes, distance = [""] * len(cells), np.zeros(len(cells))
+        notes: list[list[str]] = [[] for _ in range(len(cells))]
+        distance = np.zeros(len(cells))
         for name, (low, high) in self.ranges.items():
             if (inner := INNER.fullmatch(name)) and inner[2]:  # the date itself is compared
                 continue
-            values = cells[name].to_numpy()
-            width = high - low or max(abs(high), 1.0)
-            outside = np.nan_to_num(np.maximum(low - values, values - high) / width)
-            for row in np.flatnonzero(outside > 0):
+            values, width = cells[name].to_numpy(), high - low or max(abs(high), 1.0)
+            outside = np.nan_to_num(np.maximum(low - values, values - high) / width).clip(0)
+            for row in np.flatnonzero(outside):
                 side = f"below {low:g}" if values[row] < low else f"above {high:g}"
-                notes[row] += f"{'; ' if notes[row] else ''}{name} {values[row]:g} is {side}"
-            distance += outside.clip(0)
-        return notes, distance
+                notes[row].append(f"{name} {values[row]:g} is {side}")
+            distance += outside
+        return ["; ".join(some) for some in notes], distance
 
 
-class Spline(SplineTransformer):
+class Spline(preprocessing.SplineTransformer):
     """Copies and files are without its B-splines, which follow from the knots."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,29 +198,33 @@ class Spline(SplineTransformer):
 def _columns(cells: Any, schema: Schema) -> Any:
     parts: list[tuple[str, Any, Any]] = []
     if schema.numbers:
-        numbers = make_pipeline(
-            SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
+        filled = SimpleImputer(strategy="median", add_indicator=True)
+        parts.append(
+            ("numbers", make_pipeline(filled, preprocessing.StandardScaler()), schema.numbers)
         )
-        parts.append(("numbers", numbers, schema.numbers))
     for place, name in enumerate(schema.numbers):  # scikit-learn's names have no "__"
         known = cells[name].dropna().to_numpy()
         knots = np.unique(np.quantile(known, np.linspace(0, 1, KNOTS)))
         if len(knots) > 2:
             spline = Spline(knots=knots[:, None], extrapolation="linear", include_bias=False)
-            filled = SimpleImputer(strategy="median")
-            parts.append(
-                (f"spline {place}", make_pipeline(filled, spline, StandardScaler()), [name])
+            steps = make_pipeline(
+                SimpleImputer(strategy="median"), spline, preprocessing.StandardScaler()
             )
+            parts.append((f"spline {place}", steps, [name]))
     if schema.categories:
-        one_hot = OneHotEncoder(handle_unknown="ignore")
-        parts.append(("categories", one_hot, schema.categories))
+        parts.append(
+            ("categories", preprocessing.OneHotEncoder(handle_unknown="ignore"), schema.categories)
+        )
     return ColumnTransformer(parts, sparse_threshold=1.0)
 
 
 def _words(cells: Any, schema: Schema) -> Any:
     parts = []
     for place, name in enumerate(schema.texts):
-        for kind, vectorizer in (("words", _word_counts()), ("letters", _letter_counts())):
+        for kind, vectorizer in (
+            ("words", TfidfVectorizer(**WORDS)),
+            ("letters", TfidfVectorizer(**LETTERS)),
+        ):
             if len(cells) > LARGE:
                 vectorizer = _leading(vectorizer, cells[name], WORD_COMPONENTS)
             parts.append((f"{kind} {place}", vectorizer, name))
@@ -232,7 +234,7 @@ def _words(cells: Any, schema: Schema) -> Any:
 def _tree_columns(cells: Any, schema: Schema) -> Any:
     parts: list[tuple[str, Any, Any]] = []
     if schema.categories:  # first: `experts` names their places
-        encoder = OrdinalEncoder(
+        encoder = preprocessing.OrdinalEncoder(
             handle_unknown="use_encoded_value",
             unknown_value=np.nan,
             encoded_missing_value=np.nan,
@@ -242,29 +244,18 @@ def _tree_columns(cells: Any, schema: Schema) -> Any:
     if schema.numbers:
         parts.append(("numbers", "passthrough", schema.numbers))
     for place, name in enumerate(schema.texts):
-        parts.append(
-            (f"words {place}", _leading(_word_counts(), cells[name], TREE_COMPONENTS), name)
-        )
+        words = _leading(TfidfVectorizer(**WORDS), cells[name], TREE_COMPONENTS)
+        parts.append((f"words {place}", words, name))
     return ColumnTransformer(parts, sparse_threshold=0)
-
-
-def _word_counts() -> Any:
-    return TfidfVectorizer(
-        ngram_range=(1, 2), sublinear_tf=True, max_features=MOST_FEATURES, token_pattern=TOKEN
-    )
-
-
-def _letter_counts() -> Any:
-    return TfidfVectorizer(
-        analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, max_features=MOST_FEATURES
-    )
 
 
 def _leading(vectorizer: Any, texts: Any, count: int) -> Any:
     """The leading components of what a vectorizer finds in these texts."""
     features = len(clone(vectorizer).fit(texts).vocabulary_)
     components = TruncatedSVD(min(count, features), random_state=0)
-    return make_pipeline(vectorizer, components, FunctionTransformer(np.round, kw_args=ROUNDED))
+    return make_pipeline(
+        vectorizer, components, preprocessing.FunctionTransformer(np.round, kw_args=ROUNDED)
+    )
 
 
 def similarity(x: Any, seed: int = 0) -> Nystroem:
@@ -289,14 +280,12 @@ def without_ids(kinds: dict[str, Kind], is_asked_for: bool) -> dict[str, Kind]:
     """Columns that only name rows are left out, with a warning, unless there are no others or
     they were asked for: then they are categories."""
     ids = [name for name, kind in kinds.items() if kind == "id"]
-    if ids and (len(ids) == len(kinds) or is_asked_for):
+    if len(ids) == len(kinds) or is_asked_for:
         return {**kinds, **dict.fromkeys(ids, "category")}
     if ids:
-        columns_are = counted(len(ids), "column that names rows is", "columns that name rows are")
+        are = counted(len(ids), "column that names rows is", "columns that name rows are")
         names = ", ".join(map(repr, ids))
-        warnings.warn(
-            f"{columns_are} left out: {names}; name them (--column) to use them.", stacklevel=4
-        )
+        warnings.warn(f"{are} left out: {names}; name them (--column) to use them.", stacklevel=4)
     return kinds
 
 
@@ -313,10 +302,9 @@ def choose_sources(sources: Sources, schema: Schema) -> list[str]:
     chosen = SOURCES if sources == "auto" else source_names(sources)
     found = [name for name in SOURCES if name in chosen and has[name]]
     if not found or ("kernel" in found and not {"columns", "words"} & {*found}):
-        listed = ", ".join(chosen)
         raise ValueError(
-            f"the table has nothing for the sources {listed} ('kernel' compares rows by columns "
-            "and words); add another."
+            f"the table has nothing for the sources {', '.join(chosen)} ('kernel' compares rows by "
+            "columns and words); add another."
         )
     return found
 
@@ -327,16 +315,15 @@ def typical_row(frame: Any, schema: Schema) -> Any:
     cells: dict[str, Any] = {}
     for name in frame.columns:
         column = frame[name].dropna()
-        cells[name] = "" if name in schema.texts else None
+        cells[name] = [""] if name in schema.texts else [None]
         if name in schema.numbers:
             numbers = to_numbers(column, name in schema.day_first)
-            known = np.isfinite(numbers)
-            if known.any():
+            if (known := np.isfinite(numbers)).any():
                 distance = np.abs(numbers - np.median(numbers[known]))
-                cells[name] = column.iloc[int(np.nanargmin(distance))]
+                cells[name] = [column.iloc[int(np.nanargmin(distance))]]
         elif name not in schema.texts and len(column):
-            cells[name] = column.mode().iloc[0]
-    return frame.iloc[:1].astype(object).assign(**{name: [cells[name]] for name in cells})
+            cells[name] = [column.mode().iloc[0]]
+    return frame.iloc[:1].astype(object).assign(**cells)
 
 
 def split_rows(
@@ -344,13 +331,11 @@ def split_rows(
 ) -> list[tuple[Any, Any]]:
     """(training, test) rows: by `cv`, else by groups, else at random. All training parts need rows
     whose weight is above 0."""
-    if cv is not None:
-        splitter = check_cv(cv)
-    elif groups is not None:
-        splitter = GroupKFold(min(folds, len(np.unique(groups))))
-    else:
-        splitter = KFold(min(folds, rows), shuffle=True, random_state=seed)
-    splits = list(splitter.split(np.zeros(rows), None, groups))
+    if cv is None and groups is None:
+        cv = KFold(min(folds, rows), shuffle=True, random_state=seed)
+    elif cv is None:
+        cv = GroupKFold(min(folds, len(np.unique(groups))))
+    splits = list(check_cv(cv).split(np.zeros(rows), None, groups))
     counts = np.ones(rows) if weights is None else weights
     if min((counts[training] > 0).sum() for training, _ in splits) < min(LEAST_ROWS, rows - 1):
         raise ValueError("too few rows have a weight above 0 to be split; give more a weight.")

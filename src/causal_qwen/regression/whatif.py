@@ -27,9 +27,8 @@ Hazard: for r = 0 and a = b both poles are one, and A and B are infinite. Near i
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,7 +109,6 @@ class NumberCounterfactual:
     semantics: str
     changes: dict[str, tuple[Any, Any]]  # column -> before, after
     beyond: str = ""
-    quantile: Callable[[float], float] = field(default=lambda p: math.nan, compare=False)
 
     def record(self) -> dict[str, Any]:
         """JSON's values."""
@@ -118,31 +116,20 @@ class NumberCounterfactual:
             name: {"before": plain(before), "after": plain(after)}
             for name, (before, after) in self.changes.items()
         }
-        kept = {n: v for n, v in vars(self).items() if n not in ("changes", "quantile")}
-        return kept | {"changes": changes}
+        return vars(self) | {"changes": changes}
 
     def __repr__(self) -> str:
         edits = " and ".join(
             f"{name} been {_shown(after)} instead of {_shown(before)}"
             for name, (before, after) in self.changes.items()
         )
-        if self.semantics == "pearl":
-            how = "all noise kept"
-        else:
-            how = f"{self.level:.0%}: {_rounded(self.low)} to {_rounded(self.high)}"
+        how = f"{self.level:.0%}: {_shown(self.low)} to {_shown(self.high)}"
+        how = "all noise kept" if self.semantics == "pearl" else how
         note = f"; note: {self.beyond}" if self.beyond else ""
         return (
-            f"observed {_rounded(self.observed)}; had {edits}, it would have been "
-            f"{_rounded(self.median)} ({how}){note}"
+            f"observed {_shown(self.observed)}; had {edits}, it would have been "
+            f"{_shown(self.median)} ({how}){note}"
         )
-
-
-def check_question(observed: Any, level: float, semantics: str) -> None:
-    check_choice("semantics", semantics, SEMANTICS)
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} is outside (0, 1).")
-    if not isinstance(observed, numbers.Real) or not math.isfinite(observed):
-        raise ValueError(f"observed={observed!r} is no finite number; give the number seen.")
 
 
 def answer(
@@ -153,8 +140,13 @@ def answer(
     clip: Callable[[Any], Any],
     level: float,
     semantics: str,
-) -> dict[str, Any]:
-    """The numbers of a `NumberCounterfactual`: noise, median, low, high and quantile."""
+) -> dict[str, float]:
+    """The numbers of a `NumberCounterfactual`: noise, median, low and high."""
+    check_choice("semantics", semantics, SEMANTICS)
+    if not 0 < level < 1:
+        raise ValueError(f"level={level} is outside (0, 1).")
+    if not math.isfinite(observed):
+        raise ValueError(f"observed={observed!r} is no finite number; give the number seen.")
     y = float(space.encode(torch.tensor(observed, dtype=torch.float64)))
     residual, scale = y - here.loc, here.own + here.exogenous
     law = PosteriorLaw(
@@ -166,18 +158,13 @@ def answer(
     )
 
     def quantile(p: float) -> float:
-        if not 0 < p < 1:
-            raise ValueError(f"p={p} is outside (0, 1).")
-        if semantics == "pearl":
-            moved = residual * (there.own + there.exogenous) / scale
-        else:
-            moved = law.icdf(p) * scale
+        moved = residual * (there.own + there.exogenous) / scale
+        moved = moved if semantics == "pearl" else law.icdf(p) * scale
         value = space.clamped(torch.tensor(there.loc + moved, dtype=torch.float64))
         return float(clip(value.numpy()))
 
-    ends = quantile((1 - level) / 2), quantile((1 + level) / 2)
-    found = {"noise": residual / scale, "median": quantile(0.5), "low": ends[0], "high": ends[1]}
-    return found | {"quantile": quantile}
+    places = {"median": 0.5, "low": (1 - level) / 2, "high": (1 + level) / 2}
+    return {"noise": residual / scale} | {name: quantile(p) for name, p in places.items()}
 
 
 def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None) -> Any:
@@ -189,14 +176,14 @@ def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None)
     other = frame.assign(**{name: [value] for name, value in changes.items()})
     if source is None:
         return other
-    schema, categories = source.table.schema, source.table.categories
     for name, value in changes.items():
+        schema, known = source.table.schema, source.table.categories.get(name)
         if value is None or is_missing(str(value)):
             continue
         if name in schema.numbers:
             if not np.isfinite(to_numbers(other[name], name in schema.day_first)).all():
                 raise ValueError(f"{name}={value!r} is no finite number, which {name} is.")
-        elif str(value) not in (known := categories.get(name, [str(value)])):
+        elif known is not None and str(value) not in known:
             listed = ", ".join(known[:SHOWN_VALUES])
             raise ValueError(
                 f"{name}={value!r} does not occur in the training rows, so nothing is known about "
@@ -205,10 +192,7 @@ def edit_row(frame: Any, changes: Mapping[str, Any], source: SourceModel | None)
     return other
 
 
-def _rounded(value: float) -> str:
-    return render(float(f"{value:.4g}")) if math.isfinite(value) else str(value)
-
-
 def _shown(value: Any) -> str:
     value = plain(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    is_number = isinstance(value, float) and math.isfinite(value)
+    return render(float(f"{value:.4g}")) if is_number else str(value)

@@ -2,18 +2,17 @@
 
     table = read_table("rings.parquet")
     table.frame()                # typed values, a row for every row of the file
-    write_blocks([table.beside(price_predicted=values)], partial, "answers.xlsx")
+    write_table(table.beside(price_predicted=values), partial, "answers.xlsx")
 
     .parquet .pq     pyarrow
     .xlsx            openpyxl, the first sheet
     .jsonl .ndjson   an object per line
-    .json            a list of objects, or an object of columns
+    .json            a list of objects
     anything else    CSV with a header
 
-A CSV file is UTF-8 unless its encoding is named; its separator (comma, semicolon, tab, bar) is that
-with which most of the first rows are as wide as the header. A row of another width is refused and
-its line named: it usually has an unquoted comma (1,870), which would move every later cell into the
-wrong column. (pandas' own reader fills short rows up and may cut long ones.)
+A CSV file is UTF-8 unless its encoding is named; its separator is that with which most of the first
+rows are as wide as the header. A row of another width is refused and its line named: it usually has
+an unquoted comma (1,870). (pandas' own reader fills short rows up and may cut long ones.)
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ import json
 import lzma
 import math
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -43,7 +41,6 @@ from causal_qwen.paths import install_hint
 from causal_qwen.tables.cells import (
     MISSING,
     find_decimal,
-    is_missing,
     may_be_thousands,
     read_cell,
     shown,
@@ -54,7 +51,6 @@ from causal_qwen.tables.targets import read_cells
 from causal_qwen.terminal import counted
 
 File = str | os.PathLike[str]
-Objects = list[tuple[int, dict[str, Any]]]  # of JSON, with their places in the file
 
 KINDS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
@@ -91,8 +87,10 @@ class Table:
             typed[name] = [read_cell(cell, self.decimal) for cell in cells]
             rows = [row for row, cell in enumerate(cells) if cell.strip() in MISSING]
             if rows and name not in targets:
-                count = counted(len(rows), "cell is", "cells are")
-                where = self.name_cells(rows, name)
+                count, where = (
+                    counted(len(rows), "cell is", "cells are"),
+                    self.name_cells(rows, name),
+                )
                 warnings.warn(f"{self.path}: {count} read as missing: {where}.", stacklevel=3)
         return require_pandas().DataFrame(typed, self.cells.index, dtype=object).infer_objects()
 
@@ -105,13 +103,11 @@ class Table:
         moved = list(map(with_point, cells)) if self.decimal == "," else cells
         return read_cells(name, moved, cells)[0]
 
-    def name_cells(self, rows: Sequence[int] | NDArray[np.int64], name: str) -> str:
-        """ "lines 5 and 7 (line 5: price 'n/a')": where rows are, and the first of their cells that
-        says something."""
-        texts = [str(cell) for cell in self.cells[name].iloc[rows]]
-        seen = next((at for at, text in enumerate(texts) if not is_missing(text)), 0)
-        where, one = (name_rows(some, self.cells.index) for some in (rows, rows[seen : seen + 1]))
-        return f"{where} ({one}: {name} {shown(texts[seen])})"
+    def name_cells(self, rows: Any, name: str) -> str:
+        """ "lines 5 and 7: price 'n/a'": where rows are, and their first cell that is not empty."""
+        texts = (str(cell) for cell in self.cells[name].iloc[rows])
+        seen = next((f" {shown(text)}" for text in texts if text.strip()), "")
+        return f"{name_rows(rows, self.cells.index)}: {name}{seen}"
 
     def beside(self, **columns: Any) -> Table:
         """With more columns."""
@@ -119,16 +115,21 @@ class Table:
 
     def records(self) -> list[dict[str, Any]]:
         """The rows with JSON's values: dates are texts, NaN and infinities None."""
-        rows = self.cells.astype(object).to_dict(orient="records")
-        return [{name: _json_cell(cell) for name, cell in row.items()} for row in rows]
 
-    def csv(self, has_header: bool = True) -> bytes:
+        def plainly(cell: Any) -> Any:  # JSON has no infinities; lists and objects are its own
+            cell = cell if isinstance(cell, list | dict) else plain(cell)
+            return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+        rows = self.cells.astype(object).to_dict(orient="records")
+        return [{name: plainly(cell) for name, cell in row.items()} for row in rows]
+
+    def csv(self) -> bytes:
         """As a CSV file in UTF-8, with the separator and the decimal mark of the input."""
         options = {"sep": self.separator, "decimal": self.decimal, "lineterminator": "\n"}
         cells = self.cells.select_dtypes(exclude="number").astype(str)
         has_return = any(cells[name].str.contains("\r", regex=False).any() for name in cells)
         quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL  # pandas quotes no lone \r
-        text: str = self.cells.to_csv(index=False, header=has_header, quoting=quoting, **options)
+        text: str = self.cells.to_csv(index=False, quoting=quoting, **options)
         return text.encode()
 
 
@@ -145,46 +146,36 @@ def table_kind(path: File) -> str:
 def read_table(path: File, **dialect: str | None) -> Table:
     """Read a file with a header and at least one row; `dialect` are the `separator`, `encoding` and
     `decimal` of a text file, if they cannot be found."""
-    (table,) = read_blocks(path, None, **dialect)
-    return table
-
-
-def read_blocks(path: File, rows: int | None = None, **dialect: str | None) -> Iterator[Table]:
-    """`read_table`, at most so many `rows` at a time: CSV and parquet, at constant memory."""
-    name, kind = os.fspath(path), _existing_kind(path)
-    if rows is not None and kind not in ("csv", "parquet"):
-        raise ValueError(f"{path}: batches are read of CSV and parquet; read all, or convert.")
     named = {option: value for option, value in dialect.items() if value is not None}
-    if named and kind != "csv" and not (named.keys() == {"encoding"} and "json" in kind.lower()):
-        raise ValueError(f"{path} is no CSV file, so {', '.join(named)} has no effect.")
-    is_empty = True
-    with _naming(name, kind):
+    with _naming(path) as (name, kind):
+        if (
+            named
+            and kind != "csv"
+            and not (named.keys() == {"encoding"} and "json" in kind.lower())
+        ):
+            raise ValueError(f"{path} is no CSV file, so {', '.join(named)} has no effect.")
         if kind == "csv":
-            blocks = _csv_blocks(name, rows or sys.maxsize, **named)
-        elif kind == "parquet":
-            blocks = (Table(name, frame) for frame in _parquet_frames(name, rows))
+            table = _read_csv(name, **named)
+        elif kind == "parquet":  # pandas' metadata would make an index of a column
+            with _need("pyarrow.parquet").ParquetFile(name) as file:
+                table = Table(name, file.read().to_pandas(ignore_metadata=True))
         elif kind == "Excel":
             _need("openpyxl")
             frame = require_pandas().read_excel(name, dtype=object, keep_default_na=False)
-            blocks = iter([Table(name, frame.mask(frame.eq("")))])
+            table = Table(name, frame.mask(frame.eq("")))
         else:
             objects = _json_objects(name, kind, **named)
             places, found = zip(*objects, strict=True) if objects else ((), ())
             index = require_pandas().Index(places, name=LINE if kind == "jsonl" else "row")
-            frame = require_pandas().DataFrame(list(found), index, dtype=object)
-            blocks = iter([Table(name, frame)])
-        for block in blocks:
-            names = text_names(block.cells.columns)
-            yield replace(block, cells=block.cells.set_axis(names, axis=1))
-            is_empty = is_empty and not len(block)
-    if is_empty:
-        raise ValueError(f"{path} has no rows; give at least one row.")
+            table = Table(name, require_pandas().DataFrame(list(found), index, dtype=object))
+        if not len(table):
+            raise ValueError(f"{path} has no rows; give at least one row.")
+        return replace(table, cells=table.cells.set_axis(text_names(table.cells.columns), axis=1))
 
 
 def read_records(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
     """Every row with its place in the file; JSON's objects and Arrow's lists as they are."""
-    name, kind = os.fspath(path), _existing_kind(path)
-    with _naming(name, kind):
+    with _naming(path) as (name, kind):
         if "json" in kind.lower():
             yield from _json_objects(name, kind)
         elif kind == "parquet":
@@ -197,43 +188,35 @@ def read_records(path: File) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def read_text(path: File, encoding: str | None = None) -> str:
     """A whole text file, without its byte order mark; .gz, .bz2 and .xz are decompressed."""
-    with _opened(os.fspath(path), encoding) as file:
-        text: str = file.read()
-    return text
-
-
-def _existing_kind(path: File) -> str:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} is not a file; check the path.")
-    return table_kind(path)
-
-
-@contextmanager
-def _naming(path: str, kind: str) -> Iterator[None]:
-    """Whatever a damaged file makes its reader raise names the file."""
-    try:
-        yield
-    except (ImportError, Warning):
-        raise
-    except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        if isinstance(error, ValueError) and why.startswith(path):
-            raise
-        kind = {"csv": "CSV", "jsonl": "JSON"}.get(kind, kind)
-        raise ValueError(f"{path} cannot be read as {kind}: {why}.") from None
-
-
-@contextmanager
-def _opened(path: str, encoding: str | None) -> Iterator[Any]:
     opener = OPENERS.get(Path(path).suffix.lower(), open)
     try:
         with opener(path, "rt", encoding=encoding or "utf-8-sig", newline="") as file:
-            yield file
+            text: str = file.read()
     except UnicodeDecodeError:
         raise ValueError(
             f"{path} is not {(encoding or 'utf-8').upper()}; name its encoding, such as --set "
             "encoding=cp1252, or save it as UTF-8 text."
         ) from None
+    return text
+
+
+@contextmanager
+def _naming(path: File) -> Iterator[tuple[str, str]]:
+    """Name and kind of a file that exists; whatever a damaged one makes its reader raise names
+    the file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not a file; check the path.")
+    name, kind = os.fspath(path), table_kind(path)
+    try:
+        yield name, kind
+    except (ImportError, Warning):
+        raise
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        if isinstance(error, ValueError) and why.startswith(name):
+            raise
+        kind = {"csv": "CSV", "jsonl": "JSON"}.get(kind, kind)
+        raise ValueError(f"{name} cannot be read as {kind}: {why}.") from None
 
 
 def _need(module: str) -> Any:
@@ -244,25 +227,15 @@ def _need(module: str) -> Any:
         raise ImportError(f"{package} is not installed: {install_hint('files')}") from None
 
 
-def _parquet_frames(path: str, rows: int | None) -> Iterator[Any]:
-    """pandas' metadata would make an index of a column, which would not be given back."""
-    with _need("pyarrow.parquet").ParquetFile(path) as file:
-        batches = [file.read()] if rows is None else file.iter_batches(batch_size=rows)
-        start = 0
-        for batch in batches:
-            frame = batch.to_pandas(ignore_metadata=True)
-            yield frame.set_axis(range(start, start + len(frame)), axis=0)
-            start += len(frame)
-
-
-def _json_objects(path: str, kind: str, encoding: str | None = None) -> Objects:
+def _json_objects(
+    path: str, kind: str, encoding: str | None = None
+) -> list[tuple[int, dict[str, Any]]]:
+    """The objects with their places in the file."""
     text = read_text(path, encoding)
     if kind == "JSON":
         content = json.loads(text)
-        if isinstance(content, dict) and all(isinstance(v, list) for v in content.values()):
-            content = require_pandas().DataFrame(content, dtype=object).to_dict("records")
         if not (isinstance(content, list) and all(isinstance(row, dict) for row in content)):
-            raise ValueError("give a list of objects, or an object of lists")
+            raise ValueError("give a list of objects")
         return list(enumerate(content, 1))
     found = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -281,80 +254,75 @@ def _json_objects(path: str, kind: str, encoding: str | None = None) -> Objects:
 # ---------------------------------------------------------------- CSV
 
 
-def _csv_blocks(
+def _read_csv(
     path: str,
-    size: int,
     separator: str | None = None,
     encoding: str | None = None,
     decimal: str | None = None,
-) -> Iterator[Table]:
-    """Tables of texts whose index are lines, as editors count. What is not named is found from the
-    file's beginning (the decimal mark from the first block)."""
+) -> Table:
+    """A table of texts whose index are lines, as editors count. What is not named is found."""
     if decimal not in (None, ",", "."):
         raise ValueError(f"decimal {decimal!r} is no decimal mark; give a comma or a point")
+    text = read_text(path, encoding)
+    if "\0" in text[:SAMPLE]:
+        raise ValueError(f"{path} has NUL bytes; name its encoding, or save it as UTF-8 text.")
+    mark = _find_separator(text[:SAMPLE]) if separator is None else separator
+    mark = "\t" if mark.lower() in ("tab", "\\t") else mark
+    if len(mark) != 1 or mark in '"\r\n':
+        raise ValueError(f"separator {mark!r} is no character; give one such as ; or | or tab")
+    lines, rows, empty = _rows(path, text, mark)
+    if not rows:
+        raise ValueError(f"{path} is empty; a CSV file has a header and at least one row.")
+    if skipped := [line for line in empty if lines[0] < line < lines[-1]]:
+        where = name_rows(skipped).replace("row", "line", 1)
+        warnings.warn(f"{path}: {where} skipped, being empty.", stacklevel=4)
+    names = [name or f"Unnamed: {place}" for place, name in enumerate(rows[0])]
     pandas = require_pandas()
-    with _opened(path, encoding) as file:
-        sample = file.read(SAMPLE)
-        if "\0" in sample:
-            raise ValueError(f"{path} has NUL bytes; name its encoding, or save it as UTF-8 text.")
-        file.seek(0)
-        mark = find_separator(sample) if separator is None else _separator(separator)
-        skipped: list[int] = []
-        records = _records(path, file, mark, skipped)
-        _, header = next(records, (0, []))
-        if not header:
-            raise ValueError(f"{path} is empty; a CSV file has a header and at least one row.")
-        names = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
-        while block := list(islice(records, size)):
-            lines, rows = zip(*block, strict=True)
-            if known := [line for line in skipped if line < lines[-1]]:  # a file's end may be empty
-                where = name_rows(known).replace("row", "line", 1)
-                warnings.warn(f"{path}: {where} skipped, being empty.", stacklevel=6)
-            skipped[:] = skipped[len(known) :]
-            index = pandas.Index(lines, name=LINE)
-            cells = pandas.DataFrame(list(rows), index, names, dtype=object)
-            if decimal is None:
-                decimal = _decimal_of(path, cells, mark)
-            yield Table(path, cells, mark, decimal)
+    cells = pandas.DataFrame(rows[1:], pandas.Index(lines[1:], name=LINE), names, dtype=object)
+    if decimal is None and mark != ",":  # spreadsheets with decimal commas write semicolons
+        decimal = find_decimal(cells.to_numpy().flat, is_usual=mark == ";")
+        decimal = None if decimal == "." else decimal
+    for name, column in cells.items() if decimal is None else ():
+        if (cell := may_be_thousands(column)) is not None:
+            warnings.warn(
+                f"{path}: {name} has {shown(cell)}, which is read as a number below 1000; name the "
+                "decimal comma (--set decimal=,) if points separate thousands.",
+                stacklevel=4,
+            )
+    return Table(path, cells, mark, decimal or ".")
 
 
-def _records(
-    path: str, file: Iterable[str], separator: str, skipped: list[int]
-) -> Iterator[tuple[int, list[str]]]:
-    """The first line of every record and its cells, as many as the header has. Empty lines are
-    added to `skipped`."""
-    reader, line, width = csv.reader(file, delimiter=separator, strict=True), 1, 0
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise ValueError(
-                f"{path}, line {line} is not CSV ({error}); write a quote inside a quoted cell as "
-                '"" and close every quote.'
-            ) from None
-        if cells is None:
-            return
-        if not cells or (len(cells) == 1 < width and not cells[0].strip()):
-            skipped += [line] if width else []
-        else:
-            width = width or len(cells)
-            if len(cells) != width:
-                raise _wrong_width(f"{path}, line {line}", cells, width, separator)
-            yield line, cells
-        line = reader.line_num + 1
+def _rows(path: str, text: str, mark: str) -> tuple[list[int], list[list[str]], list[int]]:
+    """The first line of every record, its cells, as many as the header has, and empty lines."""
+    reader, line = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True), 1
+    lines: list[int] = []
+    rows: list[list[str]] = []
+    empty: list[int] = []
+    try:
+        for cells in reader:
+            width = len(rows[0]) if rows else len(cells)
+            if not cells or (len(cells) == 1 < width and not cells[0].strip()):
+                empty.append(line)
+            elif len(cells) != width:  # its cells would be in the wrong columns
+                noun = SEPARATORS.get(mark, mark)
+                cure = f'quote a cell that contains a {noun}, such as "1{mark}870"'
+                if len(cells) < width:
+                    cure = f"write a {noun} for every empty cell, and check that no cells are lost"
+                has = f"has {counted(len(cells), 'cell')} and the header {width}"
+                raise ValueError(f"{path}, line {line} {has}: {shown(mark.join(cells))}; {cure}.")
+            else:
+                lines.append(line)
+                rows.append(cells)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {line} is not CSV ({error}); write a quote inside a quoted cell as "
+            '"" and close every quote.'
+        ) from None
+    return lines, rows, empty
 
 
-def _wrong_width(where: str, cells: list[str], width: int, separator: str) -> ValueError:
-    """Its cells would be in the wrong columns."""
-    mark = SEPARATORS.get(separator, separator)
-    cure = f"quote a cell that contains a {mark}" + (', such as "1,870"' if mark == "comma" else "")
-    if len(cells) < width:
-        cure = f"write a {mark} for every empty cell, and check that the file is complete"
-    has = f"has {counted(len(cells), 'cell')} and the header {width}"
-    return ValueError(f"{where} {has}: {shown(separator.join(cells))}; {cure}.")
-
-
-def find_separator(text: str) -> str:
+def _find_separator(text: str) -> str:
     """The separator with which the header has several cells and most rows as many.
 
     A tie is decided by the number of cells, then against the comma: names of columns seldom have
@@ -372,72 +340,23 @@ def find_separator(text: str) -> str:
     return separator
 
 
-def _separator(named: str) -> str:
-    mark = "\t" if named.lower() in ("tab", "\\t") else named
-    if len(mark) != 1 or mark in '"\r\n':
-        raise ValueError(f"separator {named!r} is no character; give one such as ; or | or tab")
-    return mark
-
-
-def _decimal_of(path: str, cells: Any, separator: str) -> str:
-    """The decimal mark of a file; without evidence, a file with semicolons has commas, as
-    spreadsheets write it."""
-    if separator != ",":
-        try:
-            decimal = find_decimal(cells.to_numpy().flat, separator == ";")
-        except ValueError as error:
-            raise ValueError(f"{path} has {error}") from None
-        if decimal == ",":
-            return decimal
-    for name, column in cells.items():
-        if (cell := may_be_thousands(column)) is not None:
-            warnings.warn(
-                f"{path}: {name} has {shown(cell)}, which is read as a number below 1000; name the "
-                "decimal comma (--set decimal=,) if points separate thousands.",
-                stacklevel=6,
-            )
-    return "."
-
-
 # ---------------------------------------------------------------- writing
 
 
-def check_output_kind(name: File, *, is_batch: bool) -> None:
-    """Refuse, before the work, a kind of file that is not written in blocks."""
-    if table_kind(name) in ("Excel", "JSON") and is_batch:
-        raise ValueError(f"{name}: --batch writes .csv, .jsonl and .parquet; name one.")
-
-
-def write_blocks(blocks: Iterable[Table], place: Path, name: File) -> int:
-    """Write blocks one after the other to `place`, as the kind of file that the extension of `name`
-    says; -> their rows."""
-    kind, rows, writer = table_kind(name), 0, None
-    with ExitStack() as stack:
-        open_ = OPENERS.get(Path(name).suffix.lower(), open)
-        file: Any = stack.enter_context(open_(place, "wb"))
-        for block in blocks:
-            if kind == "csv":
-                file.write(block.csv(has_header=not rows))
-            elif kind == "jsonl":
-                lines = (json.dumps(row, ensure_ascii=False) for row in block.records())
-                file.writelines(f"{line}\n".encode() for line in lines)
-            elif kind == "JSON":
-                file.write(json.dumps(block.records(), ensure_ascii=False, indent=1).encode())
-            elif kind == "Excel":
-                _need("openpyxl")
-                to_frame(block.cells).to_excel(file, index=False, engine="openpyxl")
-            else:
-                frame = _need("pyarrow").Table.from_pandas(block.cells, preserve_index=False)
-                if writer is None:  # the columns of the first block are those of all
-                    make = _need("pyarrow.parquet").ParquetWriter
-                    writer = stack.enter_context(make(file, frame.schema))
-                writer.write_table(frame.cast(writer.schema))
-            rows += len(block)
-    return rows
-
-
-def _json_cell(cell: Any) -> Any:
-    """JSON has no NaN and no infinities; lists and objects are its own."""
-    cell = cell if isinstance(cell, list | dict) else plain(cell)
-    is_none = isinstance(cell, float) and not math.isfinite(cell)
-    return None if is_none else cell
+def write_table(table: Table, place: Path, name: File) -> None:
+    """Write to `place`, as the kind of file that the extension of `name` says."""
+    kind = table_kind(name)
+    with OPENERS.get(Path(name).suffix.lower(), open)(place, "wb") as file:
+        if kind == "csv":
+            file.write(table.csv())
+        elif kind == "jsonl":
+            lines = (json.dumps(row, ensure_ascii=False) for row in table.records())
+            file.writelines(f"{line}\n".encode() for line in lines)
+        elif kind == "JSON":
+            file.write(json.dumps(table.records(), ensure_ascii=False, indent=1).encode())
+        elif kind == "Excel":
+            _need("openpyxl")
+            to_frame(table.cells).to_excel(file, index=False, engine="openpyxl")
+        else:
+            _need("pyarrow")
+            table.cells.to_parquet(file, index=False)

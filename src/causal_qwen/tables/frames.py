@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from causal_qwen.paths import install_hint
 from causal_qwen.tables.cells import (
     DATE,
     YEAR_LAST,
+    Amount,
     is_date,
     is_missing,
     marks_differ,
@@ -74,23 +75,20 @@ def require_pandas() -> Any:
 
 
 def as_table(X: Any) -> Any:
-    """A DataFrame, if X has columns; texts as they are."""
+    """A DataFrame, if X has columns; texts as they are: a list, a Series, an array of one column.
+
+    A table is a frame of any library, a dict, a list of rows, an array of two dimensions.
+    """
     if hasattr(X, "tocsr"):
         raise TypeError("X is a sparse matrix; pass a dense table, such as X.toarray().")
-    return to_frame(X) if is_tabular(X) else X
-
-
-def is_tabular(X: Any) -> bool:
-    """Whether X has columns: a table of any library, a dict, an array of two dimensions, records.
-
-    A list, a Series or a single column of texts is none: every text is a row of its own.
-    """
     if isinstance(X, list | tuple):
-        return len(X) > 0 and isinstance(X[0], list | tuple | dict | np.ndarray)
-    if isinstance(X, np.ndarray):
-        is_texts = X.ndim == 2 and X.shape[1] == 1 and any(isinstance(cell, str) for cell in X.flat)
-        return X.dtype.names is not None or (X.ndim == 2 and not is_texts)
-    return isinstance(X, dict) or hasattr(X, "columns")
+        has_columns = len(X) > 0 and isinstance(X[0], list | tuple | dict | np.ndarray)
+    elif isinstance(X, np.ndarray):
+        is_texts = X.shape[1:] == (1,) and any(isinstance(cell, str) for cell in X.flat)
+        has_columns = X.ndim == 2 and not is_texts
+    else:
+        has_columns = isinstance(X, dict) or hasattr(X, "columns")
+    return to_frame(X) if has_columns else X
 
 
 def is_table(X: Any) -> bool:
@@ -101,17 +99,18 @@ def is_table(X: Any) -> bool:
 def to_frame(X: Any) -> Any:
     """A DataFrame of X's rows, with texts as column names; X itself is never changed.
 
-    In:   a pandas, polars or pyarrow table, anything with `to_pandas`, a dict of columns, a list
-          of rows or records, a NumPy array of two dimensions (its columns are x0, x1, ...).
-    Out:  the same rows, and a pandas index if X has one. Names such as 7 or Timestamp(2024-05-01)
-          become "7" and "2024-05-01". Numbers of any width become int64 or float64: a float32 0.1
-          becomes 0.1, not 0.10000000149. Decimals become floats; nullable columns have NaN; the
-          items of a list become one text.
-
-    Two columns of one name are refused.
+    The columns of an array are x0, x1, ... A float32 0.1 becomes 0.1, not 0.10000000149; nullable
+    columns have NaN; the items of a list become one text. Two columns of one name are refused.
     """
     pandas = require_pandas()
-    frame = _as_pandas(pandas, X)
+    X = X.to_pandas() if hasattr(X, "to_pandas") else X
+    if isinstance(X, np.ndarray | list | tuple) and not (len(X) and isinstance(X[0], dict)):
+        rows = X if isinstance(X, np.ndarray) else np.array([[*row] for row in X], dtype=object)
+        if rows.ndim != 2:
+            raise ValueError("X is no table: give an array of two dimensions, or rows of one width")
+        names = [f"x{place}" for place in range(rows.shape[1])]
+        X = pandas.DataFrame(rows, columns=pandas.Index(names, dtype=object)).infer_objects()
+    frame = pandas.DataFrame(X)
     frame = frame.set_axis(text_names(frame.columns), axis=1)  # shares X's cells until written
     for name in frame.columns:
         column = frame[name]
@@ -120,49 +119,24 @@ def to_frame(X: Any) -> Any:
     return frame
 
 
-def _as_pandas(pandas: Any, X: Any) -> Any:
-    is_records = isinstance(X, list | tuple) and len(X) > 0 and isinstance(X[0], dict)
-    if isinstance(X, dict) or is_records or getattr(getattr(X, "dtype", None), "names", None):
-        return pandas.DataFrame(X)
-    if isinstance(X, np.ndarray | list | tuple):
-        rows = X if isinstance(X, np.ndarray) else np.array([[*row] for row in X], dtype=object)
-        if rows.ndim != 2:
-            raise ValueError("X is no table: give an array of two dimensions, or rows of one width")
-        names = [f"x{place}" for place in range(rows.shape[1])]
-        return pandas.DataFrame(rows, columns=pandas.Index(names, dtype=object)).infer_objects()
-    if hasattr(X, "to_pandas"):
-        return pandas.DataFrame(X.to_pandas())
-    if isinstance(X, pandas.DataFrame):
-        return X
-    raise TypeError(
-        f"X is {type(X).__name__}; give a table: pandas, polars, pyarrow, a dict of columns or a "
-        "NumPy array of two dimensions."
-    )
-
-
 def _plain_column(pandas: Any, column: Any) -> Any:
-    """A column with int64, float64, bool or its own type; the same object if nothing changes."""
+    """A column with float64 for narrow and nullable numbers; the same object if it has none."""
     kind, types = column.dtype, pandas.api.types
     if types.is_complex_dtype(kind):
         raise ValueError(f"column {column.name!r}: complex data is not supported.")
     if types.is_object_dtype(kind):
-        cells = column.dropna().tolist()
-        if cells and all(isinstance(cell, Decimal) for cell in cells):
-            return column.astype(np.float64)
-        return column.map(_flat) if any(isinstance(cell, NESTED) for cell in cells) else column
-    is_plain = isinstance(kind, pandas.CategoricalDtype) or kind in (np.bool_, np.float64)
-    if is_plain or not (types.is_numeric_dtype(kind) or types.is_bool_dtype(kind)):
-        return column
-    if types.is_bool_dtype(kind):  # nullable
+        is_nested = any(isinstance(cell, NESTED) for cell in column)
+        return column.map(_flat) if is_nested else column
+    if isinstance(kind, pandas.BooleanDtype):
         return column.astype(object).where(column.notna(), np.nan).infer_objects()
-    if types.is_integer_dtype(kind) and not column.hasnans:
-        is_wide = kind in (np.int64, np.uint64)  # an int64 does not hold every uint64
-        return column if is_wide else column.astype(np.int64)
+    is_plain = kind in (np.bool_, np.int64, np.uint64, np.float64)
+    if is_plain or not types.is_numeric_dtype(kind):
+        return column
     return pandas.Series(widen(column), column.index, name=column.name)
 
 
 def _flat(cell: Any) -> Any:
-    """Lists and objects as text: ["red", "blue"] is "red, blue"."""
+    """["red", "blue"] is "red, blue"."""
     if isinstance(cell, dict):
         return ", ".join(f"{name} {value}" for name, value in cell.items())
     return ", ".join(map(str, cell)) if isinstance(cell, NESTED) else cell
@@ -170,14 +144,10 @@ def _flat(cell: Any) -> Any:
 
 def widen(values: Any) -> NDArray[np.float64]:
     """Numbers as float64; float32 and float16 -> the double with the same shortest spelling."""
-    kind = str(getattr(values, "dtype", "")).lower()  # "float32", "Float32", "float[pyarrow]"
-    is_half = "half" in kind or "float16" in kind
-    is_narrow = is_half or "float32" in kind or kind.startswith("float[")
-    width = np.float16 if is_half else np.float32 if is_narrow else np.float64
-    if hasattr(values, "to_numpy") and hasattr(values, "hasnans"):
-        values = values.to_numpy(width, na_value=np.nan)
-    wide = np.asarray(values, width)
-    return np.asarray(wide.astype(str) if is_narrow else wide, np.float64)
+    is_series = hasattr(values, "to_numpy")
+    array = values.to_numpy(na_value=np.nan) if is_series else np.asarray(values)
+    array = array.astype(str) if array.dtype in (np.float16, np.float32) else array
+    return np.asarray(array, np.float64)
 
 
 def read_texts(X: Any) -> list[str]:
@@ -198,23 +168,14 @@ def read_texts(X: Any) -> list[str]:
 
 def text_names(columns: Any) -> list[str]:
     """The names of columns as texts, which must differ."""
-    names = list(map(text_name, columns))
+    names = list(map(str, columns))
     if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
         raise ValueError(f"the table has two columns {shown(twice)}; rename one of them.")
     return names
 
 
-def text_name(column: Any) -> str:
-    """The name of a column as text: 7, a date and a tuple of names have one, too."""
-    if isinstance(column, tuple):
-        return " ".join(text_name(part) for part in column if part != "")
-    if isinstance(column, datetime) and column.time() == datetime.min.time():
-        column = column.date()
-    return column.isoformat() if isinstance(column, date) else str(column)
-
-
 def listed(names: str | Sequence[str] | None) -> list[str]:
-    """Names of columns, of which one may be given by itself."""
+    """Names, of which one may be given by itself."""
     return [names] if isinstance(names, str) else list(names or ())
 
 
@@ -231,11 +192,6 @@ def plain(cell: Any) -> Any:
     if isinstance(cell, str | int | float | None):
         return cell
     return cell.isoformat() if isinstance(cell, date) else str(cell)
-
-
-def row_index(X: Any) -> Any:
-    """The index of a DataFrame, which names its rows in messages; None for texts."""
-    return X.index if is_table(X) else None
 
 
 def name_rows(rows: Any, index: Any = None) -> str:
@@ -256,13 +212,12 @@ def name_rows(rows: Any, index: Any = None) -> str:
 
 
 def column_kinds(frame: Any) -> dict[str, Kind]:
-    """Name -> kind, for every column; the rules are in the module's docstring."""
-    ids = id_like(frame)
-    return {name: "id" if name in ids else _kind(frame[name]) for name in frame.columns}
+    """Name -> kind, for every column; docs/numbers.md has the rules."""
+    return {name: "id" if _is_id(frame[name]) else _kind(frame[name]) for name in frame.columns}
 
 
-def id_like(frame: Any) -> list[Any]:
-    """The columns that number or name their rows: whole numbers or codes, never words.
+def _is_id(column: Any) -> bool:
+    """Whether a column numbers or names its rows: whole numbers or codes, never words.
 
     By name: "id", "uuid", "rownames", ... as the first or the last word ("Individual ID",
     "job_ad_id", "Unnamed: 0"), if all values are distinct, or more than 20 and more than 5% of the
@@ -270,14 +225,12 @@ def id_like(frame: Any) -> list[Any]:
     ...; codes with digits (N1A1); row numbers, from 0 to at most twice the number of rows (not in a
     column named for a time: day).
     """
-    return [name for name in frame.columns if _is_id(str(name), frame[name])]
-
-
-def _is_id(name: str, column: Any) -> bool:
-    amounts = {value: read_amount(value) for value in _distinct(column) if isinstance(value, str)}
-    values = [a.value if (a := amounts.get(one)) else one for one in _distinct(column)]
+    name, distinct = str(column.name), _distinct(column)
+    values = [a.value if isinstance(v, str) and (a := read_amount(v)) else v for v in distinct]
     count, are_whole = len(values), _are_whole(values)
-    if count < 2 or not (are_whole or _are_codes(values)):
+    texts = (value for value in values if isinstance(value, str))
+    codes = sum(CODE.fullmatch(text) is not None and not is_date(text) for text in texts)
+    if count < 2 or not (are_whole or codes >= CODES * count):
         return False
     is_distinct = count == int(column.notna().sum())
     words = _words(name)
@@ -309,12 +262,6 @@ def _are_whole(values: Sequence[Any]) -> bool:
     )
 
 
-def _are_codes(values: Sequence[Any]) -> bool:
-    texts = [value for value in values if isinstance(value, str)]
-    codes = [text for text in texts if CODE.fullmatch(text) and not is_date(text)]
-    return len(codes) >= CODES * len(values)
-
-
 def _kind(column: Any) -> Kind:
     pandas = require_pandas()
     types = pandas.api.types
@@ -324,8 +271,10 @@ def _kind(column: Any) -> Kind:
         return "flag"
     if types.is_datetime64_any_dtype(column.dtype):
         return "date"
-    if types.is_numeric_dtype(column.dtype):
-        return "category" if _is_named_category(column) else "number"
+    if types.is_numeric_dtype(column.dtype):  # store_id, 1 to 5, is a category
+        words, distinct = _words(column.name), _distinct(column)
+        is_id = not ID_NAMES.isdisjoint((words[0], words[-1])) and _are_whole(distinct)
+        return "category" if is_id and 1 < len(distinct) <= FEW_VALUES else "number"
     counts = column.value_counts(sort=False)
     is_given = [not (isinstance(value, str) and is_missing(value)) for value in counts.index]
     values, sizes = counts.index[is_given].tolist(), counts.to_numpy()[is_given]
@@ -340,36 +289,26 @@ def _kind(column: Any) -> Kind:
     if is_most([_is_date_cell(value) for value in values]):
         return "date"
     amounts = [_amount(value) for value in values]
-    marks = [amount[1] for amount in amounts if amount is not None]
-    if is_most([amount is not None for amount in amounts]) and not marks_differ(marks):
+    is_number = is_most([amount is not None for amount in amounts])
+    if is_number and not marks_differ(amount.mark for amount in amounts if amount is not None):
         return "number"
     repeats = sizes.sum() / len(values)
     is_repeated = repeats >= REPEATS or (len(values) <= FEW_VALUES and repeats >= FEW_REPEATS)
-    return "category" if is_repeated and _are_short(list(map(str, values))) else "text"
-
-
-def _is_named_category(column: Any) -> bool:
-    """Whether whole numbers are an identifier that few values share: store_id, 1 to 5."""
-    words, values = _words(column.name), _distinct(column)
-    is_named = not ID_NAMES.isdisjoint((words[0], words[-1]))
-    return is_named and 1 < len(values) <= FEW_VALUES and _are_whole(values)
-
-
-def _are_short(texts: Sequence[str]) -> bool:
-    words = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
-    return bool(np.median(words) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS)
+    texts = list(map(str, values))
+    lengths = [len(text.split()) + len(CJK_LETTERS.findall(text)) / 2 for text in texts]
+    is_short = np.median(lengths) <= WORDS and np.median([*map(len, texts)]) <= CHARACTERS
+    return "category" if is_repeated and is_short else "text"
 
 
 def _is_date_cell(value: Any) -> bool:
     return is_date(value) if isinstance(value, str) else isinstance(value, date)
 
 
-def _amount(value: Any) -> tuple[float, str] | None:
+def _amount(value: Any) -> Amount | None:
     if isinstance(value, str):
         return read_amount(value)
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real | Decimal):
-        return None
-    return float(value), ""
+    is_number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
+    return Amount(float(value), "") if is_number else None
 
 
 # ---------------------------------------------------------------- numbers of a column
@@ -391,22 +330,15 @@ def to_numbers(column: Any, day_first: bool | None = None) -> NDArray[np.float64
     if any(_is_date_cell(cell) for cell in cells[:100]) and _kind(column) == "date":
         first = is_day_first(column) if day_first is None else day_first
         texts = pandas.Series([str(cell) if _is_date_cell(cell) else None for cell in cells])
-        return _days(pandas, _parse_dates(pandas, texts, first))
-    return np.array([_cell_number(cell) for cell in cells], dtype=np.float64)
-
-
-def _cell_number(cell: Any) -> float:
-    amount = (float(cell), "") if isinstance(cell, bool | np.bool_) else _amount(cell)
-    return np.nan if amount is None else amount[0]
-
-
-def _parse_dates(pandas: Any, texts: Any, day_first: bool) -> Any:
-    """NaT where a text is no date of the calendar."""
-    options = {"utc": True, "errors": "coerce"}
-    is_iso = texts.str.strip().str.fullmatch(DATE).fillna(False).astype(bool)
-    found = pandas.to_datetime(texts.where(is_iso), format="ISO8601", **options)
-    others = texts.where(~is_iso)
-    return found.fillna(pandas.to_datetime(others, format="mixed", dayfirst=day_first, **options))
+        options = {"utc": True, "errors": "coerce"}
+        is_iso = texts.str.strip().str.fullmatch(DATE).fillna(False).astype(bool)
+        found = pandas.to_datetime(texts.where(is_iso), format="ISO8601", **options)
+        others = texts.where(~is_iso)
+        others = pandas.to_datetime(others, format="mixed", dayfirst=first, **options)
+        return _days(pandas, found.fillna(others))
+    found = [float(cell) if isinstance(cell, bool | np.bool_) else _amount(cell) for cell in cells]
+    values = [one.value if isinstance(one, Amount) else one for one in found]
+    return np.array(values, dtype=np.float64)
 
 
 def is_day_first(column: Any) -> bool:

@@ -11,23 +11,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from datetime import date
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.tables.cells import DIGITS, is_date, is_missing, marks_differ, read_target, shown
-from causal_qwen.tables.frames import (
-    is_table,
-    name_rows,
-    require_columns,
-    row_index,
-    text_name,
-    text_names,
-    to_frame,
-    widen,
-)
+from causal_qwen.tables import frames
+from causal_qwen.tables.cells import DIGITS, is_missing, marks_differ, read_target, shown
 from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
@@ -43,41 +33,49 @@ def read_targets(X: Any, y: Any) -> tuple[dict[str, Array], bool]:
     """
     if _are_names(X, y):
         is_single = isinstance(y, str | int)
-        names = text_names([y] if is_single else y)
-        if not is_table(X):
+        names = frames.text_names([y] if is_single else y)
+        if not frames.is_table(X):
             raise ValueError(f"y={names[0]!r} names a column, but X is not a table; give values.")
-        require_columns(X, names)
+        frames.require_columns(X, names)
         return {name: _numbers(name, X[name], X.index) for name in names}, is_single
-    columns, is_single = _columns_of(X, y)
-    found = {name: _numbers(name, column, row_index(X)) for name, column in columns.items()}
+    is_single = not (isinstance(y, dict) or hasattr(y, "columns")) and np.ndim(y) == 1
+    if isinstance(y, dict):
+        columns = y
+    elif hasattr(y, "columns"):
+        columns = dict(frames.to_frame(y).items())
+    elif np.ndim(y) == 2:
+        columns = {f"{UNNAMED} {at}": column for at, column in enumerate(np.asarray(y).T, 1)}
+    elif is_single:
+        unnamed = OTHERWISE if frames.is_table(X) and UNNAMED in X.columns else UNNAMED
+        name = getattr(y, "name", None)
+        columns = {unnamed if name in (None, "") else name: y}
+    else:
+        raise ValueError("y must be numbers, one per row, or names of the table's columns.")
+    index = X.index if frames.is_table(X) else None
+    found = {str(name): _numbers(str(name), one, index) for name, one in columns.items()}
     for name, values in found.items():
-        if is_table(X) and name in X.columns and not _is_same(X[name], values):
+        if frames.is_table(X) and name in X.columns and not _is_same(X[name], values):
             raise ValueError(
                 f"X has a column {name!r} that is not the target of that name; rename one of them."
             )
     return found, is_single
 
 
-def usable_rows(
-    has_text: NDArray[np.bool_], values: dict[str, Array], bad_rows: str, index: Any = None
-) -> NDArray[np.bool_]:
-    """Rows with a text and finite targets; other rows raise an error, or are skipped and named."""
-    is_usable = has_text.copy()
+def check_rows(frame: Any, values: dict[str, Array]) -> None:
+    """Refuse rows with nothing to read, or without a finite target, by their names."""
+    index, has_text = frame.index, frame.notna().any(axis=1)
+    if list(frame) == [frames.TEXT]:
+        has_text &= frame[frames.TEXT].astype(str).str.strip() != ""
     empty = np.flatnonzero(~has_text)
-    why = [f"{name_rows(empty, index)} without a text"] if len(empty) else []
+    why = [f"{frames.name_rows(empty, index)} without a text"] if len(empty) else []
     for name, column in values.items():
         if len(column) != len(has_text):
             both = f"{counted(len(column), 'value')} for {counted(len(has_text), 'row')}"
             raise ValueError(f"target {name!r} has {both}.")
         if len(rows := np.flatnonzero(~np.isfinite(column))):
-            why.append(f"target {name!r} is NaN or infinite in {name_rows(rows, index)}")
-            is_usable[rows] = False
-    if why and bad_rows == "raise":
-        raise ValueError(f"{'; '.join(why)}: correct them, drop them, or set bad_rows='skip'.")
+            why.append(f"target {name!r} is NaN or infinite in {frames.name_rows(rows, index)}")
     if why:
-        rows_are = counted(int((~is_usable).sum()), "row is", "rows are")
-        warnings.warn(f"{rows_are} skipped: {'; '.join(why)}.", stacklevel=3)
-    return is_usable
+        raise ValueError(f"{'; '.join(why)}: correct or drop them.")
 
 
 def check_variety(name: str, values: Array) -> None:
@@ -96,28 +94,10 @@ def _are_names(X: Any, y: Any) -> bool:
     """Whether y names columns; texts such as "$1,200", one per row, are values."""
     if isinstance(y, str | int):
         return True
-    if not (isinstance(y, list | tuple) and y and all(isinstance(n, str | int) for n in y)):
+    if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
-    may_be_names = len(y) != len(X) or isinstance(y[0], str)  # other whole numbers are values
-    if is_table(X) and may_be_names and any(text_name(name) in X.columns for name in y):
-        return True
-    is_texts = all(isinstance(name, str) for name in y)
-    return is_texts and not all(is_missing(cell) or read_target(cell) for cell in y)
-
-
-def _columns_of(X: Any, y: Any) -> tuple[dict[str, Any], bool]:
-    if isinstance(y, dict):
-        return {text_name(name): column for name, column in y.items()}, False
-    if hasattr(y, "columns"):
-        return dict(to_frame(y).items()), False
-    if np.ndim(y) == 2:
-        return {f"{UNNAMED} {i + 1}": column for i, column in enumerate(np.asarray(y).T)}, False
-    if np.ndim(y) != 1:
-        raise ValueError("y must be numbers, one per row, or names of the table's columns.")
-    name = getattr(y, "name", None)
-    if name is None or name == "":
-        name = OTHERWISE if is_table(X) and UNNAMED in X.columns else UNNAMED
-    return {text_name(name): y}, True
+    has_one = frames.is_table(X) and any(name in X.columns for name in y)
+    return has_one or not all(is_missing(cell) or read_target(cell) for cell in y)
 
 
 def _is_same(column: Any, values: Array) -> bool:
@@ -132,15 +112,14 @@ def _is_same(column: Any, values: Array) -> bool:
 def _numbers(name: str, column: Any, index: Any = None) -> Array:
     array = np.asarray(column)
     if array.dtype.kind in "biuf":
-        return widen(column if hasattr(column, "dtype") else array)
-    if array.dtype.kind in "mM":
-        raise _no_date(name, str(array.flat[0]))
-    as_list = getattr(column, "to_pylist", getattr(column, "tolist", lambda: list(column)))
-    values, unread = read_cells(name, cells := as_list())
+        return frames.widen(array)
+    cells = list(array.astype(str) if array.dtype.kind in "mM" else array.tolist())
+    values, unread = read_cells(name, cells)
     if unread:
-        where, cell = name_rows(unread, index), shown(str(cells[unread[0]]))
+        where, cell = frames.name_rows(unread, index), shown(str(cells[unread[0]]))
         raise ValueError(
-            f"target {name!r} has no number in {where}, such as {cell}; correct or drop them."
+            f"target {name!r} has no number in {where}, such as {cell}; correct or drop them (of "
+            "dates, give the days since the first)."
         )
     return values
 
@@ -172,25 +151,15 @@ def read_cells(
                 values[row] = float(cell)
             except (TypeError, ValueError):
                 unread.append(row)
-    dates = [row for row in unread if isinstance(cells[row], date) or is_date(texts[row])]
-    if dates and len(dates) >= (len(unread) + np.isfinite(values).sum()) / 2:
-        raise _no_date(name, texts[dates[0]])
     if marks_differ(marks):
-        one, other = [texts[row] for row in marks.values()][:2]
+        one, other = [shown(texts[row]) for row in marks.values()][:2]
         raise ValueError(
-            f"target {name!r} has cells of different units, {shown(one)} and {shown(other)}; write "
-            "all of them in one."
+            f"target {name!r} has cells of different units, {one} and {other}; write all of them "
+            "in one."
         )
     if amounts:
-        are = counted(len(amounts), "cell", "cells")
-        is_read = "is read as a number" if len(amounts) == 1 else "are read as numbers"
-        example = f"{name}: {are} such as {shown(texts[amounts[0]])}"
-        warnings.warn(f"{example} {is_read} ({values[amounts[0]]:.15g}).", stacklevel=3)
+        are = "cell {} is read as a number" if len(amounts) == 1 else "cells {} are read as numbers"
+        such = are.format(f"such as {shown(texts[amounts[0]])}")
+        value = f"{values[amounts[0]]:.15g}"
+        warnings.warn(f"{name}: {len(amounts)} {such} ({value}).", stacklevel=3)
     return values, unread
-
-
-def _no_date(name: str, cell: str) -> ValueError:
-    return ValueError(
-        f"target {name!r} has dates such as {shown(cell)}; give a number instead, such as the days "
-        "since the first of them."
-    )
