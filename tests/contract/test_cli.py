@@ -375,7 +375,7 @@ def test_a_piped_chat_prints_one_line_of_json_per_turn(
 ) -> None:
     asked = ("chat", "--model", str(tiny_directory), "-i", "7", "-n", "5", "--json")
     saved = tmp_path / "ada.safetensors"
-    turns = f"hello\n\nand you?\n/save {saved}\n/individual 8\nhello\n/quit\nnever asked\n"
+    turns = "hello\n\nand you?\n/individual 8\nhello\n/quit\nnever asked\n"
     done = here(*asked, text=turns)
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
@@ -386,6 +386,8 @@ def test_a_piped_chat_prints_one_line_of_json_per_turn(
     ]
     assert all(one["text"] and one["mode"] == "causal" for one in records)
     assert all(one["temperature"] == 1.0 and "min_density" in one for one in records)
+    one = ("-m", str(tiny_directory), "-i", "7", "-n", "1", "--save-individual", str(saved))
+    assert here("generate", "x", *one).returncode == 0
     other = ("chat", "--model", str(tiny_directory), "-i", "8", "-n", "5", "--json")
     again = here(*other, text=f"/individual {saved}\nhello\nand you?\n/reset\nhello\n")
     later = [json.loads(line) for line in again.stdout.splitlines()]
@@ -399,7 +401,6 @@ def test_a_piped_chat_prints_one_line_of_json_per_turn(
         ("/nonsense", "/nonsense"),
         ("/individual nobody.safetensors", "nobody.safetensors"),
         ("/mode loud", "mode='loud'"),
-        ("/save", "/save"),
     ],
 )
 def test_an_error_ends_its_own_line_of_a_piped_chat_only(
@@ -474,17 +475,12 @@ def opened(tiny_directory: Path) -> Session:
 def test_one_individual_answers_every_turn(opened: Any) -> None:
     talk = Conversation(opened, individual=7, max_new_tokens=6)
     answers = [talk.ask("hello"), talk.ask("and you?")]
-    assert answers[0].individual == answers[1].individual == talk.individual
+    assert answers[0].settings == answers[1].settings
+    assert answers[0].settings["individual"] == 7
     assert [one["role"] for one in talk.messages] == ["user", "assistant"] * 2
     assert talk.messages[1]["content"] == answers[0].text.strip()
-    talk.command("/mode sampling")
-    assert talk.individual is not None
-    assert talk.individual.is_fresh
-    assert talk.individual.seed == 7
     assert "standard" in talk.command("/mode standard")
-    assert talk.individual is None
-    with pytest.raises(ValueError, match="standard"):
-        talk.command("/individual 3")
+    assert talk.ask("hello").settings["individual"] is None
 
 
 def test_a_long_conversation_drops_its_oldest_turns_and_keeps_its_system_message(
@@ -495,20 +491,15 @@ def test_a_long_conversation_drops_its_oldest_turns_and_keeps_its_system_message
     talk.ask("a" * (room // 2))
     talk.ask("b" * (room // 2))
     assert talk.messages[0]["content"].startswith("b")
-    assert talk.system[0]["content"] == "Be kind."
     with pytest.raises(ValueError, match="tokens"):
         talk.ask("c" * room)
     assert len(talk.messages) == 2  # as before
 
 
-def test_a_new_individual_in_a_chat_offers_to_delete_the_old_ones_words(opened: Any) -> None:
+def test_a_new_individual_speaks_after_reset_as_in_a_new_chat(opened: Any) -> None:
     talk = Conversation(opened, individual=7, max_new_tokens=4)
-    assert "/reset" not in talk.command("/individual 3")  # nothing is said yet
     talk.ask("hello")
-    assert "/reset" not in talk.command("/individual")  # the same individual stays
-    reply = talk.command("/individual 4")
-    assert "1 earlier turn" in reply
-    assert "/reset" in reply
+    talk.command("/individual 4")
     talk.command("/reset")
     fresh = Conversation(opened, individual=4, max_new_tokens=4)
     assert talk.ask("hello").text == fresh.ask("hello").text

@@ -179,7 +179,7 @@ def test_a_server_for_other_machines_prints_a_warning_and_its_password(
 ) -> None:
     accounts: list[Any] = []
 
-    def make_app(page: Any, host: str, account: Any, client: Any) -> Any:
+    def make_app(page: Any, host: str, account: Any) -> Any:
         accounts.append(account)
         return PlainTextResponse("")
 

@@ -20,6 +20,7 @@ from causal_qwen.serving.requests import (
     CompletionRequest,
     RequestError,
     TextRequest,
+    read,
     user_seed,
 )
 
@@ -40,7 +41,13 @@ def settings(default_mode: str = "standard", **options: Any) -> Any:
 
 def parse(kind: str = "completion", **body: Any) -> TextRequest:
     said = {"messages": [{"role": "user", "content": "Hi"}]} if kind == "chat" else {"prompt": "Hi"}
-    return TextRequest.parse({**said, **body}, kind, Limits())
+    return checked(ChatRequest if kind == "chat" else CompletionRequest, {**said, **body})
+
+
+def checked(model: type[TextRequest], fields: Any) -> TextRequest:
+    request = read(model, fields)
+    request.check(Limits())
+    return request
 
 
 def resolve(default_mode: str = "standard", **body: Any) -> Call:
@@ -150,9 +157,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temprature": 1}, r"'temprature' is unknown; /docs lists"),
     ({"prompt": ""}, r"prompt.* does not fit: String should have at least 1 character"),
     ({"prompt": "\ud800"}, r"prompt.* does not fit: Input should be a valid string"),
-    ({"n": 0}, r"n=0 is outside 1 to 8"),
+    ({"n": 0}, r"n times the prompts=0 is outside 1 to 16"),
     ({"n": True}, r"n does not fit: Input should be a valid integer"),
-    ({"n": 5, "prompt": ["a", "b"]}, r"n times the prompts=10 is outside 1 to 8"),
+    ({"n": 9, "prompt": ["a", "b"]}, r"n times the prompts=18 is outside 1 to 16"),
     ({"max_tokens": 5000}, r"max_tokens=5000 is outside 1 to 1024"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, r"differ; send one"),
     ({"stop": ["a"] * 5}, r"stop.* at most 4 items"),
@@ -225,7 +232,7 @@ def test_every_setting_of_generate_is_a_field() -> None:
 )
 def test_any_json_is_answered_or_refused(body: dict[str, Any]) -> None:
     with contextlib.suppress(RequestError):
-        TextRequest.parse(body, "completion", Limits()).resolve(settings, "standard", find)
+        checked(CompletionRequest, body).resolve(settings, "standard", find)
 
 
 def test_null_beside_the_other_name_of_a_field_counts_as_not_given() -> None:

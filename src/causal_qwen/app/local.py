@@ -28,7 +28,7 @@ from causal_qwen.tables.cells import is_missing
 from causal_qwen.tables.iris import iris_table
 
 HOST = "127.0.0.1"
-MAX_CONNECTIONS, CLOSE_SECONDS = 1000, 2  # seconds for running requests to end
+CLOSE_SECONDS = 2  # seconds for running requests to end
 IRISES = "petal length of an iris, in cm"
 IRIS_COLUMNS = ["species", "sepal length", "sepal width", "petal width"]
 IRIS_TEMPLATE = (
@@ -61,7 +61,7 @@ class LocalServer:
         bound = bind(HOST, 0)
         self.url = address_of(HOST, bound)
         app = make_app(self.service, key=self.key)
-        self._server = make_server(app, MAX_CONNECTIONS, CLOSE_SECONDS)
+        self._server = make_server(app, CLOSE_SECONDS)
         self._thread = threading.Thread(target=self._server.run, args=([bound],), name="server")
         self._thread.start()
         return self

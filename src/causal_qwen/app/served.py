@@ -70,20 +70,20 @@ class ServedModel:
     def open(cls, url: str, api_key: str | None = None) -> ServedModel:
         """Ask a server for its model."""
         client = Client(url, api_key)
-        found = client.get(MODELS)
-        with client.reading(MODELS):
-            card = found["data"][0]
-            size = int(card["individual_size"])  # of no other server's models
-            drawn = client.post(PEOPLE, {})
-            return cls(
-                client=client,
-                name=str(card["id"]),
-                size=size,
-                persistence=float(drawn["persistence"]),
-                max_new_tokens=min(int(card["limits"]["max_tokens"]), MAX_NEW_TOKENS),
-                has_analyses=card["engine"] == "torch",
-                regressors=[str(name) for name in card["regressors"]],
+        (card,) = client.get(MODELS)["data"]
+        if "individual_size" not in card:
+            raise ValueError(
+                f"{client.address} serves another kind of model; use causal-qwen serve."
             )
+        return cls(
+            client=client,
+            name=card["id"],
+            size=card["individual_size"],
+            persistence=client.post(PEOPLE, {})["persistence"],
+            max_new_tokens=min(card["limits"]["max_tokens"], MAX_NEW_TOKENS),
+            has_analyses=card["engine"] == "torch",
+            regressors=card["regressors"],
+        )
 
     def draw(
         self, seed: int | None, name: str, temperature: float, persistence: float | None = None
@@ -104,8 +104,8 @@ class ServedModel:
             yield from interleave(streams)
 
     def _text(self, body: dict[str, Any], most: int) -> Generator[str]:
-        text, body = "", {**body, "max_tokens": most, "stream": True}
-        with closing(self.client.stream(TEXTS, body)) as events:
+        text = ""
+        with closing(self.client.stream(TEXTS, {**body, "max_tokens": most})) as events:
             for record in events:
                 text += record["choices"][0]["text"]
                 yield text

@@ -11,8 +11,7 @@ import secrets
 import shutil
 import tempfile
 import webbrowser
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from causal_qwen.app.local import LocalServer
-    from causal_qwen.serving.client import Client
 
 MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
 MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
-MAX_CONNECTIONS = 200
 MAX_SESSIONS = 1000  # whose individuals are kept, the latest
 CLOSE_SECONDS = 2  # for running requests to end
 
@@ -70,8 +67,8 @@ def launch(
         served = ServedModel.open(url, api_key)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         opened.callback(shutil.rmtree, files)
-        app = make_app(build(served, files, local), host, account, served.client)
-        server = connections.make_server(app, MAX_CONNECTIONS, CLOSE_SECONDS)
+        app = make_app(build(served, files, local), host, account)
+        server = connections.make_server(app, CLOSE_SECONDS)
         address = connections.address_of(host, bound)
         print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
         if open_browser:
@@ -100,7 +97,6 @@ def make_app(
     page: Any,
     host: str = "127.0.0.1",
     account: tuple[str, str] | None = None,
-    client: Client | None = None,
 ) -> ASGIApp:
     """The page as an ASGI application, guarded."""
     import gradio
@@ -109,15 +105,9 @@ def make_app(
     from causal_qwen.app.page import CSS
     from causal_qwen.serving.security import guard
 
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        if client is not None:  # threads that wait for the model's server must end
-            client.close()
-
     page.state_session_capacity = MAX_SESSIONS
     app = gradio.mount_gradio_app(
-        FastAPI(openapi_url=None, lifespan=life),
+        FastAPI(openapi_url=None),
         page,
         path="/",
         auth=account,

@@ -184,24 +184,21 @@ def chat(
 
     Example: causal-qwen chat --individual 7
     """
-    from causal_qwen.cli.turns import Speaker, run
+    from causal_qwen.cli.chat import Conversation, RemoteConversation, run
 
     decoding, opening = opt.split_settings(context)
-    conversation: Speaker
+    begin = mode, individual, system, max_new_tokens, decoding
+    conversation: Conversation
     if url is not None:
         if model or opening:
             raise ValueError("--url names the server, which has a model: leave out --model.")
-        from causal_qwen.cli.remote_chat import RemoteConversation
+        from causal_qwen.serving.client import Client
 
-        conversation = RemoteConversation(
-            url, api_key, mode, individual, system, max_new_tokens, decoding
-        )
+        conversation = RemoteConversation(Client(url, api_key), *begin)
     else:
         who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
-        from causal_qwen.cli.chat import Conversation
-
         session = open_model(model, engine, device=device, **opening)
-        conversation = Conversation(session, mode, who, system, max_new_tokens, decoding)
+        conversation = Conversation(session, mode, who, *begin[2:])
     if run(conversation, as_json=as_json):
         raise typer.Exit(1)
 

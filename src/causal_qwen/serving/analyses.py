@@ -80,12 +80,8 @@ class CounterfactualRequest(TextRequest):
     )
 
     @property
-    def is_chat(self) -> bool:
-        return self.messages is not None
-
-    @property
     def prompts(self) -> list[Any]:
-        return [_plain(self.messages) if self.messages is not None else self.prompt]
+        return [self.prompt if self.messages is None else _plain(self.messages)]
 
 
 def _plain(messages: list[Message]) -> list[dict[str, str]]:
@@ -96,24 +92,25 @@ def counterfactual(service: Service, backend: Any, body: CounterfactualRequest) 
     from causal_qwen.analysis import counterfactual as analysis
     from causal_qwen.engines.torch import chat_inputs
 
-    request = body.within(service.limits)
-    if request.n != 1 or request.stream or request.stop or (body.prompt is None) != body.is_chat:
+    is_one = (body.prompt is None) != (body.messages is None)
+    if body.n != 1 or body.stream or body.stop or not is_one:
         raise RequestError("A counterfactual is of one prompt, without n, stop and stream.")
-    request.causal_mode = request.causal_mode or "causal"
-    call = request.resolve(backend.resolve, backend.default_mode, service.individuals.find)
+    body.check(service.limits)
+    body.causal_mode = body.causal_mode or "causal"
+    call = body.resolve(backend.resolve, backend.default_mode, service.find)
     if not call.settings.is_noisy:
         raise RequestError(
             f"A counterfactual follows an individual, and mode {call.settings.mode!r} has none; "
             "use 'causal' or 'sampling'.",
             "causal_mode",
         )
-    room = [request.max_tokens]  # for new tokens, in both worlds
+    room = [body.max_tokens]  # for new tokens, in both worlds
 
     def read(prompt: Any) -> Any:
-        room.append(backend.context - len(service.encode(prompt, request.is_chat).ids))
-        return chat_inputs(backend.processor, prompt) if request.is_chat else prompt
+        room.append(backend.context - len(service.encode(prompt, body.is_chat).ids))
+        return chat_inputs(backend.processor, prompt) if body.is_chat else prompt
 
-    (prompt,) = request.prompts
+    (prompt,) = body.prompts
     text, edit = read(prompt), _edit(analysis, body.edit, prompt, read, backend.processor)
     options = {name: value for name, value in call.options.items() if value is not None}
     found = Session(backend).counterfactual(

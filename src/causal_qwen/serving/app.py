@@ -15,8 +15,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
+import prometheus_client as prometheus
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -28,8 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from causal_qwen._version import __version__
 from causal_qwen.engines.engine import Row
 from causal_qwen.serving import analyses
-from causal_qwen.serving.batching import Closed, QueueFull
-from causal_qwen.serving.individuals import DrawRequest, describe, draw
+from causal_qwen.serving.individuals import DrawRequest, describe
 from causal_qwen.serving.replies import error_body
 from causal_qwen.serving.requests import (
     ChatRequest,
@@ -41,8 +42,14 @@ from causal_qwen.serving.requests import (
 from causal_qwen.serving.security import guard
 from causal_qwen.serving.service import Run, Service
 
-# A handler of `Exception` answers, and uvicorn logs the error: others are what clients cause.
-ERRORS = RequestValidationError, HTTPException, QueueFull, Closed, ValueError, OSError, Exception
+MAX_BODY = 1_000_000  # bytes of a request
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+COUNTERS = {
+    "cancelled_texts": "Texts whose client had gone.",
+    "prompt_tokens": "Tokens read in prompts.",
+    "generated_tokens": "Tokens generated.",
+}
+FIRST = "From a request to the first token of its text."
 
 
 async def _service(request: Request) -> Service:
@@ -60,12 +67,12 @@ def make_app(
     app = FastAPI(title="CausalQwen", version=__version__, redoc_url=None)
     app.state.service = service
     app.include_router(router)
-    for kind in ERRORS:
+    for kind in (RequestValidationError, HTTPException, RequestError, Exception):
         app.add_exception_handler(kind, _on_error)
     return guard(
         Counted(app),
         host,
-        service.limits.max_body,
+        MAX_BODY,
         key=key,
         origins=origins,
         open_paths=("/health",),
@@ -74,10 +81,23 @@ def make_app(
 
 
 class Counted:
-    """Middleware: counts requests by route and status; bodies are JSON, whatever they say."""
+    """Middleware: figures for Prometheus; bodies are JSON, whatever they say."""
 
     def __init__(self, app: FastAPI) -> None:
-        self.app, self.requests = app, app.state.service.metrics.requests
+        self.app, service = app, app.state.service
+        registry = app.state.registry = prometheus.CollectorRegistry()
+        own: Any = {"namespace": "causal_qwen", "registry": registry}
+        words, labels = "Requests by route and status.", ("route", "status")
+        self.requests = prometheus.Counter("requests", words, labels, **own)
+        report: dict[str, Callable[[float], None]] = {
+            name: prometheus.Counter(name, words, **own).inc for name, words in COUNTERS.items()
+        }
+        first = prometheus.Histogram("first_token_seconds", FIRST, buckets=BUCKETS, **own)
+        report["first_token_seconds"] = first.observe
+        service.batcher.report = lambda name, value: report[name](value)
+        for place, name in enumerate(("running", "waiting")):
+            gauge = prometheus.Gauge(f"{name}_texts", f"Texts that are {name} now.", **own)
+            gauge.set_function(partial(_count, service, place))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def count(message: Message) -> None:
@@ -91,27 +111,25 @@ class Counted:
         await self.app(scope, receive, count)
 
 
-async def _on_error(_: Request, error: Exception) -> JSONResponse:
-    return as_response(error)
+def _count(service: Service, place: int) -> float:
+    return service.batcher.counts()[place]
 
 
-def as_response(error: Exception) -> JSONResponse:
-    """The answer to a request that fails."""
+async def _on_error(_: Request, error: Exception) -> Response:
+    body, status, headers = as_answer(error)
+    return Response(json.dumps(body), status, headers, "application/json")
+
+
+def as_answer(error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """The body, the status and the headers of the answer to a request that fails."""
     if isinstance(error, RequestValidationError):
         error = sentence(error.errors())
-    message, status, param, seconds = str(error), 500, None, 0
     if isinstance(error, RequestError):
-        status, param = error.status, error.param
-    elif isinstance(error, QueueFull):
-        status, seconds = 429, error.seconds
-    elif isinstance(error, Closed):
-        status, seconds = 503, 5
-    elif isinstance(error, HTTPException):
-        message, status = str(error.detail), error.status_code
-    else:
-        message = f"The model failed: {message or type(error).__name__}"
-    headers = {"Retry-After": str(seconds)} if seconds else None
-    return JSONResponse(error_body(message, status, param), status, headers)
+        headers = {"Retry-After": str(error.seconds)} if error.seconds else {}
+        return error_body(str(error), error.status, error.param), error.status, headers
+    if isinstance(error, HTTPException):
+        return error_body(str(error.detail), error.status_code), error.status_code, {}
+    return error_body(f"The model failed: {error!r}", 500), 500, {}
 
 
 # ---------------------------------------------------------------- texts
@@ -130,7 +148,7 @@ async def completions(request: Request, service: Served, body: CompletionRequest
 
 
 async def _answer(request: Request, service: Service, asked: TextRequest) -> Response:
-    run = await service.start(asked.within(service.limits))
+    run = await service.start(asked)
     watcher = asyncio.create_task(_cancel_when_gone(request, run))
     events = _events(run, watcher)
     first = await anext(events)  # an error before it has its own status
@@ -172,7 +190,7 @@ async def _events(run: Run, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
     except Exception as error:
         if not (reply.request.stream and begun):
             raise
-        yield _event(json.loads(bytes(as_response(error).body)))  # the status has been sent
+        yield _event(as_answer(error)[0])  # the status has been sent
     finally:
         watcher.cancel()
         run.cancel()
@@ -195,7 +213,7 @@ def list_individuals(service: Served) -> Any:
 @router.post("/v1/individuals", status_code=201)
 def draw_individual(service: Served, body: DrawRequest) -> Any:
     """Draw an individual; with a name, save it."""
-    drawn = draw(body, service.backend)
+    drawn = body.draw(service.backend)
     return describe(drawn if body.name is None else service.individuals.save(drawn, body.name))
 
 
@@ -273,6 +291,7 @@ def health() -> Any:
 
 
 @router.get("/metrics")
-def metrics(service: Served) -> Response:
+def metrics(request: Request) -> Response:
     """Counters in the text format of Prometheus."""
-    return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4")
+    figures = prometheus.generate_latest(request.app.state.registry)
+    return PlainTextResponse(figures, media_type="text/plain; version=0.0.4")

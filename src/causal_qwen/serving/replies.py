@@ -14,8 +14,6 @@ from causal_qwen.engines.engine import Choice, Engine, Row
 from causal_qwen.serving.batching import Event
 from causal_qwen.serving.requests import Call, TextRequest
 
-MAX_MESSAGE = 400  # characters of an error
-
 
 @dataclass
 class Text:
@@ -143,17 +141,8 @@ def _token(text: str, log_prob: float) -> dict[str, Any]:
 
 def error_body(message: str, status: int, param: str | None = None) -> dict[str, Any]:
     """An error as OpenAI's clients expect it."""
-    message = _plain(" ".join(message.split()))
-    if len(message) > MAX_MESSAGE:  # an error may quote what was sent; the cure is at its end
-        half = MAX_MESSAGE // 2
-        message = f"{message[:half]} ... {message[-half:]}"
-    param = None if param is None else _plain(param)
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     code = {401: "invalid_api_key", 404: "not_found", 429: "queue_full"}.get(status)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _plain(text: str) -> str:
-    """Without half characters, which UTF-8 cannot write."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    words = " ".join(message.split())
+    return {"error": {"message": words, "type": kind, "param": param, "code": code}}

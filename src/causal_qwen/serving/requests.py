@@ -17,8 +17,9 @@ Individuals of a request: `individual` > `seed` > `user` > one that is drawn.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -62,7 +63,10 @@ SETTINGS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name not in OWN)
 
 
 class RequestError(ValueError):
-    """What a client has to change: one sentence, and the status of the answer."""
+    """What a client has to change: one sentence, and the status of the answer; `seconds` until it
+    may come back."""
+
+    seconds = 0
 
     def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -111,8 +115,7 @@ def about(words: str, default: Any = None, **limits: Any) -> Any:
 
 def _as_seed(who: Any) -> Any:
     """Digits are a seed, also as a text."""
-    is_seed = isinstance(who, str) and who.isascii() and who.isdecimal() and len(who) <= 20
-    return int(who) if is_seed else who
+    return int(who) if isinstance(who, str) and re.fullmatch("[0-9]{1,20}", who) else who
 
 
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED - 1000)]  # successors have room
@@ -257,25 +260,6 @@ class TextRequest(DecodingRequest):
             raise ValueError("max_tokens and max_completion_tokens differ; send one.")
         return given
 
-    @classmethod
-    def parse(cls, fields: Any, kind: str, limits: Limits) -> TextRequest:
-        """Of any JSON value; `kind` is "chat" or "completion"."""
-        return read(ChatRequest if kind == "chat" else CompletionRequest, fields).within(limits)
-
-    def within(self, limits: Limits) -> Self:
-        """Refuse what is beyond the limits of a server."""
-        if "max_tokens" not in self.model_fields_set:
-            self.max_tokens = min(DEFAULT_TOKENS, limits.max_tokens)
-        texts = self.n * len(self.prompts)
-        for name, value, most in (
-            ("max_tokens", self.max_tokens, limits.max_tokens),
-            ("n", self.n, limits.max_n),
-            ("n times the prompts", texts, limits.max_n),
-        ):
-            if not 1 <= value <= most:
-                raise RequestError(f"{name}={value} is outside 1 to {most}.", name)
-        return self
-
     @property
     def prompts(self) -> list[Any]:
         """Texts, or one conversation."""
@@ -283,12 +267,23 @@ class TextRequest(DecodingRequest):
 
     @property
     def is_chat(self) -> bool:
-        return False
+        return not isinstance(self.prompts[0], str)
 
     @property
     def alternatives(self) -> int | None:
         """The tokens beside the chosen one whose log probabilities are asked for."""
         return None
+
+    def check(self, limits: Limits) -> None:
+        """Refuse what is beyond the limits of a server."""
+        if "max_tokens" not in self.model_fields_set:
+            self.max_tokens = min(DEFAULT_TOKENS, limits.max_tokens)
+        for name, value, most in (
+            ("max_tokens", self.max_tokens, limits.max_tokens),
+            ("n times the prompts", self.n * len(self.prompts), limits.max_rows),
+        ):
+            if not 1 <= value <= most:
+                raise RequestError(f"{name}={value} is outside 1 to {most}.", name)
 
 
 class Part(Body):
@@ -320,10 +315,6 @@ class ChatRequest(TextRequest):
     @property
     def prompts(self) -> list[Any]:
         return [[message.plain() for message in self.messages]]
-
-    @property
-    def is_chat(self) -> bool:
-        return True
 
     @property
     def alternatives(self) -> int | None:

@@ -13,22 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import prometheus_client as prometheus
-
 from causal_qwen.engines.engine import Engine, Row, Tokens
 from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
 from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
-
-RETRY_SECONDS = 5  # when the thread of counterfactuals and numbers is busy
-BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-COUNTERS = {
-    "cancelled_texts": "Texts whose client had gone.",
-    "prompt_tokens": "Tokens read in prompts.",
-    "generated_tokens": "Tokens generated.",
-}
 
 
 class Service:
@@ -41,9 +31,9 @@ class Service:
         regressors: dict[str, Path] | None = None,
     ) -> None:
         self.backend, self.name, self.limits = backend, name, limits or Limits()
-        self.metrics = Metrics(self)
-        self.batcher = Batcher(backend, self.limits, self.metrics.report)
+        self.batcher = Batcher(backend, self.limits)
         self.individuals = IndividualStore(individuals, backend.size)
+        self.find = self.individuals.find  # an individual by its name
         self.regressors = regressors or {}
         self.opened: dict[str, Any] = {}  # regressors that have been used
         self.typical: Any = None  # U in ordinary text, measured at its first use
@@ -63,11 +53,12 @@ class Service:
     async def start(self, request: TextRequest) -> Run:
         """Encode the prompts and queue their texts."""
         self.check_model(request.model)
+        request.check(self.limits)
         return await asyncio.to_thread(self._start, request, asyncio.get_running_loop())
 
     def _start(self, request: TextRequest, loop: asyncio.AbstractEventLoop) -> Run:
         backend = self.backend
-        call = request.resolve(backend.resolve, backend.default_mode, self.individuals.find)
+        call = request.resolve(backend.resolve, backend.default_mode, self.find)
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
 
         def notify(event: Event) -> None:
@@ -103,7 +94,7 @@ class Service:
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the thread beside the batch, in turn."""
         if self._side_jobs >= self.limits.max_waiting:
-            raise QueueFull(self._side_jobs, RETRY_SECONDS)
+            raise QueueFull(self._side_jobs)
         self._side_jobs += 1
         try:
             loop = asyncio.get_running_loop()
@@ -132,33 +123,3 @@ class Run(NamedTuple):
                 raise event.error
             self.reply.take(event)
             yield event
-
-
-class Metrics:
-    """Figures for Prometheus."""
-
-    def __init__(self, service: Service) -> None:
-        self.registry = prometheus.CollectorRegistry()
-        own: Any = {"namespace": "causal_qwen", "registry": self.registry}
-        self.requests = prometheus.Counter(
-            "requests", "Requests by route and status.", ("route", "status"), **own
-        )
-        self._counters = {
-            name: prometheus.Counter(name, about, **own) for name, about in COUNTERS.items()
-        }
-        about = "From a request to the first token of its text."
-        self._first = prometheus.Histogram("first_token_seconds", about, buckets=BUCKETS, **own)
-        running = prometheus.Gauge("running_texts", "Texts that are decoded now.", **own)
-        running.set_function(lambda: service.batcher.counts()[0])
-        waiting = prometheus.Gauge("waiting_texts", "Texts that wait for a place.", **own)
-        waiting.set_function(lambda: service.batcher.counts()[1])
-
-    def report(self, name: str, value: float) -> None:
-        if name == "first_token_seconds":
-            self._first.observe(value)
-        else:
-            self._counters[name].inc(value)
-
-    def render(self) -> str:
-        """In the text format of Prometheus."""
-        return prometheus.generate_latest(self.registry).decode()
