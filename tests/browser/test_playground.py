@@ -102,7 +102,7 @@ def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
     visitor.shoot("counterfactual")
 
     visitor.tokens(1)
-    visitor.fill("Word to replace, in the prompt or the generated text", "<b>cat</b>")
+    visitor.fill("Word to replace", "<b>cat</b>")
     visitor.press("Compare")
     assert "'<b>cat</b>'" in visitor.toast()
 
@@ -163,31 +163,6 @@ def test_numbers_begin_with_an_example_whose_numbers_can_be_dragged(visit: Visit
     assert visitor.page.locator(".stale").count() == 1  # the forecast belongs to the old text
     visitor.press("Predict")
     visitor.page.wait_for_function("!document.querySelector('.stale')")
-
-
-def test_saved_regressor_predicts(visit: Visit, prices: Any, tmp_path: Path) -> None:
-    visitor = visit()
-    visitor.open("Numbers")
-    visitor.page.locator(".median").wait_for()
-    visitor.page.get_by_text("Use another regressor").click()
-    visitor.fill("Directory of a saved regressor", str(tmp_path))
-    visitor.press("Load this regressor")
-    assert "has no regressor.skops" in visitor.toast()
-    visitor.page.get_by_role("radio", name="the model's own number head").check()
-    assert "values" in visitor.toast()
-    visitor.fill("Directory of a saved regressor", str(prices.directory))
-    visitor.press("Load this regressor")
-    visitor.page.get_by_text(f"{prices.directory}: ").wait_for()
-    median = visitor.page.locator(".median")
-    median.wait_for()  # of the example
-    visitor.fill(NUMBER_TEXT, prices.text)
-    visitor.page.locator(".stale").wait_for()
-    visitor.press("Predict")
-    visitor.page.wait_for_function("!document.querySelector('.stale')")
-    assert float(median.inner_text()) == pytest.approx(prices.answer, rel=0.01)
-    visitor.shoot("own-regressor")
-    visitor.page.get_by_role("radio", name="petal length of an iris").check()
-    visitor.wait_for_value(visitor.page.get_by_label(NUMBER_TEXT), "An iris versicolor")
 
 
 def test_clicked_token_shows_how_it_was_chosen(visit: Visit) -> None:

@@ -20,7 +20,7 @@ from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
 if TYPE_CHECKING:
-    from causal_qwen.app.local import LocalServer, Opened
+    from causal_qwen.app.local import LocalServer
 
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
@@ -33,7 +33,6 @@ KEEP_SECONDS = (600, 3600)  # files are looked at every 10 minutes, deleted afte
 PROMPT = "The old lighthouse keeper opened the door and"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
-TEXT_HINT = "Write a text that ends before a number, and press Predict."
 FIRST_NOTE = "The iris regressor is fitted when this tab is first opened, which may take a minute."
 SERVED_NOTE = "For a regressor that reads columns write a line for each, such as carat = 0.7."
 OWN_HEAD = ("the model's own number head, if it was trained on values", "")
@@ -50,7 +49,7 @@ def build(model: ServedModel, files: Path, local: LocalServer | None = None) -> 
     """The whole page for one model; every visitor has a list of individuals of their own.
 
     Saved individuals are written to `files`, to be downloaded. `local` is the model's server, if
-    it runs in this process: it opens directories of regressors.
+    it runs in this process: it fits a regressor.
     """
     place = "." if local else f" at `{model.client.address}`."
     left_out = "" if model.has_analyses else f" {TEXTS_ONLY}."
@@ -202,8 +201,7 @@ def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
         kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
     edit: dict[str, Any] = {}
     with gr.Row() as words:
-        label = "Word to replace, in the prompt or the generated text"
-        edit["word"] = gr.Textbox("daughter", label=label)
+        edit["word"] = gr.Textbox("daughter", label="Word to replace")
         edit["other_word"] = gr.Textbox("son", label="Replacement")
     with gr.Row(visible=False) as numbers:
         edit["index"] = index = _number_box(EDITED_PROMPT)
@@ -250,12 +248,6 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
     predict = gr.Button("Predict", variant="primary")
     sentence = gr.HTML(draw_text(""), js_on_load=NUMBERS_JS)
     picture = gr.HTML(label="Prediction", elem_classes="prediction")
-    with gr.Accordion("Had the text been different", open=False):
-        with gr.Row():
-            observed = gr.Number(None, label="Observed value", placeholder="the number seen")
-            other = gr.Textbox(label="The same text, edited", lines=3, scale=4)
-        ask = gr.Button("Ask")
-        answered = gr.HTML()
     key = gr.Radio(choices, value=choices[0][1], label="Numbers by")
     dragged = gr.JSON(visible=False)  # index and value, set by the browser
 
@@ -275,14 +267,14 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         yield {**show(asked, words), text: words}
 
     @report_errors
-    def on_ask(asked: str, words: str, seen: float | None, edited: str) -> Iterator[str]:
-        before, after = (served.read_text(one) for one in (words, edited))
-        yield rendering.note(model.what_if(asked, before, seen, after))
+    def on_first(words: str) -> Iterator[Update]:
+        if local is not None and not words:
+            hint, example = local.irises()
+            yield {note: rendering.note(hint), text: example, sentence: draw_text(example)}
+            yield show(local.IRISES, example)
 
     for trigger in (predict.click, text.submit):
         trigger(on_predict, [key, text], [sentence, picture])
-    for trigger in (ask.click, observed.submit, other.submit):
-        trigger(on_ask, [key, text, observed, other], answered)
     sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
     sentence.input(
         on_drag,
@@ -292,44 +284,7 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         show_progress="hidden",
         trigger_mode="always_last",
     )
-    if local is None:
-        return
-    with gr.Accordion("Use another regressor", open=False):
-        path = gr.Textbox(
-            label="Directory of a saved regressor",
-            placeholder="written by causal-qwen fit on this machine",
-        )
-        load = gr.Button("Load this regressor")
-    begun = [note, text, other, sentence, picture]
-
-    def use(opened: Opened) -> Iterator[Update]:
-        """A regressor of this process, with its example."""
-        example, hint = opened.example, rendering.note(TEXT_HINT)
-        begin = {text: example, other: example, sentence: draw_text(example), picture: hint}
-        yield {note: rendering.note(opened.note), **begin}
-        if example:
-            yield show(opened.name, example)
-
-    @report_errors
-    def on_first(words: str) -> Iterator[Update]:
-        if not words:
-            yield from use(local.open(local.IRISES))
-
-    @report_errors
-    def on_choose(asked: str) -> Iterator[Update]:
-        yield from use(local.open(asked))
-
-    @report_errors
-    def on_load(directory: str) -> Iterator[Update]:
-        opened = local.open((directory or "").strip() or ".")
-        found = [*choices, (opened.name, opened.name)]
-        yield {key: gr.update(choices=found, value=opened.name)}
-        yield from use(opened)
-
-    tab.select(on_first, text, begun, show_progress="hidden")
-    key.input(on_choose, key, begun)
-    for trigger in (load.click, path.submit):
-        trigger(on_load, path, [key, *begun])
+    tab.select(on_first, text, [note, text, sentence, picture], show_progress="hidden")
 
 
 def _tokens_tab(model: ServedModel) -> None:

@@ -3,7 +3,7 @@
     texts            POST /v1/completions, a stream per text; the server decodes them together
     individuals      POST /v1/individuals for the model's settings; here they are seeds
     counterfactuals  POST /v1/counterfactuals
-    numbers          POST /v1/numbers, /v1/numbers/counterfactual
+    numbers          POST /v1/numbers
     tokens           POST /v1/tokens
 
 A request that fails is one sentence (`serving.client`). No torch, no Gradio.
@@ -28,11 +28,9 @@ import numpy as np
 from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
-from causal_qwen.text.edits import replace_word
 
 TEXTS, PEOPLE, MODELS = "/v1/completions", "/v1/individuals", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
-WHAT_IF = "/v1/numbers/counterfactual"
 MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
 LEVELS = (0.5, 0.9)
@@ -114,25 +112,16 @@ class ServedModel:
         self, individual: Individual, prompt: str, most: int, kind: str, values: dict[str, Any]
     ) -> Any:
         """Both texts of one edit, whose fields are in `values`, for `rendering.to_html`."""
-        prompt = read_text(prompt)
-        body = {"prompt": prompt, "max_tokens": most, **request_fields(individual)}
-
-        def ask(edit: dict[str, Any]) -> Any:
-            found = self.client.post(COUNTERFACTUALS, {**body, "edit": edit})
-            return _read_comparison(found, individual)
+        body = {"prompt": read_text(prompt), "max_tokens": most, **request_fields(individual)}
 
         if kind == "the prompt":
-            return ask({"prompt": read_text(values["other_prompt"])})
-        if kind == "a number":
-            return ask({"number": values["index"] or 0, "by": values["number"]})
-        word, other = read_text(values["word"]), read_text(values["other_word"])
-        if replace_word(prompt, word, other) is not None:
-            return ask({"word": word, "by": other})
-        factual = ask({"prompt": prompt}).factual
-        for step, token in enumerate(factual.tokens):
-            if token.strip() == word:
-                return ask({"token": factual.start + step, "by": token.replace(word, other)})
-        raise ValueError(f"{word!r} is not a word of the prompt, nor one generated token.")
+            edit: dict[str, Any] = {"prompt": read_text(values["other_prompt"])}
+        elif kind == "a number":
+            edit = {"number": values["index"] or 0, "by": values["number"]}
+        else:
+            edit = {"word": read_text(values["word"]), "by": read_text(values["other_word"])}
+        found = self.client.post(COUNTERFACTUALS, {**body, "edit": edit})
+        return _read_comparison(found, individual)
 
     def forecast(self, regressor: str, text: str) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
@@ -146,17 +135,6 @@ class ServedModel:
                 math.inf if high is None else high,
             )
         return Forecast(found["median"], ends)
-
-    def what_if(self, regressor: str, text: str, observed: float | None, edited: str) -> str:
-        """What the number seen after `text` would have been after the `edited` one, in words."""
-        before, after = read_row(text) or text, read_row(edited) or edited
-        body = {"input": before, "edited": after, "observed": observed}
-        found = self.client.post(WHAT_IF, {**body, "regressor": regressor or None})
-        return (
-            f"Observed {observed:.4g} where {found['factual']:.4g} was expected; after the edited "
-            f"text it would have been {found['median']:.4g} ({found['level']:.0%}: "
-            f"{found['low']:.4g} to {found['high']:.4g})."
-        )
 
     def tokens(self, text: str, index: int | None = None) -> tuple[list[str], Any]:
         """The tokens of a text; with `index`, an `analysis.token_view.TokenView` as well."""
