@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def test_four_modes_generate_side_by_side(visit: Visit) -> None:
     assert texts["standard"].startswith(calm.pop())
 
 
-def test_two_visitors_draw_save_and_load_individuals_of_their_own(
-    visit: Visit, tmp_path: Path
-) -> None:
+def test_two_visitors_draw_individuals_of_their_own(visit: Visit) -> None:
     visitors = one, other = visit(), visit()
     for seed, visitor in enumerate(visitors, start=7):
         visitor.open("Individuals")
@@ -61,18 +58,9 @@ def test_two_visitors_draw_save_and_load_individuals_of_their_own(
     notes = [visitor.page.locator(".card:visible .note").all_inner_texts() for visitor in visitors]
     assert [who[3:] for who in notes] == [["seed 7", "seed 42"], ["seed 8"]]
 
-    with one.page.expect_download() as download:
-        one.press("Save to a file")
-    kept = tmp_path / download.value.suggested_filename
-    assert kept.name == "Dora.safetensors"
-    download.value.save_as(kept)
     one.shoot("individuals")
-
     assert other.page.get_by_role("cell", name="Dora").count() == 0
-    with other.page.expect_file_chooser() as chooser:
-        other.press("Load from a file")
-    chooser.value.set_files(kept)
-    other.page.get_by_role("cell", name="Dora").wait_for()
+    other.draw("Dora", 42)
     for name in [*shared, "Zoe"]:
         other.page.get_by_role("checkbox", name=name).uncheck()
     prompts = "The old lighthouse keeper opened the door and\nThe young mayor opened the letter and"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import subprocess
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from causal_qwen.analysis import token_view
 from causal_qwen.analysis.counterfactual import ChangedPrompt, counterfactual
 from causal_qwen.app import local, rendering, served
-from causal_qwen.app.served import Forecast, ServedModel
+from causal_qwen.app.served import Forecast, ServedModel, Speaker
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.individuals import Individual
 from causal_qwen.modeling.processor import CausalQwenProcessor
@@ -97,23 +98,6 @@ def test_lines_with_a_sign_of_equality_are_a_row() -> None:
         assert served.read_row(text) == row, text
 
 
-def test_individuals_are_added_saved_and_loaded(tmp_path: Path) -> None:
-    dora = Individual.draw(32, seed=42, name="Dora the 1st", temperature=3.0, persistence=0.1)
-    (added,) = served.add([], dora)
-    path = served.save(added, tmp_path)
-    assert Path(path).name == "Dora-the-1st.safetensors"
-    assert served.load([], path, 32) == [dora]
-    with pytest.raises(ValueError, match="has 32 coordinates"):
-        served.load([], path, 33)
-    with pytest.raises(ValueError, match="is taken"):
-        served.load([added], path, 32)
-    with pytest.raises(ValueError, match="No individual"):
-        served.find([added], None)
-    for noisy in (dora.mix(dora, 0.5), Individual.draw(32, seed=1, fresh=True)):
-        with pytest.raises(ValueError, match="noise that no seed draws"):
-            served.request_fields(noisy)
-
-
 # ---------------------------------------------------------------- what a server is asked
 
 
@@ -152,14 +136,16 @@ def test_texts_that_nobody_reads_any_more_are_stopped(state: ServedModel, servic
 def test_a_comparison_is_drawn_as_that_of_the_model(
     state: ServedModel, backend: TorchEngine
 ) -> None:
-    ada = state.draw(1, "Ada", 4.0, 1.0)
+    ada = Speaker("Ada", 1, 4.0, 1.0)
+    who = Individual.draw(32, seed=1, name="Ada", temperature=4.0, persistence=1.0)
 
     def compare(kind: str, **given: Any) -> Any:
         return state.compare(ada, TEXT, TOKENS, kind, given)
 
     def expect(edit: Any) -> str:
         options = {"processor": backend.processor, "max_new_tokens": TOKENS}
-        return rendering.comparison(counterfactual(backend.model, TEXT, ada, edit, **options))
+        drawn = rendering.comparison(counterfactual(backend.model, TEXT, who, edit, **options))
+        return drawn.replace(html.escape(repr(who)), html.escape(repr(ada)))
 
     found = compare("the prompt", other_prompt="another beginning")
     drawn = rendering.comparison(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import secrets
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
@@ -14,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from causal_qwen.app import rendering, served
-from causal_qwen.app.served import ServedModel
-from causal_qwen.individuals import Individual
+from causal_qwen.app.served import ServedModel, Speaker
 from causal_qwen.text.edits import find_numbers, replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
@@ -29,7 +29,6 @@ TABS = ("Generate", "Individuals", "Counterfactual", "Numbers", "Tokens")
 TEXTS_ONLY = "This server runs without torch and answers texts only, so the other tabs are left out"
 MAX_TEXTS = 12  # generated at once
 PARALLEL, WAITING = 4, 24  # calls of one function; Gradio shows the place in its queue
-KEEP_SECONDS = (600, 3600)  # files are looked at every 10 minutes, deleted after an hour
 PROMPT = "The old lighthouse keeper opened the door and"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
@@ -45,27 +44,25 @@ CSS, NUMBERS_JS, TOKENS_JS = (
 LAST_INPUT_JS = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
 
 
-def build(model: ServedModel, files: Path, local: LocalServer | None = None) -> gr.Blocks:
+def build(model: ServedModel, local: LocalServer | None = None) -> gr.Blocks:
     """The whole page for one model; every visitor has a list of individuals of their own.
 
-    Saved individuals are written to `files`, to be downloaded. `local` is the model's server, if
-    it runs in this process: it fits a regressor.
+    `local` is the model's server, if it runs in this process: it fits a regressor.
     """
     place = "." if local else f" at `{model.client.address}`."
     left_out = "" if model.has_analyses else f" {TEXTS_ONLY}."
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
         gr.Markdown(
             f"# CausalQwen\nA language model that infers an individual, U, from the context and "
             f"then decides what this individual writes. Model: `{model.name}`{place}{left_out}"
         )
-        mine = gr.State(
-            [model.draw(seed, name, served.TEMPERATURE) for name, seed in served.FIRST.items()]
-        )
+        own = served.TEMPERATURE, model.persistence
+        mine = gr.State([Speaker(name, seed, *own) for name, seed in served.FIRST.items()])
         with gr.Tabs(overflow_behavior="wrap"):  # a menu hides the last on some phones
             with gr.Tab(TABS[0]):
                 _generate_tab(model)
             with gr.Tab(TABS[1]):
-                choices = _individuals_tab(model, mine, files)
+                choices = [_individuals_tab(model, mine)]
             if model.has_analyses:
                 with gr.Tab(TABS[2]):
                     choices.append(_counterfactual_tab(model, mine))
@@ -127,27 +124,18 @@ def _generate_tab(model: ServedModel) -> None:
     _cancel(stop, running, output)
 
 
-def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[Any]:
-    """-> the components in which an individual is selected"""
-    first = mine.value
-    names = served.names(first)
-    table = gr.HTML(rendering.individuals_table(first))
+def _individuals_tab(model: ServedModel, mine: gr.State) -> Any:
+    """-> the component in which individuals are selected"""
+    names = _names(mine.value)
+    table = gr.HTML(rendering.individuals_table(mine.value))
+    gr.Markdown("### Draw an individual")
     with gr.Row():
-        with gr.Column():
-            gr.Markdown("### Draw an individual")
-            with gr.Row():
-                name = gr.Textbox(label="Name", placeholder="Dora", min_width=120)
-                seed = gr.Number(None, label="Seed", placeholder="random", precision=0)
-            with gr.Row():
-                temperature = _temperature("Temperature")
-                persistence = _persistence(model)
-            draw = gr.Button("Draw", variant="primary")
-        with gr.Column():
-            gr.Markdown("### Save and load")
-            saved = gr.Dropdown(names, value=names[0], label="Individual to save")
-            with gr.Row():
-                save = gr.DownloadButton("Save to a file", value=served.save(first[0], files))
-                load = gr.UploadButton("Load from a file", file_types=[served.SUFFIX])
+        name = gr.Textbox(label="Name", placeholder="Dora", min_width=120)
+        seed = gr.Number(None, label="Seed", placeholder="random", precision=0)
+    with gr.Row():
+        temperature = _temperature("Temperature")
+        persistence = _persistence(model)
+    draw = gr.Button("Draw", variant="primary")
     gr.Markdown("### Generate with every selected individual after every prompt")
     speakers = gr.CheckboxGroup(names, value=names, label="Individuals")
     prompts = _text_box("Prompts, one per line", f"{PROMPT}\nThe best way to learn is to")
@@ -157,19 +145,16 @@ def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[An
 
     @report_errors
     def on_draw(
-        them: list[Individual], who: str, number: int | None, t: float, own: float
+        them: list[Speaker], who: str, number: int | None, t: float, own: float
     ) -> Iterator[tuple[Any, ...]]:
-        yield served.add(them, model.draw(number, who, t, own)), "", None
+        number = secrets.randbelow(10**6) if number is None else number
+        new = Speaker(" ".join((who or f"No. {number}").split()), number, t, own)
+        if new.name in _names(them):
+            raise ValueError(f"The name {new.name} is taken; choose another one.")
+        yield [*them, new], "", None
 
     @report_errors
-    def on_load(them: list[Individual], path: str) -> Iterator[list[Individual]]:
-        yield served.load(them, path, model.size)
-
-    def on_save(them: list[Individual], selected: str) -> str:
-        return served.save(served.find(them, selected), files)
-
-    @report_errors
-    def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
+    def run(them: list[Speaker], selected: list[str], lines: str, n: int) -> Iterator[str]:
         speaking = [one for one in them if one.name in selected]
         texts = [served.read_text(line) for line in (lines or "").splitlines() if line.strip()]
         rows = [(one, text) for text in texts for one in speaking]
@@ -178,24 +163,22 @@ def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[An
                 f"{len(speaking)} individuals and {len(texts)} prompts make {len(rows)} texts; "
                 f"select 1 to {MAX_TEXTS}."
             )
-        titles = [(str(one.name), f"seed {one.seed}", text) for one, text in rows]
-        bodies = ({"prompt": text, **served.request_fields(one)} for one, text in rows)
+        titles = [(one.name, f"seed {one.seed}", text) for one, text in rows]
+        bodies = ({"prompt": text, **one.fields} for one, text in rows)
         yield from _growing_cards(titles, model.stream(bodies, n))
 
     for trigger in (draw.click, name.submit, seed.submit):
         trigger(on_draw, [mine, name, seed, temperature, persistence], [mine, name, seed])
-    load.upload(on_load, [mine, load], mine)
-    saved.change(on_save, [mine, saved], save, show_progress="hidden")
     mine.change(rendering.individuals_table, mine, table)
     running = start.click(run, [mine, speakers, prompts, tokens], output)
     _cancel(stop, [running], output)
-    return [saved, speakers]
+    return speakers
 
 
 def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
     """-> the component in which an individual is selected"""
     prompt = _text_box("Prompt", EDITED_PROMPT)
-    names, kinds = served.names(mine.value), served.KINDS
+    names, kinds = _names(mine.value), served.KINDS
     with gr.Row():
         speaker = gr.Dropdown(names, value=names[0], label="Speaker")
         kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
@@ -215,11 +198,11 @@ def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
 
     @report_errors
     def run(
-        them: list[Individual], name: str, text: str, n: int, change: str, *values: Any
+        them: list[Speaker], name: str, text: str, n: int, change: str, *values: Any
     ) -> Iterator[str]:
         named = dict(zip(edit, values, strict=True))
-        found = model.compare(served.find(them, name), text, n, change, named)
-        yield rendering.comparison(found)
+        (speaker,) = (one for one in them if one.name == name)
+        yield rendering.comparison(model.compare(speaker, text, n, change, named))
 
     kind.change(
         lambda change: [gr.update(visible=change == one) for one in kinds],
@@ -343,9 +326,13 @@ def _start_and_stop() -> tuple[gr.Button, gr.Button]:
         return gr.Button("Generate", variant="primary"), gr.Button("Stop")
 
 
-def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
+def _names(them: Sequence[Speaker]) -> list[str]:
+    return [one.name for one in them]
+
+
+def _choices(them: Sequence[Speaker], *selected: Any) -> list[Any]:
     """The new individual is offered and selected, in addition to others where many can be."""
-    names = served.names(them)
+    names = _names(them)
     return [
         gr.update(choices=names, value=[*one, names[-1]] if isinstance(one, list) else names[-1])
         for one in selected

@@ -1,7 +1,7 @@
 """Served: what a visitor writes, and what the page asks of the routes of `causal-qwen serve`.
 
     texts            POST /v1/completions, a stream per text; the server decodes them together
-    individuals      POST /v1/individuals for the model's settings; here they are seeds
+    individuals      here they are seeds with settings; POST /v1/individuals names the model's
     counterfactuals  POST /v1/counterfactuals
     numbers          POST /v1/numbers
     tokens           POST /v1/tokens
@@ -13,19 +13,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import secrets
-import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
 
@@ -37,7 +32,6 @@ LEVELS = (0.5, 0.9)
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds of every visitor's first individuals
-SUFFIX = ".safetensors"
 KINDS = ("a word", "a number", "the prompt")  # that an edit replaces
 MODE_NOTES = {
     "standard": "the most probable token, no noise",
@@ -45,6 +39,22 @@ MODE_NOTES = {
     "causal": "individual {seed}: noise in U of its own, the same in every text",
     "compatible": "softmax sampling, as in plain Qwen2",
 }
+
+
+class Speaker(NamedTuple):
+    """An individual of a visitor, whose noise its seed draws."""
+
+    name: str
+    seed: int
+    temperature: float
+    persistence: float
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a request."""
+        _, seed, temperature, persistence = self
+        own = {"temperature": temperature, "persistence": persistence}
+        return {"causal_mode": "causal", "individual": seed, **own}
 
 
 class Forecast(NamedTuple):
@@ -58,7 +68,6 @@ class Forecast(NamedTuple):
 class ServedModel:
     client: Client
     name: str
-    size: int  # C, of an individual
     persistence: float  # of individuals, by default
     max_new_tokens: int
     has_analyses: bool  # counterfactuals, numbers and tokens
@@ -76,23 +85,11 @@ class ServedModel:
         return cls(
             client=client,
             name=card["id"],
-            size=card["individual_size"],
             persistence=client.post(PEOPLE, {})["persistence"],
             max_new_tokens=min(card["limits"]["max_tokens"], MAX_NEW_TOKENS),
             has_analyses=card["engine"] == "torch",
             regressors=card["regressors"],
         )
-
-    def draw(
-        self, seed: int | None, name: str, temperature: float, persistence: float | None = None
-    ) -> Individual:
-        """With the settings that the server confirms; it keeps nothing."""
-        seed = secrets.randbelow(10**6) if seed is None else seed
-        asked = {"seed": seed, "temperature": temperature, "persistence": persistence}
-        found = self.client.post(PEOPLE, asked)
-        own: dict[str, Any] = {one: float(found[one]) for one in OWN_FIELDS}
-        named = " ".join((name or f"No. {seed}").split())
-        return Individual.draw(self.size, seed=seed, name=named, **own)
 
     def stream(self, bodies: Iterable[dict[str, Any]], most: int) -> Iterator[list[str]]:
         """All texts side by side, growing by a token of each in turn. Closing the iterator closes
@@ -109,11 +106,10 @@ class ServedModel:
                 yield text
 
     def compare(
-        self, individual: Individual, prompt: str, most: int, kind: str, values: dict[str, Any]
+        self, speaker: Speaker, prompt: str, most: int, kind: str, values: dict[str, Any]
     ) -> Any:
         """Both texts of one edit, whose fields are in `values`, for `rendering.to_html`."""
-        body = {"prompt": read_text(prompt), "max_tokens": most, **request_fields(individual)}
-
+        body = {"prompt": read_text(prompt), "max_tokens": most, **speaker.fields}
         if kind == "the prompt":
             edit: dict[str, Any] = {"prompt": read_text(values["other_prompt"])}
         elif kind == "a number":
@@ -121,7 +117,7 @@ class ServedModel:
         else:
             edit = {"word": read_text(values["word"]), "by": read_text(values["other_word"])}
         found = self.client.post(COUNTERFACTUALS, {**body, "edit": edit})
-        return _read_comparison(found, individual)
+        return _read_comparison(found, speaker)
 
     def forecast(self, regressor: str, text: str) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
@@ -171,7 +167,7 @@ def interleave(streams: Sequence[Iterator[str]]) -> Iterator[list[str]]:
                 yield list(texts)
 
 
-def _read_comparison(record: dict[str, Any], individual: Individual) -> Any:
+def _read_comparison(record: dict[str, Any], speaker: Speaker) -> Any:
     worlds = {}
     for name in ("factual", "counterfactual"):
         world = dict(record[name])
@@ -181,7 +177,7 @@ def _read_comparison(record: dict[str, Any], individual: Individual) -> Any:
         world["number"] = world["number"].reshape(-1, 3)
         worlds[name] = SimpleNamespace(**world)
     steps = {one: np.array(record[one], np.float64) for one in ("shift_U", "scale_ratio")}
-    known = {"individual": individual, "is_text": True}
+    known = {"individual": speaker, "is_text": True}
     return SimpleNamespace(**{**record, **worlds, **steps, **known})
 
 
@@ -206,56 +202,3 @@ def read_row(text: str) -> dict[str, Any] | None:
         return None
     cells = {name.strip(): value.strip() for name, _, value in pairs}
     return {name: None if is_missing(cell) else read_cell(cell) for name, cell in cells.items()}
-
-
-# ---------------------------------------------------------------- individuals
-# Every function returns a new list, so visitors never share one.
-
-
-def names(them: Sequence[Individual]) -> list[str]:
-    return [str(individual.name) for individual in them]
-
-
-def find(them: Sequence[Individual], name: str | None) -> Individual:
-    found = next((one for one in them if one.name == name), None)
-    if found is None:
-        raise ValueError("No individual is selected; select one of yours.")
-    return found
-
-
-def add(them: Sequence[Individual], new: Individual) -> list[Individual]:
-    if new.name in names(them):
-        raise ValueError(f"The name {new.name} is taken; choose another one.")
-    return [*them, new]
-
-
-def load(them: Sequence[Individual], path: str, size: int) -> list[Individual]:
-    """The list with one more, from a file of `Individual.save`."""
-    found = Individual.load(path)
-    if found.size != size:
-        raise ValueError(
-            f"{Path(path).name} has {found.size} coordinates and this model's individuals have "
-            f"{size}: it belongs to another model."
-        )
-    request_fields(found)  # refuses noise that no seed draws
-    return add(them, replace(found, name=found.name or Path(path).stem))
-
-
-def save(individual: Individual, directory: Path) -> str:
-    """-> a file named after the individual, in a new directory below `directory`"""
-    name = re.sub(r"[^\w-]+", "-", individual.name or "individual") + SUFFIX
-    path = Path(tempfile.mkdtemp(dir=directory)) / name
-    individual.save(path)
-    return str(path)
-
-
-def request_fields(individual: Individual) -> dict[str, Any]:
-    """The individual as fields of a request, in which it is a seed."""
-    own = {name: getattr(individual, name) for name in OWN_FIELDS}
-    seed = individual.seed
-    if seed is None or individual != Individual.draw(individual.size, seed=seed, **own):
-        raise ValueError(
-            f"{individual.name} has noise that no seed draws, and a server is sent a seed; use "
-            "causal-qwen generate --individual FILE."
-        )
-    return {"causal_mode": "causal", "individual": seed, **own}

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from causal_qwen.app.local import LocalServer
 
-MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
-MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
+MAX_REQUEST_BYTES = 100_000
 MAX_SESSIONS = 1000  # whose individuals are kept, the latest
 CLOSE_SECONDS = 2  # for running requests to end
 
@@ -67,7 +66,7 @@ def launch(
         served = ServedModel.open(url, api_key)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         opened.callback(shutil.rmtree, files)
-        app = make_app(build(served, files, local), host, account)
+        app = make_app(build(served, local), host, account)
         server = connections.make_server(app, CLOSE_SECONDS)
         address = connections.address_of(host, bound)
         print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
@@ -117,7 +116,6 @@ def make_app(
         run_history=False,
         enable_monitoring=False,
         footer_links=[],
-        max_file_size=MAX_FILE_BYTES,
         theme=gradio.themes.Base(
             primary_hue="teal",
             font=["system-ui", "sans-serif"],
