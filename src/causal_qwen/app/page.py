@@ -29,6 +29,7 @@ TABS = ("Generate", "Individuals", "Counterfactual", "Numbers", "Tokens")
 TEXTS_ONLY = "This server runs without torch and answers texts only, so the other tabs are left out"
 MAX_TEXTS = 12  # generated at once
 PARALLEL, WAITING = 4, 24  # calls of one function; Gradio shows the place in its queue
+KEEP_SECONDS = (600, 3600)  # uploads are looked at every 10 minutes, deleted after an hour
 PROMPT = "The old lighthouse keeper opened the door and"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
@@ -51,7 +52,7 @@ def build(model: ServedModel, local: LocalServer | None = None) -> gr.Blocks:
     """
     place = "." if local else f" at `{model.client.address}`."
     left_out = "" if model.has_analyses else f" {TEXTS_ONLY}."
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
         gr.Markdown(
             f"# CausalQwen\nA language model that infers an individual, U, from the context and "
             f"then decides what this individual writes. Model: `{model.name}`{place}{left_out}"

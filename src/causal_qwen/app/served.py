@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -95,15 +95,18 @@ class ServedModel:
         """All texts side by side, growing by a token of each in turn. Closing the iterator closes
         the connections, which stops the texts."""
         with ExitStack() as opened:
-            streams = [opened.enter_context(closing(self._text(body, most))) for body in bodies]
-            yield from interleave(streams)
-
-    def _text(self, body: dict[str, Any], most: int) -> Generator[str]:
-        text = ""
-        with closing(self.client.stream(TEXTS, {**body, "max_tokens": most})) as events:
-            for record in events:
-                text += record["choices"][0]["text"]
-                yield text
+            streams = {}
+            for place, body in enumerate(bodies):
+                events = self.client.stream(TEXTS, {**body, "max_tokens": most})
+                streams[place] = opened.enter_context(closing(events))
+            texts = [""] * len(streams)
+            while streams:
+                for place, events in list(streams.items()):
+                    if (record := next(events, None)) is None:
+                        del streams[place]
+                    else:
+                        texts[place] += record["choices"][0]["text"]
+                        yield list(texts)
 
     def compare(
         self, speaker: Speaker, prompt: str, most: int, kind: str, values: dict[str, Any]
@@ -152,19 +155,6 @@ def four_modes(
         "compatible": {"seed": seed, **softmax},
     }
     return {name: {"causal_mode": name, **options} for name, options in found.items()}
-
-
-def interleave(streams: Sequence[Iterator[str]]) -> Iterator[list[str]]:
-    """One token of every stream in turn -> the texts of all streams after each token"""
-    texts = [""] * len(streams)
-    running = dict(enumerate(streams))
-    while running:
-        for index, stream in list(running.items()):
-            if (grown := next(stream, None)) is None:
-                del running[index]
-            else:
-                texts[index] = grown
-                yield list(texts)
 
 
 def _read_comparison(record: dict[str, Any], speaker: Speaker) -> Any:

@@ -1,6 +1,6 @@
-"""Analyses: requests that call the model directly, beside the batch. Torch only.
+"""Analyses: routes that call the model directly, beside the batch. Torch only.
 
-counterfactual         one edit -> the same individual's two texts, and where they part
+counterfactuals        one edit -> the same individual's two texts, and where they part
 numbers                texts or rows -> medians, intervals and quantiles, from a fitted regressor or
                        the number head of a model that was trained on values
 number_counterfactual  a text or row, its observed number and an edit -> the number after the edit
@@ -13,8 +13,11 @@ calibration rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Annotated, Any, Literal
 
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
 from causal_qwen.serving.requests import (
@@ -36,18 +39,36 @@ LEVEL = 0.9  # of an interval where none is named
 MAX_INPUTS = 256  # of one request for numbers
 
 
-def analyse(service: Service, analysis: Callable[..., dict[str, Any]], body: Any) -> dict[str, Any]:
-    """What a request asks for; what it asks wrongly is its mistake."""
-    if service.backend.kind != "torch":
-        raise RequestError("This server runs without torch; it answers texts only.", None, 501)
-    service.check_model(body.model)
-    try:
-        found: dict[str, Any] = finite(analysis(service, service.backend, body))
-    except RequestError:
-        raise
-    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
-        raise RequestError(str(error)) from None
+async def _service(request: Request) -> Service:
+    found: Service = request.app.state.service
     return found
+
+
+Served = Annotated[Service, Depends(_service)]
+router = APIRouter()
+
+
+def in_turn(analysis: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """A route of an analysis, which runs beside the batch, one after another."""
+
+    def run(service: Service, body: Any) -> dict[str, Any]:
+        """What a request asks wrongly is its mistake."""
+        if service.backend.kind != "torch":
+            raise RequestError("This server runs without torch; it answers texts only.", None, 501)
+        service.check_model(body.model)
+        try:
+            found: dict[str, Any] = finite(analysis(service, body))
+        except RequestError:
+            raise
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+            raise RequestError(str(error)) from None
+        return found
+
+    @wraps(analysis)
+    async def route(service: Service, body: Any) -> JSONResponse:
+        return JSONResponse(await service.run(run, service, body))
+
+    return route
 
 
 # ---------------------------------------------------------------- counterfactuals
@@ -88,10 +109,14 @@ def _plain(messages: list[Message]) -> list[dict[str, str]]:
     return [message.plain() for message in messages]
 
 
-def counterfactual(service: Service, backend: Any, body: CounterfactualRequest) -> dict[str, Any]:
+@router.post("/v1/counterfactuals")
+@in_turn
+def counterfactuals(service: Served, body: CounterfactualRequest) -> dict[str, Any]:
+    """The same individual's text, and its text after an edit."""
     from causal_qwen.analysis import counterfactual as analysis
     from causal_qwen.engines.torch import chat_inputs
 
+    backend: Any = service.backend
     is_one = (body.prompt is None) != (body.messages is None)
     if body.n != 1 or body.stream or body.stop or not is_one:
         raise RequestError("A counterfactual is of one prompt, without n, stop and stream.")
@@ -181,7 +206,11 @@ class WhatIfRequest(RegressorRequest):
     edited: Name | Row = about("The text or the row after the edit.", ...)
 
 
-def numbers(service: Service, backend: Any, body: NumbersRequest) -> dict[str, Any]:
+@router.post("/v1/numbers")
+@in_turn
+def numbers(service: Served, body: NumbersRequest) -> dict[str, Any]:
+    """The numbers that texts or rows ask for, with intervals."""
+    backend: Any = service.backend
     inputs: list[Any] = body.input if isinstance(body.input, list) else [body.input]
     name = _regressor_name(service, body.regressor)
     if name is not None:
@@ -245,7 +274,10 @@ def _regressor_name(service: Service, name: str | None) -> str | None:
     return name
 
 
-def number_counterfactual(service: Service, backend: Any, body: WhatIfRequest) -> dict[str, Any]:
+@router.post("/v1/numbers/counterfactual")
+@in_turn
+def number_counterfactual(service: Served, body: WhatIfRequest) -> dict[str, Any]:
+    """What an observed number would have been after an edit."""
     from causal_qwen.tables.frames import TEXT
 
     before, after = body.input, body.edited
@@ -292,10 +324,14 @@ class TokensRequest(Body):
     index: int | None = about("The token, from 1, to explain; the next one at the end.")
 
 
-def tokens(service: Service, backend: Any, body: TokensRequest) -> dict[str, Any]:
+@router.post("/v1/tokens")
+@in_turn
+def tokens(service: Served, body: TokensRequest) -> dict[str, Any]:
+    """The tokens of a text; with index, how one of them was chosen."""
     from causal_qwen.analysis import token_view
 
     service.encode(body.input, is_chat=False)  # within the limits
+    backend: Any = service.backend
     model, processor = backend.model, backend.processor
     found: dict[str, Any] = {"tokens": token_view.split_tokens(model, processor, body.input)}
     if body.index is not None:

@@ -16,10 +16,10 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import prometheus_client as prometheus
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.datastructures import MutableHeaders
@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from causal_qwen._version import __version__
 from causal_qwen.engines.engine import Row
 from causal_qwen.serving import analyses
+from causal_qwen.serving.analyses import Served
 from causal_qwen.serving.individuals import DrawRequest, describe
 from causal_qwen.serving.replies import error_body
 from causal_qwen.serving.requests import (
@@ -52,11 +53,6 @@ COUNTERS = {
 FIRST = "From a request to the first token of its text."
 
 
-async def _service(request: Request) -> Service:
-    return request.app.state.service
-
-
-Served = Annotated[Service, Depends(_service)]
 router = APIRouter()
 
 
@@ -66,7 +62,8 @@ def make_app(
     """The routes, guarded. Pages of `origins` may call them from a browser."""
     app = FastAPI(title="CausalQwen", version=__version__, redoc_url=None)
     app.state.service = service
-    app.include_router(router)
+    for routes in (router, analyses.router):
+        app.include_router(routes)
     for kind in (RequestValidationError, HTTPException, RequestError, Exception):
         app.add_exception_handler(kind, _on_error)
     return guard(
@@ -228,37 +225,6 @@ def delete_individual(service: Served, name: str) -> Any:
     """Delete a saved individual."""
     service.individuals.delete(name)
     return {"object": "individual.deleted", "name": name, "deleted": True}
-
-
-# ---------------------------------------------------------------- analyses
-
-
-@router.post("/v1/counterfactuals")
-async def counterfactuals(service: Served, body: analyses.CounterfactualRequest) -> Response:
-    """The same individual's text, and its text after an edit."""
-    return await _analyse(service, analyses.counterfactual, body)
-
-
-@router.post("/v1/numbers")
-async def numbers(service: Served, body: analyses.NumbersRequest) -> Response:
-    """The numbers that texts or rows ask for, with intervals."""
-    return await _analyse(service, analyses.numbers, body)
-
-
-@router.post("/v1/numbers/counterfactual")
-async def number_counterfactual(service: Served, body: analyses.WhatIfRequest) -> Response:
-    """What an observed number would have been after an edit."""
-    return await _analyse(service, analyses.number_counterfactual, body)
-
-
-@router.post("/v1/tokens")
-async def tokens(service: Served, body: analyses.TokensRequest) -> Response:
-    """The tokens of a text; with index, how one of them was chosen."""
-    return await _analyse(service, analyses.tokens, body)
-
-
-async def _analyse(service: Service, analysis: Callable[..., Any], body: Any) -> Response:
-    return JSONResponse(await service.run(analyses.analyse, service, analysis, body))
 
 
 # ---------------------------------------------------------------- operations

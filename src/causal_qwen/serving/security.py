@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -39,48 +38,43 @@ def is_loopback(host: str) -> bool:
 
 
 def guard(
-    app: ASGIApp, host: str, max_bytes: int, *, origins: Collection[str] = (), **options: Any
+    app: ASGIApp,
+    host: str,
+    max_bytes: int,
+    *,
+    key: str | None = None,
+    origins: Collection[str] = (),
+    open_paths: Collection[str] = (),
+    answer: Callable[[str, int], Response] = PlainTextResponse,
 ) -> ASGIApp:
-    """An app that is bound to `host`, behind all checks. Pages of `origins` may call it."""
-    app = Guard(app, max_bytes, origins=origins, **options)
-    if is_loopback(host):
-        app = TrustedHostMiddleware(app, ["127.0.0.1", "[::1]", "localhost"], www_redirect=False)
-    if origins:
-        app = CORSMiddleware(
-            app, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
-        )
-    return app
+    """An app that is bound to `host`, behind all checks.
 
+    Pages of `origins` may call it; `open_paths` need no key; `answer` words a refusal.
+    """
+    too_long = f"The request is longer than {max_bytes:,} bytes."
 
-class Guard:
-    """Middleware: refuses what another site or a stranger has sent, and what is too long.
-    `open_paths` need no key; `answer` words a refusal."""
+    def refusal(headers: Headers, path: str) -> Response | None:
+        if is_foreign(headers, origins):
+            return answer("Requests from other sites are refused.", 403)
+        if key is not None and path not in open_paths and not has_key(headers, key):
+            words = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
+            return answer(words, 401)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > max_bytes:
+            return answer(too_long, 413)
+        return None
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        max_bytes: int,
-        *,
-        key: str | None = None,
-        origins: Collection[str] = (),
-        open_paths: Collection[str] = (),
-        answer: Callable[[str, int], Response] = PlainTextResponse,
-    ) -> None:
-        self.app, self.max_bytes, self.key = app, max_bytes, key and key.strip()
-        self.origins, self.open_paths, self.answer = origins, open_paths, answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the servers speak no WebSocket
-            await self.app(scope, receive, send)
-            return
-        left = self.max_bytes
+            return await app(scope, receive, send)
+        left = max_bytes
 
         async def limited() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise HTTPException(413, self._too_long)
+                raise HTTPException(413, too_long)
             return message
 
         async def add_headers(message: Message) -> None:
@@ -88,31 +82,26 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refusal = self._refusal(Headers(scope=scope), scope["path"])
-        await (refusal or self.app)(scope, limited, add_headers)
+        refused = refusal(Headers(scope=scope), scope["path"])
+        await (refused or app)(scope, limited, add_headers)
 
-    def _refusal(self, headers: Headers, path: str) -> Response | None:
-        if is_foreign(headers, self.origins):
-            return self.answer("Requests from other sites are refused.", 403)
-        if path not in self.open_paths and not self._has_key(headers):
-            words = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
-            return self.answer(words, 401)
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.max_bytes:
-            return self.answer(self._too_long, 413)
-        return None
-
-    @property
-    def _too_long(self) -> str:
-        return f"The request is longer than {self.max_bytes:,} bytes."
-
-    def _has_key(self, headers: Headers) -> bool:
-        """In a time that does not depend on how much of the key is right."""
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        return self.key is None or (
-            scheme.lower() == "bearer"
-            and secrets.compare_digest(given.strip().encode(), self.key.encode())
+    found: ASGIApp = guarded
+    if is_loopback(host):
+        names = ["127.0.0.1", "[::1]", "localhost"]
+        found = TrustedHostMiddleware(found, names, www_redirect=False)
+    if origins:
+        found = CORSMiddleware(
+            found, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
         )
+    return found
+
+
+def has_key(headers: Headers, key: str) -> bool:
+    """In a time that does not depend on how much of the key is right."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and secrets.compare_digest(
+        given.strip().encode(), key.strip().encode()
+    )
 
 
 def is_foreign(headers: Headers, allowed: Collection[str] = ()) -> bool:
