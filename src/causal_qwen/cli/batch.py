@@ -123,9 +123,9 @@ async def _answer(
     except RequestError as error:
         return {**_kept(number, record), "error": " ".join(str(error).split())}
     (choice,) = run.reply.whole()["choices"]
-    text = run.reply.texts[0].text
+    (text,) = run.reply.texts.values()
     shown = {name: choice[name] for name in ("finish_reason", "numbers", "logprobs", "replay")}
-    return {**_kept(number, record), "text": text, **shown}
+    return {**_kept(number, record), "text": text.text, **shown}
 
 
 def _kept(number: int, record: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,5 @@
 """Analyses: routes that call the model directly, beside the batch. Torch only.
 
-counterfactuals        one edit -> the same individual's two texts, and where they part
-numbers                texts or rows -> medians, intervals and quantiles, from a fitted regressor or
-                       the number head of a model that was trained on values
-number_counterfactual  a text or row, its observed number and an edit -> the number after the edit
-tokens                 a text -> its tokens; how one of them was chosen
-
 Figures that are not finite are null: the ends of an interval for which a regressor has too few
 calibration rows.
 """

@@ -20,16 +20,11 @@ class Text:
     """One text of a reply, and the tokens whose log probabilities were asked for."""
 
     row: Row
+    index: int
     replay: dict[str, Any]
     text: str = ""
     finish: str | None = None
     choices: list[Choice] = field(default_factory=list)
-
-    def take(self, event: Event) -> None:
-        self.text += event.text
-        self.finish = event.finish
-        if event.choice is not None and event.choice.log_prob is not None:
-            self.choices.append(event.choice)
 
 
 class Reply:
@@ -38,65 +33,60 @@ class Reply:
     def __init__(
         self, request: TextRequest, call: Call, rows: list[Row], backend: Engine, model: str
     ) -> None:
-        self.request, self.backend, self.model = request, backend, model
-        self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self.created = int(time.time())
-        self.texts = [Text(row, call.replay(i % request.n)) for i, row in enumerate(rows)]
-        self._places = {row: place for place, row in enumerate(rows)}
+        self.request, self.backend = request, backend
+        kind = "chatcmpl" if request.is_chat else "cmpl"
+        self.head = {
+            "id": f"{kind}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self.texts = {row: Text(row, i, call.replay(i % request.n)) for i, row in enumerate(rows)}
 
     @property
     def is_growing(self) -> bool:
-        return any(text.finish is None for text in self.texts)
+        return any(text.finish is None for text in self.texts.values())
 
     def take(self, event: Event) -> None:
-        self.texts[self._places[event.row]].take(event)
+        text = self.texts[event.row]
+        text.text += event.text
+        text.finish = event.finish
+        if event.choice is not None and event.choice.log_prob is not None:
+            text.choices.append(event.choice)
 
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream."""
         choices = []
-        for index, text in enumerate(self.texts):
-            said = {"role": "assistant", "content": text.text, "refusal": None}
-            choices.append(
-                {
-                    "index": index,
-                    **({"message": said} if self.request.is_chat else {"text": text.text}),
-                    "logprobs": self._log_probs(text.choices),
-                    "finish_reason": text.finish,
-                    "numbers": self._numbers(text.row),
-                    "replay": text.replay,
-                }
-            )
+        for text in self.texts.values():
+            said: dict[str, Any] = {"text": text.text}
+            if self.request.is_chat:
+                message = {"role": "assistant", "content": text.text, "refusal": None}
+                said = {"message": message}
+            more = {"numbers": self._numbers(text.row), "replay": text.replay}
+            choices.append(self._choice(text, said, text.choices) | more)
         kind = "chat.completion" if self.request.is_chat else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": self.usage()}
+        return {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
 
     def chunk(self, event: Event, is_first: bool) -> dict[str, Any]:
         """One event of a stream; the first of a text carries its `replay`."""
-        index = self._places[event.row]
-        text = self.texts[index]
-        delta = {"role": "assistant"} if is_first else {}
+        text = self.texts[event.row]
+        said: dict[str, Any] = {"text": event.text}
+        if self.request.is_chat:
+            said = {"delta": {"role": "assistant"} if is_first else {}}
+            said["delta"]["content"] = event.text
         has_log_prob = event.choice is not None and event.choice.log_prob is not None
-        choice: dict[str, Any] = {
-            "index": index,
-            **(
-                {"delta": {**delta, "content": event.text}}
-                if self.request.is_chat
-                else {"text": event.text}
-            ),
-            "logprobs": self._log_probs(text.choices[-1:] if has_log_prob else []),
-            "finish_reason": event.finish,
-        }
+        choice = self._choice(text, said, text.choices[-1:] if has_log_prob else [])
         if is_first:
             choice["replay"] = text.replay
         if event.finish is not None:
             choice["numbers"] = self._numbers(text.row)
-        return {**self._head(self._chunk_kind), "choices": [choice]}
+        return {**self.head, "object": self._chunk_kind, "choices": [choice]}
 
     def last_chunk(self) -> dict[str, Any]:
         """With `include_usage`: no choice, but the count of tokens."""
-        return {**self._head(self._chunk_kind), "choices": [], "usage": self.usage()}
+        return {**self.head, "object": self._chunk_kind, "choices": [], "usage": self.usage()}
 
     def usage(self) -> dict[str, int]:
-        rows = [text.row for text in self.texts]
+        rows = list(self.texts)
         prompt = sum(len(row.prompt.ids) for row in rows[:: self.request.n])
         new = sum(len(row.new.ids) for row in rows)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
@@ -105,8 +95,9 @@ class Reply:
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self.request.is_chat else "text_completion"
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def _choice(self, text: Text, said: dict[str, Any], choices: list[Choice]) -> dict[str, Any]:
+        own = {"logprobs": self._log_probs(choices), "finish_reason": text.finish}
+        return {"index": text.index, **said, **own}
 
     def _numbers(self, row: Row) -> list[float]:
         """Values of the numbers in the new text."""
