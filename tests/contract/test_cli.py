@@ -42,7 +42,7 @@ BENCHMARK_TEXTS = Path(__file__).parents[2] / "benchmarks" / "_texts.py"
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PROGRAM = [sys.executable, "-m", "causal_qwen"]
 GENERATING = ("generate", "chat", "counterfactual")
-WITHOUT_JSON = ("app", "serve")
+WITHOUT_JSON = ("app", "demo", "serve")
 WITHOUT_MODEL = ("audit", "cache", "convert", "doctor", "export", "quantize", "report", "verify")
 GUARD = 1800  # seconds: ends a test that hangs; no test measures time
 
@@ -627,23 +627,6 @@ def demo(tiny_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     return run
 
 
-def test_the_demo_prints_all_parts_as_json(demo: Callable[..., Any]) -> None:
-    done = demo("--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout, parse_constant=pytest.fail)  # NaN is not JSON
-    assert record["behaves_like_its_base"] is True
-    assert set(record["modes"]) == {"standard", "sampling", "causal", "compatible"}
-    assert record["modes"]["standard"] == record["modes"]["compatible"]
-    assert all(len(texts) == 2 for texts in record["individuals"].values())
-    assert record["counterfactual"]["factual"]["text"].startswith(demo_parts.PROMPT)
-    assert record["counterfactual"]["counterfactual"]["text"].startswith(demo_parts.CHANGED_PROMPT)
-    number = record["number"]
-    assert number["low"] < number["median"] < number["high"]
-    assert number["text"].endswith("The length of its petals in cm is")
-    assert (number["rows"], number["calibration_rows"], number["held_out"]["rows"]) == (75, 50, 25)
-    assert number["held_out"]["mdae"] > 0
-
-
 def test_no_prompt_of_the_demo_took_part_in_calibration() -> None:
     ours = {demo_parts.PROMPT, demo_parts.CHANGED_PROMPT, demo_parts.OTHER_PROMPT}
     assert len(ours) == 3
@@ -802,7 +785,6 @@ def test_an_error_is_one_sentence_and_nothing_is_written(line: str, place: dict[
         ("generate x --temprature 1", "--temprature"),
         ("generate x -n 0", "--max-new-tokens"),
         (f"generate x --seed {2**64}", "--seed"),
-        ("evaluate ", "data"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name_in_one_sentence(

@@ -455,7 +455,7 @@ def fifty_requests() -> list[tuple[str, dict[str, Any]]]:
         {"individual": 8, "n": 2},
         {"user": "ada"},
         {"user": "bo", "persistence": 0.5},
-        {"causal_mode": "causal", "seed": 5, "noise_temperature": 2.5},
+        {"causal_mode": "causal", "seed": 5, "temperature": 1.5},
         {"temperature": 0.7, "seed": 4},
         {"causal_mode": "sampling", "individual": 3, "n": 2},
         {"individual": 9, "min_p": 0.3, "top_k": 20},

@@ -535,7 +535,7 @@ def test_individuals_are_drawn_saved_listed_used_and_deleted(
     assert client.post("/v1/individuals", json={"name": "Ada"}).status_code == 409
     assert [one["name"] for one in client.get("/v1/individuals").json()["data"]] == ["Ada"]
     assert client.get("/v1/individuals/Ada").json()["temperature"] == 2
-    assert texts(client, individual="Ada") == texts(client, individual=5, noise_temperature=2)
+    assert texts(client, individual="Ada") == texts(client, individual=5, temperature=2)
     assert client.delete("/v1/individuals/Ada").json()["deleted"]
     assert client.delete("/v1/individuals/Ada").status_code == 404
     assert list(service.individuals.directory.iterdir()) == []

@@ -114,18 +114,11 @@ def test_further_texts_are_the_successors_individuals() -> None:
     assert resolve(individual="Ada").of_copy(2)[0]["individual"] is ADA
 
 
-def test_temperature_of_noise_wins_over_a_capped_one() -> None:
-    call = resolve(individual=8, temperature=1, noise_temperature=5)
-    assert call.settings.temperature == 5
-    assert call.replay(0)["noise_temperature"] == 5
-
-
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
         "causal_mode": st.sampled_from(["standard", "sampling", "causal", "compatible"]),
         "temperature": st.sampled_from([0, 0.3, 1, 2.5]),
-        "noise_temperature": st.sampled_from([0.5, 4]),
         "top_p": st.sampled_from([0.5, 1]),
         "top_k": st.integers(1, 9),
         "min_p": st.sampled_from([0, 0.2]),
@@ -172,7 +165,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"individual": "Bo"}, r"no individual 'Bo'"),
     ({"individual": "Ada", "persistence": 0.5}, r"persistence=0.5 contradicts"),
     ({"causal_mode": "wild"}, r"causal_mode='wild' is unknown"),
-    ({"causal_mode": "standard", "noise_temperature": 2}, r"no effect in mode 'standard'"),
     ({"top_p": 3}, r"top_p=3 must be a number in \[0, 1\]"),
     ({"user": "a" * 600}, r"at most 512 characters"),
 ]

@@ -96,7 +96,7 @@ def test_settings_come_from_the_request_then_from_the_model() -> None:
     assert not settings_of(params({"individual": 1, "whole_words": False})).whole_words
     assert settings_of(params({"individual": 1})).min_p == 0.05
     assert settings_of(params({"individual": 1, "causal_min_p": 0.0})).min_p == 0.0
-    hot = settings_of(params({"individual": 1, "noise_temperature": 2.5}))
+    hot = settings_of(params({"individual": 1, "temperature": 2.5}))
     assert hot.temperature == 2.5
 
 
@@ -142,7 +142,6 @@ def test_a_penalty_is_left_to_vllm_in_compatible_alone() -> None:
         ({"individual": "Ada"}, {}, "is no seed"),
         ({"individual": 7}, {"seed": 3}, "both name the individual"),
         ({"individual": 7}, {"temperature": 0.0}, "temperature 0 means standard"),
-        ({"causal_mode": "standard", "noise_temperature": 2.0}, {}, "has no effect"),
         ({"causal_mode": "wild"}, {}, "causal_mode='wild' is unknown"),
         ({"individual": 7}, {"presence_penalty": 0.5}, "in mode 'compatible' only"),
         (

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from causal_qwen.session import Session
 
 
-def demo(model: opt.ModelName = "", device: opt.Device = "auto", as_json: opt.Json = False) -> None:
+def demo(model: opt.ModelName = "", device: opt.Device = "auto") -> None:
     """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
     """
-    processor, causal = load(model, device)
+    session = open_model(model, "torch", device=device)
     from causal_qwen.cli.demo import run
 
-    run(processor, causal, as_json=as_json)
+    run(session)
 
 
 def generate(

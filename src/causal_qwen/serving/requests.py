@@ -9,7 +9,6 @@ field, whose value `resolve_settings` checks. A field that is null counts as not
     temperature > 0                   sampling, as do_sample=True
     user                              names the individual when nothing else does
     seed                              names it, too, in modes with noise; else it is softmax's seed
-    noise_temperature                 temperature, where a server caps that
 
 Individuals of a request: `individual` > `seed` > `user` > one that is drawn.
 """
@@ -97,7 +96,6 @@ class Call(NamedTuple):
         record["fresh_noise_gain"] = first_given(record["fresh_noise_gain"], record["noise_gain"])
         if self.settings.is_noisy:
             record["individual"] = self.name or who
-            record["noise_temperature"] = record.pop("temperature")
         else:
             record["seed"] = seed
         if record["causal_mode"] == "compatible" and not record["do_sample"]:
@@ -150,7 +148,6 @@ class DecodingRequest(Settings):  # type: ignore[misc, valid-type]
     user: Annotated[str, Field(max_length=512)] | None = about("Names the individual otherwise.")
     seed: Seed | None = about("The individual in modes with noise, else the seed of softmax.")
     temperature: Number | None = about("0 is standard, more is sampling; or the noise's strength.")
-    noise_temperature: Number | None = about("The same, where a server caps temperature.")
 
     def resolve(
         self,
@@ -162,23 +159,15 @@ class DecodingRequest(Settings):  # type: ignore[misc, valid-type]
         individual of a name."""
         given = {name: getattr(self, name) for name in (*SETTINGS, "temperature")}
         options = {name: value for name, value in given.items() if value is not None}
-        heat, name = self.noise_temperature, None
-        who: Any = self.individual
-        if isinstance(who, str):
-            name, who = who, find(who)
+        name = self.individual if isinstance(self.individual, str) else None
+        who: Any = self.individual if name is None else find(name)
         has_user = bool(self.user) and self.seed is None and default_mode != "compatible"
         if "causal_mode" not in options:
             self._choose_mode(options, default_mode, is_someone=who is not None or has_user)
         try:
             settings = resolve(**{**options, "individual": who})
             if settings.is_noisy:
-                options["temperature"] = options.get("temperature") if heat is None else heat
                 options["individual"] = self._who(who)
-            elif heat is not None:
-                raise ValueError(
-                    f"noise_temperature={heat} has no effect in mode {settings.mode!r}; use "
-                    "'causal' or 'sampling'."
-                )
             seed = None if settings.is_noisy else self.seed
             options, seed = complete_call(resolve, options, seed)
             settings = resolve(**options)

@@ -38,7 +38,7 @@ FILLED: dict[str, tuple[Any, ...]] = {
     "min_p": (0.0,),
     "repetition_penalty": (1.0,),
 }
-OWN = ("individual", "user", "noise_temperature")
+OWN = ("individual", "user")
 FLAGS = ("do_sample", "whole_words")  # vLLM turns true and false into 1 and 0
 # What vLLM itself reads from extra_args.
 OF_VLLM = ("session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
