@@ -93,10 +93,6 @@ class Visitor:
         """Write into the visible field with this label."""
         self.page.get_by_label(label, exact=True).locator("visible=true").first.fill(value)
 
-    def choose(self, label: str, option: str) -> None:
-        self.page.get_by_label(label, exact=True).locator("visible=true").click()
-        self.page.get_by_role("option", name=option).click()
-
     def wait_for_value(self, field: Any, part: str) -> None:
         """Wait until the field contains `part`."""
         field.evaluate(

@@ -76,7 +76,7 @@ def test_two_visitors_draw_individuals_of_their_own(visit: Visit) -> None:
     assert "0 individuals" in other.toast()
 
 
-def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
+def test_a_changed_prompt_changes_the_text(visit: Visit) -> None:
     visitor = visit()
     visitor.open("Counterfactual")
     visitor.tokens(4)
@@ -89,30 +89,9 @@ def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
     assert visitor.page.locator(".counterfactual tbody tr:visible").count() == 2 + 4
     visitor.shoot("counterfactual")
 
-    visitor.tokens(1)
-    visitor.fill("Word to replace", "<b>cat</b>")
+    visitor.fill("The prompt with a change", "Once a <b>dragon</b>")
     visitor.press("Compare")
-    assert "'<b>cat</b>'" in visitor.toast()
-
-    visitor.page.get_by_role("radio", name="a number").check()
-    visitor.page.get_by_label("Number to replace").locator("visible=true").wait_for()
-    visitor.fill("Prompt", "In 1850 she had 7 horses and")
-    visitor.choose("Number to replace", "7 (number 2)")
-    visitor.fill("Prompt", "In 1851 she had 7 horses and")  # the selection stays
-    visitor.page.wait_for_timeout(SETTLE_MS)
-    visitor.fill("Replacement", "3")
-    visitor.page.get_by_label("Replacement", exact=True).locator("visible=true").press("Enter")
-    texts.get_by_text("In 1851 she had 3 horses").wait_for()
-
-    visitor.page.get_by_role("radio", name="the prompt").check()
-    visitor.page.get_by_label("Number to replace").locator("visible=true").wait_for(
-        state="detached"
-    )
-    visitor.page.get_by_label("Replacement", exact=True).locator("visible=true").fill(
-        "Once a dragon"
-    )
-    visitor.press("Compare")
-    texts.get_by_text("Once a dragon").wait_for()
+    texts.get_by_text("Once a <b>dragon</b>").wait_for()
 
 
 def test_numbers_begin_with_an_example_whose_numbers_can_be_dragged(visit: Visit) -> None:

@@ -16,7 +16,7 @@ import gradio as gr
 
 from causal_qwen.app import rendering, served
 from causal_qwen.app.served import ServedModel, Speaker
-from causal_qwen.text.edits import find_numbers, replace_number
+from causal_qwen.text.edits import replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
 if TYPE_CHECKING:
@@ -179,42 +179,22 @@ def _individuals_tab(model: ServedModel, mine: gr.State) -> Any:
 def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
     """-> the component in which an individual is selected"""
     prompt = _text_box("Prompt", EDITED_PROMPT)
-    names, kinds = _names(mine.value), served.KINDS
-    with gr.Row():
-        speaker = gr.Dropdown(names, value=names[0], label="Speaker")
-        kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
-    edit: dict[str, Any] = {}
-    with gr.Row() as words:
-        edit["word"] = gr.Textbox("daughter", label="Word to replace")
-        edit["other_word"] = gr.Textbox("son", label="Replacement")
-    with gr.Row(visible=False) as numbers:
-        edit["index"] = index = _number_box(EDITED_PROMPT)
-        edit["number"] = gr.Number(12, label="Replacement")
-    with gr.Row(visible=False) as prompts:
-        edit["other_prompt"] = _text_box("Replacement", "The queen's dog had 7 puppies and")
+    edited = _text_box("The prompt with a change", EDITED_PROMPT.replace("daughter", "son"))
+    names = _names(mine.value)
+    speaker = gr.Dropdown(names, value=names[0], label="Speaker")
     tokens = _new_tokens(model, 16)
     compare = gr.Button("Compare", variant="primary")
     hint = "The text of the speaker appears here, before and after the change."
     output = gr.HTML(rendering.note(hint), label="Comparison")
 
     @report_errors
-    def run(
-        them: list[Speaker], name: str, text: str, n: int, change: str, *values: Any
-    ) -> Iterator[str]:
-        named = dict(zip(edit, values, strict=True))
-        (speaker,) = (one for one in them if one.name == name)
-        yield rendering.comparison(model.compare(speaker, text, n, change, named))
+    def run(them: list[Speaker], name: str, text: str, other: str, n: int) -> Iterator[str]:
+        (who,) = (one for one in them if one.name == name)
+        found = model.compare(who, served.read_text(text), served.read_text(other), n)
+        yield rendering.comparison(found)
 
-    kind.change(
-        lambda change: [gr.update(visible=change == one) for one in kinds],
-        kind,
-        [words, numbers, prompts],
-        show_progress="hidden",
-    )
-    prompt.change(_number_box, [prompt, index], index, show_progress="hidden")
-    fields = (prompt, edit["word"], edit["other_word"], edit["number"])
-    for trigger in (compare.click, *(field.submit for field in fields)):
-        trigger(run, [mine, speaker, prompt, tokens, kind, *edit.values()], output)
+    for trigger in (compare.click, prompt.submit, edited.submit):
+        trigger(run, [mine, speaker, prompt, edited, tokens], output)
     return speaker
 
 
@@ -338,18 +318,6 @@ def _choices(them: Sequence[Speaker], *selected: Any) -> list[Any]:
         gr.update(choices=names, value=[*one, names[-1]] if isinstance(one, list) else names[-1])
         for one in selected
     ]
-
-
-def _number_box(text: str, selected: Any = None) -> gr.Dropdown:
-    """The numbers of a text; the selected one stays selected if it still exists."""
-    numbers = enumerate(find_numbers((text or "")[: served.MAX_CHARACTERS]))
-    found = [(f"{surface} (number {index + 1})", index) for index, (surface, _) in numbers]
-    index = selected if isinstance(selected, int) else 0
-    value = min(max(index, 0), len(found) - 1) if found else None
-    # The browser may send a selection before it has the choices of a new text: the server checks.
-    return gr.Dropdown(
-        found, value=value, label="Number to replace", min_width=240, allow_custom_value=True
-    )
 
 
 def _cancel(button: gr.Button, running: Sequence[Any], output: gr.HTML) -> None:

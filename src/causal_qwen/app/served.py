@@ -32,7 +32,6 @@ LEVELS = (0.5, 0.9)
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds of every visitor's first individuals
-KINDS = ("a word", "a number", "the prompt")  # that an edit replaces
 MODE_NOTES = {
     "standard": "the most probable token, no noise",
     "sampling": "new noise in U at every token",
@@ -108,19 +107,10 @@ class ServedModel:
                         texts[place] += record["choices"][0]["text"]
                         yield list(texts)
 
-    def compare(
-        self, speaker: Speaker, prompt: str, most: int, kind: str, values: dict[str, Any]
-    ) -> Any:
-        """Both texts of one edit, whose fields are in `values`, for `rendering.to_html`."""
-        body = {"prompt": read_text(prompt), "max_tokens": most, **speaker.fields}
-        if kind == "the prompt":
-            edit: dict[str, Any] = {"prompt": read_text(values["other_prompt"])}
-        elif kind == "a number":
-            edit = {"number": values["index"] or 0, "by": values["number"]}
-        else:
-            edit = {"word": read_text(values["word"]), "by": read_text(values["other_word"])}
-        found = self.client.post(COUNTERFACTUALS, {**body, "edit": edit})
-        return _read_comparison(found, speaker)
+    def compare(self, speaker: Speaker, prompt: str, edited: str, most: int) -> Any:
+        """The speaker's texts after two prompts, for `rendering.comparison`."""
+        body = {"prompt": prompt, "edit": {"prompt": edited}, "max_tokens": most}
+        return _read_comparison(self.client.post(COUNTERFACTUALS, body | speaker.fields), speaker)
 
     def forecast(self, regressor: str, text: str) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
