@@ -152,7 +152,7 @@ def test_a_server_answers_openais_client_counterfactuals_and_numbers(
     with serving(tiny_directory, tmp_path / "people", *options) as server:
         check_texts(server.client())
         body: dict[str, Any] = {"prompt": "the king has 3", "user": "ada", "max_tokens": 5}
-        body["edit"] = {"word": "king", "by": "queen"}
+        body["edit"] = {"prompt": "the queen has 3"}
         found = server.post("/counterfactuals", body)
         assert found["individual"] == user_seed("ada")
         assert found["counterfactual"]["text"].startswith("the queen has 3")

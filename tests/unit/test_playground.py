@@ -30,7 +30,7 @@ from causal_qwen.regression.regressor import OpenModel
 from causal_qwen.serving.client import Client
 from causal_qwen.serving.connections import bind
 from causal_qwen.serving.service import Service
-from causal_qwen.text.edits import find_numbers
+from causal_qwen.text.numerals import encode
 
 TEXT = "a king has 7 horses"
 TOKENS = 5
@@ -241,12 +241,13 @@ def test_forecast_is_drawn_inside_the_picture(ends: tuple[float, float]) -> None
 def test_every_number_of_a_text_can_be_dragged(word: str, numbers: list[Any]) -> None:
     text = "a " + " x ".join([word, *map(str, numbers)])
     root = parsed(rendering.draggable_text(text, 1))
-    read = root.find("p")
-    assert read is not None
-    assert "".join(read.itertext()) == f"{text} …"
+    shown = root.find("p")
+    assert shown is not None
+    assert "".join(shown.itertext()) == f"{text} …"
     dragged = [one for one in root.iter("span") if one.get("class") == "drag"]
     found = [(one.text, float(str(one.get("data-value")))) for one in dragged]
-    assert found == find_numbers(text)
+    read = encode(text)
+    assert found == list(zip(read.surfaces, read.values, strict=True))
 
 
 # ---------------------------------------------------------------- the page

@@ -328,9 +328,9 @@ def test_errors_are_answered_with_their_status_and_one_sentence(client: TestClie
         (post("/v1/individuals", seed=-1), 400, "seed does not fit"),
         (post("/v1/counterfactuals", prompt="a"), 400, "edit does not fit: Field required"),
         (
-            post("/v1/counterfactuals", prompt="a", edit={"word": "b", "by": "c"}),
+            post("/v1/counterfactuals", prompt="a", edit={"token": 1}),
             400,
-            "'b' is not a word of the prompt",
+            "edit needs a prompt or messages",
         ),
         (
             post("/v1/counterfactuals", prompt="a", causal_mode="standard", edit={"prompt": "b"}),
@@ -407,13 +407,9 @@ def test_a_counterfactual_stays_within_the_context(
 def test_counterfactuals_compare_two_worlds_of_one_individual(client: TestClient) -> None:
     common = {"prompt": "the king has 3", "individual": 3, "max_tokens": 5}
     expected = texts(client, **common)[0]
-    edits = {
-        "the queen has 3": {"word": "king", "by": "queen"},
-        "the king has 4": {"number": 0, "by": 4},
-        "a cat": {"prompt": "a cat"},
-    }
-    for prompt, edit in edits.items():
-        found = client.post("/v1/counterfactuals", json={**common, "edit": edit}).json()
+    for prompt in ("the queen has 3", "the king has 4", "a cat"):
+        asked = {**common, "edit": {"prompt": prompt}}
+        found = client.post("/v1/counterfactuals", json=asked).json()
         assert found["individual"] == 3
         assert found["factual"]["continuation"] == expected
         assert found["counterfactual"]["text"].startswith(prompt)
@@ -423,7 +419,7 @@ def test_counterfactuals_compare_two_worlds_of_one_individual(client: TestClient
     found = client.post("/v1/counterfactuals", json=token).json()
     assert found["counterfactual"]["text"].startswith("the King has 3")
     chat = {"messages": [{"role": "user", "content": "the king"}], "user": "a", "max_tokens": 3}
-    edit = {"word": "king", "by": "queen"}
+    edit = {"messages": [{"role": "user", "content": "the queen"}]}
     found = client.post("/v1/counterfactuals", json={**chat, "edit": edit}).json()
     assert "user: the queen" in found["counterfactual"]["text"]
     assert found["individual"] == user_seed("a")

@@ -16,7 +16,6 @@ import gradio as gr
 
 from causal_qwen.app import rendering, served
 from causal_qwen.app.served import ServedModel, Speaker
-from causal_qwen.text.edits import replace_number
 from causal_qwen.text.segmentation import INCOMPLETE
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
     @report_errors
     def on_drag(asked: str, words: str, now: list[float]) -> Iterator[Update]:
         index, value = now
-        words = replace_number(served.read_text(words), int(index), value)
+        words = served.replace_number(served.read_text(words), int(index), value)
         yield {**show(asked, words), text: words}
 
     @report_errors

@@ -23,12 +23,14 @@ import numpy as np
 
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
+from causal_qwen.text.numerals import encode, render
 
 TEXTS, PEOPLE, MODELS = "/v1/completions", "/v1/individuals", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
 MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
 LEVELS = (0.5, 0.9)
+DIGITS = 15  # of an inserted number: enough for every value that a drag can reach
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds of every visitor's first individuals
@@ -182,3 +184,9 @@ def read_row(text: str) -> dict[str, Any] | None:
         return None
     cells = {name.strip(): value.strip() for name, _, value in pairs}
     return {name: None if is_missing(cell) else read_cell(cell) for name, cell in cells.items()}
+
+
+def replace_number(text: str, index: int, value: float) -> str:
+    """The text with another value for its `index`-th number, counted from 0."""
+    start, end = encode(text).spans[index]
+    return text[:start] + render(value, DIGITS) + text[end:]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from causal_qwen.serving.requests import (
     Body,
@@ -27,7 +27,6 @@ from causal_qwen.serving.requests import (
 from causal_qwen.serving.service import Service
 from causal_qwen.session import Session
 from causal_qwen.terminal import finite
-from causal_qwen.text.edits import replace_number, replace_word
 
 LEVEL = 0.9  # of an interval where none is named
 MAX_INPUTS = 256  # of one request for numbers
@@ -71,19 +70,8 @@ def in_turn(analysis: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
 class Edit(Body):
     prompt: Name | None = about("Another prompt.")
     messages: Messages | None = about("Another conversation.")
-    word: Name | None = about("A word of the prompt, or of the last message.")
-    number: int | None = about("The number of the prompt, from 0, that gets the value `by`.")
     token: int | None = about("The token of the factual text, from 0, that becomes `by`.")
-    by: str | Number | None = about("What replaces a word, a number or a token.")
-
-    @model_validator(mode="after")
-    def _check_kinds(self) -> Edit:
-        kinds = {name for name, value in self if value is not None} - {"by"}
-        if len(kinds) != 1 or (self.by is not None) != (kinds <= {"word", "number", "token"}):
-            raise ValueError(
-                "edit needs one of prompt and messages, or one of word, number and token beside by."
-            )
-        return self
+    by: str | int | None = about("What replaces a token: its text, or its id.")
 
 
 class CounterfactualRequest(TextRequest):
@@ -107,7 +95,7 @@ def _plain(messages: list[Message]) -> list[dict[str, str]]:
 @in_turn
 def counterfactuals(service: Served, body: CounterfactualRequest) -> dict[str, Any]:
     """The same individual's text, and its text after an edit."""
-    from causal_qwen.analysis import counterfactual as analysis
+    from causal_qwen.analysis.counterfactual import ChangedPrompt, ChangedToken
     from causal_qwen.engines.torch import chat_inputs
 
     backend: Any = service.backend
@@ -130,11 +118,18 @@ def counterfactuals(service: Served, body: CounterfactualRequest) -> dict[str, A
         return chat_inputs(backend.processor, prompt) if body.is_chat else prompt
 
     (prompt,) = body.prompts
-    text, edit = read(prompt), _edit(analysis, body.edit, prompt, read, backend.processor)
+    text, edit = read(prompt), body.edit
+    other = edit.prompt if edit.messages is None else _plain(edit.messages)
+    if edit.token is not None and edit.by is not None and other is None:
+        change: Any = ChangedToken(edit.token, edit.by)
+    elif type(other) is type(prompt) and edit.token is None:
+        change = ChangedPrompt(read(other))
+    else:
+        raise RequestError("edit needs a prompt or messages, as the factual has, or token and by.")
     options = {name: value for name, value in call.options.items() if value is not None}
     found = Session(backend).counterfactual(
         text,
-        edit,
+        change,
         mode=options.pop("causal_mode"),
         semantics=body.semantics,
         max_new_tokens=min(room),
@@ -145,32 +140,6 @@ def counterfactuals(service: Served, body: CounterfactualRequest) -> dict[str, A
         record[world]["continuation"] = "".join(record[world]["tokens"])
     individual = record["replay"].get("individual")
     return {"object": "counterfactual", "model": service.name, **record, "individual": individual}
-
-
-def _edit(
-    analysis: Any, edit: Edit, prompt: Any, read: Callable[[Any], Any], processor: Any
-) -> Any:
-    """The edit of a request as one of the analysis's."""
-    by = edit.by
-    if edit.token is not None:
-        return analysis.ChangedToken(edit.token, by if isinstance(by, int) else str(by))
-    if edit.prompt is not None or edit.messages is not None:
-        if (edit.messages is None) == isinstance(prompt, list):
-            raise RequestError("edit must be of the factual text's kind, a prompt or messages.")
-        return analysis.ChangedPrompt(read(edit.prompt or _plain(edit.messages or [])))
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    if edit.number is not None:
-        value = float(by)  # type: ignore[arg-type]
-        if processor.encode_numbers == "value":
-            return analysis.ChangedNumber(edit.number, value)
-        changed: str | None = replace_number(text, edit.number, value)
-    else:
-        changed = replace_word(text, str(edit.word), str(by))
-    if changed is None:
-        raise RequestError(f"{str(edit.word)[:100]!r} is not a word of the prompt.", "edit")
-    if isinstance(prompt, str):
-        return analysis.ChangedPrompt(read(changed))
-    return analysis.ChangedPrompt(read([*prompt[:-1], {**prompt[-1], "content": changed}]))
 
 
 # ---------------------------------------------------------------- numbers
