@@ -138,7 +138,7 @@ def test_a_penalty_is_left_to_vllm_in_compatible_alone() -> None:
 @pytest.mark.parametrize(
     ("extra", "fields", "sentence"),
     [
-        ({"individul": 7}, {}, "'individul' is unknown"),
+        ({"individul": 7}, {}, "individul: Extra inputs"),
         ({"individual": "Ada"}, {}, "is no seed"),
         ({"individual": 7}, {"seed": 3}, "both name the individual"),
         ({"individual": 7}, {"temperature": 0.0}, "temperature 0 means standard"),

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import prometheus_client as prometheus
@@ -61,13 +60,13 @@ def make_app(
 ) -> ASGIApp:
     """The routes, guarded. Pages of `origins` may call them from a browser."""
     app = FastAPI(title="CausalQwen", version=__version__, redoc_url=None)
-    app.state.service = service
+    app.state.service, app.state.registry = service, prometheus.CollectorRegistry()
     for routes in (router, analyses.router):
         app.include_router(routes)
     for kind in (RequestValidationError, HTTPException, RequestError, Exception):
         app.add_exception_handler(kind, _on_error)
     return guard(
-        Counted(app),
+        counted(app),
         host,
         MAX_BODY,
         key=key,
@@ -77,39 +76,31 @@ def make_app(
     )
 
 
-class Counted:
-    """Middleware: figures for Prometheus; bodies are JSON, whatever they say."""
+def counted(app: FastAPI) -> ASGIApp:
+    """Middleware: counts requests by route and status; bodies are JSON, whatever they say."""
+    own: Any = {"namespace": "causal_qwen", "registry": app.state.registry}
+    words, labels = "Requests by route and status.", ("route", "status")
+    requests = prometheus.Counter("requests", words, labels, **own)
 
-    def __init__(self, app: FastAPI) -> None:
-        self.app, service = app, app.state.service
-        registry = app.state.registry = prometheus.CollectorRegistry()
-        own: Any = {"namespace": "causal_qwen", "registry": registry}
-        words, labels = "Requests by route and status.", ("route", "status")
-        self.requests = prometheus.Counter("requests", words, labels, **own)
-        report: dict[str, Callable[[float], None]] = {
-            name: prometheus.Counter(name, words, **own).inc for name, words in COUNTERS.items()
-        }
-        first = prometheus.Histogram("first_token_seconds", FIRST, buckets=BUCKETS, **own)
-        report["first_token_seconds"] = first.observe
-        service.batcher.report = lambda name, value: report[name](value)
-        for place, name in enumerate(("running", "waiting")):
-            gauge = prometheus.Gauge(f"{name}_texts", f"Texts that are {name} now.", **own)
-            gauge.set_function(partial(_count, service, place))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
         async def count(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "other")
-                self.requests.labels(route, message["status"]).inc()
+                requests.labels(route, message["status"]).inc()
             await send(message)
 
         if scope["type"] == "http":
             MutableHeaders(scope=scope)["content-type"] = "application/json"
-        await self.app(scope, receive, count)
+        await app(scope, receive, count)
 
-
-def _count(service: Service, place: int) -> float:
-    return service.batcher.counts()[place]
+    batcher = app.state.service.batcher
+    report = {name: prometheus.Counter(name, about, **own).inc for name, about in COUNTERS.items()}
+    first = prometheus.Histogram("first_token_seconds", FIRST, buckets=BUCKETS, **own)
+    batcher.report = lambda name, value: report.get(name, first.observe)(value)
+    for place, name in enumerate(("running", "waiting")):
+        gauge = prometheus.Gauge(f"{name}_texts", f"Texts that are {name} now.", **own)
+        gauge.set_function(lambda place=place: float(batcher.counts()[place]))  # type: ignore[misc]
+    return middleware
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

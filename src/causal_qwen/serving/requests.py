@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -329,10 +329,8 @@ class CompletionRequest(TextRequest):
 
 # ---------------------------------------------------------------- errors
 
-M = TypeVar("M", bound=BaseModel)
 
-
-def read(model: type[M], fields: Any) -> M:
+def read(model: type[BaseModel], fields: Any) -> Any:
     """Any JSON value as a request; an error is a RequestError."""
     try:
         return model.model_validate(fields)
@@ -343,14 +341,6 @@ def read(model: type[M], fields: Any) -> M:
 def sentence(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     """The first of pydantic's errors as one sentence."""
     first = errors[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    where = ".".join(place)[:100] or "The body"
-    if first["type"] == "extra_forbidden":
-        message = f"{where!r} is unknown; /docs lists the fields."
-    elif first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
-    elif first["type"] == "json_invalid":
-        message = f"The body is not JSON ({first['ctx']['error']})."
-    else:
-        message = f"{where} does not fit: {first['msg']}."
-    return RequestError(message, place[0][:100] if place else None)
+    place = [str(part)[:100] for part in first["loc"] if part != "body"]
+    words = first["msg"].removeprefix("Value error, ").rstrip(".")
+    return RequestError(f"{'.'.join(place) or 'The body'}: {words}.", place[0] if place else None)
