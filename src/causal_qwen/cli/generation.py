@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import load, open_model
+from causal_qwen.cli.models import open_model
 from causal_qwen.options import Mode, Semantics
 from causal_qwen.outputs import check_output_file, write_text
 from causal_qwen.terminal import print_json, status
@@ -242,7 +242,8 @@ def counterfactual(
     session = open_model(model, "torch", device=device, **opening)
     causal = session.model
     if other_model is not None:
-        edit = parse_edit(other_model=load(other_model, device, **opening)[1])
+        other = open_model(other_model, "torch", device=device, **opening)
+        edit = parse_edit(other_model=other.model)
     encoding = "value" if number is not None else None
     inputs = session.processor(text, return_tensors="pt", encode_numbers=encoding)
     room = session.engine.context - inputs["input_ids"].shape[1]

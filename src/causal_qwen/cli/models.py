@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from causal_qwen.session import Session
 
 
-def load(model: str, device: str = "auto", **how: Any) -> tuple[Any, Any]:
-    """-> processor, model"""
-    session = open_model(model, "torch", device=device, **how)
-    return session.processor, session.model
-
-
 def open_model(model: str, engine: str, **how: Any) -> Session:
     """A session, with a line that says what is being done."""
     from causal_qwen.session import choose_engine
