@@ -117,13 +117,13 @@ async def _answer(
         request = read(ChatRequest if "messages" in fields else CompletionRequest, fields)
         if len(request.prompts) * request.n != 1:
             raise RequestError("A line asks for one text; write one line for each.")
-        run = await service.start(request)
-        async for _ in run.events():
+        reply = await service.start(request)
+        async for _ in reply.events():
             pass
     except RequestError as error:
         return {**_kept(number, record), "error": " ".join(str(error).split())}
-    (choice,) = run.reply.whole()["choices"]
-    (text,) = run.reply.texts.values()
+    (choice,) = reply.whole()["choices"]
+    (text,) = reply.texts.values()
     shown = {name: choice[name] for name in ("finish_reason", "numbers", "logprobs", "replay")}
     return {**_kept(number, record), "text": text.text, **shown}
 

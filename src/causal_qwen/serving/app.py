@@ -31,7 +31,7 @@ from causal_qwen.engines.engine import Row
 from causal_qwen.serving import analyses
 from causal_qwen.serving.analyses import Served
 from causal_qwen.serving.individuals import DrawRequest, describe
-from causal_qwen.serving.replies import error_body
+from causal_qwen.serving.replies import Reply, error_body
 from causal_qwen.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -40,7 +40,7 @@ from causal_qwen.serving.requests import (
     sentence,
 )
 from causal_qwen.serving.security import guard
-from causal_qwen.serving.service import Run, Service
+from causal_qwen.serving.service import Service
 
 MAX_BODY = 1_000_000  # bytes of a request
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
@@ -136,14 +136,14 @@ async def completions(request: Request, service: Served, body: CompletionRequest
 
 
 async def _answer(request: Request, service: Service, asked: TextRequest) -> Response:
-    run = await service.start(asked)
-    watcher = asyncio.create_task(_cancel_when_gone(request, run))
-    events = _events(run, watcher)
+    reply = await service.start(asked)
+    watcher = asyncio.create_task(_cancel_when_gone(request, reply))
+    events = _events(reply, watcher)
     first = await anext(events)  # an error before it has its own status
     if not asked.stream:
         async for _ in events:
             pass
-        return JSONResponse(run.reply.whole())
+        return JSONResponse(reply.whole())
 
     async def stream() -> AsyncIterator[str]:
         async with aclosing(events):
@@ -155,18 +155,18 @@ async def _answer(request: Request, service: Service, asked: TextRequest) -> Res
     return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
 
-async def _cancel_when_gone(request: Request, run: Run) -> None:
+async def _cancel_when_gone(request: Request, reply: Reply) -> None:
     """A client that disconnects stops its texts."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    run.cancel()
+    reply.cancel()
 
 
-async def _events(run: Run, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
+async def _events(reply: Reply, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
     """Server-sent events of a stream."""
-    reply, begun = run.reply, set[Row]()
+    begun = set[Row]()
     try:
-        async for event in run.events():
+        async for event in reply.events():
             is_first = event.row not in begun
             has_log_probs = event.choice and reply.request.alternatives is not None
             if is_first or event.text or event.finish or has_log_probs:
@@ -181,7 +181,7 @@ async def _events(run: Run, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
         yield _event(as_answer(error)[0])  # the status has been sent
     finally:
         watcher.cancel()
-        run.cancel()
+        reply.cancel()
 
 
 def _event(record: Any) -> str:

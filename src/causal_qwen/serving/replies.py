@@ -5,13 +5,15 @@ Every choice carries `replay`: the fields that, sent with the same prompt, gener
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from causal_qwen.engines.engine import Choice, Engine, Row
-from causal_qwen.serving.batching import Event
+from causal_qwen.engines.engine import Choice, Row
+from causal_qwen.serving.batching import Batcher, Event, Job
 from causal_qwen.serving.requests import Call, TextRequest
 
 
@@ -28,30 +30,48 @@ class Text:
 
 
 class Reply:
-    """All texts of a request, prompt by prompt."""
+    """All texts of a request as they grow, prompt by prompt."""
 
     def __init__(
-        self, request: TextRequest, call: Call, rows: list[Row], backend: Engine, model: str
+        self, request: TextRequest, call: Call, jobs: list[Job], batcher: Batcher, model: str
     ) -> None:
-        self.request, self.backend = request, backend
+        self.request, self.jobs, self.batcher, self.backend = (
+            request,
+            jobs,
+            batcher,
+            batcher.backend,
+        )
         kind = "chatcmpl" if request.is_chat else "cmpl"
         self.head = {
             "id": f"{kind}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
         }
+        rows = [row for job in jobs for row in job.rows]
         self.texts = {row: Text(row, i, call.replay(i % request.n)) for i, row in enumerate(rows)}
+        self.news: asyncio.Queue[Event | None] = asyncio.Queue()
 
     @property
     def is_growing(self) -> bool:
         return any(text.finish is None for text in self.texts.values())
 
-    def take(self, event: Event) -> None:
-        text = self.texts[event.row]
-        text.text += event.text
-        text.finish = event.finish
-        if event.choice is not None and event.choice.log_prob is not None:
-            text.choices.append(event.choice)
+    def cancel(self) -> None:
+        """Stop the texts that have not ended; `events` ends."""
+        if self.is_growing:
+            self.batcher.cancel(*self.jobs)
+            self.news.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """News until all texts have ended, or are cancelled; errors are raised."""
+        while self.is_growing and (event := await self.news.get()) is not None:
+            if event.error is not None:
+                raise event.error
+            text = self.texts[event.row]
+            text.text += event.text
+            text.finish = event.finish
+            if event.choice is not None and event.choice.log_prob is not None:
+                text.choices.append(event.choice)
+            yield event
 
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream."""

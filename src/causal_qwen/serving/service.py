@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from causal_qwen.engines.engine import Engine, Row, Tokens
 from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
@@ -50,20 +50,19 @@ class Service:
                 f"There is no model {name[:100]!r}; this server has {self.name!r}.", "model", 404
             )
 
-    async def start(self, request: TextRequest) -> Run:
+    async def start(self, request: TextRequest) -> Reply:
         """Encode the prompts and queue their texts."""
         self.check_model(request.model)
         request.check(self.limits)
         return await asyncio.to_thread(self._start, request, asyncio.get_running_loop())
 
-    def _start(self, request: TextRequest, loop: asyncio.AbstractEventLoop) -> Run:
+    def _start(self, request: TextRequest, loop: asyncio.AbstractEventLoop) -> Reply:
         backend = self.backend
         call = request.resolve(backend.resolve, backend.default_mode, self.find)
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
 
         def notify(event: Event) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                loop.call_soon_threadsafe(queue.put_nowait, event)
+                loop.call_soon_threadsafe(reply.news.put_nowait, event)
 
         jobs = []
         for prompt in request.prompts:
@@ -72,10 +71,9 @@ class Service:
             copies = [call.of_copy(copy) for copy in range(request.n)]
             rows = [Row(tokens, *copy, length, request.alternatives) for copy in copies]
             jobs.append(Job(rows, request.stop, notify))
-        rows = [row for job in jobs for row in job.rows]
-        reply = Reply(request, call, rows, backend, self.name)
+        reply = Reply(request, call, jobs, self.batcher, self.name)
         self.batcher.submit(*jobs)
-        return Run(reply, queue, lambda: self.batcher.cancel(*jobs))
+        return reply
 
     def encode(self, prompt: Any, is_chat: bool) -> Tokens:
         """A text or a conversation as tokens, within the limits."""
@@ -101,25 +99,3 @@ class Service:
             return await loop.run_in_executor(self._side, function, *arguments)
         finally:
             self._side_jobs -= 1
-
-
-class Run(NamedTuple):
-    """A running request."""
-
-    reply: Reply
-    queue: asyncio.Queue[Event | None]
-    stop: Callable[[], None]
-
-    def cancel(self) -> None:
-        """Stop the texts that have not ended; `events` ends."""
-        if self.reply.is_growing:
-            self.stop()
-            self.queue.put_nowait(None)
-
-    async def events(self) -> AsyncIterator[Event]:
-        """News until all texts have ended, or the run is cancelled; errors are raised."""
-        while self.reply.is_growing and (event := await self.queue.get()) is not None:
-            if event.error is not None:
-                raise event.error
-            self.reply.take(event)
-            yield event
