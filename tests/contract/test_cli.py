@@ -483,17 +483,23 @@ def test_one_individual_answers_every_turn(opened: Any) -> None:
     assert talk.ask("hello").settings["individual"] is None
 
 
-def test_a_long_conversation_drops_its_oldest_turns_and_keeps_its_system_message(
-    opened: Any,
+def test_a_long_conversation_leaves_out_its_oldest_turns_and_keeps_its_system_message(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = opened.engine.context
+    room, read = opened.engine.context, list[Any]()
+    stream = opened.stream
+    monkeypatch.setattr(
+        opened,
+        "stream",
+        lambda messages, *a, **b: [read.append(messages), stream(messages, *a, **b)][1],
+    )
     talk = Conversation(opened, mode="standard", system="Be kind.", max_new_tokens=4)
     talk.ask("a" * (room // 2))
     talk.ask("b" * (room // 2))
-    assert talk.messages[0]["content"].startswith("b")
+    assert [one["content"][:2] for one in read[-1]] == ["Be", "bb"]
     with pytest.raises(ValueError, match="tokens"):
         talk.ask("c" * room)
-    assert len(talk.messages) == 2  # as before
+    assert len(talk.messages) == 4  # as before
 
 
 def test_a_new_individual_speaks_after_reset_as_in_a_new_chat(opened: Any) -> None:

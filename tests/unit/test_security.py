@@ -203,7 +203,7 @@ def test_a_server_for_other_machines_prints_a_warning_and_its_password(
         assert len(account[1]) > 30
         assert account[1] in printed
     with pytest.raises(ValueError, match="--auth ada:secret"):
-        server.read_account("ada:")
+        server.launch(host=host, port=0, open_browser=False, auth="ada:", url="http://there")
 
 
 # ---------------------------------------------------------------- uploads

@@ -50,7 +50,9 @@ def launch(
         from causal_qwen.serving.security import is_loopback
 
         bound = opened.enter_context(connections.bind(host, port))  # before a model is loaded
-        account = None if auth is None else read_account(auth)
+        account: Any = None if auth is None else tuple(auth.split(":", 1))
+        if account is not None and not (len(account) == 2 and all(account)):
+            raise ValueError("--auth needs a user and a password, as in --auth ada:secret.")
         if not is_loopback(host):
             connections.warn("playground", host, "a user and a password")
             if account is None:
@@ -73,14 +75,6 @@ def launch(
         if open_browser:
             webbrowser.open(address)
         connections.run(server, bound)
-
-
-def read_account(text: str) -> tuple[str, str]:
-    """Of "user:password"."""
-    user, _, password = text.partition(":")
-    if not (user and password):
-        raise ValueError("--auth needs a user and a password, as in --auth ada:secret.")
-    return user, password
 
 
 def configure_gradio(files: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,17 @@ def run(
 
     async def write() -> None:
         nonlocal done, failed
-        async for record in _answers(service, lines, defaults):
-            failed += "error" in record
-            done += 1
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
-            report(f"{done} texts written")
+        running = deque[asyncio.Task[dict[str, Any]]]()
+        for line in [*lines, None]:
+            if line is not None:
+                running.append(asyncio.create_task(_answer(service, *line, defaults)))
+            while running and (line is None or len(running) >= 2 * limits.max_rows):
+                record = await running.popleft()
+                failed += "error" in record
+                done += 1
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.flush()
+                report(f"{done} texts written")
 
     with closing(Service(engine, "", Path(), limits)) as service:
         service.find = _find
@@ -96,23 +101,11 @@ def run(
     return failed
 
 
-async def _answers(
-    service: Service, lines: Iterable[Line], defaults: Mapping[str, Any]
-) -> AsyncIterator[dict[str, Any]]:
-    """Lines of the output, in order, while later ones are generated."""
-    running = deque[asyncio.Task[dict[str, Any]]]()
-    for line in lines:
-        running.append(asyncio.create_task(_answer(service, *line, defaults)))
-        if len(running) >= 2 * service.limits.max_rows:
-            yield await running.popleft()
-    while running:
-        yield await running.popleft()
-
-
 async def _answer(
     service: Service, number: int, record: dict[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    fields = {**defaults, **{name: value for name, value in record.items() if name != "id"}}
+    own = {name: value for name, value in record.items() if name not in ("id", "model")}
+    fields = {**defaults, **own}
     try:
         request = read(ChatRequest if "messages" in fields else CompletionRequest, fields)
         if len(request.prompts) * request.n != 1:

@@ -69,9 +69,8 @@ class Conversation:
 
     def ask(self, message: str, on_text: Callable[[str], None] | None = None) -> Answer:
         """One turn. Ctrl-C stops the answer; its beginning is kept."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        turns = self._shortened(system, [*self.messages, {"role": "user", "content": message}])
-        additions, settings = self._begin([*system, *turns])
+        turns = [*self.messages, {"role": "user", "content": message}]
+        additions, settings = self._begin(turns)
         text, is_stopped = "", False
         with interruption() as is_interrupted, contextlib.closing(additions):
             for addition in additions:
@@ -103,32 +102,29 @@ class Conversation:
     def _find(self, who: str) -> int | str | Individual:
         return parse_individual(who)
 
-    def _shortened(self, system: list[Any], turns: list[dict[str, str]]) -> list[dict[str, str]]:
-        """Without the oldest turns, if the model cannot read them all."""
+    def _with_system(self, turns: list[dict[str, str]]) -> list[dict[str, str]]:
+        return (
+            turns if self.system is None else [{"role": "system", "content": self.system}, *turns]
+        )
+
+    def _begin(self, turns: list[dict[str, str]]) -> tuple[Generator[str], dict[str, Any]]:
+        """-> the additions to an answer, and its settings; the oldest turns may be left out"""
         engine = self.source.engine
         space = engine.context - self.max_new_tokens
-        while (length := len(engine.encode_chat([*system, *turns]).ids)) > space:
+        while (length := len(engine.encode_chat(self._with_system(turns)).ids)) > space:
             if len(turns) == 1:
                 raise ValueError(
                     f"The message has {length} tokens and the model reads {space} beside its "
                     "answer; shorten it."
                 )
             turns = turns[2:]
-        return turns
-
-    def _begin(self, messages: list[Any]) -> tuple[Generator[str], dict[str, Any]]:
-        """-> the additions to an answer, and its settings"""
         who, options = self.individual, self.options
         if self.mode not in NOISY_MODES:
             who, options = None, {k: v for k, v in options.items() if k not in OF_INDIVIDUALS}
         options = {"mode": self.mode, "max_new_tokens": self.max_new_tokens, **options}
-        stream = self.source.stream(messages, who, **options)
-        seed = stream.growing.row.seed
-        return iter(stream), {
-            "individual": None,
-            **stream.settings.to_dict(stream.individual),
-            "seed": seed,
-        }
+        stream = self.source.stream(self._with_system(turns), who, **options)
+        settings = stream.settings.to_dict(stream.individual)
+        return iter(stream), {"individual": None, **settings, "seed": stream.growing.row.seed}
 
 
 class RemoteConversation(Conversation):
@@ -137,10 +133,8 @@ class RemoteConversation(Conversation):
     def _find(self, who: str) -> int | str | Individual:
         return who
 
-    def _shortened(self, system: list[Any], turns: list[dict[str, str]]) -> list[dict[str, str]]:
-        return turns  # the server says what is too long
-
-    def _begin(self, messages: list[Any]) -> tuple[Generator[str], dict[str, Any]]:
+    def _begin(self, turns: list[dict[str, str]]) -> tuple[Generator[str], dict[str, Any]]:
+        messages: Any = self._with_system(turns)
         body = {"messages": messages, "max_tokens": self.max_new_tokens, "causal_mode": self.mode}
         if self.mode in NOISY_MODES:
             body["individual"] = self.individual

@@ -14,9 +14,8 @@ MAX_CONNECTIONS = 1000
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket for an address that is free; for port 0, any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host.strip("[]"), port), family=family, dualstack_ipv6=is_dual)
+        return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
         raise OSError(
             f"{host}:{port} cannot be used ({error.strerror}); choose another --host or --port."

@@ -132,10 +132,11 @@ class Body(BaseModel):
         return given
 
 
+Setting = Annotated[str, Field(max_length=100)] | int | float | bool | None
 Settings = create_model(
     "Settings",
     __base__=Body,
-    **dict.fromkeys(SETTINGS, (str | int | float | bool | None, about("As in `generate`."))),  # type: ignore[call-overload]
+    **dict.fromkeys(SETTINGS, (Setting, about("As in `generate`."))),  # type: ignore[call-overload]
 )
 
 

@@ -83,6 +83,8 @@ def guard(
             await send(message)
 
         refused = refusal(Headers(scope=scope), scope["path"])
+        if refused is not None:
+            refused.headers["Connection"] = "close"  # the body is not read
         await (refused or app)(scope, limited, add_headers)
 
     found: ASGIApp = guarded
