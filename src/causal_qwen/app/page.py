@@ -16,7 +16,6 @@ import gradio as gr
 
 from causal_qwen.app import rendering, served
 from causal_qwen.app.served import ServedModel, Speaker
-from causal_qwen.text.segmentation import INCOMPLETE
 
 if TYPE_CHECKING:
     from causal_qwen.app.local import LocalServer
@@ -330,14 +329,8 @@ def _growing_cards(
     titles: Sequence[tuple[str, str, str]], stream: Iterator[list[str]]
 ) -> Iterator[str]:
     """Cards with titles, notes and prompts, while their texts grow."""
-    texts = [""] * len(titles)
-
-    def draw(is_done: bool) -> str:
-        shown = ((*title, text) for title, text in zip(titles, texts, strict=True))
-        return rendering.cards(shown, is_done)
-
-    yield draw(is_done=False)
-    for grown in stream:
-        texts = [text.rstrip(INCOMPLETE) for text in grown]
-        yield draw(is_done=False)
-    yield draw(is_done=True)
+    cards: list[rendering.Card] = []
+    for texts in itertools.chain([[""] * len(titles)], stream):
+        cards = [(*title, text) for title, text in zip(titles, texts, strict=True)]
+        yield rendering.cards(cards, is_done=False)
+    yield rendering.cards(cards, is_done=True)

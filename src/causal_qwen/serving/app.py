@@ -233,8 +233,6 @@ def list_models(service: Served) -> Any:
         "engine": backend.kind,
         "context": backend.context,
         "individual_size": backend.size,
-        "default_mode": backend.default_mode,
-        "has_chat": backend.has_chat,
         "regressors": list(service.regressors),
         "limits": vars(service.limits),
     }
