@@ -11,8 +11,7 @@ import secrets
 import threading
 from pathlib import Path
 
-import numpy as np
-
+from causal_qwen.app.served import IRISES
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
@@ -24,7 +23,6 @@ from causal_qwen.tables.iris import iris_table
 
 HOST = "127.0.0.1"
 CLOSE_SECONDS = 2  # for running requests to end
-IRISES = "petal length of an iris, in cm"
 IRIS_COLUMNS = ["species", "sepal length", "sepal width", "petal width"]
 IRIS_TEMPLATE = (
     "An iris {species} has sepals {sepal length} cm long and {sepal width} cm wide, and petals "
@@ -34,15 +32,12 @@ FIT_ROWS, CALIBRATION_ROWS = 60, 30
 
 
 class LocalServer:
-    IRISES = IRISES  # a name for the page, which does not import this module
-
     def __init__(self, model: str, device: str, individuals: Path) -> None:
         path = model or str(default_model(lambda step: print(f"{step} ...", flush=True)))
-        self.backend = TorchEngine.open(path, device)
-        self.service = Service(self.backend, Path(path).name, individuals)
+        backend = TorchEngine.open(path, device)
+        regressors = {IRISES: lambda: fit_irises(OpenModel(backend.processor, backend.model))}
+        self.service = Service(backend, Path(path).name, individuals, regressors=regressors)
         self.key = secrets.token_urlsafe()
-        self._irises: list[str] = []  # a note and a text to begin with
-        self._lock = threading.Lock()
 
     def __enter__(self) -> LocalServer:
         bound = bind(HOST, 0)
@@ -57,18 +52,9 @@ class LocalServer:
         self._thread.join()
         self.service.close()
 
-    def irises(self) -> list[str]:
-        """Fitted once for all visitors; its features are cached on disk."""
-        with self._lock:
-            if IRISES not in self.service.regressors:
-                opened = OpenModel(self.backend.processor, self.backend.model)
-                self.service.opened[IRISES], *self._irises = fit_irises(opened)
-                self.service.regressors[IRISES] = Path(IRISES)  # of no directory: it is open
-        return self._irises
 
-
-def fit_irises(opened: OpenModel) -> tuple[CausalTextRegressor, str, str]:
-    """A regressor of Fisher's irises as sentences, its error on rows that calibrate it, a text."""
+def fit_irises(opened: OpenModel) -> CausalTextRegressor:
+    """A regressor of Fisher's irises as sentences; its features are cached on disk."""
     frame = iris_table()[: FIT_ROWS + CALIBRATION_ROWS]
     texts = to_sentences(frame, IRIS_COLUMNS, template=IRIS_TEMPLATE)
     lengths = frame["petal length"].to_numpy()
@@ -76,10 +62,4 @@ def fit_irises(opened: OpenModel) -> tuple[CausalTextRegressor, str, str]:
         model=opened, sources=["model"], verbose=False, question="", value_space="symlog"
     )
     regressor.fit(texts[:FIT_ROWS], lengths[:FIT_ROWS])
-    regressor.calibrate(texts[FIT_ROWS:], lengths[FIT_ROWS:])
-    error = np.median(np.abs(regressor.predict(texts[FIT_ROWS:]) - lengths[FIT_ROWS:]))
-    note = (
-        f"Fitted on {FIT_ROWS} irises; intervals calibrated on {CALIBRATION_ROWS} others, where "
-        f"the median error is {error:.2f} cm."
-    )
-    return regressor, note, texts[0]
+    return regressor.calibrate(texts[FIT_ROWS:], lengths[FIT_ROWS:])

@@ -10,15 +10,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from causal_qwen.app import rendering, served
 from causal_qwen.app.served import ServedModel, Speaker
-
-if TYPE_CHECKING:
-    from causal_qwen.app.local import LocalServer
 
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
@@ -31,7 +28,7 @@ KEEP_SECONDS = (600, 3600)  # uploads are looked at every 10 minutes, deleted af
 PROMPT = "The old lighthouse keeper opened the door and"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
-FIRST_NOTE = "The iris regressor is fitted when this tab is first opened, which may take a minute."
+FIRST_NOTE = "Fitted on 60 irises when this tab is first opened, which may take a minute."
 SERVED_NOTE = "For a regressor that reads columns write a line for each, such as carat = 0.7."
 OWN_HEAD = ("the model's own number head, if it was trained on values", "")
 STOP_MS = 500  # after which no more updates of a stopped stream arrive
@@ -43,12 +40,9 @@ CSS, NUMBERS_JS, TOKENS_JS = (
 LAST_INPUT_JS = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
 
 
-def build(model: ServedModel, local: LocalServer | None = None) -> gr.Blocks:
-    """The whole page for one model; every visitor has a list of individuals of their own.
-
-    `local` is the model's server, if it runs in this process: it fits a regressor.
-    """
-    place = "." if local else f" at `{model.client.address}`."
+def build(model: ServedModel, is_local: bool = False) -> gr.Blocks:
+    """The whole page for one model; every visitor has a list of individuals of their own."""
+    place = "." if is_local else f" at `{model.client.address}`."
     left_out = "" if model.has_analyses else f" {TEXTS_ONLY}."
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
         gr.Markdown(
@@ -66,7 +60,7 @@ def build(model: ServedModel, local: LocalServer | None = None) -> gr.Blocks:
                 with gr.Tab(TABS[2]):
                     choices.append(_counterfactual_tab(model, mine))
                 with gr.Tab(TABS[3]) as tab:
-                    _numbers_tab(model, tab, local)
+                    _numbers_tab(model, tab)
                 with gr.Tab(TABS[4]):
                     _tokens_tab(model)
         mine.change(_choices, [mine, *choices], choices)
@@ -196,19 +190,19 @@ def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
     return speaker
 
 
-def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> None:
+def _numbers_tab(model: ServedModel, tab: gr.Tab) -> None:
     versions = itertools.count()
 
     def draw_text(words: str) -> str:
         return rendering.draggable_text((words or "")[: served.MAX_CHARACTERS], next(versions))
 
-    choices = [(f"the regressor {one}", one) for one in model.regressors] or [OWN_HEAD]
-    if local is not None:
-        choices = [(local.IRISES, local.IRISES), OWN_HEAD]
-    note = gr.HTML(rendering.note(FIRST_NOTE if local else SERVED_NOTE))
-    text = _text_box("Text that ends before a number", "", lines=3, name="number-text")
+    choices = [*((one, one) for one in model.regressors), OWN_HEAD]
+    has_irises = served.IRISES in model.regressors
+    example = served.IRIS_TEXT if has_irises else ""
+    gr.HTML(rendering.note(FIRST_NOTE if has_irises else SERVED_NOTE))
+    text = _text_box("Text that ends before a number", example, lines=3, name="number-text")
     predict = gr.Button("Predict", variant="primary")
-    sentence = gr.HTML(draw_text(""), js_on_load=NUMBERS_JS)
+    sentence = gr.HTML(draw_text(example), js_on_load=NUMBERS_JS)
     picture = gr.HTML(label="Prediction", elem_classes="prediction")
     key = gr.Radio(choices, value=choices[0][1], label="Numbers by")
     dragged = gr.JSON(visible=False)  # index and value, set by the browser
@@ -228,12 +222,9 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         words = served.replace_number(served.read_text(words), int(index), value)
         yield {**show(asked, words), text: words}
 
-    @report_errors
-    def on_first(words: str) -> Iterator[Update]:
-        if local is not None and not words:
-            hint, example = local.irises()
-            yield {note: rendering.note(hint), text: example, sentence: draw_text(example)}
-            yield show(local.IRISES, example)
+    def on_first(asked: str, words: str) -> Iterator[Update]:
+        if words and words == example:
+            yield from on_predict(asked, words)
 
     for trigger in (predict.click, text.submit):
         trigger(on_predict, [key, text], [sentence, picture])
@@ -246,7 +237,7 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         show_progress="hidden",
         trigger_mode="always_last",
     )
-    tab.select(on_first, text, [note, text, sentence, picture], show_progress="hidden")
+    tab.select(on_first, [key, text], [sentence, picture], show_progress="hidden")
 
 
 def _tokens_tab(model: ServedModel) -> None:

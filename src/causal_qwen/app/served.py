@@ -30,6 +30,11 @@ COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/to
 MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
 LEVELS = (0.5, 0.9)
+IRISES = "petal length of an iris, in cm"  # the regressor of `local`, and a text for it
+IRIS_TEXT = (
+    "An iris versicolor has sepals 6.1 cm long and 2.8 cm wide, and petals 1.3 cm wide. The petal "
+    "length in cm is"
+)
 DIGITS = 15  # of an inserted number: enough for every value that a drag can reach
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from causal_qwen.app.local import LocalServer
-
 MAX_REQUEST_BYTES = 100_000
 MAX_SESSIONS = 1000  # whose individuals are kept, the latest
 CLOSE_SECONDS = 2  # for running requests to end
@@ -58,8 +56,7 @@ def launch(
             if account is None:
                 account = "causal-qwen", secrets.token_urlsafe()
                 print("User: {}  Password: {}".format(*account), flush=True)
-        local: LocalServer | None = None
-        if url is None:
+        if is_local := url is None:
             from causal_qwen.app.local import LocalServer
 
             print("Opening the model ...", flush=True)
@@ -68,7 +65,7 @@ def launch(
         served = ServedModel.open(url, api_key)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         opened.callback(shutil.rmtree, files)
-        app = make_app(build(served, local), host, account)
+        app = make_app(build(served, is_local), host, account)
         server = connections.make_server(app, CLOSE_SECONDS)
         address = connections.address_of(host, bound)
         print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)

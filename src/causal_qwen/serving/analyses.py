@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
@@ -263,17 +264,20 @@ def number_counterfactual(service: Served, body: WhatIfRequest) -> dict[str, Any
 
 
 def open_regressor(service: Service, name: str) -> Any:
-    """A fitted regressor, loaded at its first use; on the served model if it was fitted on it."""
+    """A fitted regressor, opened at its first use; on the served model if it was fitted on it."""
     from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
 
     if name not in service.opened:
         backend: Any = service.backend
-        directory = service.regressors[name]
-        try:
-            opened = OpenModel(backend.processor, backend.model)
-            regressor = CausalTextRegressor.load(directory, model=opened)
-        except ValueError:  # fitted on another backbone
-            regressor = CausalTextRegressor.load(directory)
+        place = service.regressors[name]
+        if not isinstance(place, Path):
+            regressor = place()
+        else:
+            try:
+                opened = OpenModel(backend.processor, backend.model)
+                regressor = CausalTextRegressor.load(place, model=opened)
+            except ValueError:  # fitted on another backbone
+                regressor = CausalTextRegressor.load(place)
         service.opened[name] = regressor.set_params(verbose=False)
     return service.opened[name]
 

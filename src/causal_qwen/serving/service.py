@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,13 @@ class Service:
         name: str,
         individuals: Path,
         limits: Limits | None = None,
-        regressors: dict[str, Path] | None = None,
+        regressors: Mapping[str, Path | Callable[[], Any]] | None = None,
     ) -> None:
         self.backend, self.name, self.limits = backend, name, limits or Limits()
         self.batcher = Batcher(backend, self.limits)
         self.individuals = IndividualStore(individuals, backend.size)
         self.find = self.individuals.find  # an individual by its name
-        self.regressors = regressors or {}
+        self.regressors = regressors or {}  # directories, or what fits one
         self.opened: dict[str, Any] = {}  # regressors that have been used
         self.typical: Any = None  # U in ordinary text, measured at its first use
         self._side = ThreadPoolExecutor(1, thread_name_prefix="analysis")
