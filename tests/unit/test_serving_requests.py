@@ -154,7 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": True}, r"n: Input should be a valid integer"),
     ({"n": 9, "prompt": ["a", "b"]}, r"n times the prompts=18 is outside 1 to 16"),
     ({"max_tokens": 5000}, r"max_tokens=5000 is outside 1 to 1024"),
-    ({"max_tokens": 5, "max_completion_tokens": 6}, r"differ; send one"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, r"max_completion_tokens: Extra"),
     ({"stop": ["a"] * 5}, r"stop.* at most 4 items"),
     ({"presence_penalty": 0.5}, r"presence_penalty is not supported"),
     ({"seed": -1}, r"seed.*: .* greater than or equal to 0"),

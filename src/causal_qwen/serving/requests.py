@@ -18,9 +18,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -45,18 +46,6 @@ DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within the server
 MAX_STOPS = 4  # stop strings of a request, as in OpenAI's API
 MAX_ALTERNATIVES = 20  # of logprobs
 
-# Fields of OpenAI that are accepted with these values only, which change nothing.
-NEUTRAL: dict[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "response_format": {"type": "text"},
-    "best_of": 1,
-    "echo": False,
-    "suffix": "",
-    "tools": [],
-    "store": False,
-}
 OWN = ("individual", "temperature")  # settings with a type of their own
 SETTINGS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name not in OWN)
 
@@ -124,11 +113,18 @@ Name = Annotated[str, Field(min_length=1)]
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    neutral: ClassVar[dict[str, Any]] = {}  # accepted with these values only, which change nothing
+
     @model_validator(mode="before")
     @classmethod
-    def _drop_null(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            return {name: value for name, value in given.items() if value is not None}
+    def _drop_neutral(cls, given: Any) -> Any:
+        """What is null counts as not given."""
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in cls.neutral.keys() & given.keys():
+            if given.pop(name) != cls.neutral[name]:
+                raise ValueError(f"{name} is not supported; leave it out.")
         return given
 
 
@@ -222,8 +218,23 @@ class StreamOptions(Body):
 class TextRequest(DecodingRequest):
     """A request for texts."""
 
+    neutral: ClassVar[dict[str, Any]] = {  # of OpenAI
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "best_of": 1,
+        "echo": False,
+        "suffix": "",
+        "tools": [],
+        "store": False,
+    }
     model: str | None = about("The id of the served model; others are answered with 404.")
-    max_tokens: int = about("At most so many new tokens; or max_completion_tokens.", DEFAULT_TOKENS)
+    max_tokens: int = about(
+        "At most so many new tokens; or max_completion_tokens.",
+        DEFAULT_TOKENS,
+        validation_alias=AliasChoices("max_tokens", "max_completion_tokens"),
+    )
     n: int = about("Texts per prompt: of the individual and its successors.", 1)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]],
@@ -234,21 +245,6 @@ class TextRequest(DecodingRequest):
     stream_options: StreamOptions = about(
         "include_usage: the last event counts tokens.", StreamOptions()
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _translate(cls, given: Any) -> Any:
-        """OpenAI's fields that change nothing, or are another name of one."""
-        if not isinstance(given, dict):
-            return given
-        given = {name: value for name, value in given.items() if value is not None}
-        for name in NEUTRAL.keys() & given.keys():
-            if given.pop(name) != NEUTRAL[name]:
-                raise ValueError(f"{name} is not supported; leave it out.")
-        most = given.pop("max_completion_tokens", None)
-        if most is not None and given.setdefault("max_tokens", most) != most:
-            raise ValueError("max_tokens and max_completion_tokens differ; send one.")
-        return given
 
     @property
     def prompts(self) -> list[Any]:
