@@ -10,6 +10,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 APP   := $(VENV)/.app-installed
 TESTS := $(VENV)/.tests-installed
+LLAMA := $(VENV)/.llama-tried
 BENCH := $(VENV)/.bench-installed
 TYPES := $(VENV)/.mypy-said
 SERVED := $(VLLM)/.vllm-installed
@@ -42,7 +43,7 @@ app: $(APP)  ## open the playground in the browser (ARGS="--port 7861")
 # Without a browser that can be installed, the browser tests are skipped, with a line that says so.
 # Bytecode is kept, whatever the environment says: every worker and process imports the same files.
 # Types are checked meanwhile: without its cache, mypy takes most of a minute of one core.
-test: style  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
+test: style $(LLAMA)  ## lint, check types, run the default tier of tests (ARGS="-k name" narrows)
 	@$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 		CAUSAL_QWEN_SCREENSHOTS=build/screenshots \
@@ -178,6 +179,13 @@ $(APP): $(STAMP) requirements/app.lock
 $(TESTS): $(APP) requirements/tests.lock
 	@echo "environment, for the tests"
 	@$(HASHED) -r requirements/tests.lock
+	@touch $@
+
+# A C compiler builds it; without one, its tests are skipped.
+$(LLAMA): $(TESTS) requirements/llama.lock
+	@echo "environment, for GGUF files: llama.cpp is compiled, which takes some minutes"
+	@$(HASHED) --no-deps -r requirements/llama.lock || \
+		echo "llama.cpp could not be compiled: its tests will be skipped."
 	@touch $@
 
 $(BENCH): $(STAMP) requirements/bench.lock

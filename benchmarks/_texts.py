@@ -17,11 +17,12 @@ from _gumbel import GumbelIndividual
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from causal_qwen.conversion.calibration import TEXTS, equal_gain, read_texts
+from causal_qwen.conversion.calibration import read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.candidates import cut_by_text, keep_min_p
 from causal_qwen.individuals import Individual
+from causal_qwen.numpy_engine.calibration import TEXTS, equal_gain
 
 PROMPTS = (  # none of these took part in the choice of a default
     "The carpenter measured the plank twice and",
@@ -115,9 +116,9 @@ def bias_strength(model: Any, draws: int = 64) -> float:
     """The strength at which a Gaussian bias changes as many choices of real text as softmax with
     min-p."""
     tokenizer = open_model(model.name_or_path)[0].tokenizer
-    logits = model.lm_head(read_texts(model, encode_texts(tokenizer, TEXTS))[::2]).double()
-    rng = torch.Generator().manual_seed(0)
-    return equal_gain(logits, lambda _, keep: torch.randn(len(keep), draws, generator=rng).double())
+    logits = model.lm_head(read_texts(model, encode_texts(tokenizer, TEXTS))[::2]).numpy()
+    rng = np.random.default_rng(0)
+    return equal_gain(logits, lambda _, keep: rng.standard_normal((len(keep), draws)))
 
 
 # ---------------------------------------------------------------- texts

@@ -26,7 +26,8 @@ import torch
 from _results import Row, log, make_parser, parse, save, span, table
 from torch import Tensor, nn
 
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.individuals import Individual
 from causal_qwen.modeling.cauchy import Cauchy

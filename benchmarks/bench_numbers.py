@@ -36,7 +36,8 @@ from _numbers_texts import many_texts
 from _results import RESULTS, page_path, save
 from numpy.typing import NDArray
 
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, fit_field
 from causal_qwen.paths import cache_directory

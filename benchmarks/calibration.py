@@ -25,9 +25,11 @@ from _results import Row, log, make_parser, parse, save, table
 from learning import read_texts as read_lines
 from torch import Tensor
 
-from causal_qwen.conversion.calibration import TEXTS, calibrate_scales, read_texts
+from causal_qwen.conversion.calibration import calibrate_scales, read_texts
 from causal_qwen.conversion.checkpoint_io import encode_texts
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.conversion.opening import open_model
+from causal_qwen.numpy_engine.calibration import TEXTS
 from causal_qwen.options import THRESHOLD_CONTEXTS
 
 PIECE = 256  # tokens read at once

@@ -61,8 +61,8 @@ from _texts import (
 from causal_qwen.analysis.counterfactual import counterfactual, stability_violations
 from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.analysis.token_sequence import TokenSequence
-from causal_qwen.conversion.calibration import AVOID_REPEATS
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.decision import SCALE_FLOOR
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.individuals import Individual
@@ -70,6 +70,7 @@ from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.configuration import CausalQwen2Config
 from causal_qwen.numpy_engine import Engine
+from causal_qwen.numpy_engine.calibration import DEFAULTS
 from causal_qwen.training.run import Run, train
 
 Options = argparse.Namespace
@@ -137,7 +138,7 @@ def logit_bias(model: Any, seed: int, length: int) -> BiasIndividual:
 
 CANDIDATES = {"min_p": MIN_P}
 # the candidates of individuals
-THEIRS = {"min_p": MIN_P, "whole_words": True, "avoid_repeats": AVOID_REPEATS}
+THEIRS = {"min_p": MIN_P, "whole_words": True, "avoid_repeats": DEFAULTS["avoid_repeats"]}
 REPEATING = {"avoid_repeats": 0}
 KINDS: dict[str, Kind] = {
     BASELINE: Kind({**SOFTMAX, **CANDIDATES}),

@@ -31,10 +31,11 @@ from engine import NumPyPeer, TorchPeer
 from transformers import Qwen2ForCausalLM
 
 from causal_qwen.analysis.verify import verify
-from causal_qwen.conversion.calibration import TEXTS
 from causal_qwen.conversion.checkpoint_io import as_qwen2, encode_texts, load_base, quiet
-from causal_qwen.conversion.convert import compare, convert, default_model, open_model
+from causal_qwen.conversion.convert import compare, convert, default_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.modeling.configuration import CausalQwen2Config
+from causal_qwen.numpy_engine.calibration import TEXTS
 from causal_qwen.paths import EMBEDDED, cache_directory
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "results" / "reproduced"

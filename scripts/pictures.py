@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from matplotlib import pyplot as plt
 
-from causal_qwen.conversion.calibration import solve_gamma, sum_p
 from causal_qwen.decoding.decision import _may_win
 from causal_qwen.individuals import draw_noise, noise_bound, to_cauchy
 from causal_qwen.modeling.abduction import activate
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.value_space import ValueSpace, symlog
+from causal_qwen.numpy_engine.calibration import solve_gamma, sum_p
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 CALIBRATION = ASSETS.parent / "results" / "calibration.json"
@@ -384,14 +384,13 @@ def equaliser(figure: Any) -> None:
 def calibration(figure: Any) -> None:
     """Sum P against gamma for thresholds at and above the best score."""
     axis = figure.subplots()
-    generator = torch.Generator().manual_seed(0)
-    loc = 4 * torch.randn(16, 2000, generator=generator)  # (N, V), like logits
-    per_token = torch.full((2000,), 50.0)
-    gammas = torch.logspace(-5, -2, 60)
-    top = float(loc.amax(-1).quantile(0.9))
+    loc = 4 * np.random.default_rng(0).standard_normal((16, 2000), np.float32)  # like logits
+    per_token = np.full(2000, 50.0, np.float32)
+    gammas = np.logspace(-5, -2, 60)
+    top = float(np.quantile(loc.max(-1), 0.9))
     for factor, colour in ((1.0, ORANGE), (2.0, BLUE), (4.0, GREEN)):
         c = factor * top
-        sums = [float(sum_p(loc, per_token, c, 2 * float(g)).median()) for g in gammas]
+        sums = [float(np.median(sum_p(loc, per_token, c, 2 * g))) for g in gammas]
         axis.loglog(gammas, sums, color=colour, label=f"C = {c:.0f}")
         axis.plot(solve_gamma(loc, per_token, c, None), 1.0, "o", color=colour)
     axis.axhline(1.0, color=INK, linestyle="--", linewidth=1)

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any
 
 import causal_qwen
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.conversion.opening import open_model
 
 SOURCE = Path(causal_qwen.__file__).parent
 

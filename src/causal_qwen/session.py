@@ -20,7 +20,9 @@ from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings, complete_call
 from causal_qwen.engines.engine import Choice, Engine, Row, Tokens
 from causal_qwen.individuals import Individual, parse_individual
+from causal_qwen.layer import base_of, is_gguf
 from causal_qwen.options import ENGINES, check_choice
+from causal_qwen.terminal import status
 from causal_qwen.text.segmentation import stable_prefix
 
 NEW_TOKENS = 60  # of a text, unless a call says otherwise
@@ -36,42 +38,71 @@ def open(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    kernel: str = "numpy",
+    kernel: str = "auto",
     numbers: str | None = None,
+    n_ctx: int | None = None,
+    n_gpu_layers: int | None = None,
 ) -> Session:
-    """Open a model: a directory, a hub name, or by default the embedded SmolLM2-135M.
+    """Open a model: a directory, a GGUF file, a hub name, or by default the embedded SmolLM2-135M.
 
-    `engine` is "torch", "numpy" (no torch needed), or "auto": torch if it is installed. `numbers`
-    reads numbers as "text" or as "value", by default as the model was trained. The NumPy engine
-    has a `dtype` of "int8", too, and a `kernel` compiled by "numba".
+    A base model without a causal layer is calibrated once; `model` may also be a layer, which names
+    its base. `engine` is "torch", "llama.cpp" (GGUF files), "numpy" (no torch needed), or "auto":
+    for a GGUF file llama.cpp if it is installed, else NumPy if numba is; torch for all else.
+    `numbers` reads numbers as "text" or as "value", by default as the model was trained. The NumPy
+    engine has a `dtype` of "int8", too, and a `kernel` compiled by "numba": for a GGUF file that is
+    the default where numba is installed. `n_ctx` and `n_gpu_layers` are llama.cpp's: the tokens of
+    all texts that it keeps, and the layers on the GPU.
     """
     from causal_qwen.conversion.location import directory_of, path_of
 
+    chosen = choose_engine(engine, model)
+    if device not in ("auto", "cpu") and chosen == "numpy":
+        raise ValueError(f"device={device!r} is for torch; the NumPy engine runs on the CPU.")
+    path: Any = model  # the embedded model is converted at its first use
+    if not is_gguf(base_of(model)):
+        path = path_of(model) if chosen == "torch" else directory_of(model)
     opened: Any
-    if choose_engine(engine) == "torch":
-        from causal_qwen.engines.torch import TorchEngine
+    with status() as progress:
+        if chosen == "torch":
+            from causal_qwen.engines.torch import TorchEngine
 
-        opened = TorchEngine.open(path_of(model), device, dtype)
-        reader = opened.processor
-    else:
-        if device not in ("auto", "cpu"):
-            raise ValueError(f"device={device!r} is for torch; the NumPy engine runs on the CPU.")
-        from causal_qwen.engines.numpy import NumpyEngine
+            opened = TorchEngine.open(path, device, dtype, progress)
+            reader = opened.processor
+        elif chosen == "llama.cpp":
+            from causal_qwen.engines.llama import LlamaEngine
 
-        opened = NumpyEngine.open(directory_of(model), None if dtype == "auto" else dtype, kernel)
-        reader = opened.reader
+            opened = LlamaEngine.open(path, device, progress, n_ctx, n_gpu_layers)
+            reader = opened.reader
+        else:
+            from causal_qwen.engines.numpy import NumpyEngine
+
+            kind = None if dtype == "auto" else dtype
+            if kernel == "auto":
+                kernel = "numba" if is_gguf(base_of(model)) and _is_installed("numba") else "numpy"
+            opened = NumpyEngine.open(path, kind, kernel, progress)
+            reader = opened.reader
     reader.encode_numbers = numbers or reader.encode_numbers
     return Session(opened)
 
 
-def choose_engine(name: str) -> str:
-    """ "auto" as the engine that is installed."""
+def choose_engine(name: str, model: str = "") -> str:
+    """ "auto" as the fastest engine that is installed for this model."""
+    base = base_of(model)
     if check_choice("engine", name, ENGINES) != "auto":
+        if name == "llama.cpp" and not is_gguf(base):
+            raise ValueError(f"engine={name!r} reads GGUF files only; {base!r} is none.")
         return name
+    if is_gguf(base) and _is_installed("llama_cpp"):
+        return "llama.cpp"
+    if is_gguf(base) and _is_installed("numba"):
+        return "numpy"
+    return "torch" if _is_installed("torch") and _is_installed("transformers") else "numpy"
+
+
+def _is_installed(module: str) -> bool:
     with suppress(ModuleNotFoundError):
-        if find_spec("torch") is not None and find_spec("transformers") is not None:
-            return "torch"
-    return "numpy"
+        return find_spec(module) is not None
+    return False
 
 
 @dataclass(frozen=True)
@@ -102,17 +133,43 @@ class Text:
         }
 
 
+@dataclass(frozen=True)
+class TwoTexts:
+    """What one individual writes after two prompts."""
+
+    prompt: Prompt
+    edited: Prompt
+    factual: Text
+    counterfactual: Text
+
+    def __str__(self) -> str:
+        return (
+            f"factual         {self.prompt} | {self.factual}\n"
+            f"counterfactual  {self.edited} | {self.counterfactual}"
+        )
+
+    def show(self) -> None:
+        print(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        pairs = ((self.prompt, self.factual), (self.edited, self.counterfactual))
+        names = ("factual", "counterfactual")
+        return {n: text.to_dict(str(p)) for n, (p, text) in zip(names, pairs, strict=True)}
+
+
 class GrowingText:
     """The text of a row, which ends before the first stop string."""
 
     def __init__(self, row: Row, engine: Engine, stops: Sequence[str] = ()) -> None:
         self.row, self.engine, self.stops = row, engine, stops
         self.text = ""  # what later tokens cannot change
+        self.choice: Choice | None = None  # the newest
         self.finish: str | None = None
 
     def take(self, choice: Choice) -> str:
         """Append a token. -> the addition that later tokens cannot change"""
         self.row.append(choice)
+        self.choice = choice
         if choice.id in self.engine.ends:
             self.finish = "stop"
         elif len(self.row.new.ids) >= self.row.max_new_tokens:
@@ -157,6 +214,12 @@ class TextStream:
     def stop(self) -> None:
         """End the text after the token that was just written."""
         self.is_stopped = True
+
+    @property
+    def choice(self) -> Choice:
+        """The newest token."""
+        assert self.growing.choice is not None
+        return self.growing.choice
 
     @property
     def result(self) -> Text:
@@ -232,13 +295,15 @@ class Session:
         max_new_tokens: int = NEW_TOKENS,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        alternatives: int | None = None,
         **options: Any,
     ) -> TextStream:
         """A text that grows while it is iterated over.
 
         An individual without a mode means `causal`. What the call leaves to chance is drawn now,
         and is in the result. `seed` is that of softmax draws, `stop` ends a text before any of
-        these strings; further options are those of Hugging Face's `generate`.
+        these strings; `alternatives` asks for the probabilities of so many likely tokens beside the
+        chosen one; further options are those of Hugging Face's `generate`.
         """
         if isinstance(individual, str):
             individual = parse_individual(individual)
@@ -248,7 +313,8 @@ class Session:
         settings = self.engine.resolve(**named)
         tokens = self.encode(prompt)
         length = min(max_new_tokens, self.engine.context - len(tokens.ids))
-        growing = GrowingText(Row(tokens, named, seed, length), self.engine, stop)
+        row = Row(tokens, named, seed, length, alternatives)
+        growing = GrowingText(row, self.engine, stop)
         return TextStream(self, growing, settings, self.individual_of(settings))
 
     def individual_of(self, settings: DecodingSettings) -> Individual | None:
@@ -270,12 +336,16 @@ class Session:
     def counterfactual(self, prompt: Any, edit: Any, individual: Who = 0, **options: Any) -> Any:
         """The individual's text, and the one after an edit: another prompt, or a `Changed...`.
 
-        See `causal_qwen.counterfactual`.
+        See `causal_qwen.counterfactual`. Engines other than torch compare two prompts, and give the
+        two texts without the distributions behind them.
         """
+        who = parse_individual(individual) if isinstance(individual, str) else individual
+        if self.engine.kind != "torch" and isinstance(edit, str | list):
+            texts = self.batch([prompt, edit], who, **options)
+            return TwoTexts(prompt, edit, *texts)
         from causal_qwen.analysis.counterfactual import counterfactual
 
-        model, processor = self._torch("counterfactual")
-        who = parse_individual(individual) if isinstance(individual, str) else individual
+        model, processor = self._torch("This counterfactual")
         return counterfactual(model, prompt, who, edit, processor=processor, **options)
 
     def predict(self, texts: str | Sequence[str], **options: Any) -> Any:

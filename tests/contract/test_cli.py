@@ -32,9 +32,9 @@ from causal_qwen.cli import doctor, main
 from causal_qwen.cli.chat import Conversation
 from causal_qwen.cli.options import parse_settings
 from causal_qwen.cli.program import app
-from causal_qwen.conversion.calibration import TEXTS
 from causal_qwen.conversion.convert import default_model
 from causal_qwen.individuals import OWN_FIELDS, Individual
+from causal_qwen.numpy_engine.calibration import TEXTS
 from causal_qwen.session import Session
 from causal_qwen.session import open as open_session
 
@@ -336,7 +336,7 @@ def test_version_is_printed() -> None:
 
 def test_a_text_ends_with_the_context(tiny_directory: Path) -> None:
     asked = ("x" * 2040, "-m", str(tiny_directory), "-n", "50", "--json")
-    record = json.loads(here("generate", *asked, "--watch", "tokens").stdout)
+    record = json.loads(here("generate", *asked, "--watch").stdout)
     assert len(record["tokens"]) == 8  # of 2048
     assert json.loads(here("generate", *asked).stdout)["text"] == record["text"]
 
@@ -345,9 +345,11 @@ def test_np_generate_is_an_old_name(tiny_directory: Path) -> None:
     asked = ("-n", "4", "--json", "--mode", "causal", "-i", "3")
     first = here("np-generate", str(tiny_directory), "Hi there", *asked)
     named = here("np-generate", "Hi there", "--model", str(tiny_directory), *asked)
-    watched = here("generate", "Hi there", "-m", str(tiny_directory), "--watch", "tokens", *asked)
+    watched = here("generate", "Hi there", "-m", str(tiny_directory), *asked)
     assert first.returncode == 0, first.stderr
-    assert json.loads(first.stdout) == json.loads(named.stdout) == json.loads(watched.stdout)
+    said = json.loads(first.stdout)
+    assert said == json.loads(named.stdout)
+    assert said["text"] == json.loads(watched.stdout)["text"]
     assert json.loads(first.stdout)["individual"] == 3
 
 
@@ -746,11 +748,12 @@ ERRORS = {  # a command line with {places} -> the key token of its error
     "generate {long} -m {model}": "3000",
     "counterfactual x": "--other-model",
     "verify nowhere": "nowhere",
-    "convert {model} {root}/new": "CausalQwen",
-    "convert smollm2-135m /proc/1/out": "/proc/1/out",
-    "convert {base} {root}/full": "full",
-    "convert {base} {root}/new --causal-size -3": "causal_size=-3",
-    "convert {base} {root}/new --text {root}/binary.txt": "binary.txt",
+    "convert {model} {root}/new --merge": "CausalQwen",
+    "convert smollm2-135m /proc/1/out --merge": "/proc/1/out",
+    "convert {base} {root}/full --merge": "full",
+    "convert {base} {root}/new --merge --causal-size -3": "causal_size=-3",
+    "convert {base} {root}/new": "new would be a causal layer: name it",
+    "convert {base} {root}/new.causal --dtype float32": "add --merge",
     "fit {root}/gone.csv -y price -o {root}/new": "gone.csv",
     "fit {root}/rows.csv -y cost -o {root}/new": "'cost'",
     "fit {root}/rows.csv -y price -o {root}/full": "full",
@@ -825,7 +828,7 @@ def test_force_never_deletes_the_working_directory(
     (tmp_path / "precious.txt").write_text("mine", "utf-8")
     monkeypatch.chdir(tmp_path)
     for output in ("", ".", str(tmp_path), str(tmp_path.parent)):
-        done = here("convert", place["base"], output, "--force")
+        done = here("convert", place["base"], output, "--merge", "--force")
         assert "working directory" in done.stderr
     assert (tmp_path / "precious.txt").read_text("utf-8") == "mine"
 

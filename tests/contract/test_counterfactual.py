@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from causal_qwen import Individual, infer_individual
 from causal_qwen.analysis.counterfactual import ChangedToken, OtherModel, counterfactual
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.generation.logits import DecisionProcessor
 
 TEXT = "The king's daughter"

@@ -18,7 +18,7 @@ from causal_qwen.analysis.posterior import infer_individual
 from causal_qwen.cli import main
 from causal_qwen.conversion import placement
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.engines.torch import TorchEngine
 from causal_qwen.regression.features import Pooling, features

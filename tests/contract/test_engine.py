@@ -16,7 +16,7 @@ import pytest
 import torch
 from _random_checkpoint import TINY, random_checkpoint
 
-from causal_qwen.numpy_engine import Engine, Step
+from causal_qwen.numpy_engine import Engine
 from causal_qwen.numpy_engine.tokenization import TextReader
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def run_without_torch(code: str, *arguments: str) -> str:
 @torch.no_grad()
 def test_engine_generates_where_torch_cannot_be_imported(directory: Path) -> None:
     """The same text as the torch side's, numbers read and said included."""
-    from causal_qwen.conversion.convert import open_model
+    from causal_qwen.conversion.opening import open_model
 
     out = run_without_torch(
         "import json\n"
@@ -110,7 +110,7 @@ def test_no_module_of_the_engine_imports_torch() -> None:
 
 @torch.no_grad()
 def test_embedded_model_generates_the_same_text_in_numpy_and_torch(short_directory: Path) -> None:
-    from causal_qwen.conversion.convert import open_model
+    from causal_qwen.conversion.opening import open_model
 
     engine = Engine.from_pretrained(short_directory)
     processor, model = open_model(short_directory)
@@ -243,21 +243,22 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_watching_prints_the_text_and_optional_details(directory: Path) -> None:
-    watched = ("generate", "It costs", "-m", str(directory), "--watch", "tokens", "-n")
-    plain = command(*watched, "6", "--quiet")
+def test_watching_gives_every_token_with_its_probability(directory: Path) -> None:
+    asked = ("generate", "It costs", "-m", str(directory), "--engine", "numpy", "-n", "6")
+    plain = command(*asked, "--watch", "--quiet")
     assert plain.returncode == 0, plain.stderr
-    told = command(
-        "generate", "It costs", "-m", str(directory), "--watch", "summary", "-n", "6", "--json"
-    )
-    record = json.loads(told.stdout)
+    record = json.loads(command(*asked, "--watch", "--json").stdout)
     assert plain.stdout == record["text"] + "\n"
-    whole = Engine.from_pretrained(directory).generate("It costs", max_new_tokens=6)
-    assert record["text"] == whole.text
-    assert len(record["tokens"]) == 6
-    assert record["tokens"][0]["summary"]["P_sum"] > 0
-    shown = command("generate", "It costs", "-m", str(directory), "--watch", "attention", "-n", "2")
-    assert shown.stdout.count("attention") == 2
+    engine = Engine.from_pretrained(directory)
+    assert record["text"] == engine.generate("It costs", max_new_tokens=6).text
+    for token, step in zip(
+        record["tokens"], engine.stream("It costs", max_new_tokens=6), strict=True
+    ):
+        assert token["token"] == step.token
+        assert token["probability"] == pytest.approx(step.probability)
+        assert [list(pair) for pair in step.runners_up] == [
+            [name, pytest.approx(p)] for name, p in token["runners_up"]
+        ]
 
 
 def test_numpy_fails_with_one_sentence(directory: Path) -> None:
@@ -268,53 +269,37 @@ def test_numpy_fails_with_one_sentence(directory: Path) -> None:
     assert "damaged or truncated" in done.stderr
 
 
-def test_the_live_view_shows_tokens_bar_and_runners_up(directory: Path) -> None:
-    import io
-
-    from causal_qwen.numpy_engine.watch import watch
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    steps = watch(
-        Engine.from_pretrained(directory),
-        "It costs",
-        max_new_tokens=4,
-        attention=True,
-        summary=True,
-        out=out,
-    )
-    seen = out.getvalue()
-    assert len(steps) == 4
-    for part in ("4/4", "tokens/s", "runners-up", "attention", "P_sum"):
-        assert part in seen, part
-
-
-def test_a_long_text_leaves_room_for_the_newest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_leaves_room_for_the_newest_tokens(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it grows, the text's end, the table and the bar are seen; at the end, all of it."""
     import io
 
     from rich.console import Console
 
-    from causal_qwen.numpy_engine.live_view import show
+    import causal_qwen
+    from causal_qwen.cli.live_view import show
 
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system=None, width=60, height=14)
+    session = causal_qwen.open(str(directory), "numpy")
+    stream = session.stream("a king", max_new_tokens=3, alternatives=4)
+    drawn: list[str] = []
+    grow = session._grow
 
-    def steps() -> Iterator[tuple[Step, str]]:
-        for place, word in enumerate((" first", " second", " third"), start=1):
-            yield Step(id=1, text=word, value=None, probability=0.5, runners_up=[], token=word), ""
-            while place < 3 and f"{place}/3" not in out.getvalue():
+    def slowly(texts: Any) -> Iterator[Any]:
+        for place, step in enumerate(grow(texts)):
+            yield step
+            while place < 2 and f"{place + 1}/3" not in out.getvalue():
                 time.sleep(0.01)  # until the screen is drawn
+            drawn.append(out.getvalue())
 
-    done = show(steps(), "beginning" + " and so on" * 200, console, 3)
-    assert len(done) == 3
-    before_the_end = out.getvalue().rpartition("beginning")[0]
-    for part in ("1/3", "on first", "' first'", "2/3", "on first second"):
-        assert part in before_the_end, part
+    monkeypatch.setattr(session, "_grow", slowly)
+    show(stream, "beginning" + " and so on" * 200, console)
+    assert "beginning" not in drawn[1]
+    for part in ("1/3", "2/3", "tokens/s", "runners-up"):
+        assert part in drawn[1], part
     assert out.getvalue().count("beginning") == 1
 
 

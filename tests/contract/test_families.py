@@ -18,14 +18,15 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfi
 from causal_qwen import CausalQwenForCausalLM, CausalQwenModel
 from causal_qwen.analysis.counterfactual import ChangedToken, counterfactual
 from causal_qwen.backbones import base_class, classes_of
-from causal_qwen.conversion.calibration import BAR_SUM
 from causal_qwen.conversion.checkpoint_io import load_base, quiet
-from causal_qwen.conversion.convert import convert, open_model
+from causal_qwen.conversion.convert import convert
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.families import BY_BASE, FAMILIES, Family, family_of
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.thresholds import over_bar
 from causal_qwen.numpy_engine import Engine
+from causal_qwen.numpy_engine.calibration import BAR_SUM
 from causal_qwen.training.evaluation import open_checkpoint
 from causal_qwen.training.run import with_lora
 
@@ -398,7 +399,8 @@ def test_a_gguf_file_of_gemma_is_converted(tmp_path: Path) -> None:
         torch.manual_seed(3)
         base = transformers.Gemma3ForCausalLM(config).eval()
     write_gemma(file := tmp_path / "gemma.gguf", base)
-    loaded = load_base(file)
+    loaded = load_base(file, torch.float32)
+    assert load_base(file).dtype == torch.bfloat16  # a quantised file: half of float32
     up = "model.layers.0.mlp.up_proj.weight"
     error = (loaded.state_dict()[up] - base.state_dict()[up]).abs().max()
     assert 0 < error < 0.1

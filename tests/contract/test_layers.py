@@ -16,7 +16,7 @@ _GROUND = {"families", "options", "outputs", "paths", "terminal"}
 _TORCH_FREE = {"options", "text", "individuals", "decoding"}
 _MODEL = _TORCH_FREE | {"families", "modeling", "generation", "model", "backbones"}
 _WORK = {"numpy_engine", "conversion", "analysis", "tables", "training", "regression"}
-_LIBRARY = _GROUND | _MODEL | _WORK | {"engines", "session"}
+_LIBRARY = _GROUND | _MODEL | _WORK | {"engines", "layer", "session"}
 ROOMS: dict[str, set[str]] = {
     "families": set(),
     "options": set(),
@@ -27,16 +27,17 @@ ROOMS: dict[str, set[str]] = {
     "individuals": {"options", "outputs"},
     "decoding": {"options", "individuals"},
     "numpy_engine": _TORCH_FREE | {"families", "outputs", "terminal"},
+    "layer": _TORCH_FREE | {"numpy_engine", "outputs", "paths"},
     "modeling": _TORCH_FREE | {"families"},
     "generation": _TORCH_FREE | {"modeling"},
     "model": _TORCH_FREE | {"families", "modeling", "generation"},
     "backbones": _TORCH_FREE | {"families", "modeling", "model"},
-    "conversion": _GROUND | _MODEL | {"numpy_engine"},
-    "analysis": _GROUND | _MODEL | {"numpy_engine", "conversion"},
-    "engines": _GROUND | _MODEL | {"numpy_engine", "conversion"},
-    "session": _GROUND | _MODEL | {"numpy_engine", "engines", "conversion", "analysis"},
+    "conversion": _GROUND | _MODEL | {"numpy_engine", "layer"},
+    "analysis": _GROUND | _MODEL | {"numpy_engine", "conversion", "engines", "layer"},
+    "engines": _GROUND | _MODEL | {"numpy_engine", "conversion", "layer"},
+    "session": _GROUND | _MODEL | {"layer", "numpy_engine", "engines", "conversion", "analysis"},
     "tables": {"paths", "terminal", "text"},
-    "training": _GROUND | _MODEL | {"conversion", "tables"},
+    "training": _GROUND | _MODEL | {"numpy_engine", "conversion", "tables"},
     "regression": _GROUND | _MODEL | {"conversion", "tables", "training"},
     "serving": _LIBRARY,
     "vllm": _TORCH_FREE | {"families", "modeling", "generation", "serving"},
@@ -50,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
 ANYONES = ("_version",)
 NO_TORCH = (
     *("families", "options", "outputs", "paths", "terminal"),
-    *("text", "individuals", "decoding", "numpy_engine", "tables"),
+    *("text", "individuals", "decoding", "numpy_engine", "layer", "tables"),
 )
 
 # (importing room, imported room) -> functions that may import against the rule, with the reason.

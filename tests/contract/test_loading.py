@@ -19,7 +19,8 @@ from transformers.utils import logging
 
 from causal_qwen import CausalQwenForCausalLM
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import convert, open_model
+from causal_qwen.conversion.convert import convert
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.numpy_engine import Engine
 
 CAUSAL: dict[str, Callable[[Path], Any]] = {

@@ -70,7 +70,7 @@ def test_two_workers_generate_what_one_process_generates(
     tmp_path: Path, tiny_directory: Path
 ) -> None:
     pytest.importorskip("ray", reason="Ray is no dependency: pip install 'ray[data]'")
-    from causal_qwen.conversion.convert import open_model
+    from causal_qwen.conversion.opening import open_model
 
     prompts = [f"Letter {'abcdefgh'[: 1 + i % 7]} of {i}" for i in range(21)]  # of three blocks
     lines = [{"prompt": prompt, "individual": 5 + i % 4} for i, prompt in enumerate(prompts)]

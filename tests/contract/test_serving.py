@@ -271,7 +271,8 @@ def test_numbers_are_right_while_other_requests_are_decoded(
 ) -> None:
     """A served regressor reads its texts with the layers that decode the completions."""
     pandas = pytest.importorskip("pandas")
-    from causal_qwen.conversion.convert import default_model, open_model
+    from causal_qwen.conversion.convert import default_model
+    from causal_qwen.conversion.opening import open_model
     from causal_qwen.regression.features import MIDDLE, features
     from causal_qwen.regression.regressor import CausalTextRegressor
 

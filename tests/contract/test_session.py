@@ -9,6 +9,7 @@ import pytest
 
 import causal_qwen
 from causal_qwen import Individual, Session
+from causal_qwen.analysis.counterfactual import ChangedToken
 
 PROMPTS = ["The train was late, so", "a king", "It costs 12 or"]
 
@@ -123,7 +124,10 @@ def test_a_counterfactual_begins_with_the_text_of_its_individual(
     text = session.generate("a king", 7, max_new_tokens=5).text
     assert found.to_dict()["factual"]["text"] == f"a king{text}"
     with pytest.raises(ValueError, match="engine='torch'"):
-        sessions["numpy"].counterfactual("a king", "a queen")
+        sessions["numpy"].counterfactual("a king", ChangedToken(0, "b"))
+    both = sessions["numpy"].counterfactual("a king", "a queen", 7, max_new_tokens=5)
+    assert both.factual.text == text
+    assert str(both).startswith(f"factual         a king | {text}")
 
 
 def test_wrong_calls_name_the_cure(session: Session) -> None:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 from causal_qwen.cli.program import app
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.settings import DecodingSettings, resolve_settings
 from causal_qwen.numpy_engine import Engine
 

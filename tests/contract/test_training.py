@@ -32,7 +32,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.individuals import Individual
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.modeling.cauchy import Cauchy

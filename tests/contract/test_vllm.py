@@ -213,7 +213,8 @@ def jobs_of_the_base_model(model: Any, root: Path) -> dict[str, Job]:
 
 
 def job_of_the_embedded_model() -> Job:
-    from causal_qwen.conversion.convert import default_model, open_model
+    from causal_qwen.conversion.convert import default_model
+    from causal_qwen.conversion.opening import open_model
 
     processor, model = open_model(str(default_model()))
     prompts = ("Once upon a time", "The best way to cook rice is", "Dear diary, today", "In 1969,")
@@ -404,7 +405,8 @@ def post(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def test_the_server_takes_the_fields_of_causal_qwen_serve(tmp_path: Path) -> None:
-    from causal_qwen.conversion.convert import default_model, open_model
+    from causal_qwen.conversion.convert import default_model
+    from causal_qwen.conversion.opening import open_model
     from causal_qwen.engines.torch import chat_inputs
     from causal_qwen.serving.requests import user_seed
 

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwenForCausalLM
-from causal_qwen.conversion.calibration import BAR_SUM
 from causal_qwen.conversion.checkpoint_io import quiet
 from causal_qwen.conversion.convert import DOCUMENTS, default_model
+from causal_qwen.numpy_engine.calibration import BAR_SUM
 
 TINY = {
     "vocab_size": 331,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -14,6 +15,7 @@ from causal_qwen import CausalQwenForCausalLM, Individual
 from causal_qwen.conversion import calibration
 from causal_qwen.conversion.convert import convert
 from causal_qwen.modeling.cauchy import Cauchy
+from causal_qwen.numpy_engine import calibration as core
 
 Make = Callable[..., Any]
 SAVED = (
@@ -48,26 +50,25 @@ def cross_entropy(loc: torch.Tensor, threshold: float, gamma: float) -> float:
 
 
 def test_over_the_bar_p_is_near_to_softmax_whatever_the_level_of_the_scores() -> None:
-    generator = torch.Generator().manual_seed(0)
-    loc = 3 * torch.randn(60, 3000, generator=generator)
-    loc[:, 0] += torch.linspace(8, 16, 60)  # from uncertain to sure
-    level = 7 * torch.randn(60, 1, generator=generator)
-    ones = torch.ones(3000, dtype=torch.float64)
-    fixed = float((loc + level).amax(-1).quantile(calibration.TOP_QUANTILE))
-    gamma = calibration.solve_gamma(loc + level, ones, fixed, None)
-    before = cross_entropy(loc + level, fixed, gamma)
+    rng = np.random.default_rng(0)
+    loc = 3 * rng.standard_normal((60, 3000), np.float32)
+    loc[:, 0] += np.linspace(8, 16, 60)  # from uncertain to sure
+    loc += 7 * rng.standard_normal((60, 1), np.float32)  # the level
+    ones = np.ones(3000, np.float32)
+    fixed = core.find_scales(loc, ones, has_bar=False)
+    assert fixed.threshold == pytest.approx(np.quantile(loc.max(-1), core.TOP_QUANTILE))
+    before = cross_entropy(torch.from_numpy(loc), fixed.threshold, fixed.gamma)
 
-    over = (loc + level).log_softmax(-1)
-    threshold = calibration.best_threshold(over, ones, None, None)
-    target = calibration.BAR_SUM
-    gamma = calibration.solve_gamma(over, ones, threshold, None, target=target)
-    sums = calibration.sum_p(over, ones, threshold, 2 * gamma)
-    assert float(sums.median()) == pytest.approx(target, abs=1e-3)
-    assert float(sums.quantile(calibration.BAR_MAJORITY)) <= calibration.BAR_MOST + 0.05
+    over = torch.from_numpy(loc).log_softmax(-1)
+    threshold, gamma, b_noise, median = core.find_scales(loc, ones, has_bar=True)
+    sums = Cauchy(over, torch.full_like(over, gamma + b_noise)).sf(threshold).sum(-1)
+    assert float(sums.median()) == pytest.approx(core.BAR_SUM, abs=1e-3)
+    assert median == pytest.approx(float(sums.median()), abs=1e-4)
+    assert float(sums.quantile(core.BAR_MAJORITY)) <= core.BAR_MOST + 0.05
     assert cross_entropy(over, threshold, gamma) < before - 2
 
 
-def softmax_rate(model: Any, texts: list[torch.Tensor], min_p: float = calibration.MIN_P) -> float:
+def softmax_rate(model: Any, texts: list[torch.Tensor], min_p: float = core.MIN_P) -> float:
     """The share of softmax draws with min-p that are not the likeliest token."""
     rates = []
     for ids in texts:
@@ -119,7 +120,7 @@ def test_gain_is_found_at_any_scale_of_the_weights(base: Qwen2ForCausalLM) -> No
 def test_texts_with_one_candidate_everywhere_leave_kappa_at_1(
     base: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "MIN_P", 1.0)
+    monkeypatch.setattr(core, "MIN_P", 1.0)
     model = CausalQwenForCausalLM.from_qwen(base)
     hidden = calibration.read_texts(model, [torch.arange(9)])
     assert calibration.calibrate_gains(model, hidden) == (1.0, 1.0)
@@ -134,14 +135,12 @@ def test_saved_noise_settings_survive_saving_and_make_the_default_individual(
     for name in SAVED:
         saved = getattr(loaded.generation_config, name)
         assert saved == getattr(model.generation_config, name)
-    assert loaded.generation_config.causal_min_p == calibration.MIN_P
-    assert Individual.draw(loaded, seed=7).persistence == calibration.PERSISTENCE
+    assert loaded.generation_config.causal_min_p == core.MIN_P
+    assert Individual.draw(loaded, seed=7).persistence == core.DEFAULTS["persistence"]
     ids = torch.tensor([[1, 2, 3]])
     call = {"individual": 7, "max_new_tokens": 8}
-    named = {"min_p": calibration.MIN_P, "persistence": calibration.PERSISTENCE}
-    named["avoid_repeats"] = calibration.AVOID_REPEATS
-    named["whole_words"] = calibration.WHOLE_WORDS
-    explicit = loaded.generate(ids, **call, **named, min_density=0.0, temperature=1.0)
+    named = {name.removeprefix("causal_"): value for name, value in core.DEFAULTS.items()}
+    explicit = loaded.generate(ids, **call, **named, temperature=1.0)
     assert torch.equal(loaded.generate(ids, **call), explicit)
 
 
@@ -150,9 +149,7 @@ def test_plain_checkpoint_is_loaded_with_candidates_and_persistence(
 ) -> None:
     base.save_pretrained(tmp_path)
     saved = CausalQwenForCausalLM.from_pretrained(tmp_path).generation_config
-    assert (saved.causal_min_p, saved.persistence) == (calibration.MIN_P, calibration.PERSISTENCE)
-    assert saved.avoid_repeats == calibration.AVOID_REPEATS
-    assert saved.whole_words is calibration.WHOLE_WORDS
+    assert {name: getattr(saved, name) for name in core.DEFAULTS} == core.DEFAULTS
 
 
 def test_documents_initialisation_saves_no_noise_settings(base: Qwen2ForCausalLM) -> None:

@@ -765,6 +765,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"causal_mode": "wild"}, r"causal_mode='wild'"),
     ({"causal_mode": "causal", "temperature": math.nan}, r"temperature=nan must be"),
     ({"causal_mode": "causal", "temperature": 1e308}, r"temperature=1e\+308 .* at most 1e16"),
+    (
+        {"causal_mode": "causal", "temperature": 1e308, "noise_gain": [3.0, 3.0, 3.0]},
+        r"temperature=1e\+308 .* at most 1e15",
+    ),
     ({"min_density": 1.5}, r"min_density=1\.5"),
     ({"causal_mode": "causal", "noise_gain": [1.0, 2.0]}, r"noise_gain has 2 values for 3 rows"),
     ({"causal_mode": "standard", "normalization": "ovr"}, r"normalization='ovr'.*'standard'"),

@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.metrics import r2_score  # noqa: E402
 
-from causal_qwen.conversion.convert import open_model  # noqa: E402
+from causal_qwen.conversion.opening import open_model  # noqa: E402
 from causal_qwen.modeling.processor import CausalQwenProcessor  # noqa: E402
 from causal_qwen.regression import features as features_module  # noqa: E402
 from causal_qwen.regression.backbone import _open_cached  # noqa: E402

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from causal_qwen.analysis.token_sequence import TokenSequence, decode_tokens, observe, read_tokens
-from causal_qwen.conversion.calibration import TEXTS
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.protocols import CausalModel, Processor
+from causal_qwen.numpy_engine.calibration import TEXTS
 
 CANDIDATES = 8
 COORDINATES = 8

@@ -26,8 +26,10 @@ import torch
 from numpy.typing import NDArray
 
 from causal_qwen.backbones import base_class
-from causal_qwen.conversion.checkpoint_io import quiet
+from causal_qwen.conversion.checkpoint_io import load_gguf, quiet
+from causal_qwen.engines.numpy import NumpyEngine
 from causal_qwen.families import family_of, is_causal
+from causal_qwen.layer import is_gguf
 from causal_qwen.model import CausalQwenForCausalLM
 from causal_qwen.numpy_engine import Engine, KeyValueCache
 from causal_qwen.numpy_engine.quantization import dequantized, is_quantized, write_model
@@ -131,7 +133,10 @@ def verify(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1.")
     progress("NumPy")
-    engine = Engine.from_pretrained(path, dtype, kernel)
+    if is_gguf(path):
+        engine = NumpyEngine.open(path, dtype or "float32", kernel).model
+    else:
+        engine = Engine.from_pretrained(path, dtype, kernel)
     ids, steps = _generate(engine, prompt, max_new_tokens)
     start = len(ids) - len(steps)
     systems = {"numpy": _numpy_stages(engine, ids)}
@@ -227,11 +232,16 @@ def _numpy_stages(engine: Engine, ids: list[int]) -> Stages:
 
 @torch.no_grad()
 def _torch_stages(path: str | Path, ids: list[int], dtype: torch.dtype) -> Stages:
-    fields = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-    has_heads = is_causal(fields.get("model_type"))
-    kind: Any = CausalQwenForCausalLM if has_heads else base_class(family_of(fields["model_type"]))
-    with quiet():
-        model = kind.from_pretrained(path, dtype=dtype).eval()
+    if is_gguf(path):  # of the base alone: its scores are those of the causal model
+        fields, has_heads = {}, False
+        model = load_gguf(Path(path), dtype).eval()
+    else:
+        fields = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        has_heads = is_causal(fields.get("model_type"))
+        family = CausalQwenForCausalLM if has_heads else base_class(family_of(fields["model_type"]))
+        kind: Any = family
+        with quiet():
+            model = kind.from_pretrained(path, dtype=dtype).eval()
     own: dict[str, Any] = {}
     if has_heads:
         own = {"output_scale_S": False}

@@ -6,7 +6,6 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     program     all commands in the order of the help page; errors in one sentence
     signals     Ctrl-C and SIGTERM -> an exit code, no traceback
     options     options that several commands share, and their checks
-    models      the name of a model -> its files, or the loaded model
     generation  the commands demo, generate, chat, counterfactual
     regression  fit, predict, audit, what-if, cache
     training    train, evaluate, report
@@ -15,6 +14,7 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     setup       doctor, convert, app
     demo        what `demo` shows
     chat        `Conversation`: several turns with one individual, of a model here or of a server
+    live_view   a text in a terminal as it grows
     batch       a file of prompts -> a file of texts
     doctor      what `doctor` examines, and the cure for a missing module
 

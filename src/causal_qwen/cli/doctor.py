@@ -36,6 +36,7 @@ PURPOSES = {  # extras for users, each with what needs it
     "app": "the playground",
     "serve": "the server",
     "files": "tables in parquet and Excel files",
+    "llama": "GGUF files, at llama.cpp's speed",
     "fast": "generate --engine numpy --set kernel=numba",
 }
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose package has another name

@@ -18,7 +18,7 @@ DType = Annotated[
     Literal["float32", "int8"] | None,
     Option(help="Keep a copy in this type: int8 has half the bytes of bfloat16, and rounds."),
 ]
-MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name; or use --model."
+MODEL = "A Qwen2 or converted directory, smollm2-135m or a hub name."
 
 
 def quantize(
@@ -43,7 +43,10 @@ def quantize(
 
 
 def verify(
-    which: Annotated[str, Argument(metavar="MODEL", show_default=False, help=MODEL)] = "",
+    which: Annotated[
+        str,
+        Argument(metavar="MODEL", show_default=False, help=f"{MODEL[:-1]}, or a GGUF file."),
+    ] = "",
     prompt: Annotated[
         str | None, Option(help="The text to compare on.", callback=opt.given)
     ] = None,
@@ -55,7 +58,9 @@ def verify(
 
     Example: causal-qwen verify smollm2-135m --max-new-tokens 256
     """
-    directory = directory_of(which)
+    from causal_qwen.layer import is_gguf
+
+    directory = Path(which) if is_gguf(which) else directory_of(which)
     from causal_qwen.analysis.verify import PROMPT
     from causal_qwen.analysis.verify import verify as run
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
-from causal_qwen.cli.models import open_model
 from causal_qwen.options import Mode, Semantics
 from causal_qwen.outputs import check_output_file, write_text
 from causal_qwen.terminal import print_json, status
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from causal_qwen.session import Session
 
 
-def demo(model: opt.ModelName = "", device: opt.Device = "auto") -> None:
+def demo(model: opt.ModelName = "") -> None:
     """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
     """
-    session = open_model(model, "torch", device=device)
     from causal_qwen.cli.demo import run
+    from causal_qwen.session import open as open_session
 
-    run(session)
+    run(open_session(model, "torch"))
 
 
 def generate(
@@ -43,9 +43,8 @@ def generate(
     settings: opt.Settings = None,
     chat: opt.Chat = False,
     watch: Annotated[
-        Literal["tokens", "attention", "summary"] | None,
-        Option(help="Show every token and its probability; attention, or U, S, P and Y (NumPy)."),
-    ] = None,
+        bool, Option("--watch", help="Show every token with its probability and runners-up.")
+    ] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the new text.")] = False,
     save_individual: Annotated[
         Path | None, Option(help="Save the individual in this file.", callback=opt.writable)
@@ -81,62 +80,48 @@ def generate(
         check_output_file(save_individual, force)
     who, mode = opt.check_individual(individual, mode, is_saved=save_individual is not None)
     opt.check_seed(seed, mode)
-    if watch is not None and engine == "torch":
-        raise ValueError("--watch shows the NumPy engine; leave out --engine torch.")
+    from causal_qwen.cli.live_view import RUNNERS_UP, show, shown
+    from causal_qwen.session import open as open_session
+
     decoding, opening = opt.split_settings(context)
-    session = open_model(model, engine if watch is None else "numpy", device=device, **opening)
+    session = open_session(model, engine, device=device, **opening)
     if source is not None and output is not None:
         _generate_lines(session, context.params, decoding, source, output)
         return
     assert prompt is not None
     options = {"mode": mode, "seed": seed, **decoding}
-    if watch is not None:
-        _watch(context, session, prompt, {"individual": who, **options})
-        return
     begin = [{"role": "user", "content": prompt}] if chat else prompt
+    options["alternatives"] = RUNNERS_UP + 1 if watch else None
     stream = session.stream(begin, who, max_new_tokens=max_new_tokens, **options)
     opt.check_seed(seed, stream.settings.mode)
-    unprinted = [] if chat or quiet else [prompt]  # with the first text, so not before an error
-    for text in stream:
-        if not as_json:
-            print(unprinted.pop() if unprinted else "", text, sep="", end="", flush=True)
+    tokens = []
+    if watch and not as_json and not quiet and sys.stdout.isatty():
+        from rich.console import Console
+
+        show(stream, prompt, Console(highlight=False))
+    else:
+        unprinted = [] if chat or quiet else [prompt]  # with the first text: not before an error
+        for text in stream:
+            if not as_json:
+                print(unprinted.pop() if unprinted else "", text, sep="", end="", flush=True)
+            elif watch:
+                tokens.append(shown(stream))
+        print("", end="" if as_json else "\n")
     result = stream.result
     if save_individual is not None and result.individual is not None:
         result.individual.save(save_individual, overwrite=force)
     if as_json:
         record = {**result.to_dict(prompt), "max_new_tokens": max_new_tokens, "chat": chat}
         record["encode_numbers"] = opening.get("numbers")
+        if watch:
+            names = ("token", "probability", "runners_up")
+            record["tokens"] = [dict(zip(names, token, strict=True)) for token in tokens]
         record["individual"] = individual if record["individual"] is None else record["individual"]
         print_json(record)
         return
-    print()
     if not quiet:
         drawn = None if result.individual is None else result.individual.seed
         opt.print_replay(context, result.settings.mode, drawn, result.seed)
-
-
-def _watch(context: typer.Context, session: Session, prompt: str, options: dict[str, Any]) -> None:
-    """The live view of the NumPy engine."""
-    from causal_qwen.decoding.settings import complete_call
-    from causal_qwen.numpy_engine.watch import as_record, watch
-
-    engine, given = session.model, context.params
-    options, seed = complete_call(engine.resolve, options, options.pop("seed"))
-    opt.check_seed(given["seed"], engine.resolve(**options).mode)
-    settings, who = engine.resolve(**options), options["individual"]
-    call: dict[str, Any] = {name: given[name] for name in ("max_new_tokens", "chat")}
-    call["seed"] = seed
-    has_summary = given["watch"] == "summary"
-    if given["as_json"]:
-        steps = list(engine.stream(prompt, summarize=has_summary, **options, **call))
-        record = settings.to_dict(None if isinstance(who, int) else who)
-        record["individual"] = who if isinstance(who, int) else given["individual"]
-        print_json({**as_record(prompt, steps), **record, **call})
-        return
-    views = {"attention": given["watch"] == "attention", "summary": has_summary}
-    watch(engine, prompt, quiet=given["quiet"], **views, **options, **call)
-    if not given["quiet"]:
-        opt.print_replay(context, settings.mode, who, seed)
 
 
 def _generate_lines(
@@ -160,6 +145,9 @@ def _generate_lines(
 
 def chat(
     context: typer.Context,
+    named: Annotated[
+        str, Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)
+    ] = "",
     model: opt.ModelName = "",
     engine: opt.Engine = "auto",
     device: opt.Device = "auto",
@@ -182,9 +170,13 @@ def chat(
     From a pipe, each line is one turn; with --json, so is each line of the output. A line that
     fails is reported and the next one is read; the exit code is then 1.
 
-    Example: causal-qwen chat --individual 7
+    Example: causal-qwen chat model.gguf --individual 7
     """
     from causal_qwen.cli.chat import Conversation, RemoteConversation, run
+
+    if named and model:
+        raise ValueError(f"Two models are named, {named} and {model}; leave one out.")
+    model = named or model
 
     decoding, opening = opt.split_settings(context)
     begin = mode, individual, system, max_new_tokens, decoding
@@ -197,7 +189,9 @@ def chat(
         conversation = RemoteConversation(Client(url, api_key), *begin)
     else:
         who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
-        session = open_model(model, engine, device=device, **opening)
+        from causal_qwen.session import open as open_session
+
+        session = open_session(model, engine, device=device, **opening)
         conversation = Conversation(session, mode, who, *begin[2:])
     if run(conversation, as_json=as_json):
         raise typer.Exit(1)
@@ -235,14 +229,22 @@ def counterfactual(
     if html is not None:
         check_output_file(html, overwrite=False)
     who, _ = opt.check_individual(individual or "0", "causal")
+    from causal_qwen.session import choose_engine
+    from causal_qwen.session import open as open_session
+
+    decoding, opening = opt.split_settings(context)
+    if prompt is not None and html is None and choose_engine("auto", model) == "llama.cpp":
+        session = open_session(model, device=device, **opening)
+        both = session.counterfactual(text, prompt, who, max_new_tokens=max_new_tokens, **decoding)
+        print_json(both.to_dict()) if as_json else both.show()
+        return
     from causal_qwen.analysis.counterfactual import parse_edit
 
     edit = parse_edit(prompt, token, number, other_model)
-    decoding, opening = opt.split_settings(context)
-    session = open_model(model, "torch", device=device, **opening)
+    session = open_session(model, "torch", device=device, **opening)
     causal = session.model
     if other_model is not None:
-        other = open_model(other_model, "torch", device=device, **opening)
+        other = open_session(other_model, "torch", device=device, **opening)
         edit = parse_edit(other_model=other.model)
     encoding = "value" if number is not None else None
     inputs = session.processor(text, return_tensors="pt", encode_numbers=encoding)

@@ -42,7 +42,8 @@ def set_option(help: str) -> Any:
 
 
 ModelName = Annotated[
-    str, Option("--model", "-m", help="A converted model or hub name. Default: embedded.")
+    str,
+    Option("--model", "-m", help="A directory, GGUF file, layer or hub name. Default: embedded."),
 ]
 Prompt = Annotated[
     str | None, Argument(help="The beginning of the text.", callback=given, show_default=False)
@@ -105,7 +106,9 @@ Device = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
-Engine = Annotated[EngineName, Option("--engine", help="torch, numpy (needs no torch), or auto.")]
+Engine = Annotated[
+    EngineName, Option("--engine", help="torch, llama.cpp (GGUF), numpy (no torch), or auto.")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
@@ -128,7 +131,7 @@ def check_seed(seed: int | None, mode: str | None) -> None:
 
 
 DECODING = ("min_density", "persistence", "min_p", "whole_words", "avoid_repeats", "top_k", "top_p")
-OPENING = ("dtype", "kernel", "numbers")  # settings of `causal_qwen.open`
+OPENING = ("dtype", "kernel", "numbers", "n_ctx", "n_gpu_layers")  # settings of `causal_qwen.open`
 
 
 def parse_settings(given: list[str] | None, names: Collection[str]) -> dict[str, Any]:

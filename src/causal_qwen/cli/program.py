@@ -101,7 +101,7 @@ def renamed(arguments: list[str]) -> list[str]:
     rest = arguments[1:]
     if len(rest) > 1 and not any(word.startswith("-") for word in rest[:2]):
         rest = ["--model", *rest]
-    return ["generate", "--engine", "numpy", "--watch", "tokens", *rest]
+    return ["generate", "--engine", "numpy", "--watch", *rest]
 
 
 def _sentence(error: Any) -> str:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import check_model, path_of, unless_embedded
 from causal_qwen.options import ExportFormat, ExportType, Initialization
-from causal_qwen.outputs import check_output_directory
+from causal_qwen.outputs import check_output_directory, check_output_file
 from causal_qwen.terminal import print_json, print_table, status
 
 
@@ -45,7 +45,12 @@ def convert(
             callback=opt.given,
         ),
     ],
-    output: Annotated[Path, Argument(help="The directory to create.")],
+    output: Annotated[
+        Path, Argument(help="The layer to write, NAME.causal; with --merge, a directory.")
+    ],
+    merge: Annotated[
+        bool, Option("--merge", help="Write base and layer as one directory, as training needs it.")
+    ] = False,
     init: Annotated[
         Initialization,
         Option(help="Calibrate the new parameters, or use the documents' literal values."),
@@ -55,24 +60,22 @@ def convert(
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        Option(help="Type of the weights. Default: the base model's."),
-    ] = None,
-    text: Annotated[
-        Path | None,
-        Option(
-            help="UTF-8 text to calibrate on, one passage per line.", exists=True, dir_okay=False
-        ),
+        Option(help="Type of the merged weights. Default: the base's; bfloat16 for 4-bit files."),
     ] = None,
     force: opt.Force = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Convert a plain checkpoint to a causal model that behaves exactly like it.
+    """Write the causal layer of a plain model, which then behaves exactly like it.
 
-    Example: causal-qwen convert smollm2-135m my-model
+    Models are converted as they are opened, so this is needed only to keep, share or train one.
+
+    Example: causal-qwen convert smollm2-135m my-model --merge
     """
     check_model(base)
+    if not merge:
+        _write_layer(base, output, init, (causal_size, dtype), force, as_json)
+        return
     check_output_directory(output, force)
-    passages = None if text is None else _read_passages(text)
     from causal_qwen.conversion.convert import convert as run
 
     with status() as progress:
@@ -82,7 +85,6 @@ def convert(
             init=init,
             causal_size=causal_size,
             dtype=dtype,
-            texts=passages,
             overwrite=force,
             progress=progress,
         )
@@ -93,6 +95,41 @@ def convert(
     facts = record | (record.pop("calibration") or {})
     rows = [(name.replace("_", " "), value) for name, value in facts.items()]
     print_table(f"{report.base} -> {output}", (), rows)
+
+
+def _write_layer(
+    base: str, output: Path, init: str, merged: tuple[object, ...], force: bool, as_json: bool
+) -> None:
+    from causal_qwen.layer import is_layer
+
+    if any(option is not None for option in merged):
+        raise ValueError("--causal-size and --dtype change the weights of the base; add --merge.")
+    if not is_layer(output):
+        raise ValueError(
+            f"{output} would be a causal layer: name it {output}.causal, or add --merge for a "
+            "directory with the base in it."
+        )
+    check_output_file(output, force)
+    from causal_qwen.session import choose_engine
+
+    with status() as progress:
+        if init == "calibrated" and choose_engine("auto", base) == "llama.cpp":
+            from causal_qwen.engines.llama import LlamaEngine
+
+            layer = LlamaEngine.open(base, "auto", progress).layer
+        else:
+            from causal_qwen.conversion.opening import make_layer
+
+            layer = make_layer(base, progress, init=init)
+    layer.save(output, overwrite=force)
+    size = round(output.stat().st_size / 1e6, 1)
+    record = {"base": layer.base, "megabytes": size, **layer.fields, **layer.generation}
+    if as_json:
+        print_json(record)
+    else:
+        print_table(
+            f"{base} -> {output}", (), [(k.replace("_", " "), v) for k, v in record.items()]
+        )
 
 
 def export(
@@ -175,14 +212,3 @@ def playground(
         url=url,
         api_key=api_key,
     )
-
-
-def _read_passages(path: Path) -> list[str]:
-    """The non-empty lines of a text file."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error.reason}.") from error
-    if not (passages := [line for line in lines if line.strip()]):
-        raise ValueError(f"{path} is empty; calibration needs text.")
-    return passages

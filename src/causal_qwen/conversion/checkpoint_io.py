@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, GgufConfig, Qwen2Config, Qwen2ForCausalLM
@@ -34,6 +34,7 @@ from causal_qwen.families import (
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.action import dense
 from causal_qwen.numpy_engine.checkpoint import QUANTIZER
+from causal_qwen.numpy_engine.gguf import GgufFile
 from causal_qwen.numpy_engine.weights import TIED_DIFFERS, listed, read_json
 from causal_qwen.paths import EMBEDDED, download, embedded_gguf
 
@@ -173,7 +174,8 @@ def load_base(base: str | os.PathLike[str], dtype: Any = None) -> Any:
     """The base model, from safetensors or GGUF: never from a pickle."""
     name = _source(base)
     if name.endswith(".gguf"):
-        return load_gguf(Path(name), dtype)
+        own = torch.float32 if str(base) == EMBEDDED else None
+        return load_gguf(Path(name), own if dtype is None else dtype)
     whole = read_fields(name, {})
     if whole.get("model_type") in BY_MODEL_TYPE:
         raise ValueError(f"{name} is a CausalQwen model already; load it with from_pretrained.")
@@ -204,13 +206,13 @@ def _source(base: str | os.PathLike[str]) -> str:
 
 
 def load_gguf(path: Path, dtype: Any = None) -> Any:
-    """A GGUF file, all weights dequantised (to float32 by default)."""
+    """A GGUF file, all weights dequantised: by default to their own type, or to bfloat16."""
     kind = base_class(BY_BASE[gguf_family(path)])
     with quiet(), contextlib.redirect_stderr(io.StringIO()):  # a stubborn bar
         model, info = kind.from_pretrained(
             path.parent,
             gguf_file=path.name,
-            dtype=torch.float32 if dtype is None else dtype,
+            dtype=gguf_dtype(path) if dtype is None else dtype,
             quantization_config=GgufConfig(dequantize=True),
             trust_remote_code=False,
             output_loading_info=True,
@@ -220,14 +222,17 @@ def load_gguf(path: Path, dtype: Any = None) -> Any:
     return model
 
 
+def gguf_dtype(path: Path) -> torch.dtype:
+    """The type of all matrices of a GGUF file; bfloat16 if they are quantised."""
+    kinds = {tensor.kind for tensor in GgufFile(path).tensors.values() if len(tensor.shape) > 1}
+    plain = {GGMLQuantizationType.F32: torch.float32, GGMLQuantizationType.F16: torch.float16}
+    found = {plain.get(GGMLQuantizationType(kind), torch.bfloat16) for kind in kinds}
+    return found.pop() if len(found) == 1 else torch.bfloat16
+
+
 def gguf_family(path: Path) -> str:
     """The model_type of a GGUF file's architecture."""
-    if not path.is_file():
-        raise FileNotFoundError(f"GGUF file {path} does not exist; check the path.")
-    try:
-        GGUFReader(path)  # finds every tensor
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); download it again.") from error
+    GgufFile(path)  # finds every tensor
     metadata = read_gguf_metadata(str(path))[0]
     architecture = metadata["general.architecture"]
     if architecture not in GGUF_FAMILIES:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from causal_qwen.backbones import classes_of
-from causal_qwen.conversion.calibration import TEXTS, Calibration, calibrate
+from causal_qwen.conversion.calibration import Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
     CONFIG,
     EMBEDDED_HUB,
@@ -38,7 +38,6 @@ from causal_qwen.conversion.checkpoint_io import (
     quiet,
     read_fields,
 )
-from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.families import CARD, Family, family_of, text_fields
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.model import CausalBackbone, CausalChain, CausalQwenForCausalLM
@@ -46,6 +45,7 @@ from causal_qwen.modeling.action import head_weight
 from causal_qwen.modeling.card import model_card
 from causal_qwen.modeling.processor import CausalQwenProcessor, install_number_token
 from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.numpy_engine.calibration import FIELDS, TEXTS
 from causal_qwen.numpy_engine.heads import expected_tensors as causal_tensors
 from causal_qwen.numpy_engine.heads import optional_tensors
 from causal_qwen.numpy_engine.weights import read_json
@@ -66,11 +66,6 @@ DOCUMENTS: dict[str, Any] = {  # the source documents' literal numbers
     "ovr_threshold_init": 100.0,
     "decision_noise": "zero",
     "threshold_context": "none",
-}
-COMPAT_WEIGHT = 10.0  # of the softmax loss, saved by conversion: benchmarks/learning.py
-CALIBRATED: dict[str, Any] = {
-    "threshold_context": "competition",
-    "compat_loss_weight": COMPAT_WEIGHT,
 }
 
 
@@ -117,7 +112,7 @@ def convert_model(
         tokenizer = load_tokenizer(base) if tokenizer is None else tokenizer
         base = load_base(base, dtype)
     base = as_convertible(base, model_class)
-    config_fields = {**(DOCUMENTS if init == "documents" else CALIBRATED), **config_fields}
+    config_fields = {**(DOCUMENTS if init == "documents" else FIELDS), **config_fields}
     size = base.config.vocab_size
     number = None if tokenizer is None else install_number_token(tokenizer, size)
     is_new = number is not None and number >= size
@@ -150,6 +145,8 @@ def convert(
     with new_directory(Path(output), overwrite) as directory:
         progress("loading the base model")
         qwen, tokenizer = load_base(base, options.pop("dtype", None)), load_tokenizer(base)
+        size = sum(p.numel() * p.element_size() for p in qwen.parameters()) / 1e9
+        progress(f"{size:.1f} GB of {str(qwen.dtype).removeprefix('torch.')} will be written")
         options |= {"tokenizer": tokenizer, "progress": progress}
         model = convert_model(qwen, model_class=CausalQwenForCausalLM, **options)
         progress("comparing with the base model")
@@ -267,23 +264,6 @@ def head_error(qwen: Any, model: CausalModel) -> float:
     return float((head - kept).norm() / head.norm())
 
 
-def open_model(
-    path: str | os.PathLike[str], device: str = "cpu", dtype: str = "auto"
-) -> tuple[CausalQwenProcessor, Any]:
-    """Load a converted model and its processor for inference, on a device and in a dtype."""
-    place, kind = resolve_device(device), resolve_dtype(dtype)
-    directory = local_directory(path)
-    with quiet():
-        model = CausalQwenForCausalLM.from_pretrained(path, dtype=kind).eval().to(place)
-        if not (directory / "tokenizer.json").exists():
-            raise ValueError(
-                f"{path} has no tokenizer; copy the base model's tokenizer files there."
-            )
-        processor = CausalQwenProcessor.from_pretrained(path)
-        processor.check(model.config)
-    return processor, model
-
-
 def class_for(cls: Any, family: Family) -> Any:
     """`cls`, or the class of the family: every class of ours opens checkpoints of all families."""
     own = cls.config_class.family
@@ -312,7 +292,8 @@ def _family_at(cls: Any, path: str | os.PathLike[str] | None, kwargs: dict[str, 
     fields = read_json(file)
     if text_fields(fields) is not fields:
         raise ValueError(
-            f"{path} also sees; `causal-qwen convert {path} OUTPUT` takes the part that reads."
+            f"{path} also sees; `causal-qwen convert {path} OUTPUT --merge` takes the part that "
+            "reads."
         )
     return family_of(fields.get("model_type", own.model_type), str(path))
 
@@ -367,12 +348,12 @@ def _calibrate_plain(model: Any, path: str, options: Mapping[str, Any]) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
             f"{path} is a plain checkpoint: it is calibrated as it is opened, which needs all "
-            "weights in memory; convert it first, with causal-qwen convert, then offload it."
+            "weights in memory; say causal-qwen convert --merge first, then offload the result."
         )
     tokenizer, size = load_tokenizer(path), model.config.vocab_size
     if tokenizer is not None and (number := install_number_token(tokenizer, size)) < size:
         model.config.num_token_id = number
-    for name, value in CALIBRATED.items():
+    for name, value in FIELDS.items():
         setattr(model.config, name, options.get(name, value))
     set_word_edges(model, tokenizer)
     model.calibration = calibrate(model, encode_texts(tokenizer, TEXTS, size))

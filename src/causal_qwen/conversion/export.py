@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from causal_qwen.backbones import base_class
-from causal_qwen.conversion.calibration import TEXTS, read_texts
+from causal_qwen.conversion.calibration import read_texts
 from causal_qwen.conversion.checkpoint_io import assemble, encode_texts, quiet
-from causal_qwen.conversion.convert import compare_logits, open_model
+from causal_qwen.conversion.convert import compare_logits
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.settings import DEFAULTS
 from causal_qwen.families import CARD
 from causal_qwen.generation.mixin import adopt_generation_config
 from causal_qwen.modeling.card import exported_card
 from causal_qwen.modeling.configuration import NOT_INHERITED, CausalConfig
+from causal_qwen.numpy_engine.calibration import TEXTS
 from causal_qwen.numpy_engine.heads import expected_tensors as causal_tensors
 from causal_qwen.numpy_engine.heads import optional_tensors
 from causal_qwen.options import EXPORT_FORMATS, GGUF_TYPES, PLAIN_TYPES, check_choice

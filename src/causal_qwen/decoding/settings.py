@@ -189,7 +189,7 @@ def resolve_mode(
         if explicit not in (None, "compatible"):
             raise ValueError(
                 f"mode {explicit!r} needs causal heads, and this checkpoint is plain Qwen2; "
-                "convert it with `causal-qwen convert`, or use 'compatible'."
+                "convert it with `causal-qwen convert --merge`, or use 'compatible'."
             )
         return "compatible"
     if only_compatible:
@@ -222,7 +222,7 @@ def _check_part(mode: str, explicit: Mapping[str, Any]) -> None:
 
 def check_amplitude(temperature: float, gain: float = 1.0) -> float:
     """T kappa, unless it is so large that scores would overflow."""
-    amplitude = float(temperature * gain)
+    amplitude = float(temperature) * float(gain)
     if amplitude > MOST_NOISE:
         by = f" with a noise gain of {gain:g}" if gain != 1 else ""
         raise ValueError(

@@ -66,8 +66,8 @@ class Batch(Protocol):
 class Engine(Protocol):
     """A loaded model."""
 
-    kind: str  # "torch" or "numpy"
-    model: Any  # torch's model, or NumPy's engine
+    kind: str  # "torch", "numpy" or "llama.cpp"
+    model: Any  # torch's model, NumPy's engine, or llama.cpp's context
     size: int  # C: the coordinates of an individual
     context: int  # tokens that a prompt and its continuation may have together
     default_mode: str  # of a call that names neither mode nor individual

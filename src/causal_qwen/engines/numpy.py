@@ -15,30 +15,29 @@ import numpy as np
 
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.engines.engine import Choice, Row, Tokens
+from causal_qwen.layer import (
+    CausalLayer,
+    calibrated_layer,
+    fingerprint,
+    is_gguf,
+    is_layer,
+    kept_layer,
+)
 from causal_qwen.numpy_engine.engine import Engine
+from causal_qwen.numpy_engine.fast import find_kernel
 from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
+from causal_qwen.numpy_engine.gguf import GgufFile, GgufHead, read_checkpoint, text_reader
+from causal_qwen.numpy_engine.heads import MATRICES, with_defaults
+from causal_qwen.numpy_engine.tokenization import TextReader
 
 
-class NumpyEngine:
-    """A checkpoint directory that runs on NumPy."""
+class ReadsTexts:
+    """Texts to tokens and back, by a `TextReader`."""
 
-    kind = "numpy"
-
-    def __init__(self, engine: Engine) -> None:
-        if engine.reader is None:
-            raise ValueError("The checkpoint has no tokenizer.json; a server needs one.")
-        self.model, self.reader = engine, engine.reader
-        self.size: int = engine.fields.get("causal_size") or engine.fields["hidden_size"]
-        self.context = engine.model.config.context
-        self.default_mode = engine.own_mode
-        stops = engine.saved.get("eos_token_id", engine.fields.get("eos_token_id"))
-        self.ends = frozenset([] if stops is None else np.atleast_1d(stops).tolist())
-        self.num_token_id: int | None = engine.fields.get("num_token_id")
-        self.has_chat = isinstance(self.reader.template, str)
-
-    @classmethod
-    def open(cls, path: str | Path, dtype: str | None = None, kernel: str = "numpy") -> NumpyEngine:
-        return cls(Engine.from_pretrained(path, dtype, kernel))
+    def __init__(self, reader: TextReader) -> None:
+        self.reader = reader
+        self.num_token_id = reader.num_token_id  # <NUM>
+        self.has_chat = isinstance(reader.template, str)
 
     def encode(self, text: str) -> Tokens:
         return Tokens(*self.reader.encode(text))
@@ -53,8 +52,59 @@ class NumpyEngine:
     def show(self, token: int, value: float = 0.0) -> str:
         return self.reader.show(token, value)
 
+
+class NumpyEngine(ReadsTexts):
+    """A checkpoint directory that runs on NumPy."""
+
+    kind = "numpy"
+
+    def __init__(self, engine: Engine) -> None:
+        if engine.reader is None:
+            raise ValueError("The checkpoint has no tokenizer.json; a server needs one.")
+        super().__init__(engine.reader)
+        self.model = engine
+        self.size: int = engine.fields.get("causal_size") or engine.fields["hidden_size"]
+        self.context = engine.model.config.context
+        self.default_mode = engine.own_mode
+        stops = engine.saved.get("eos_token_id", engine.fields.get("eos_token_id"))
+        self.ends = frozenset([] if stops is None else np.atleast_1d(stops).tolist())
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        dtype: str | None = None,
+        kernel: str = "numpy",
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> NumpyEngine:
+        """A directory; or a GGUF file, whose 4-bit weights become int8 unless `dtype` is float32,
+        with its layer from the cache, or a layer."""
+        layer = CausalLayer.load(path) if is_layer(path) else None
+        base = path if layer is None else layer.base
+        if not is_gguf(base):
+            return cls(Engine.from_pretrained(path, dtype, kernel))
+        progress("widening the weights, for the NumPy engine")
+        file = GgufFile(base)
+        fields, tensors = read_checkpoint(file, dtype or "int8")
+        reader, compiled = text_reader(file), find_kernel(kernel)
+        if layer is not None:
+            layer.check_base(base)
+        elif (layer := kept_layer(mark := fingerprint(base))) is None:
+            plain = Engine(fields, tensors, reader, where=str(base))
+            plain.model.use(compiled)
+            tools = reader.tokenizer, plain.logits, reader.num_token_id, progress
+            layer = calibrated_layer(str(base), mark, GgufHead(file), *tools)
+            layer.keep()
+        size = fields["hidden_size"]
+        untrained = dict(zip(MATRICES, (np.eye(size), np.zeros((size, size))), strict=True))
+        own = untrained | with_defaults(layer.fields, layer.tensors)
+        fields |= {**layer.fields, "model_type": f"causal_{fields['model_type']}"}
+        engine = Engine(fields, tensors | own, reader, dict(layer.generation), str(base))
+        engine.model.use(compiled)
+        return cls(engine)
+
     def resolve(self, **options: Any) -> DecodingSettings:
-        return self.model.resolve(**_engine_options(options))
+        return self.model.resolve(**as_engine_options(options))
 
     def new_batch(self) -> NumpyBatch:
         return NumpyBatch(self)
@@ -103,7 +153,7 @@ def _log(probability: float) -> float:
     return math.log(max(float(probability), math.ulp(0.0)))
 
 
-def _engine_options(options: Any) -> dict[str, Any]:
-    """The engine calls causal_mode `mode`."""
+def as_engine_options(options: Any) -> dict[str, Any]:
+    """The NumPy side calls causal_mode `mode`."""
     named = {name: value for name, value in options.items() if value is not None}
     return {"mode" if name == "causal_mode" else name: value for name, value in named.items()}

@@ -12,7 +12,7 @@ one row, in the last bits; a choice between scores that differ by as little may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.decoding.noise import UNoise, stack_noise
 from causal_qwen.decoding.settings import DecodingSettings, context_of, end_ids
 from causal_qwen.engines.engine import Choice, Row, Tokens
@@ -54,8 +54,14 @@ class TorchEngine:
         self.has_chat = processor.chat_template is not None
 
     @classmethod
-    def open(cls, path: str | Path, device: str = "cpu", dtype: str = "auto") -> TorchEngine:
-        processor, model = open_model(str(path), device, dtype)
+    def open(
+        cls,
+        path: str | Path,
+        device: str = "cpu",
+        dtype: str = "auto",
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> TorchEngine:
+        processor, model = open_model(str(path), device, dtype, progress)
         return cls(model, processor)
 
     def encode(self, text: str) -> Tokens:

@@ -39,6 +39,7 @@ TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncat
 UNUSED_TOKEN = re.compile(
     r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]"
 )
+RESERVED = re.compile(r"\[PAD(\d+)\]")  # how tokenizers of GGUF files name a row without a token
 NEEDS_SPACE = re.compile(r"[A-Za-zÀ-ɏͰ-ԯ0-9:;,.!?)\]%\"'”’]$")
 
 
@@ -280,10 +281,11 @@ def install_number_token(tokenizer: Any, vocab_size: int | None = None) -> int:
     if PLACEHOLDER in added:
         return int(added[PLACEHOLDER])
     has_reserved = vocab_size is not None and len(tokenizer) < vocab_size
-    if not has_reserved and (unused := _unused_token(tokenizer)) is not None:
+    if (named := _reserved_name(tokenizer)) is not None:
+        _rename(tokenizer, named)
+    elif not has_reserved and (unused := _unused_token(tokenizer)) is not None:
         _rename(tokenizer, unused)
-    else:
-        tokenizer.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
+    tokenizer.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
     return int(tokenizer.convert_tokens_to_ids(PLACEHOLDER))
 
 
@@ -297,6 +299,13 @@ def _saved_vocab_size(tokenizer: Any) -> int | None:
         return None
     size: int | None = fields.get("vocab_size")
     return size
+
+
+def _reserved_name(tokenizer: Any) -> str | None:
+    """The first row that is named after its own id and has no other token."""
+    named = ((RESERVED.fullmatch(token), k) for token, k in tokenizer.get_vocab().items())
+    reserved = {k for match, k in named if match is not None and int(match[1]) == k}
+    return f"[PAD{min(reserved)}]" if reserved else None
 
 
 def _unused_token(tokenizer: Any) -> str | None:

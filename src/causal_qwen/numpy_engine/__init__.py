@@ -8,6 +8,8 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
 
     engine             `Engine`: load a checkpoint, generate, stream
     generation         the loop over tokens, in one of the four modes
+    calibration        scores on a few texts -> threshold, scales and noise gains
+    gguf               GGUF files: metadata, tokenizer, rows of weights
     heads              CausalQwen's heads: z -> U -> S, Y
     qwen2              the backbone, from token ids to hidden states and logits
     fast               products with weights in 8, 16 or 32 bits, shared among cores
@@ -16,8 +18,6 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
     checkpoint         the tensors that a config.json describes
     tokenization       text <-> ids and values
     sampling           softmax, top-k, top-p, min-p, draws
-    watch              a running generation: its text, or a live view
-    live_view          that view, in a terminal
 
 Open `engine` first, then `qwen2`. The decision rules are in `causal_qwen.decoding`.
 """

@@ -27,7 +27,7 @@ from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine.checkpoint import check_tensors
 from causal_qwen.numpy_engine.fast import find_kernel
 from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
-from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads
+from causal_qwen.numpy_engine.heads import CausalHeads
 from causal_qwen.numpy_engine.quantization import dequantized, is_quantized, quantized
 from causal_qwen.numpy_engine.qwen2 import (
     Ints,
@@ -63,7 +63,6 @@ class Step:
     probability: float  # softmax(loc_S) of the token, before candidates are cut and noise is added
     runners_up: list[tuple[str, float]]  # the likeliest other tokens and their probabilities
     token: str = ""  # the token as text
-    summary: dict[str, float] | None = None  # of U, S, P and Y, with summarize=True
 
 
 @dataclass(frozen=True)
@@ -180,14 +179,12 @@ class Engine:
         encode_numbers: str | None = None,
         chat: bool = False,
         runners_up: int = 3,
-        summarize: bool = False,
         observe: Observer | None = None,
         **options: Any,
     ) -> Iterator[Step]:
         """Continue one prompt and yield every token as it is chosen.
 
-        `summarize` adds figures of U, S, P and Y (it computes every scale_S: slower); `observe` is
-        called with every layer's output and attention weights.
+        `observe` is called with every layer's output and attention weights.
         """
         call = self._call(prompt, numeric_values, encode_numbers, chat, options, observe)
         start, shown = len(call.ids), ""
@@ -196,7 +193,7 @@ class Engine:
             if self.reader is not None:
                 text = self.reader.decode(np.array(call.ids[start:]), np.array(call.values[start:]))
                 text = text if step.is_last else stable_prefix(text)
-            yield self._step(step, text[len(shown) :], runners_up, summarize)
+            yield self._step(step, text[len(shown) :], runners_up)
             shown = text
 
     def _call(
@@ -283,7 +280,7 @@ class Engine:
             )
         return ids, row
 
-    def _step(self, step: DecodeStep, text: str, runners_up: int, summarize: bool) -> Step:
+    def _step(self, step: DecodeStep, text: str, runners_up: int) -> Step:
         token = step.token
         others = [pair for pair in step.likeliest(runners_up + 1) if pair[0] != token]
         is_number = self.heads is not None and token == self.fields.get("num_token_id")
@@ -294,33 +291,10 @@ class Engine:
             probability=float(step.probabilities[token]),
             runners_up=[(self._shown(k, step.y), p) for k, p in others[:runners_up]],
             token=self._shown(token, step.value),
-            summary=self._summary(step) if summarize else None,
         )
 
     def _shown(self, token: int, value: float) -> str:
         return str(token) if self.reader is None else self.reader.show(token, value)
-
-    def _summary(self, step: DecodeStep) -> dict[str, float]:
-        """Figures of the chain at one step, in the scale-noise regime."""
-        if self.heads is None or step.u is None:
-            raise ValueError("summarize=True needs a causal checkpoint; this one is plain Qwen2.")
-        u, token = self.heads.widen(step.u), step.token
-        scale = self.heads.score_scale(u.scale)
-        scores = step.loc_scores
-        chance = Cauchy(scores, scale).sf(self.heads.level(scores))
-        y = self.heads.number(u)
-        return {
-            "U_loc_median": float(np.median(step.u.loc)),
-            "U_loc_iqr": float(np.subtract(*np.percentile(step.u.loc, [75, 25]))),
-            "U_scale_median": float(np.median(step.u.scale)),
-            "S_loc_chosen": float(scores[token]),
-            "S_scale_chosen": float(scale[token]),
-            "softmax_chosen": float(step.probabilities[token]),
-            "P_chosen": float(chance[token]),
-            "P_sum": float(chance.sum()),
-            "Y_loc": float(y.loc),
-            "Y_scale": float(y.scale),
-        }
 
     # ------------------------------------------------------------ logits
 

@@ -35,6 +35,7 @@ from causal_qwen.options import (
 
 Float64 = NDArray[np.float64]
 
+MATRICES = ("abduction.loc.weight", "abduction.scale.weight")  # 1 and 0 until training
 ABS_FLOOR = 1e-6  # of the scale activation "abs"
 LARGEST = np.finfo(np.float64).max
 
@@ -120,6 +121,13 @@ def expected_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def with_defaults(fields: Mapping[str, Any], tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The causal tensors, 0 where they are missing; W_loc and W_scale may be left out."""
+    shapes = expected_tensors(fields).items()
+    missing = {n: np.zeros(s, np.float32) for n, s in shapes if n not in (*MATRICES, *tensors)}
+    return {**missing, **tensors}
+
+
 def optional_tensors(fields: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The same of tensors that directories of earlier versions do not have."""
     return {WORD_EDGES: (fields["vocab_size"],)}
@@ -134,17 +142,18 @@ class CausalHeads:
     """Abduction, action and thresholds: from the backbone's z to scores and values."""
 
     def __init__(
-        self, fields: Mapping[str, Any], parameters: Mapping[str, Stored], head: Matrix
+        self, fields: Mapping[str, Any], parameters: Mapping[str, Stored], head: Any
     ) -> None:
         self.activation = _chosen(fields, "scale_activation", SCALE_ACTIVATIONS)
         self.encoding = _chosen(fields, "numeric_encoding", NUMERIC_ENCODINGS)
         self.context = _chosen(fields, "threshold_context", THRESHOLD_CONTEXTS)
-        self.head = head  # W (V, C)
+        self.head = head  # W (V, C): a `Matrix`, or a `GgufHead`
         self.head_bias = widen(parameters["lm_head.bias"]) if fields.get("head_bias") else None
-        self.loc = Matrix(parameters["abduction.loc.weight"])  # (C, H)
+        loc, scale = (parameters.get(name) for name in MATRICES)  # (C, H) both
         self.loc_bias = widen(parameters["abduction.loc.bias"])
-        self.is_plain = is_identity(parameters["abduction.loc.weight"], self.loc_bias)
-        self.scale = Matrix(parameters["abduction.scale.weight"])  # (C, H)
+        self.is_plain = loc is None or is_identity(loc, self.loc_bias)  # loc_U = z
+        self.loc = None if loc is None or self.is_plain else Matrix(loc)
+        self.scale = None if scale is None or not scale.any() else Matrix(scale)
         self.scale_bias = widen(parameters["abduction.scale.bias"])
         self.b_noise = np.abs(widen(parameters["action.b_noise"]))  # (C,)
         self.decision_noise = np.abs(widen(parameters["action.decision_noise"]))  # (V,)
@@ -179,7 +188,11 @@ class CausalHeads:
 
     def abduct(self, z: Float32) -> Cauchy:
         """z (..., H) -> U (..., C)"""
-        raw = self.scale(z) + self.scale_bias
+        raw = self.scale_bias  # the same in every context, until training
+        if self.scale is not None:
+            raw = self.scale(z) + raw
+        elif z.ndim > 1:
+            raw = np.broadcast_to(raw, (*z.shape[:-1], len(raw)))
         if self.activation == "exp":
             with np.errstate(over="ignore"):  # an infinite scale is rejected where it is used
                 scale = np.exp(raw)
@@ -191,7 +204,7 @@ class CausalHeads:
 
     def loc_u(self, z: Float32) -> Float32:
         """(..., H) -> (..., C)"""
-        return z if self.is_plain else self.loc(z) + self.loc_bias
+        return z if self.loc is None else self.loc(z) + self.loc_bias
 
     def widen(self, u: Cauchy) -> Cauchy:
         """Scale noise: adds b to scale_U and leaves loc_U unchanged."""

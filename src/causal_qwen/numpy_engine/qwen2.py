@@ -110,7 +110,7 @@ def check_architecture(fields: Mapping[str, Any]) -> None:
     if model_type not in MODEL_TYPES:
         raise ValueError(
             f"The checkpoint has the architecture {model_type!r}; this engine runs Qwen2 and Qwen3 "
-            "(`causal-qwen convert` turns Llama models into Qwen2)."
+            "(`causal-qwen convert --merge` turns Llama models into Qwen2)."
         )
     if model_type in QWEN3 and fields.get("attention_bias"):
         raise ValueError("attention_bias=True: this engine runs Qwen3 without biases.")

@@ -10,7 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.conversion.convert import default_model, open_model
+from causal_qwen.conversion.convert import default_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.paths import EMBEDDED
 from causal_qwen.terminal import status

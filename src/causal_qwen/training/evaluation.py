@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from causal_qwen.conversion.checkpoint_io import quiet
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.training.data import Collator, encode_rows, read_rows
 from causal_qwen.training.metrics import REPLICATES, MetricAccumulator

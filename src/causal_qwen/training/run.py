@@ -21,11 +21,11 @@ import torch
 from transformers import EarlyStoppingCallback, ProgressCallback, TrainerState
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
-from causal_qwen.conversion.convert import COMPAT_WEIGHT as COMPAT_WEIGHT
-from causal_qwen.conversion.convert import open_model
+from causal_qwen.conversion.opening import open_model
 from causal_qwen.conversion.placement import place_model, resolve_device
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
+from causal_qwen.numpy_engine.calibration import FIELDS
 from causal_qwen.outputs import LOCK, lock, write_text
 from causal_qwen.training.authors import Authors, mark, names_of
 from causal_qwen.training.data import (
@@ -49,6 +49,7 @@ from causal_qwen.training.trainer import (
     read_state,
 )
 
+COMPAT_WEIGHT: float = FIELDS["compat_loss_weight"]
 HELD_OUT = 0.05
 CALIBRATION_ROWS = 16  # of the training rows
 NO_LORA = ("in_proj_a", "in_proj_b")  # of Qwen3.5: a number per head

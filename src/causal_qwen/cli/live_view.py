@@ -1,51 +1,58 @@
-"""Live view: a generation in a terminal, as it runs.
+"""Live view: a text in a terminal as it grows, on any engine.
 
-The growing text, a bar with tokens/s and the remaining time, and the last tokens with their
-probabilities and runners-up; attention or figures of U, S and P on request.
+The text, a bar with tokens/s and the remaining time, and the last tokens with their probabilities
+and runners-up.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from causal_qwen.numpy_engine import Step
+from causal_qwen.session import TextStream
 from causal_qwen.terminal import make_progress
 
 LAST = 10  # tokens in the table
+RUNNERS_UP = 3
+Shown = tuple[str, float, tuple[tuple[str, float], ...]]  # a token, its probability, runners-up
 
 
-def show(
-    steps: Iterator[tuple[Step, str]], prompt: str, console: Console, total: int
-) -> list[Step]:
-    """Steps with their facts, on the screen. -> the steps"""
+def shown(stream: TextStream) -> Shown:
+    """The newest token of a stream that was opened with `alternatives`."""
+    engine, choice = stream.session.engine, stream.choice
+    token = engine.show(choice.id, choice.value)
+    own = token, choice.log_prob
+    others = [(other, math.exp(log_p)) for other, log_p in choice.top if (other, log_p) != own]
+    return token, math.exp(choice.log_prob or 0.0), tuple(others[:RUNNERS_UP])
+
+
+def show(stream: TextStream, prompt: str, console: Console) -> None:
+    """Generate, on the screen."""
+    total = stream.growing.row.max_new_tokens
     bar = make_progress("{task.fields[rate]:.1f} tokens/s")
     task = bar.add_task("tokens", total=total, rate=0.0)
-    text, done = Text(prompt, style="dim"), list[Step]()
-    recent: deque[Step] = deque(maxlen=max(min(LAST, console.height // 2 - 2), 1))
+    text, done, begun = Text(prompt, style="dim"), 0, 0.0
+    recent: deque[Shown] = deque(maxlen=max(min(LAST, console.height // 2 - 2), 1))
     page = _Page(text, bar)
-    begun = 0.0
     with Live(page, console=console, refresh_per_second=12):
         try:
-            for step, facts in steps:
+            for addition in stream:
                 begun = begun or time.perf_counter()  # the first token includes the prompt
-                done.append(step)
-                recent.append(step)
-                text.append(step.text, style=_colour(step.probability))
+                recent.append(newest := shown(stream))
+                text.append(addition, style=_colour(newest[1]))
                 passed = time.perf_counter() - begun
-                rate = (len(done) - 1) / passed if passed > 0 else 0.0
-                bar.update(task, advance=1, rate=rate)
-                page.below = Group(_table(recent), Text(facts, style="cyan"), bar)
-            bar.update(task, total=len(done))
+                bar.update(task, advance=1, rate=done / passed if passed > 0 else 0.0)
+                done += 1
+                page.below = Group(_table(recent), bar)
+            bar.update(task, total=done)
         finally:
             page.is_complete = True
-    return done
 
 
 class _Page:
@@ -62,16 +69,16 @@ class _Page:
         yield below
 
 
-def _table(steps: deque[Step]) -> Table:
+def _table(tokens: deque[Shown]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("token", no_wrap=True)
     table.add_column("probability", justify="right", no_wrap=True)
     table.add_column("runners-up")
-    for step in steps:
-        others = "  ".join(f"{token!r} {chance:.1%}" for token, chance in step.runners_up)
-        chance = Text(f"{step.probability:.1%}", style=_colour(step.probability))
+    for token, probability, runners_up in tokens:
+        others = "  ".join(f"{other!r} {chance:.1%}" for other, chance in runners_up)
+        chance = Text(f"{probability:.1%}", style=_colour(probability))
         one_line = Text(others, style="dim", no_wrap=True, overflow="ellipsis")
-        table.add_row(Text(repr(step.token)), chance, one_line)
+        table.add_row(Text(repr(token)), chance, one_line)
     return table
 
 
