@@ -44,7 +44,7 @@ class Server:
     def end(self, number: int) -> tuple[int, str]:
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=GUARD)
-        return self.process.returncode, errors
+        return self.process.returncode, errors.removeprefix("loading the model ...\n")
 
 
 @contextlib.contextmanager
