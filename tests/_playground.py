@@ -34,7 +34,7 @@ def serve_page(
         warnings.simplefilter("ignore")  # Gradio leaves event loops open
         from causal_qwen.app.page import build  # and Gradio
 
-        app = server.make_app(build(model, files), account=account)
+        app = server.make_app(build(model), account=account)
         gc.collect()
     with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
         yield client

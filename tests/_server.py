@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from causal_qwen.serving.app import make_app
-from causal_qwen.serving.connections import ImpatientProtocol, bind
+from causal_qwen.serving.connections import bind
 from causal_qwen.serving.service import Service
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
@@ -34,19 +34,17 @@ def rounded(text: str) -> str:
 
 
 @contextlib.contextmanager
-def running(service: Service, protocol: Any = ImpatientProtocol) -> Iterator[str]:
+def running(service: Service) -> Iterator[str]:
     """The address of the server, in a thread."""
-    with serving(make_app(service, key=KEY), protocol) as address:
+    with serving(make_app(service, key=KEY)) as address:
         yield address
 
 
 @contextlib.contextmanager
-def serving(app: Any, protocol: Any = ImpatientProtocol) -> Iterator[str]:
+def serving(app: Any) -> Iterator[str]:
     """The address of any ASGI application."""
     with bind("127.0.0.1", 0) as bound:
-        config = uvicorn.Config(
-            app, http=protocol, log_level="warning", access_log=False, lifespan="off"
-        )
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=asyncio.run, args=(server.serve([bound]),))
         thread.start()

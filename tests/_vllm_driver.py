@@ -3,10 +3,9 @@
     python _vllm_driver.py DIRECTORY
 
 DIRECTORY has jobs, `NAME.job.json`, and gets their answers, `NAME.json`. A job has a model
-directory, options of the engine, and requests: token ids of a prompt, its values if the model reads
-values, options of `generate`, and the step after which the request arrives. The answers are token
-ids; the counts have the steps whose bar was computed. Every job has a process of its
-own, a copy of this one, which has imported vLLM.
+directory, options of the engine, and requests: token ids of a prompt, options of `generate`, and
+the step after which the request arrives. The answers are token ids; the counts have the steps whose
+bar was computed. Every job has a process of its own, a copy of this one, which has imported vLLM.
 
 vLLM's second model runner needs Triton, which has no compiler for CPUs here. Its interpreter
 (TRITON_INTERPRET=1) runs the same kernels; vLLM asks for a backend of CPUs, and finds an empty one.
@@ -31,7 +30,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.reader import get_metrics_snapshot
 
 from causal_qwen.modeling.thresholds import Decision
-from causal_qwen.vllm.prompts import ValuePrompts
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n")
 
@@ -45,15 +43,9 @@ def parameters(options: dict[str, Any], tokens: int) -> Any:
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,  # all copies of a request at once
-        extra_args=options or None,  # with the tokens of a prompt of values
+        extra_args=options or None,
         **own,
     )
-
-
-def prompt_of(request: dict[str, Any], prompts: ValuePrompts | None) -> dict[str, Any]:
-    if prompts is None:
-        return {"prompt_token_ids": request["prompt"]}
-    return {"prompt_embeds": prompts.embed(request["prompt"], request["values"])}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -65,8 +57,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         return bar(self, scores)
 
     Decision.bar = counted  # type: ignore[method-assign]
-    has_values = job["engine"].get("enable_prompt_embeds")
-    prompts = ValuePrompts(job["model"]) if has_values else None
     usual = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True}
     engine = LLMEngine.from_engine_args(EngineArgs(job["model"], **{**usual, **job["engine"]}))
     waiting = dict(enumerate(job["requests"]))
@@ -76,7 +66,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         for number, request in list(waiting.items()):
             if request.get("after", 0) <= step:
                 params = parameters(request["options"], request["tokens"])
-                engine.add_request(str(number), prompt_of(request, prompts), params)
+                prompt = {"prompt_token_ids": request["prompt"]}
+                engine.add_request(str(number), prompt, params)
                 del waiting[number]
         for output in engine.step():
             if output.finished:

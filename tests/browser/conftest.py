@@ -16,13 +16,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from pandas import DataFrame
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
-
-from causal_qwen import CausalTextRegressor
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 REQUIRE = "CAUSAL_QWEN_REQUIRE_BROWSER"
@@ -31,7 +28,6 @@ START_SECONDS = 600  # a guard; a fresh machine converts the embedded model firs
 WAIT_MILLISECONDS = 180_000  # a guard, too
 KEY = "sesame"  # of the server that a playground asks
 REBOUND = "rebound.example"  # a name that resolves to this machine, as after DNS rebinding
-QUESTION = "weight is 5, kind is b. The price is"
 FRAMES = """
 count => new Promise(done => {
   const next = () => count-- ? requestAnimationFrame(next) : requestIdleCallback(done);
@@ -44,14 +40,6 @@ FULLY_SHOWN = """
   return true;
 })
 """
-
-
-class Prices(NamedTuple):
-    """A saved regressor, a text, and its prediction."""
-
-    directory: Path
-    text: str
-    answer: float
 
 
 # A toast leaves after ten seconds, which a loaded machine may not see.
@@ -104,10 +92,6 @@ class Visitor:
     def fill(self, label: str, value: str) -> None:
         """Write into the visible field with this label."""
         self.page.get_by_label(label, exact=True).locator("visible=true").first.fill(value)
-
-    def choose(self, label: str, option: str) -> None:
-        self.page.get_by_label(label, exact=True).locator("visible=true").click()
-        self.page.get_by_role("option", name=option).click()
 
     def wait_for_value(self, field: Any, part: str) -> None:
         """Wait until the field contains `part`."""
@@ -218,19 +202,6 @@ def url(short_directory: Path) -> Iterator[str]:
     model = ("--model", str(short_directory))
     with program("app", *model, "--port", "0", "--no-browser") as address:
         yield f"{address}/"
-
-
-@pytest.fixture(scope="session")
-def prices(short_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Prices:
-    """A visitor's own regressor."""
-    frame = DataFrame({"weight": range(12), "kind": ["a", "b"] * 6})
-    frame["price"] = 3 * frame["weight"] + 1
-    regressor = CausalTextRegressor(
-        model=str(short_directory), sources=["model"], folds=2, verbose=False
-    )
-    directory = tmp_path_factory.mktemp("regressors") / "priced"
-    regressor.fit(frame, "price").save(directory)
-    return Prices(directory, QUESTION, float(regressor.of_sentences().predict([QUESTION])[0]))
 
 
 @pytest.fixture(scope="session")

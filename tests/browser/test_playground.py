@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def test_four_modes_generate_side_by_side(visit: Visit) -> None:
     assert texts["standard"].startswith(calm.pop())
 
 
-def test_two_visitors_draw_save_and_load_individuals_of_their_own(
-    visit: Visit, tmp_path: Path
-) -> None:
+def test_two_visitors_draw_individuals_of_their_own(visit: Visit) -> None:
     visitors = one, other = visit(), visit()
     for seed, visitor in enumerate(visitors, start=7):
         visitor.open("Individuals")
@@ -61,18 +58,9 @@ def test_two_visitors_draw_save_and_load_individuals_of_their_own(
     notes = [visitor.page.locator(".card:visible .note").all_inner_texts() for visitor in visitors]
     assert [who[3:] for who in notes] == [["seed 7", "seed 42"], ["seed 8"]]
 
-    with one.page.expect_download() as download:
-        one.press("Save to a file")
-    kept = tmp_path / download.value.suggested_filename
-    assert kept.name == "Dora.safetensors"
-    download.value.save_as(kept)
     one.shoot("individuals")
-
     assert other.page.get_by_role("cell", name="Dora").count() == 0
-    with other.page.expect_file_chooser() as chooser:
-        other.press("Load from a file")
-    chooser.value.set_files(kept)
-    other.page.get_by_role("cell", name="Dora").wait_for()
+    other.draw("Dora", 42)
     for name in [*shared, "Zoe"]:
         other.page.get_by_role("checkbox", name=name).uncheck()
     prompts = "The old lighthouse keeper opened the door and\nThe young mayor opened the letter and"
@@ -88,7 +76,7 @@ def test_two_visitors_draw_save_and_load_individuals_of_their_own(
     assert "0 individuals" in other.toast()
 
 
-def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
+def test_a_changed_prompt_changes_the_text(visit: Visit) -> None:
     visitor = visit()
     visitor.open("Counterfactual")
     visitor.tokens(4)
@@ -101,30 +89,9 @@ def test_replaced_word_number_or_prompt_changes_the_text(visit: Visit) -> None:
     assert visitor.page.locator(".counterfactual tbody tr:visible").count() == 2 + 4
     visitor.shoot("counterfactual")
 
-    visitor.tokens(1)
-    visitor.fill("Word to replace, in the prompt or the generated text", "<b>cat</b>")
+    visitor.fill("The prompt with a change", "Once a <b>dragon</b>")
     visitor.press("Compare")
-    assert "'<b>cat</b>'" in visitor.toast()
-
-    visitor.page.get_by_role("radio", name="a number").check()
-    visitor.page.get_by_label("Number to replace").locator("visible=true").wait_for()
-    visitor.fill("Prompt", "In 1850 she had 7 horses and")
-    visitor.choose("Number to replace", "7 (number 2)")
-    visitor.fill("Prompt", "In 1851 she had 7 horses and")  # the selection stays
-    visitor.page.wait_for_timeout(SETTLE_MS)
-    visitor.fill("Replacement", "3")
-    visitor.page.get_by_label("Replacement", exact=True).locator("visible=true").press("Enter")
-    texts.get_by_text("In 1851 she had 3 horses").wait_for()
-
-    visitor.page.get_by_role("radio", name="the prompt").check()
-    visitor.page.get_by_label("Number to replace").locator("visible=true").wait_for(
-        state="detached"
-    )
-    visitor.page.get_by_label("Replacement", exact=True).locator("visible=true").fill(
-        "Once a dragon"
-    )
-    visitor.press("Compare")
-    texts.get_by_text("Once a dragon").wait_for()
+    texts.get_by_text("Once a <b>dragon</b>").wait_for()
 
 
 def test_numbers_begin_with_an_example_whose_numbers_can_be_dragged(visit: Visit) -> None:
@@ -163,31 +130,6 @@ def test_numbers_begin_with_an_example_whose_numbers_can_be_dragged(visit: Visit
     assert visitor.page.locator(".stale").count() == 1  # the forecast belongs to the old text
     visitor.press("Predict")
     visitor.page.wait_for_function("!document.querySelector('.stale')")
-
-
-def test_saved_regressor_predicts(visit: Visit, prices: Any, tmp_path: Path) -> None:
-    visitor = visit()
-    visitor.open("Numbers")
-    visitor.page.locator(".median").wait_for()
-    visitor.page.get_by_text("Use another regressor").click()
-    visitor.fill("Directory of a saved regressor", str(tmp_path))
-    visitor.press("Load this regressor")
-    assert "has no regressor.skops" in visitor.toast()
-    visitor.page.get_by_role("radio", name="the model's own number head").check()
-    assert "values" in visitor.toast()
-    visitor.fill("Directory of a saved regressor", str(prices.directory))
-    visitor.press("Load this regressor")
-    visitor.page.get_by_text(f"{prices.directory}: ").wait_for()
-    median = visitor.page.locator(".median")
-    median.wait_for()  # of the example
-    visitor.fill(NUMBER_TEXT, prices.text)
-    visitor.page.locator(".stale").wait_for()
-    visitor.press("Predict")
-    visitor.page.wait_for_function("!document.querySelector('.stale')")
-    assert float(median.inner_text()) == pytest.approx(prices.answer, rel=0.01)
-    visitor.shoot("own-regressor")
-    visitor.page.get_by_role("radio", name="petal length of an iris").check()
-    visitor.wait_for_value(visitor.page.get_by_label(NUMBER_TEXT), "An iris versicolor")
 
 
 def test_clicked_token_shows_how_it_was_chosen(visit: Visit) -> None:

@@ -45,7 +45,7 @@ class Server:
     def end(self, number: int) -> tuple[int, str]:
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=GUARD)
-        return self.process.returncode, errors
+        return self.process.returncode, errors.removeprefix("loading the model ...\n")
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def test_a_server_answers_openais_client_counterfactuals_and_numbers(
     with serving(tiny_directory, tmp_path / "people", *options) as server:
         check_texts(server.client())
         body: dict[str, Any] = {"prompt": "the king has 3", "user": "ada", "max_tokens": 5}
-        body["edit"] = {"word": "king", "by": "queen"}
+        body["edit"] = {"prompt": "the queen has 3"}
         found = server.post("/counterfactuals", body)
         assert found["individual"] == user_seed("ada")
         assert found["counterfactual"]["text"].startswith("the queen has 3")

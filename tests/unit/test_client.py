@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -47,8 +44,7 @@ def test_a_key_is_not_sent_to_where_a_server_redirects() -> None:
     [
         (PlainTextResponse("hello"), "does not answer in JSON; is it causal-qwen serve"),
         (JSONResponse([1]), "does not answer in JSON"),
-        (JSONResponse({"data": [{"id": "gpt"}]}), "not answer as expected .'individual_size'"),
-        (JSONResponse({"data": []}), "does not answer as expected"),
+        (JSONResponse({"data": [{"id": "gpt"}]}), "serves another kind of model"),
         (PlainTextResponse("no", 502), "answers 502 Bad Gateway"),
     ],
 )
@@ -76,22 +72,3 @@ def test_a_stream_that_breaks_is_an_error(
         broken = ServedModel(Client(address), "tiny", 32, 1.0, 80, True)
         with pytest.raises(kind, match=message):
             list(broken.stream([{"prompt": "a king"}], 5))
-
-
-def test_a_closed_client_ends_the_requests_of_other_threads() -> None:
-    is_asked, may_end = threading.Event(), threading.Event()
-
-    async def hang(scope: Any, receive: Any, send: Any) -> None:
-        is_asked.set()
-        await asyncio.to_thread(may_end.wait, 60)
-
-    with serving(hang) as address, ThreadPoolExecutor(1) as pool:
-        client = Client(address)
-        asked = pool.submit(client.post, "/v1/numbers", {})
-        assert is_asked.wait(60)
-        client.close()
-        with pytest.raises(OSError, match=address):  # while it sends, or while it waits
-            asked.result(60)
-        may_end.set()
-    with pytest.raises(OSError, match="is closed"):
-        client.get("/v1/models")

@@ -179,7 +179,7 @@ def test_a_server_for_other_machines_prints_a_warning_and_its_password(
 ) -> None:
     accounts: list[Any] = []
 
-    def make_app(page: Any, host: str, account: Any, client: Any) -> Any:
+    def make_app(page: Any, host: str, account: Any) -> Any:
         accounts.append(account)
         return PlainTextResponse("")
 
@@ -203,7 +203,7 @@ def test_a_server_for_other_machines_prints_a_warning_and_its_password(
         assert len(account[1]) > 30
         assert account[1] in printed
     with pytest.raises(ValueError, match="--auth ada:secret"):
-        server.read_account("ada:")
+        server.launch(host=host, port=0, open_browser=False, auth="ada:", url="http://there")
 
 
 # ---------------------------------------------------------------- uploads
@@ -215,11 +215,9 @@ def upload(client: TestClient, content: bytes, name: str = "a.safetensors") -> A
 
 def test_a_long_request_is_refused_before_it_is_read(client: TestClient) -> None:
     most = server.MAX_REQUEST_BYTES
-    assert upload(client, b"a" * server.MAX_FILE_BYTES).status_code == 200
+    assert upload(client, b"a" * (most // 2)).status_code == 200
     assert upload(client, b"a" * most).status_code == 413
-    many = [("files", (f"{n}.safetensors", b"a" * 600_000)) for n in range(2)]
-    assert client.post(f"{API}/upload", files=many).status_code == 413
-    without_length = client.post(JOIN, content=(b"a" * 100_000 for _ in range(20)))
+    without_length = client.post(JOIN, content=(b"a" * 10_000 for _ in range(20)))
     assert without_length.status_code == 413
     for length in ("-1", "1e9", "9" * 100):
         headers = {"Content-Length": length}

@@ -5,22 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import secrets
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from causal_qwen.app import rendering, served
-from causal_qwen.app.served import ServedModel
-from causal_qwen.individuals import Individual
-from causal_qwen.text.edits import find_numbers, replace_number
-from causal_qwen.text.segmentation import INCOMPLETE
-
-if TYPE_CHECKING:
-    from causal_qwen.app.local import LocalServer, Opened
+from causal_qwen.app.served import ServedModel, Speaker
 
 Update = dict[Any, Any]  # component -> new value; other outputs stay
 
@@ -29,12 +24,11 @@ TABS = ("Generate", "Individuals", "Counterfactual", "Numbers", "Tokens")
 TEXTS_ONLY = "This server runs without torch and answers texts only, so the other tabs are left out"
 MAX_TEXTS = 12  # generated at once
 PARALLEL, WAITING = 4, 24  # calls of one function; Gradio shows the place in its queue
-KEEP_SECONDS = (600, 3600)  # files are looked at every 10 minutes, deleted after an hour
+KEEP_SECONDS = (600, 3600)  # uploads are looked at every 10 minutes, deleted after an hour
 PROMPT = "The old lighthouse keeper opened the door and"
 EDITED_PROMPT = "The king's daughter had 7 horses and"
 CLICK_HINT = "Click a token to see how it was chosen."
-TEXT_HINT = "Write a text that ends before a number, and press Predict."
-FIRST_NOTE = "The iris regressor is fitted when this tab is first opened, which may take a minute."
+FIRST_NOTE = "Fitted on 60 irises when this tab is first opened, which may take a minute."
 SERVED_NOTE = "For a regressor that reads columns write a line for each, such as carat = 0.7."
 OWN_HEAD = ("the model's own number head, if it was trained on values", "")
 STOP_MS = 500  # after which no more updates of a stopped stream arrive
@@ -46,32 +40,27 @@ CSS, NUMBERS_JS, TOKENS_JS = (
 LAST_INPUT_JS = "(...inputs) => [...inputs.slice(0, -1), window.{}]"
 
 
-def build(model: ServedModel, files: Path, local: LocalServer | None = None) -> gr.Blocks:
-    """The whole page for one model; every visitor has a list of individuals of their own.
-
-    Saved individuals are written to `files`, to be downloaded. `local` is the model's server, if
-    it runs in this process: it opens directories of regressors.
-    """
-    place = "." if local else f" at `{model.client.address}`."
+def build(model: ServedModel, is_local: bool = False) -> gr.Blocks:
+    """The whole page for one model; every visitor has a list of individuals of their own."""
+    place = "." if is_local else f" at `{model.client.address}`."
     left_out = "" if model.has_analyses else f" {TEXTS_ONLY}."
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=KEEP_SECONDS) as page:
         gr.Markdown(
             f"# CausalQwen\nA language model that infers an individual, U, from the context and "
             f"then decides what this individual writes. Model: `{model.name}`{place}{left_out}"
         )
-        mine = gr.State(
-            [model.draw(seed, name, served.TEMPERATURE) for name, seed in served.FIRST.items()]
-        )
+        own = served.TEMPERATURE, model.persistence
+        mine = gr.State([Speaker(name, seed, *own) for name, seed in served.FIRST.items()])
         with gr.Tabs(overflow_behavior="wrap"):  # a menu hides the last on some phones
             with gr.Tab(TABS[0]):
                 _generate_tab(model)
             with gr.Tab(TABS[1]):
-                choices = _individuals_tab(model, mine, files)
+                choices = [_individuals_tab(model, mine)]
             if model.has_analyses:
                 with gr.Tab(TABS[2]):
                     choices.append(_counterfactual_tab(model, mine))
                 with gr.Tab(TABS[3]) as tab:
-                    _numbers_tab(model, tab, local)
+                    _numbers_tab(model, tab)
                 with gr.Tab(TABS[4]):
                     _tokens_tab(model)
         mine.change(_choices, [mine, *choices], choices)
@@ -128,27 +117,18 @@ def _generate_tab(model: ServedModel) -> None:
     _cancel(stop, running, output)
 
 
-def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[Any]:
-    """-> the components in which an individual is selected"""
-    first = mine.value
-    names = served.names(first)
-    table = gr.HTML(rendering.individuals_table(first))
+def _individuals_tab(model: ServedModel, mine: gr.State) -> Any:
+    """-> the component in which individuals are selected"""
+    names = _names(mine.value)
+    table = gr.HTML(rendering.individuals_table(mine.value))
+    gr.Markdown("### Draw an individual")
     with gr.Row():
-        with gr.Column():
-            gr.Markdown("### Draw an individual")
-            with gr.Row():
-                name = gr.Textbox(label="Name", placeholder="Dora", min_width=120)
-                seed = gr.Number(None, label="Seed", placeholder="random", precision=0)
-            with gr.Row():
-                temperature = _temperature("Temperature")
-                persistence = _persistence(model)
-            draw = gr.Button("Draw", variant="primary")
-        with gr.Column():
-            gr.Markdown("### Save and load")
-            saved = gr.Dropdown(names, value=names[0], label="Individual to save")
-            with gr.Row():
-                save = gr.DownloadButton("Save to a file", value=served.save(first[0], files))
-                load = gr.UploadButton("Load from a file", file_types=[served.SUFFIX])
+        name = gr.Textbox(label="Name", placeholder="Dora", min_width=120)
+        seed = gr.Number(None, label="Seed", placeholder="random", precision=0)
+    with gr.Row():
+        temperature = _temperature("Temperature")
+        persistence = _persistence(model)
+    draw = gr.Button("Draw", variant="primary")
     gr.Markdown("### Generate with every selected individual after every prompt")
     speakers = gr.CheckboxGroup(names, value=names, label="Individuals")
     prompts = _text_box("Prompts, one per line", f"{PROMPT}\nThe best way to learn is to")
@@ -158,19 +138,16 @@ def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[An
 
     @report_errors
     def on_draw(
-        them: list[Individual], who: str, number: int | None, t: float, own: float
+        them: list[Speaker], who: str, number: int | None, t: float, own: float
     ) -> Iterator[tuple[Any, ...]]:
-        yield served.add(them, model.draw(number, who, t, own)), "", None
+        number = secrets.randbelow(10**6) if number is None else number
+        new = Speaker(" ".join((who or f"No. {number}").split()), number, t, own)
+        if new.name in _names(them):
+            raise ValueError(f"The name {new.name} is taken; choose another one.")
+        yield [*them, new], "", None
 
     @report_errors
-    def on_load(them: list[Individual], path: str) -> Iterator[list[Individual]]:
-        yield served.load(them, path, model.size)
-
-    def on_save(them: list[Individual], selected: str) -> str:
-        return served.save(served.find(them, selected), files)
-
-    @report_errors
-    def run(them: list[Individual], selected: list[str], lines: str, n: int) -> Iterator[str]:
+    def run(them: list[Speaker], selected: list[str], lines: str, n: int) -> Iterator[str]:
         speaking = [one for one in them if one.name in selected]
         texts = [served.read_text(line) for line in (lines or "").splitlines() if line.strip()]
         rows = [(one, text) for text in texts for one in speaking]
@@ -179,83 +156,54 @@ def _individuals_tab(model: ServedModel, mine: gr.State, files: Path) -> list[An
                 f"{len(speaking)} individuals and {len(texts)} prompts make {len(rows)} texts; "
                 f"select 1 to {MAX_TEXTS}."
             )
-        titles = [(str(one.name), f"seed {one.seed}", text) for one, text in rows]
-        bodies = ({"prompt": text, **served.request_fields(one)} for one, text in rows)
+        titles = [(one.name, f"seed {one.seed}", text) for one, text in rows]
+        bodies = ({"prompt": text, **one.fields} for one, text in rows)
         yield from _growing_cards(titles, model.stream(bodies, n))
 
     for trigger in (draw.click, name.submit, seed.submit):
         trigger(on_draw, [mine, name, seed, temperature, persistence], [mine, name, seed])
-    load.upload(on_load, [mine, load], mine)
-    saved.change(on_save, [mine, saved], save, show_progress="hidden")
     mine.change(rendering.individuals_table, mine, table)
     running = start.click(run, [mine, speakers, prompts, tokens], output)
     _cancel(stop, [running], output)
-    return [saved, speakers]
+    return speakers
 
 
 def _counterfactual_tab(model: ServedModel, mine: gr.State) -> Any:
     """-> the component in which an individual is selected"""
     prompt = _text_box("Prompt", EDITED_PROMPT)
-    names, kinds = served.names(mine.value), served.KINDS
-    with gr.Row():
-        speaker = gr.Dropdown(names, value=names[0], label="Speaker")
-        kind = gr.Radio(list(kinds), value=kinds[0], label="Change")
-    edit: dict[str, Any] = {}
-    with gr.Row() as words:
-        label = "Word to replace, in the prompt or the generated text"
-        edit["word"] = gr.Textbox("daughter", label=label)
-        edit["other_word"] = gr.Textbox("son", label="Replacement")
-    with gr.Row(visible=False) as numbers:
-        edit["index"] = index = _number_box(EDITED_PROMPT)
-        edit["number"] = gr.Number(12, label="Replacement")
-    with gr.Row(visible=False) as prompts:
-        edit["other_prompt"] = _text_box("Replacement", "The queen's dog had 7 puppies and")
+    edited = _text_box("The prompt with a change", EDITED_PROMPT.replace("daughter", "son"))
+    names = _names(mine.value)
+    speaker = gr.Dropdown(names, value=names[0], label="Speaker")
     tokens = _new_tokens(model, 16)
     compare = gr.Button("Compare", variant="primary")
     hint = "The text of the speaker appears here, before and after the change."
     output = gr.HTML(rendering.note(hint), label="Comparison")
 
     @report_errors
-    def run(
-        them: list[Individual], name: str, text: str, n: int, change: str, *values: Any
-    ) -> Iterator[str]:
-        named = dict(zip(edit, values, strict=True))
-        found = model.compare(served.find(them, name), text, n, change, named)
+    def run(them: list[Speaker], name: str, text: str, other: str, n: int) -> Iterator[str]:
+        (who,) = (one for one in them if one.name == name)
+        found = model.compare(who, served.read_text(text), served.read_text(other), n)
         yield rendering.comparison(found)
 
-    kind.change(
-        lambda change: [gr.update(visible=change == one) for one in kinds],
-        kind,
-        [words, numbers, prompts],
-        show_progress="hidden",
-    )
-    prompt.change(_number_box, [prompt, index], index, show_progress="hidden")
-    fields = (prompt, edit["word"], edit["other_word"], edit["number"])
-    for trigger in (compare.click, *(field.submit for field in fields)):
-        trigger(run, [mine, speaker, prompt, tokens, kind, *edit.values()], output)
+    for trigger in (compare.click, prompt.submit, edited.submit):
+        trigger(run, [mine, speaker, prompt, edited, tokens], output)
     return speaker
 
 
-def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> None:
+def _numbers_tab(model: ServedModel, tab: gr.Tab) -> None:
     versions = itertools.count()
 
     def draw_text(words: str) -> str:
         return rendering.draggable_text((words or "")[: served.MAX_CHARACTERS], next(versions))
 
-    choices = [(f"the regressor {one}", one) for one in model.regressors] or [OWN_HEAD]
-    if local is not None:
-        choices = [(local.IRISES, local.IRISES), OWN_HEAD]
-    note = gr.HTML(rendering.note(FIRST_NOTE if local else SERVED_NOTE))
-    text = _text_box("Text that ends before a number", "", lines=3, name="number-text")
+    choices = [*((one, one) for one in model.regressors), OWN_HEAD]
+    has_irises = served.IRISES in model.regressors
+    example = served.IRIS_TEXT if has_irises else ""
+    gr.HTML(rendering.note(FIRST_NOTE if has_irises else SERVED_NOTE))
+    text = _text_box("Text that ends before a number", example, lines=3, name="number-text")
     predict = gr.Button("Predict", variant="primary")
-    sentence = gr.HTML(draw_text(""), js_on_load=NUMBERS_JS)
+    sentence = gr.HTML(draw_text(example), js_on_load=NUMBERS_JS)
     picture = gr.HTML(label="Prediction", elem_classes="prediction")
-    with gr.Accordion("Had the text been different", open=False):
-        with gr.Row():
-            observed = gr.Number(None, label="Observed value", placeholder="the number seen")
-            other = gr.Textbox(label="The same text, edited", lines=3, scale=4)
-        ask = gr.Button("Ask")
-        answered = gr.HTML()
     key = gr.Radio(choices, value=choices[0][1], label="Numbers by")
     dragged = gr.JSON(visible=False)  # index and value, set by the browser
 
@@ -271,18 +219,15 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
     @report_errors
     def on_drag(asked: str, words: str, now: list[float]) -> Iterator[Update]:
         index, value = now
-        words = replace_number(served.read_text(words), int(index), value)
+        words = served.replace_number(served.read_text(words), int(index), value)
         yield {**show(asked, words), text: words}
 
-    @report_errors
-    def on_ask(asked: str, words: str, seen: float | None, edited: str) -> Iterator[str]:
-        before, after = (served.read_text(one) for one in (words, edited))
-        yield rendering.note(model.what_if(asked, before, seen, after))
+    def on_first(asked: str, words: str) -> Iterator[Update]:
+        if words and words == example:
+            yield from on_predict(asked, words)
 
     for trigger in (predict.click, text.submit):
         trigger(on_predict, [key, text], [sentence, picture])
-    for trigger in (ask.click, observed.submit, other.submit):
-        trigger(on_ask, [key, text, observed, other], answered)
     sentence.edit(draw_text, text, sentence, show_progress="hidden", trigger_mode="always_last")
     sentence.input(
         on_drag,
@@ -292,44 +237,7 @@ def _numbers_tab(model: ServedModel, tab: gr.Tab, local: LocalServer | None) -> 
         show_progress="hidden",
         trigger_mode="always_last",
     )
-    if local is None:
-        return
-    with gr.Accordion("Use another regressor", open=False):
-        path = gr.Textbox(
-            label="Directory of a saved regressor",
-            placeholder="written by causal-qwen fit on this machine",
-        )
-        load = gr.Button("Load this regressor")
-    begun = [note, text, other, sentence, picture]
-
-    def use(opened: Opened) -> Iterator[Update]:
-        """A regressor of this process, with its example."""
-        example, hint = opened.example, rendering.note(TEXT_HINT)
-        begin = {text: example, other: example, sentence: draw_text(example), picture: hint}
-        yield {note: rendering.note(opened.note), **begin}
-        if example:
-            yield show(opened.name, example)
-
-    @report_errors
-    def on_first(words: str) -> Iterator[Update]:
-        if not words:
-            yield from use(local.open(local.IRISES))
-
-    @report_errors
-    def on_choose(asked: str) -> Iterator[Update]:
-        yield from use(local.open(asked))
-
-    @report_errors
-    def on_load(directory: str) -> Iterator[Update]:
-        opened = local.open((directory or "").strip() or ".")
-        found = [*choices, (opened.name, opened.name)]
-        yield {key: gr.update(choices=found, value=opened.name)}
-        yield from use(opened)
-
-    tab.select(on_first, text, begun, show_progress="hidden")
-    key.input(on_choose, key, begun)
-    for trigger in (load.click, path.submit):
-        trigger(on_load, path, [key, *begun])
+    tab.select(on_first, [key, text], [sentence, picture], show_progress="hidden")
 
 
 def _tokens_tab(model: ServedModel) -> None:
@@ -388,25 +296,17 @@ def _start_and_stop() -> tuple[gr.Button, gr.Button]:
         return gr.Button("Generate", variant="primary"), gr.Button("Stop")
 
 
-def _choices(them: Sequence[Individual], *selected: Any) -> list[Any]:
+def _names(them: Sequence[Speaker]) -> list[str]:
+    return [one.name for one in them]
+
+
+def _choices(them: Sequence[Speaker], *selected: Any) -> list[Any]:
     """The new individual is offered and selected, in addition to others where many can be."""
-    names = served.names(them)
+    names = _names(them)
     return [
         gr.update(choices=names, value=[*one, names[-1]] if isinstance(one, list) else names[-1])
         for one in selected
     ]
-
-
-def _number_box(text: str, selected: Any = None) -> gr.Dropdown:
-    """The numbers of a text; the selected one stays selected if it still exists."""
-    numbers = enumerate(find_numbers((text or "")[: served.MAX_CHARACTERS]))
-    found = [(f"{surface} (number {index + 1})", index) for index, (surface, _) in numbers]
-    index = selected if isinstance(selected, int) else 0
-    value = min(max(index, 0), len(found) - 1) if found else None
-    # The browser may send a selection before it has the choices of a new text: the server checks.
-    return gr.Dropdown(
-        found, value=value, label="Number to replace", min_width=240, allow_custom_value=True
-    )
 
 
 def _cancel(button: gr.Button, running: Sequence[Any], output: gr.HTML) -> None:
@@ -420,14 +320,8 @@ def _growing_cards(
     titles: Sequence[tuple[str, str, str]], stream: Iterator[list[str]]
 ) -> Iterator[str]:
     """Cards with titles, notes and prompts, while their texts grow."""
-    texts = [""] * len(titles)
-
-    def draw(is_done: bool) -> str:
-        shown = ((*title, text) for title, text in zip(titles, texts, strict=True))
-        return rendering.cards(shown, is_done)
-
-    yield draw(is_done=False)
-    for grown in stream:
-        texts = [text.rstrip(INCOMPLETE) for text in grown]
-        yield draw(is_done=False)
-    yield draw(is_done=True)
+    cards: list[rendering.Card] = []
+    for texts in itertools.chain([[""] * len(titles)], stream):
+        cards = [(*title, text) for title, text in zip(titles, texts, strict=True)]
+        yield rendering.cards(cards, is_done=False)
+    yield rendering.cards(cards, is_done=True)

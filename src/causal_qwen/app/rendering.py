@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from causal_qwen.analysis.rendering import to_html
-from causal_qwen.app.served import Forecast
-from causal_qwen.individuals import Individual
+from causal_qwen.app.served import Forecast, Speaker
 from causal_qwen.text.numerals import encode
 
 if TYPE_CHECKING:
@@ -43,9 +42,8 @@ def note(text: str) -> str:
     return _page(f"<p class='note'>{_escape(text)}</p>")
 
 
-def individuals_table(individuals: Sequence[Individual]) -> str:
-    rows = [[x.name, x.seed, f"{x.temperature:g}", f"{x.persistence:g}"] for x in individuals]
-    return _page(_table(("name", "seed", "temperature", "persistence"), rows))
+def individuals_table(them: Sequence[Speaker]) -> str:
+    return _page(_table(Speaker._fields, them))
 
 
 def comparison(result: Any) -> str:

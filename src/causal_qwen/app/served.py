@@ -1,9 +1,9 @@
 """Served: what a visitor writes, and what the page asks of the routes of `causal-qwen serve`.
 
     texts            POST /v1/completions, a stream per text; the server decodes them together
-    individuals      POST /v1/individuals for the model's settings; here they are seeds
+    individuals      here they are seeds with settings; POST /v1/individuals names the model's
     counterfactuals  POST /v1/counterfactuals
-    numbers          POST /v1/numbers, /v1/numbers/counterfactual
+    numbers          POST /v1/numbers
     tokens           POST /v1/tokens
 
 A request that fails is one sentence (`serving.client`). No torch, no Gradio.
@@ -13,40 +13,54 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import secrets
-import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.serving.client import Client
 from causal_qwen.tables.cells import is_missing, read_cell
-from causal_qwen.text.edits import replace_word
+from causal_qwen.text.numerals import encode, render
 
 TEXTS, PEOPLE, MODELS = "/v1/completions", "/v1/individuals", "/v1/models"
 COUNTERFACTUALS, NUMBERS, TOKENS = "/v1/counterfactuals", "/v1/numbers", "/v1/tokens"
-WHAT_IF = "/v1/numbers/counterfactual"
 MAX_NEW_TOKENS = 80
 MAX_CHARACTERS = 1000  # of a text
 LEVELS = (0.5, 0.9)
+IRISES = "petal length of an iris, in cm"  # the regressor of `local`, and a text for it
+IRIS_TEXT = (
+    "An iris versicolor has sepals 6.1 cm long and 2.8 cm wide, and petals 1.3 cm wide. The petal "
+    "length in cm is"
+)
+DIGITS = 15  # of an inserted number: enough for every value that a drag can reach
 TEMPERATURE = 1.0
 COMPATIBLE_TEMPERATURE = 0.7  # varied and still fluent
 FIRST = {"Ada": 1, "Bo": 2, "Chen": 3}  # names and seeds of every visitor's first individuals
-SUFFIX = ".safetensors"
-KINDS = ("a word", "a number", "the prompt")  # that an edit replaces
 MODE_NOTES = {
     "standard": "the most probable token, no noise",
     "sampling": "new noise in U at every token",
     "causal": "individual {seed}: noise in U of its own, the same in every text",
     "compatible": "softmax sampling, as in plain Qwen2",
 }
+
+
+class Speaker(NamedTuple):
+    """An individual of a visitor, whose noise its seed draws."""
+
+    name: str
+    seed: int
+    temperature: float
+    persistence: float
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a request."""
+        _, seed, temperature, persistence = self
+        own = {"temperature": temperature, "persistence": persistence}
+        return {"causal_mode": "causal", "individual": seed, **own}
 
 
 class Forecast(NamedTuple):
@@ -60,7 +74,6 @@ class Forecast(NamedTuple):
 class ServedModel:
     client: Client
     name: str
-    size: int  # C, of an individual
     persistence: float  # of individuals, by default
     max_new_tokens: int
     has_analyses: bool  # counterfactuals, numbers and tokens
@@ -70,69 +83,41 @@ class ServedModel:
     def open(cls, url: str, api_key: str | None = None) -> ServedModel:
         """Ask a server for its model."""
         client = Client(url, api_key)
-        found = client.get(MODELS)
-        with client.reading(MODELS):
-            card = found["data"][0]
-            size = int(card["individual_size"])  # of no other server's models
-            drawn = client.post(PEOPLE, {})
-            return cls(
-                client=client,
-                name=str(card["id"]),
-                size=size,
-                persistence=float(drawn["persistence"]),
-                max_new_tokens=min(int(card["limits"]["max_tokens"]), MAX_NEW_TOKENS),
-                has_analyses=card["engine"] == "torch",
-                regressors=[str(name) for name in card["regressors"]],
+        (card,) = client.get(MODELS)["data"]
+        if "individual_size" not in card:
+            raise ValueError(
+                f"{client.address} serves another kind of model; use causal-qwen serve."
             )
-
-    def draw(
-        self, seed: int | None, name: str, temperature: float, persistence: float | None = None
-    ) -> Individual:
-        """With the settings that the server confirms; it keeps nothing."""
-        seed = secrets.randbelow(10**6) if seed is None else seed
-        asked = {"seed": seed, "temperature": temperature, "persistence": persistence}
-        found = self.client.post(PEOPLE, asked)
-        own: dict[str, Any] = {one: float(found[one]) for one in OWN_FIELDS}
-        named = " ".join((name or f"No. {seed}").split())
-        return Individual.draw(self.size, seed=seed, name=named, **own)
+        return cls(
+            client=client,
+            name=card["id"],
+            persistence=client.post(PEOPLE, {})["persistence"],
+            max_new_tokens=min(card["limits"]["max_tokens"], MAX_NEW_TOKENS),
+            has_analyses=card["engine"] == "torch",
+            regressors=card["regressors"],
+        )
 
     def stream(self, bodies: Iterable[dict[str, Any]], most: int) -> Iterator[list[str]]:
         """All texts side by side, growing by a token of each in turn. Closing the iterator closes
         the connections, which stops the texts."""
         with ExitStack() as opened:
-            streams = [opened.enter_context(closing(self._text(body, most))) for body in bodies]
-            yield from interleave(streams)
+            streams = {}
+            for place, body in enumerate(bodies):
+                events = self.client.stream(TEXTS, {**body, "max_tokens": most})
+                streams[place] = opened.enter_context(closing(events))
+            texts = [""] * len(streams)
+            while streams:
+                for place, events in list(streams.items()):
+                    if (record := next(events, None)) is None:
+                        del streams[place]
+                    else:
+                        texts[place] += record["choices"][0]["text"]
+                        yield list(texts)
 
-    def _text(self, body: dict[str, Any], most: int) -> Generator[str]:
-        text, body = "", {**body, "max_tokens": most, "stream": True}
-        with closing(self.client.stream(TEXTS, body)) as events:
-            for record in events:
-                text += record["choices"][0]["text"]
-                yield text
-
-    def compare(
-        self, individual: Individual, prompt: str, most: int, kind: str, values: dict[str, Any]
-    ) -> Any:
-        """Both texts of one edit, whose fields are in `values`, for `rendering.to_html`."""
-        prompt = read_text(prompt)
-        body = {"prompt": prompt, "max_tokens": most, **request_fields(individual)}
-
-        def ask(edit: dict[str, Any]) -> Any:
-            found = self.client.post(COUNTERFACTUALS, {**body, "edit": edit})
-            return _read_comparison(found, individual)
-
-        if kind == "the prompt":
-            return ask({"prompt": read_text(values["other_prompt"])})
-        if kind == "a number":
-            return ask({"number": values["index"] or 0, "by": values["number"]})
-        word, other = read_text(values["word"]), read_text(values["other_word"])
-        if replace_word(prompt, word, other) is not None:
-            return ask({"word": word, "by": other})
-        factual = ask({"prompt": prompt}).factual
-        for step, token in enumerate(factual.tokens):
-            if token.strip() == word:
-                return ask({"token": factual.start + step, "by": token.replace(word, other)})
-        raise ValueError(f"{word!r} is not a word of the prompt, nor one generated token.")
+    def compare(self, speaker: Speaker, prompt: str, edited: str, most: int) -> Any:
+        """The speaker's texts after two prompts, for `rendering.comparison`."""
+        body = {"prompt": prompt, "edit": {"prompt": edited}, "max_tokens": most}
+        return _read_comparison(self.client.post(COUNTERFACTUALS, body | speaker.fields), speaker)
 
     def forecast(self, regressor: str, text: str) -> Forecast:
         """By a regressor of the server, or ("") by the number head of its model."""
@@ -146,17 +131,6 @@ class ServedModel:
                 math.inf if high is None else high,
             )
         return Forecast(found["median"], ends)
-
-    def what_if(self, regressor: str, text: str, observed: float | None, edited: str) -> str:
-        """What the number seen after `text` would have been after the `edited` one, in words."""
-        before, after = read_row(text) or text, read_row(edited) or edited
-        body = {"input": before, "edited": after, "observed": observed}
-        found = self.client.post(WHAT_IF, {**body, "regressor": regressor or None})
-        return (
-            f"Observed {observed:.4g} where {found['factual']:.4g} was expected; after the edited "
-            f"text it would have been {found['median']:.4g} ({found['level']:.0%}: "
-            f"{found['low']:.4g} to {found['high']:.4g})."
-        )
 
     def tokens(self, text: str, index: int | None = None) -> tuple[list[str], Any]:
         """The tokens of a text; with `index`, an `analysis.token_view.TokenView` as well."""
@@ -180,20 +154,7 @@ def four_modes(
     return {name: {"causal_mode": name, **options} for name, options in found.items()}
 
 
-def interleave(streams: Sequence[Iterator[str]]) -> Iterator[list[str]]:
-    """One token of every stream in turn -> the texts of all streams after each token"""
-    texts = [""] * len(streams)
-    running = dict(enumerate(streams))
-    while running:
-        for index, stream in list(running.items()):
-            if (grown := next(stream, None)) is None:
-                del running[index]
-            else:
-                texts[index] = grown
-                yield list(texts)
-
-
-def _read_comparison(record: dict[str, Any], individual: Individual) -> Any:
+def _read_comparison(record: dict[str, Any], speaker: Speaker) -> Any:
     worlds = {}
     for name in ("factual", "counterfactual"):
         world = dict(record[name])
@@ -203,7 +164,7 @@ def _read_comparison(record: dict[str, Any], individual: Individual) -> Any:
         world["number"] = world["number"].reshape(-1, 3)
         worlds[name] = SimpleNamespace(**world)
     steps = {one: np.array(record[one], np.float64) for one in ("shift_U", "scale_ratio")}
-    known = {"individual": individual, "is_text": True}
+    known = {"individual": speaker, "is_text": True}
     return SimpleNamespace(**{**record, **worlds, **steps, **known})
 
 
@@ -230,54 +191,7 @@ def read_row(text: str) -> dict[str, Any] | None:
     return {name: None if is_missing(cell) else read_cell(cell) for name, cell in cells.items()}
 
 
-# ---------------------------------------------------------------- individuals
-# Every function returns a new list, so visitors never share one.
-
-
-def names(them: Sequence[Individual]) -> list[str]:
-    return [str(individual.name) for individual in them]
-
-
-def find(them: Sequence[Individual], name: str | None) -> Individual:
-    found = next((one for one in them if one.name == name), None)
-    if found is None:
-        raise ValueError("No individual is selected; select one of yours.")
-    return found
-
-
-def add(them: Sequence[Individual], new: Individual) -> list[Individual]:
-    if new.name in names(them):
-        raise ValueError(f"The name {new.name} is taken; choose another one.")
-    return [*them, new]
-
-
-def load(them: Sequence[Individual], path: str, size: int) -> list[Individual]:
-    """The list with one more, from a file of `Individual.save`."""
-    found = Individual.load(path)
-    if found.size != size:
-        raise ValueError(
-            f"{Path(path).name} has {found.size} coordinates and this model's individuals have "
-            f"{size}: it belongs to another model."
-        )
-    request_fields(found)  # refuses noise that no seed draws
-    return add(them, replace(found, name=found.name or Path(path).stem))
-
-
-def save(individual: Individual, directory: Path) -> str:
-    """-> a file named after the individual, in a new directory below `directory`"""
-    name = re.sub(r"[^\w-]+", "-", individual.name or "individual") + SUFFIX
-    path = Path(tempfile.mkdtemp(dir=directory)) / name
-    individual.save(path)
-    return str(path)
-
-
-def request_fields(individual: Individual) -> dict[str, Any]:
-    """The individual as fields of a request, in which it is a seed."""
-    own = {name: getattr(individual, name) for name in OWN_FIELDS}
-    seed = individual.seed
-    if seed is None or individual != Individual.draw(individual.size, seed=seed, **own):
-        raise ValueError(
-            f"{individual.name} has noise that no seed draws, and a server is sent a seed; use "
-            "causal-qwen generate --individual FILE."
-        )
-    return {"causal_mode": "causal", "individual": seed, **own}
+def replace_number(text: str, index: int, value: float) -> str:
+    """The text with another value for its `index`-th number, counted from 0."""
+    start, end = encode(text).spans[index]
+    return text[:start] + render(value, DIGITS) + text[end:]

@@ -11,20 +11,14 @@ import secrets
 import shutil
 import tempfile
 import webbrowser
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from causal_qwen.app.local import LocalServer
-    from causal_qwen.serving.client import Client
-
-MAX_FILE_BYTES = 1_000_000  # of an uploaded individual
-MAX_REQUEST_BYTES = MAX_FILE_BYTES + 100_000  # of a request: a file and its form
-MAX_CONNECTIONS = 200
+MAX_REQUEST_BYTES = 100_000
 MAX_SESSIONS = 1000  # whose individuals are kept, the latest
 CLOSE_SECONDS = 2  # for running requests to end
 
@@ -54,14 +48,15 @@ def launch(
         from causal_qwen.serving.security import is_loopback
 
         bound = opened.enter_context(connections.bind(host, port))  # before a model is loaded
-        account = None if auth is None else read_account(auth)
+        account: Any = None if auth is None else tuple(auth.split(":", 1))
+        if account is not None and not (len(account) == 2 and all(account)):
+            raise ValueError("--auth needs a user and a password, as in --auth ada:secret.")
         if not is_loopback(host):
             connections.warn("playground", host, "a user and a password")
             if account is None:
                 account = "causal-qwen", secrets.token_urlsafe()
                 print("User: {}  Password: {}".format(*account), flush=True)
-        local: LocalServer | None = None
-        if url is None:
+        if is_local := url is None:
             from causal_qwen.app.local import LocalServer
 
             print("Opening the model ...", flush=True)
@@ -70,21 +65,13 @@ def launch(
         served = ServedModel.open(url, api_key)
         files.mkdir(mode=0o700)  # not before the imports, which a signal ends at once
         opened.callback(shutil.rmtree, files)
-        app = make_app(build(served, files, local), host, account, served.client)
-        server = connections.make_server(app, MAX_CONNECTIONS, CLOSE_SECONDS)
+        app = make_app(build(served, is_local), host, account)
+        server = connections.make_server(app, CLOSE_SECONDS)
         address = connections.address_of(host, bound)
         print(f"The playground is open at {address} (Ctrl-C closes it).", flush=True)
         if open_browser:
             webbrowser.open(address)
         connections.run(server, bound)
-
-
-def read_account(text: str) -> tuple[str, str]:
-    """Of "user:password"."""
-    user, _, password = text.partition(":")
-    if not (user and password):
-        raise ValueError("--auth needs a user and a password, as in --auth ada:secret.")
-    return user, password
 
 
 def configure_gradio(files: Path) -> None:
@@ -100,7 +87,6 @@ def make_app(
     page: Any,
     host: str = "127.0.0.1",
     account: tuple[str, str] | None = None,
-    client: Client | None = None,
 ) -> ASGIApp:
     """The page as an ASGI application, guarded."""
     import gradio
@@ -109,15 +95,9 @@ def make_app(
     from causal_qwen.app.page import CSS
     from causal_qwen.serving.security import guard
 
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        if client is not None:  # threads that wait for the model's server must end
-            client.close()
-
     page.state_session_capacity = MAX_SESSIONS
     app = gradio.mount_gradio_app(
-        FastAPI(openapi_url=None, lifespan=life),
+        FastAPI(openapi_url=None),
         page,
         path="/",
         auth=account,
@@ -127,7 +107,6 @@ def make_app(
         run_history=False,
         enable_monitoring=False,
         footer_links=[],
-        max_file_size=MAX_FILE_BYTES,
         theme=gradio.themes.Base(
             primary_hue="teal",
             font=["system-ui", "sans-serif"],

@@ -13,9 +13,7 @@ Out:  results on stdout (text, tables, or JSON with --json); progress and errors
     serving     serve
     setup       doctor, convert, app
     demo        what `demo` shows
-    chat        `Conversation`: several turns with one individual
-    remote_chat the same with an individual of a server
-    turns       the lines of a conversation and their answers
+    chat        `Conversation`: several turns with one individual, of a model here or of a server
     live_view   a text in a terminal as it grows
     batch       a file of prompts -> a file of texts
     doctor      what `doctor` examines, and the cure for a missing module

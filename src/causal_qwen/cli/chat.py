@@ -1,147 +1,230 @@
-"""Chat: several turns with one individual.
+"""Chat: several turns with one individual, of a model here or of a server.
 
     you> What should I cook tonight?
     individual 7> The night before a big celebration, I always have a special recipe in mind ...
 
 Each turn encodes the whole conversation again. In `causal` mode one individual gives every answer;
-in `sampling` mode one seed draws the noise of every position.
+in `sampling` mode one seed draws the noise of every position. Imports no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Any
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
-from causal_qwen.cli.turns import common_command, interruption
+import typer
+
 from causal_qwen.individuals import OWN_FIELDS, Individual, parse_individual
 from causal_qwen.options import MODES, NOISY_MODES, check_choice
-from causal_qwen.session import Session, Text
+from causal_qwen.terminal import print_json
 
-HELP = {
-    "/individual [SEED|FILE]": "show the individual, or continue with another one",
-    "/mode [MODE]": f"show the mode, or change it: {', '.join(MODES)}",
-    "/save FILE": "save the individual",
-    "/reset": "delete the conversation and keep the individual",
-    "/help": "show this list",
-    "/quit": "quit, like Ctrl-D; Ctrl-C stops an answer",
-}
-OF_INDIVIDUALS = ("min_density", "persistence", "whole_words", "avoid_repeats")
+ROUTE = "/v1/chat/completions"
+HELP = f"""\
+/individual [WHO]  show the individual, or continue with another one: a seed, a file, a name
+/mode [MODE]       show the mode, or change it: {", ".join(MODES)}
+/reset             delete the conversation and keep the individual
+/help              show this list
+/quit              quit, like Ctrl-D; Ctrl-C stops an answer"""
+OF_INDIVIDUALS = (*OWN_FIELDS, "whole_words", "avoid_repeats")
+
+print_note = partial(typer.echo, err=True)  # beside the conversation
 
 
+class Answer(NamedTuple):
+    text: str
+    settings: dict[str, Any]  # that generate it again
+    is_stopped: bool = False
+
+
+@dataclass
 class Conversation:
-    """The messages, the mode, and the individual that answers."""
+    """The messages, the mode, and who answers."""
 
-    def __init__(
-        self,
-        session: Session,
-        mode: str = "causal",
-        individual: int | Individual | None = None,
-        system: str | None = None,
-        max_new_tokens: int = 200,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.session, self.max_new_tokens, self.options = session, max_new_tokens, options or {}
-        self.system = [] if system is None else [{"role": "system", "content": system}]
-        self.messages: list[dict[str, str]] = []  # user and assistant in turn
-        self.source = secrets.randbelow(10_000) if individual is None else individual
-        self.mode = check_choice("mode", mode, MODES)
+    source: Any  # a session
+    mode: str = "causal"
+    individual: int | str | Individual | None = None
+    system: str | None = None
+    max_new_tokens: int = 200
+    options: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, str]] = field(default_factory=list)  # user and assistant in turn
 
-    @property
-    def individual(self) -> Individual | None:
-        """The individual that answers; None in modes without noise."""
-        if self.mode not in NOISY_MODES:
-            return None
-        if isinstance(self.source, Individual):
-            return self.source
-        own = {name: self.options[name] for name in OWN_FIELDS if name in self.options}
-        resolve = self.session.engine.resolve
-        return self.session.individual_of(
-            resolve(causal_mode=self.mode, individual=self.source, **own)
-        )
-
-    @property
-    def size(self) -> int:
-        return self.session.engine.size
+    def __post_init__(self) -> None:
+        if self.individual is None:
+            self.individual = secrets.randbelow(10_000)
 
     @property
     def name(self) -> str:
         """The label of the answers."""
-        if (individual := self.individual) is None:
+        who = self.individual
+        if self.mode not in NOISY_MODES:
             return self.mode
-        seed = "" if individual.seed is None else f" {individual.seed}"
-        return individual.name or f"individual{seed}"
+        return who.name or "individual" if isinstance(who, Individual) else f"individual {who}"
 
-    def ask(self, message: str, on_text: Callable[[str], None] | None = None) -> Text:
+    def ask(self, message: str, on_text: Callable[[str], None] | None = None) -> Answer:
         """One turn. Ctrl-C stops the answer; its beginning is kept."""
-        engine = self.session.engine
-        space = engine.context - self.max_new_tokens
         turns = [*self.messages, {"role": "user", "content": message}]
-        while (length := len(engine.encode_chat([*self.system, *turns]).ids)) > space:
-            if len(turns) == 1:
-                raise ValueError(
-                    f"The message has {length} tokens and the model reads {space} beside its "
-                    "answer; shorten it."
-                )
-            turns = turns[2:]  # drop the oldest turn
-        individual, options = self.individual, dict(self.options)
-        if individual is not None:  # which has its own temperature, truncation and persistence
-            options = {name: one for name, one in options.items() if name not in OWN_FIELDS}
-        else:
-            options = {name: one for name, one in options.items() if name not in OF_INDIVIDUALS}
-        stream = self.session.stream(
-            [*self.system, *turns],
-            individual,
-            mode=self.mode,
-            max_new_tokens=self.max_new_tokens,
-            **options,
-        )
-        with interruption() as is_interrupted:
-            for text in stream:
+        additions, settings = self._begin(turns)
+        text, is_stopped = "", False
+        with interruption() as is_interrupted, contextlib.closing(additions):
+            for addition in additions:
+                text += addition
                 if on_text is not None:
-                    on_text(text)
-                if is_interrupted():
-                    stream.stop()
-        answer = stream.result
-        self.messages = [*turns, {"role": "assistant", "content": answer.text.strip()}]
-        return answer
+                    on_text(addition)
+                if is_stopped := is_interrupted():
+                    break
+        self.messages = [*turns, {"role": "assistant", "content": text.strip()}]
+        return Answer(text, settings, is_stopped)
 
     def command(self, line: str) -> str:
         """Run a line that begins with a slash. -> the reply"""
         name, _, argument = line.strip().partition(" ")
         argument = argument.strip()
-        if (reply := common_command(self, name, argument, HELP)) is not None:
-            return reply
-        if name == "/individual":
-            if argument:
-                self._use(parse_individual(argument))
-            return self._introduction(is_new=bool(argument))
-        if name == "/save":
-            if (one := self.individual) is None or not argument:
-                raise ValueError("/save needs the name of a file, and an individual to save.")
-            one.save(argument)
-            return f"{self.name} is saved in {argument}."
-        raise ValueError(f"{name} is unknown; /help lists the commands.")
+        if name == "/help":
+            return HELP
+        if name == "/reset":
+            self.messages = []
+            return f"The conversation is deleted; {self.name} stays."
+        if name == "/mode":
+            self.mode = check_choice("mode", argument or self.mode, MODES)
+        elif name == "/individual":
+            self.individual = self._find(argument) if argument else self.individual
+        else:
+            raise ValueError(f"{name} is unknown; /help lists the commands.")
+        return f"mode {self.mode}, answers by {self.name}"
 
-    def _introduction(self, is_new: bool) -> str:
-        answers = f"answers by {self.individual or self.mode!r}"
-        if not (is_new and self.messages):
-            return answers
+    def _find(self, who: str) -> int | str | Individual:
+        return parse_individual(who)
+
+    def _with_system(self, turns: list[dict[str, str]]) -> list[dict[str, str]]:
         return (
-            f"{answers}; the {len(self.messages) // 2} earlier turns, in another individual's "
-            "words, stay in the context (/reset deletes them)"
+            turns if self.system is None else [{"role": "system", "content": self.system}, *turns]
         )
 
-    def _use(self, individual: int | Individual) -> None:
+    def _begin(self, turns: list[dict[str, str]]) -> tuple[Generator[str], dict[str, Any]]:
+        """-> the additions to an answer, and its settings; the oldest turns may be left out"""
+        engine = self.source.engine
+        space = engine.context - self.max_new_tokens
+        while (length := len(engine.encode_chat(self._with_system(turns)).ids)) > space:
+            if len(turns) == 1:
+                raise ValueError(
+                    f"The message has {length} tokens and the model reads {space} beside its "
+                    "answer; shorten it."
+                )
+            turns = turns[2:]
+        who, options = self.individual, self.options
         if self.mode not in NOISY_MODES:
-            raise ValueError(f"Mode {self.mode} has no individual; use /mode causal.")
-        if isinstance(individual, Individual) and individual.size != self.size:
-            raise ValueError(
-                f"{individual!r} belongs to another model; this one has size={self.size}."
-            )
-        before, self.source = self.source, individual
+            who, options = None, {k: v for k, v in options.items() if k not in OF_INDIVIDUALS}
+        options = {"mode": self.mode, "max_new_tokens": self.max_new_tokens, **options}
+        stream = self.source.stream(self._with_system(turns), who, **options)
+        settings = stream.settings.to_dict(stream.individual)
+        return iter(stream), {"individual": None, **settings, "seed": stream.growing.row.seed}
+
+
+class RemoteConversation(Conversation):
+    """With a server, whose `Client` is the source. It knows individuals by seed or name."""
+
+    def _find(self, who: str) -> int | str | Individual:
+        return who
+
+    def _begin(self, turns: list[dict[str, str]]) -> tuple[Generator[str], dict[str, Any]]:
+        messages: Any = self._with_system(turns)
+        body = {"messages": messages, "max_tokens": self.max_new_tokens, "causal_mode": self.mode}
+        if self.mode in NOISY_MODES:
+            body["individual"] = self.individual
+        settings: dict[str, Any] = {}
+
+        def additions() -> Generator[str]:
+            with contextlib.closing(self.source.stream(ROUTE, {**body, **self.options})) as events:
+                for event in events:
+                    (choice,) = event["choices"]
+                    settings.update(choice.get("replay", {}))
+                    yield choice["delta"]["content"]
+
+        return additions(), settings
+
+
+def run(conversation: Conversation, *, as_json: bool = False) -> int:
+    """Answer each line of stdin. An error ends its own turn only. -> the number of failed lines"""
+    is_typed = sys.stdin.isatty()
+    if is_typed:
+        print_note(f"{conversation.name} answers. /help lists the commands; Ctrl-D quits.")
+    turn = failed = 0
+    for line in typed_lines("you> ") if is_typed else piped_lines():
+        if line == "/quit":
+            break
+        is_command = line.startswith("/")
+        turn += not is_command
+        shown = line.encode("utf-8", "backslashreplace").decode("utf-8")
+        asked = {"command": shown} if is_command else {"turn": turn, "prompt": shown}
         try:
-            _ = self.individual
-        except Exception:
-            self.source = before
-            raise
+            if shown != line:
+                raise ValueError(
+                    f"The line {line[:40]!a} is not text in the encoding of stdin "
+                    f"({sys.stdin.encoding}); convert it, or set PYTHONIOENCODING."
+                )
+            if is_command:
+                print_note(conversation.command(line))
+                continue
+            if is_typed and not as_json:
+                print(f"{conversation.name}> ", end="", flush=True)
+            answer = conversation.ask(line, None if as_json else partial(print, end="", flush=True))
+        except (ArithmeticError, OSError, ValueError) as error:
+            failed += 1
+            sentence = " ".join(str(error).split())
+            if as_json and not is_typed:
+                print_json({**asked, "error": sentence})
+            else:
+                print_note(sentence)
+            continue
+        if as_json:
+            said = {"text": answer.text, **answer.settings, "is_stopped": answer.is_stopped}
+            print_json({**asked, **said})
+            continue
+        print()
+        if answer.is_stopped:
+            print_note("(stopped)")
+    return 0 if is_typed else failed
+
+
+def piped_lines() -> Iterator[str]:
+    """The lines of a pipe that are not empty; bytes that are no text become surrogates."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    yield from filter(None, map(str.strip, sys.stdin))
+
+
+def typed_lines(label: str) -> Iterator[str]:
+    """Lines typed in a terminal, with history and editing where Python has readline."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    with contextlib.suppress(EOFError):
+        while True:
+            if not sys.stdout.isatty():  # stdout is for the results only
+                print(label, end="", file=sys.stderr, flush=True)
+            if line := input(label if sys.stdout.isatty() else "").strip():
+                yield line
+    print_note("")
+
+
+@contextlib.contextmanager
+def interruption() -> Iterator[Callable[[], bool]]:
+    """A function that is true after the first Ctrl-C; a second one ends the program."""
+    is_interrupted = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: is_interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -18,18 +18,15 @@ if TYPE_CHECKING:
     from causal_qwen.session import Session
 
 
-def demo(model: opt.ModelName = "", as_json: opt.Json = False) -> None:
+def demo(model: opt.ModelName = "") -> None:
     """Show the four modes, individuals, a counterfactual, and a number with its interval.
 
     Example: causal-qwen demo
     """
+    from causal_qwen.cli.demo import run
     from causal_qwen.session import open as open_session
 
-    session = open_session(model, "torch")
-    processor, causal = session.processor, session.model
-    from causal_qwen.cli.demo import run
-
-    run(processor, causal, as_json=as_json)
+    run(open_session(model, "torch"))
 
 
 def generate(
@@ -175,29 +172,27 @@ def chat(
 
     Example: causal-qwen chat model.gguf --individual 7
     """
-    from causal_qwen.cli.turns import Speaker, run
+    from causal_qwen.cli.chat import Conversation, RemoteConversation, run
 
     if named and model:
         raise ValueError(f"Two models are named, {named} and {model}; leave one out.")
     model = named or model
 
     decoding, opening = opt.split_settings(context)
-    conversation: Speaker
+    begin = mode, individual, system, max_new_tokens, decoding
+    conversation: Conversation
     if url is not None:
         if model or opening:
             raise ValueError("--url names the server, which has a model: leave out --model.")
-        from causal_qwen.cli.remote_chat import RemoteConversation
+        from causal_qwen.serving.client import Client
 
-        conversation = RemoteConversation(
-            url, api_key, mode, individual, system, max_new_tokens, decoding
-        )
+        conversation = RemoteConversation(Client(url, api_key), *begin)
     else:
         who, _ = opt.check_individual(individual, None)  # in any mode: /mode can change it
-        from causal_qwen.cli.chat import Conversation
         from causal_qwen.session import open as open_session
 
         session = open_session(model, engine, device=device, **opening)
-        conversation = Conversation(session, mode, who, system, max_new_tokens, decoding)
+        conversation = Conversation(session, mode, who, *begin[2:])
     if run(conversation, as_json=as_json):
         raise typer.Exit(1)
 

@@ -22,21 +22,12 @@ def given(value: str | None) -> str | None:
     return value
 
 
-def all_given(values: list[str]) -> list[str]:
-    """Typer callback: `given` for every value."""
-    for value in values:
-        given(value)
-    return values
-
-
 def writable(path: Path | None) -> Path | None:
     """Typer callback: refuse a file that cannot be written once the work is done."""
     if path is not None and path.is_dir():
         raise typer.BadParameter(f"{path} is a directory; name a file.")
-    if path is not None and not path.parent.is_dir():
-        raise typer.BadParameter(f"{path} cannot be written: {path.parent} is not a directory.")
     if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise typer.BadParameter(f"{path} cannot be written: there is no permission.")
+        raise typer.BadParameter(f"{path} cannot be written; check its directory.")
     return path
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,9 @@ from typer import Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import unless_embedded
-from causal_qwen.paths import EMBEDDED
+from causal_qwen.paths import EMBEDDED, data_directory
+
+DRAIN_SECONDS = 30  # for running requests after SIGTERM
 
 
 def serve(
@@ -46,8 +50,7 @@ def serve(
         list[str] | None,
         opt.set_option(
             "max_rows (16) decoded together, max_waiting (64) for a place, max_prompt (4096) "
-            "and max_tokens (1024) of a text, max_n (8) texts and max_body (1000000) bytes of a "
-            "request, drain_seconds (30) after SIGTERM, or dtype"
+            "and max_tokens (1024) of a text, or dtype"
         ),
     ] = None,
 ) -> None:
@@ -55,29 +58,33 @@ def serve(
 
     Example: causal-qwen serve --port 8001
     """
-    from causal_qwen.paths import data_directory
+    from causal_qwen.serving import connections
+    from causal_qwen.serving.app import make_app
     from causal_qwen.serving.limits import Limits
-    from causal_qwen.serving.server import launch
+    from causal_qwen.serving.security import is_loopback
+    from causal_qwen.serving.service import Service
+    from causal_qwen.session import open as open_session
 
     given = opt.parse_settings(settings, (*Limits.__dataclass_fields__, "dtype"))
     dtype = given.pop("dtype", "auto")
     limits = Limits(**given)
+    fitted = dict(_named_directory(one) for one in regressor or ())
     named = unless_embedded(model)
     shown = name or (EMBEDDED if named is None else Path(named).name)
-    launch(
-        model,
-        name=shown,
-        individuals=individuals or data_directory() / "individuals" / shown,
-        engine=engine,
-        device=device,
-        dtype=dtype,
-        host=host,
-        port=port,
-        api_key=api_key,
-        origins=tuple(cors or ()),
-        regressors=dict(_named_directory(one) for one in regressor or ()),
-        limits=limits,
-    )
+    people = individuals or data_directory() / "individuals" / shown
+    key = api_key or (None if is_loopback(host) else secrets.token_urlsafe())
+    with connections.bind(host, port) as bound:  # before a model is loaded
+        loaded = open_session(model, engine, device=device, dtype=dtype).engine
+        with closing(Service(loaded, shown, people, limits, fitted)) as service:
+            app = make_app(service, host, key, cors or ())
+            server = connections.make_server(app, DRAIN_SECONDS)
+            if not is_loopback(host):
+                connections.warn("server", host, "the API key")
+                if key != api_key:
+                    print(f"API key: {key}", flush=True)
+            address = connections.address_of(host, bound)
+            print(f"{shown} is served at {address}/v1 (Ctrl-C closes it).", flush=True)
+            connections.run(server, bound)
 
 
 def _named_directory(text: str) -> tuple[str, Path]:

@@ -80,7 +80,7 @@ def train(
     _check_files(data, *([eval_data] if eval_data else []))
     typer.echo("loading the model and the data ...", err=True)  # the trainer has its own bar
     from causal_qwen.conversion.placement import has_fast_bf16
-    from causal_qwen.training.run import Run
+    from causal_qwen.training.run import Run, plan
     from causal_qwen.training.run import train as run
     from causal_qwen.training.trainer import CausalTrainingArguments
 
@@ -121,39 +121,23 @@ def train(
         arguments=arguments,
         **({"pack": None} | of_run),
     )
-    if dry_run:
-        _show_plan(run_settings, as_json)
-        return
-    metrics = run(run_settings)
+    found = plan(run_settings) if dry_run else run(run_settings)
     if as_json:
-        print_json(metrics)
-    else:
-        rows = [(name.removeprefix("eval_"), value) for name, value in metrics.items()]
-        print_table(output, (), rows)
+        print_json(found)
+        return
+    rows = [(name.removeprefix("eval_"), value) for name, value in found.items()]
+    print_table("What would be done" if dry_run else output, (), rows)
 
 
 def _check_files(*sources: str) -> None:
     """Refuse missing files before torch is imported, which takes seconds."""
-    for path in map(Path, sources):
-        if path.suffix.lower() in ROW_FILES and not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist; check the path.")
-
-
-def _show_plan(settings: Any, as_json: bool) -> None:
-    from causal_qwen.training.run import plan
-
-    found = plan(settings)
-    if as_json:
-        print_json(found)
-    else:
-        print_table("What would be done", (), found.items())
+    for one in sources:
+        if not one or (Path(one).suffix.lower() in ROW_FILES and not Path(one).is_file()):
+            raise FileNotFoundError(f"{one or 'An empty name'} does not exist; check the path.")
 
 
 def evaluate(
-    data: Annotated[
-        list[str],
-        Argument(help="Held-out rows: files or datasets, one or more.", callback=opt.all_given),
-    ],
+    data: Annotated[list[str], Argument(help="Held-out rows: files or datasets, one or more.")],
     model: Annotated[
         str, Option("--model", "-m", help="A model, or a checkpoint of a run. Default: embedded.")
     ] = "",

@@ -1,6 +1,6 @@
 """Serving: a model behind OpenAI's protocol, every request with its own individual and mode.
 
-    causal-qwen serve                       # what `server.launch` does
+    causal-qwen serve                       # `cli.serving`
     curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
          -d '{"messages": [{"role": "user", "content": "Hello"}], "user": "ada"}'
 
@@ -8,14 +8,13 @@
     limits         how much may be asked for
     batching       the thread that decodes, and the queue in front of it
     replies        texts -> the objects of OpenAI's API
-    service        all of these together: one loaded model; its metrics
+    service        all of these together: one loaded model
     individuals    those that the server keeps on disk
     analyses       counterfactuals, numbers and tokens
-    app            the routes
+    app            the routes, and figures for Prometheus
     security       which requests are answered: Host, Origin, key, length; the playground's, too
-    connections    an app on an address, slow clients closed; the playground's, too
-    server         loads a model and serves it until a signal
-    client         the other side: requests of `chat --url` and `app --url`; no torch, no web
+    connections    an app on an address, until a signal; the playground's, too
+    client         the other side: requests of `chat --url` and `app --url`; no torch
 
     HTTP -> security -> app -> requests -> service -> batching -> engines
                          ^------ replies <--------------'

@@ -1,10 +1,4 @@
-"""Analyses: requests that call the model directly, beside the batch. Torch only.
-
-counterfactual         one edit -> the same individual's two texts, and where they part
-numbers                texts or rows -> medians, intervals and quantiles, from a fitted regressor or
-                       the number head of a model that was trained on values
-number_counterfactual  a text or row, its observed number and an edit -> the number after the edit
-tokens                 a text -> its tokens; how one of them was chosen
+"""Analyses: routes that call the model directly, beside the batch. Torch only.
 
 Figures that are not finite are null: the ends of an interval for which a regressor has too few
 calibration rows.
@@ -13,9 +7,13 @@ calibration rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from causal_qwen.serving.requests import (
     Body,
@@ -30,24 +28,41 @@ from causal_qwen.serving.requests import (
 from causal_qwen.serving.service import Service
 from causal_qwen.session import Session
 from causal_qwen.terminal import finite
-from causal_qwen.text.edits import replace_number, replace_word
 
 LEVEL = 0.9  # of an interval where none is named
 MAX_INPUTS = 256  # of one request for numbers
 
 
-def analyse(service: Service, analysis: Callable[..., dict[str, Any]], body: Any) -> dict[str, Any]:
-    """What a request asks for; what it asks wrongly is its mistake."""
-    if service.backend.kind != "torch":
-        raise RequestError("This server runs without torch; it answers texts only.", None, 501)
-    service.check_model(body.model)
-    try:
-        found: dict[str, Any] = finite(analysis(service, service.backend, body))
-    except RequestError:
-        raise
-    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
-        raise RequestError(str(error)) from None
+async def _service(request: Request) -> Service:
+    found: Service = request.app.state.service
     return found
+
+
+Served = Annotated[Service, Depends(_service)]
+router = APIRouter()
+
+
+def in_turn(analysis: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """A route of an analysis, which runs beside the batch, one after another."""
+
+    def run(service: Service, body: Any) -> dict[str, Any]:
+        """What a request asks wrongly is its mistake."""
+        if service.backend.kind != "torch":
+            raise RequestError("This server runs without torch; it answers texts only.", None, 501)
+        service.check_model(body.model)
+        try:
+            found: dict[str, Any] = finite(analysis(service, body))
+        except RequestError:
+            raise
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+            raise RequestError(str(error)) from None
+        return found
+
+    @wraps(analysis)
+    async def route(service: Service, body: Any) -> JSONResponse:
+        return JSONResponse(await service.run(run, service, body))
+
+    return route
 
 
 # ---------------------------------------------------------------- counterfactuals
@@ -56,19 +71,8 @@ def analyse(service: Service, analysis: Callable[..., dict[str, Any]], body: Any
 class Edit(Body):
     prompt: Name | None = about("Another prompt.")
     messages: Messages | None = about("Another conversation.")
-    word: Name | None = about("A word of the prompt, or of the last message.")
-    number: int | None = about("The number of the prompt, from 0, that gets the value `by`.")
     token: int | None = about("The token of the factual text, from 0, that becomes `by`.")
-    by: str | Number | None = about("What replaces a word, a number or a token.")
-
-    @model_validator(mode="after")
-    def _check_kinds(self) -> Edit:
-        kinds = {name for name, value in self if value is not None} - {"by"}
-        if len(kinds) != 1 or (self.by is not None) != (kinds <= {"word", "number", "token"}):
-            raise ValueError(
-                "edit needs one of prompt and messages, or one of word, number and token beside by."
-            )
-        return self
+    by: str | int | None = about("What replaces a token: its text, or its id.")
 
 
 class CounterfactualRequest(TextRequest):
@@ -80,45 +84,53 @@ class CounterfactualRequest(TextRequest):
     )
 
     @property
-    def is_chat(self) -> bool:
-        return self.messages is not None
-
-    @property
     def prompts(self) -> list[Any]:
-        return [_plain(self.messages) if self.messages is not None else self.prompt]
+        return [self.prompt if self.messages is None else _plain(self.messages)]
 
 
 def _plain(messages: list[Message]) -> list[dict[str, str]]:
     return [message.plain() for message in messages]
 
 
-def counterfactual(service: Service, backend: Any, body: CounterfactualRequest) -> dict[str, Any]:
-    from causal_qwen.analysis import counterfactual as analysis
+@router.post("/v1/counterfactuals")
+@in_turn
+def counterfactuals(service: Served, body: CounterfactualRequest) -> dict[str, Any]:
+    """The same individual's text, and its text after an edit."""
+    from causal_qwen.analysis.counterfactual import ChangedPrompt, ChangedToken
     from causal_qwen.engines.torch import chat_inputs
 
-    request = body.within(service.limits)
-    if request.n != 1 or request.stream or request.stop or (body.prompt is None) != body.is_chat:
+    backend: Any = service.backend
+    is_one = (body.prompt is None) != (body.messages is None)
+    if body.n != 1 or body.stream or body.stop or not is_one:
         raise RequestError("A counterfactual is of one prompt, without n, stop and stream.")
-    request.causal_mode = request.causal_mode or "causal"
-    call = request.resolve(backend.resolve, backend.default_mode, service.individuals.find)
+    body.check(service.limits)
+    body.causal_mode = body.causal_mode or "causal"
+    call = body.resolve(backend.resolve, backend.default_mode, service.find)
     if not call.settings.is_noisy:
         raise RequestError(
             f"A counterfactual follows an individual, and mode {call.settings.mode!r} has none; "
             "use 'causal' or 'sampling'.",
             "causal_mode",
         )
-    room = [request.max_tokens]  # for new tokens, in both worlds
+    room = [body.max_tokens]  # for new tokens, in both worlds
 
     def read(prompt: Any) -> Any:
-        room.append(backend.context - len(service.encode(prompt, request.is_chat).ids))
-        return chat_inputs(backend.processor, prompt) if request.is_chat else prompt
+        room.append(backend.context - len(service.encode(prompt, body.is_chat).ids))
+        return chat_inputs(backend.processor, prompt) if body.is_chat else prompt
 
-    (prompt,) = request.prompts
-    text, edit = read(prompt), _edit(analysis, body.edit, prompt, read, backend.processor)
+    (prompt,) = body.prompts
+    text, edit = read(prompt), body.edit
+    other = edit.prompt if edit.messages is None else _plain(edit.messages)
+    if edit.token is not None and edit.by is not None and other is None:
+        change: Any = ChangedToken(edit.token, edit.by)
+    elif type(other) is type(prompt) and edit.token is None:
+        change = ChangedPrompt(read(other))
+    else:
+        raise RequestError("edit needs a prompt or messages, as the factual has, or token and by.")
     options = {name: value for name, value in call.options.items() if value is not None}
     found = Session(backend).counterfactual(
         text,
-        edit,
+        change,
         mode=options.pop("causal_mode"),
         semantics=body.semantics,
         max_new_tokens=min(room),
@@ -129,32 +141,6 @@ def counterfactual(service: Service, backend: Any, body: CounterfactualRequest) 
         record[world]["continuation"] = "".join(record[world]["tokens"])
     individual = record["replay"].get("individual")
     return {"object": "counterfactual", "model": service.name, **record, "individual": individual}
-
-
-def _edit(
-    analysis: Any, edit: Edit, prompt: Any, read: Callable[[Any], Any], processor: Any
-) -> Any:
-    """The edit of a request as one of the analysis's."""
-    by = edit.by
-    if edit.token is not None:
-        return analysis.ChangedToken(edit.token, by if isinstance(by, int) else str(by))
-    if edit.prompt is not None or edit.messages is not None:
-        if (edit.messages is None) == isinstance(prompt, list):
-            raise RequestError("edit must be of the factual text's kind, a prompt or messages.")
-        return analysis.ChangedPrompt(read(edit.prompt or _plain(edit.messages or [])))
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    if edit.number is not None:
-        value = float(by)  # type: ignore[arg-type]
-        if processor.encode_numbers == "value":
-            return analysis.ChangedNumber(edit.number, value)
-        changed: str | None = replace_number(text, edit.number, value)
-    else:
-        changed = replace_word(text, str(edit.word), str(by))
-    if changed is None:
-        raise RequestError(f"{str(edit.word)[:100]!r} is not a word of the prompt.", "edit")
-    if isinstance(prompt, str):
-        return analysis.ChangedPrompt(read(changed))
-    return analysis.ChangedPrompt(read([*prompt[:-1], {**prompt[-1], "content": changed}]))
 
 
 # ---------------------------------------------------------------- numbers
@@ -184,7 +170,11 @@ class WhatIfRequest(RegressorRequest):
     edited: Name | Row = about("The text or the row after the edit.", ...)
 
 
-def numbers(service: Service, backend: Any, body: NumbersRequest) -> dict[str, Any]:
+@router.post("/v1/numbers")
+@in_turn
+def numbers(service: Served, body: NumbersRequest) -> dict[str, Any]:
+    """The numbers that texts or rows ask for, with intervals."""
+    backend: Any = service.backend
     inputs: list[Any] = body.input if isinstance(body.input, list) else [body.input]
     name = _regressor_name(service, body.regressor)
     if name is not None:
@@ -248,7 +238,10 @@ def _regressor_name(service: Service, name: str | None) -> str | None:
     return name
 
 
-def number_counterfactual(service: Service, backend: Any, body: WhatIfRequest) -> dict[str, Any]:
+@router.post("/v1/numbers/counterfactual")
+@in_turn
+def number_counterfactual(service: Served, body: WhatIfRequest) -> dict[str, Any]:
+    """What an observed number would have been after an edit."""
     from causal_qwen.tables.frames import TEXT
 
     before, after = body.input, body.edited
@@ -271,17 +264,20 @@ def number_counterfactual(service: Service, backend: Any, body: WhatIfRequest) -
 
 
 def open_regressor(service: Service, name: str) -> Any:
-    """A fitted regressor, loaded at its first use; on the served model if it was fitted on it."""
+    """A fitted regressor, opened at its first use; on the served model if it was fitted on it."""
     from causal_qwen.regression.regressor import CausalTextRegressor, OpenModel
 
     if name not in service.opened:
         backend: Any = service.backend
-        directory = service.regressors[name]
-        try:
-            opened = OpenModel(backend.processor, backend.model)
-            regressor = CausalTextRegressor.load(directory, model=opened)
-        except ValueError:  # fitted on another backbone
-            regressor = CausalTextRegressor.load(directory)
+        place = service.regressors[name]
+        if not isinstance(place, Path):
+            regressor = place()
+        else:
+            try:
+                opened = OpenModel(backend.processor, backend.model)
+                regressor = CausalTextRegressor.load(place, model=opened)
+            except ValueError:  # fitted on another backbone
+                regressor = CausalTextRegressor.load(place)
         service.opened[name] = regressor.set_params(verbose=False)
     return service.opened[name]
 
@@ -295,10 +291,14 @@ class TokensRequest(Body):
     index: int | None = about("The token, from 1, to explain; the next one at the end.")
 
 
-def tokens(service: Service, backend: Any, body: TokensRequest) -> dict[str, Any]:
+@router.post("/v1/tokens")
+@in_turn
+def tokens(service: Served, body: TokensRequest) -> dict[str, Any]:
+    """The tokens of a text; with index, how one of them was chosen."""
     from causal_qwen.analysis import token_view
 
     service.encode(body.input, is_chat=False)  # within the limits
+    backend: Any = service.backend
     model, processor = backend.model, backend.processor
     found: dict[str, Any] = {"tokens": token_view.split_tokens(model, processor, body.input)}
     if body.index is not None:

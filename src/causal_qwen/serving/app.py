@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+import prometheus_client as prometheus
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.datastructures import MutableHeaders
@@ -28,9 +29,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from causal_qwen._version import __version__
 from causal_qwen.engines.engine import Row
 from causal_qwen.serving import analyses
-from causal_qwen.serving.batching import Closed, QueueFull
-from causal_qwen.serving.individuals import DrawRequest, describe, draw
-from causal_qwen.serving.replies import error_body
+from causal_qwen.serving.analyses import Served
+from causal_qwen.serving.individuals import DrawRequest, describe
+from causal_qwen.serving.replies import Reply, error_body
 from causal_qwen.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -39,17 +40,18 @@ from causal_qwen.serving.requests import (
     sentence,
 )
 from causal_qwen.serving.security import guard
-from causal_qwen.serving.service import Run, Service
+from causal_qwen.serving.service import Service
 
-# A handler of `Exception` answers, and uvicorn logs the error: others are what clients cause.
-ERRORS = RequestValidationError, HTTPException, QueueFull, Closed, ValueError, OSError, Exception
+MAX_BODY = 1_000_000  # bytes of a request
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+COUNTERS = {
+    "cancelled_texts": "Texts whose client had gone.",
+    "prompt_tokens": "Tokens read in prompts.",
+    "generated_tokens": "Tokens generated.",
+}
+FIRST = "From a request to the first token of its text."
 
 
-async def _service(request: Request) -> Service:
-    return request.app.state.service
-
-
-Served = Annotated[Service, Depends(_service)]
 router = APIRouter()
 
 
@@ -58,14 +60,15 @@ def make_app(
 ) -> ASGIApp:
     """The routes, guarded. Pages of `origins` may call them from a browser."""
     app = FastAPI(title="CausalQwen", version=__version__, redoc_url=None)
-    app.state.service = service
-    app.include_router(router)
-    for kind in ERRORS:
+    app.state.service, app.state.registry = service, prometheus.CollectorRegistry()
+    for routes in (router, analyses.router):
+        app.include_router(routes)
+    for kind in (RequestValidationError, HTTPException, RequestError, Exception):
         app.add_exception_handler(kind, _on_error)
     return guard(
-        Counted(app),
+        counted(app),
         host,
-        service.limits.max_body,
+        MAX_BODY,
         key=key,
         origins=origins,
         open_paths=("/health",),
@@ -73,45 +76,48 @@ def make_app(
     )
 
 
-class Counted:
+def counted(app: FastAPI) -> ASGIApp:
     """Middleware: counts requests by route and status; bodies are JSON, whatever they say."""
+    own: Any = {"namespace": "causal_qwen", "registry": app.state.registry}
+    words, labels = "Requests by route and status.", ("route", "status")
+    requests = prometheus.Counter("requests", words, labels, **own)
 
-    def __init__(self, app: FastAPI) -> None:
-        self.app, self.requests = app, app.state.service.metrics.requests
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
         async def count(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "other")
-                self.requests.labels(route, message["status"]).inc()
+                requests.labels(route, message["status"]).inc()
             await send(message)
 
         if scope["type"] == "http":
             MutableHeaders(scope=scope)["content-type"] = "application/json"
-        await self.app(scope, receive, count)
+        await app(scope, receive, count)
+
+    batcher = app.state.service.batcher
+    report = {name: prometheus.Counter(name, about, **own).inc for name, about in COUNTERS.items()}
+    first = prometheus.Histogram("first_token_seconds", FIRST, buckets=BUCKETS, **own)
+    batcher.report = lambda name, value: report.get(name, first.observe)(value)
+    for place, name in enumerate(("running", "waiting")):
+        gauge = prometheus.Gauge(f"{name}_texts", f"Texts that are {name} now.", **own)
+        gauge.set_function(lambda place=place: float(batcher.counts()[place]))  # type: ignore[misc]
+    return middleware
 
 
-async def _on_error(_: Request, error: Exception) -> JSONResponse:
-    return as_response(error)
+async def _on_error(_: Request, error: Exception) -> Response:
+    body, status, headers = as_answer(error)
+    return Response(json.dumps(body), status, headers, "application/json")
 
 
-def as_response(error: Exception) -> JSONResponse:
-    """The answer to a request that fails."""
+def as_answer(error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """The body, the status and the headers of the answer to a request that fails."""
     if isinstance(error, RequestValidationError):
         error = sentence(error.errors())
-    message, status, param, seconds = str(error), 500, None, 0
     if isinstance(error, RequestError):
-        status, param = error.status, error.param
-    elif isinstance(error, QueueFull):
-        status, seconds = 429, error.seconds
-    elif isinstance(error, Closed):
-        status, seconds = 503, 5
-    elif isinstance(error, HTTPException):
-        message, status = str(error.detail), error.status_code
-    else:
-        message = f"The model failed: {message or type(error).__name__}"
-    headers = {"Retry-After": str(seconds)} if seconds else None
-    return JSONResponse(error_body(message, status, param), status, headers)
+        headers = {"Retry-After": str(error.seconds)} if error.seconds else {}
+        return error_body(str(error), error.status, error.param), error.status, headers
+    if isinstance(error, HTTPException):
+        return error_body(str(error.detail), error.status_code), error.status_code, {}
+    return error_body(f"The model failed: {error!r}", 500), 500, {}
 
 
 # ---------------------------------------------------------------- texts
@@ -130,14 +136,14 @@ async def completions(request: Request, service: Served, body: CompletionRequest
 
 
 async def _answer(request: Request, service: Service, asked: TextRequest) -> Response:
-    run = await service.start(asked.within(service.limits))
-    watcher = asyncio.create_task(_cancel_when_gone(request, run))
-    events = _events(run, watcher)
+    reply = await service.start(asked)
+    watcher = asyncio.create_task(_cancel_when_gone(request, reply))
+    events = _events(reply, watcher)
     first = await anext(events)  # an error before it has its own status
     if not asked.stream:
         async for _ in events:
             pass
-        return JSONResponse(run.reply.whole())
+        return JSONResponse(reply.whole())
 
     async def stream() -> AsyncIterator[str]:
         async with aclosing(events):
@@ -149,18 +155,18 @@ async def _answer(request: Request, service: Service, asked: TextRequest) -> Res
     return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
 
-async def _cancel_when_gone(request: Request, run: Run) -> None:
+async def _cancel_when_gone(request: Request, reply: Reply) -> None:
     """A client that disconnects stops its texts."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    run.cancel()
+    reply.cancel()
 
 
-async def _events(run: Run, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
+async def _events(reply: Reply, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
     """Server-sent events of a stream."""
-    reply, begun = run.reply, set[Row]()
+    begun = set[Row]()
     try:
-        async for event in run.events():
+        async for event in reply.events():
             is_first = event.row not in begun
             has_log_probs = event.choice and reply.request.alternatives is not None
             if is_first or event.text or event.finish or has_log_probs:
@@ -172,10 +178,10 @@ async def _events(run: Run, watcher: asyncio.Task[None]) -> AsyncGenerator[str]:
     except Exception as error:
         if not (reply.request.stream and begun):
             raise
-        yield _event(json.loads(bytes(as_response(error).body)))  # the status has been sent
+        yield _event(as_answer(error)[0])  # the status has been sent
     finally:
         watcher.cancel()
-        run.cancel()
+        reply.cancel()
 
 
 def _event(record: Any) -> str:
@@ -195,7 +201,7 @@ def list_individuals(service: Served) -> Any:
 @router.post("/v1/individuals", status_code=201)
 def draw_individual(service: Served, body: DrawRequest) -> Any:
     """Draw an individual; with a name, save it."""
-    drawn = draw(body, service.backend)
+    drawn = body.draw(service.backend)
     return describe(drawn if body.name is None else service.individuals.save(drawn, body.name))
 
 
@@ -210,37 +216,6 @@ def delete_individual(service: Served, name: str) -> Any:
     """Delete a saved individual."""
     service.individuals.delete(name)
     return {"object": "individual.deleted", "name": name, "deleted": True}
-
-
-# ---------------------------------------------------------------- analyses
-
-
-@router.post("/v1/counterfactuals")
-async def counterfactuals(service: Served, body: analyses.CounterfactualRequest) -> Response:
-    """The same individual's text, and its text after an edit."""
-    return await _analyse(service, analyses.counterfactual, body)
-
-
-@router.post("/v1/numbers")
-async def numbers(service: Served, body: analyses.NumbersRequest) -> Response:
-    """The numbers that texts or rows ask for, with intervals."""
-    return await _analyse(service, analyses.numbers, body)
-
-
-@router.post("/v1/numbers/counterfactual")
-async def number_counterfactual(service: Served, body: analyses.WhatIfRequest) -> Response:
-    """What an observed number would have been after an edit."""
-    return await _analyse(service, analyses.number_counterfactual, body)
-
-
-@router.post("/v1/tokens")
-async def tokens(service: Served, body: analyses.TokensRequest) -> Response:
-    """The tokens of a text; with index, how one of them was chosen."""
-    return await _analyse(service, analyses.tokens, body)
-
-
-async def _analyse(service: Service, analysis: Callable[..., Any], body: Any) -> Response:
-    return JSONResponse(await service.run(analyses.analyse, service, analysis, body))
 
 
 # ---------------------------------------------------------------- operations
@@ -258,8 +233,6 @@ def list_models(service: Served) -> Any:
         "engine": backend.kind,
         "context": backend.context,
         "individual_size": backend.size,
-        "default_mode": backend.default_mode,
-        "has_chat": backend.has_chat,
         "regressors": list(service.regressors),
         "limits": vars(service.limits),
     }
@@ -273,6 +246,7 @@ def health() -> Any:
 
 
 @router.get("/metrics")
-def metrics(service: Served) -> Response:
+def metrics(request: Request) -> Response:
     """Counters in the text format of Prometheus."""
-    return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4")
+    figures = prometheus.generate_latest(request.app.state.registry)
+    return PlainTextResponse(figures, media_type="text/plain; version=0.0.4")

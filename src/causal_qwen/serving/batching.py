@@ -9,7 +9,6 @@ join. A job is one prompt with its copies; its events are sent as they happen.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -27,17 +26,20 @@ READ_TOGETHER = 256  # tokens of waiting prompts that are read at once, padding 
 Report = Callable[[str, float], None]  # the name of a figure, and what is added or observed
 
 
-class QueueFull(Exception):
-    """There is no place for a request; `seconds` is when there may be one."""
+class QueueFull(RequestError):
+    """There is no place for a request."""
 
-    def __init__(self, waiting: int, seconds: int) -> None:
-        super().__init__(f"{waiting} texts are waiting; try again in {seconds} s.")
-        self.seconds = seconds
+    seconds = 5
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} texts are waiting; try again soon.", None, 429)
 
 
-class Closed(Exception):
+class Closed(RequestError):
+    seconds = 5
+
     def __init__(self) -> None:
-        super().__init__("The server is shutting down; try another one.")
+        super().__init__("The server is shutting down; try another one.", None, 503)
 
 
 class Event(NamedTuple):
@@ -62,15 +64,13 @@ class Job:
 
 
 class Batcher:
-    def __init__(
-        self, backend: Engine, limits: Limits, report: Report = lambda name, value: None
-    ) -> None:
-        self.backend, self.limits, self.report = backend, limits, report
+    def __init__(self, backend: Engine, limits: Limits) -> None:
+        self.backend, self.limits = backend, limits
+        self.report: Report = lambda name, value: None
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, tuple[Job, GrowingText]] = {}
         self._changed = threading.Condition()
         self._is_closed = False
-        self._seconds = 1.0  # that a text took, lately
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
         self._thread.start()
 
@@ -83,8 +83,7 @@ class Batcher:
             more = sum(len(job.rows) for job in jobs)
             free = self.limits.max_rows - len(self._running)
             if waiting + more > self.limits.max_waiting + max(free, 0):
-                rounds = 1 + waiting / self.limits.max_rows
-                raise QueueFull(waiting, min(max(math.ceil(self._seconds * rounds), 1), 60))
+                raise QueueFull(waiting)
             self._waiting.extend(jobs)
             self._changed.notify()
 
@@ -182,7 +181,6 @@ class Batcher:
         self.report("generated_tokens", 1)
         if text.finish is not None:
             self._remove(batch, row)
-            self._seconds += (time.monotonic() - job.begun - self._seconds) / 8
         shown = None if choice.id in self.backend.ends else choice
         job.notify(Event(row, addition, shown, text.finish))
 

@@ -1,8 +1,8 @@
-"""Client: requests to a server that speaks OpenAI's protocol, with the standard library alone.
+"""Client: requests to a server that speaks OpenAI's protocol.
 
     client = Client("http://127.0.0.1:8000", api_key="secret")
     client.get("/v1/models")
-    for record in client.stream("/v1/completions", {"prompt": "a king", "stream": True}): ...
+    for record in client.stream("/v1/completions", {"prompt": "a king"}): ...
 
 Errors are one sentence: OSError where the server cannot be reached, ValueError where it refuses a
 request. Redirections are not followed: they would send the key to another address.
@@ -11,17 +11,13 @@ request. Redirections are not followed: they would send the key to another addre
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
-from weakref import WeakSet
 
-CONNECT_SECONDS = 20
-ANSWER_SECONDS = 600  # between two parts of an answer
-VERSION_HINT = "is it causal-qwen serve, and of this version?"
+import httpx2
+
+SECONDS = httpx2.Timeout(600, connect=20)  # between two parts of an answer; to connect
 
 
 class Client:
@@ -29,23 +25,14 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.address = url.strip().rstrip("/").removesuffix("/v1")
-        parts = urlsplit(self.address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        scheme, _, host = self.address.partition("://")
+        if scheme not in ("http", "https") or not host:
             raise ValueError(f"--url {url} is no address; write http://127.0.0.1:8000.")
-        self._kind = HTTPConnection if parts.scheme == "http" else HTTPSConnection
-        self._place, self._path = (parts.hostname, parts.port), parts.path
-        self._headers = {"Content-Type": "application/json"}
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._sockets: WeakSet[socket.socket] = WeakSet()
-        self._is_closed = False
-
-    def close(self) -> None:
-        """End all requests of other threads: they raise OSError."""
-        self._is_closed = True
-        for one in list(self._sockets):
-            with suppress(OSError):  # it has ended
-                one.shutdown(socket.SHUT_RDWR)
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        self._http = httpx2.Client(
+            headers=headers, timeout=SECONDS, limits=limits, trust_env=False, base_url=self.address
+        )
 
     def get(self, path: str) -> dict[str, Any]:
         with self._ask("GET", path) as answer:
@@ -57,75 +44,45 @@ class Client:
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """The records of server-sent events. Close the generator to stop the answer."""
-        with self._ask("POST", path, body) as answer:
-            for line in answer:
-                data = line.removeprefix(b"data: ").strip()
-                if data == b"[DONE]":
-                    return
-                if data:
+        with self._ask("POST", path, {**body, "stream": True}) as answer:
+            rest = b""
+            for part in answer.iter_bytes():
+                *lines, rest = (rest + part).split(b"\n")
+                for line in filter(None, lines):
+                    if (data := line.removeprefix(b"data: ")) == b"[DONE]":
+                        return
                     record = self._read(path, data)
                     if "error" in record:
-                        raise ValueError(_sentence(record) or f"{self.address} failed.")
+                        raise ValueError(record["error"]["message"])
                     yield record
-            raise OSError("its answer has no end")
-
-    @contextmanager
-    def reading(self, path: str) -> Iterator[None]:
-        """An answer without the expected fields is the server's mistake: one sentence."""
-        try:
-            yield
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"{self.address}{path} does not answer as expected ({error}); {VERSION_HINT}"
-            ) from error
+        raise OSError(f"{self.address} has stopped answering.")
 
     @contextmanager
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> Iterator[HTTPResponse]:
-        if self._is_closed:
-            raise OSError(f"The connection to {self.address} is closed.")
-        connection = self._kind(*self._place, timeout=CONNECT_SECONDS)
+    ) -> Iterator[httpx2.Response]:
         try:
-            try:
-                connection.connect()
-            except OSError as error:
-                raise OSError(f"{self.address} cannot be reached ({error}).") from None
-            self._sockets.add(connection.sock)
-            connection.sock.settimeout(ANSWER_SECONDS)
-            try:
-                data = None if body is None else json.dumps(body)
-                connection.request(method, self._path + path, data, self._headers)
-                with connection.getresponse() as answer:
-                    if answer.status >= 300:
-                        raise ValueError(self._refusal(answer, answer.read()))
-                    yield answer
-            except (OSError, HTTPException) as error:
-                reason = str(error) or type(error).__name__
-                raise OSError(f"{self.address} has stopped answering ({reason}).") from None
-        finally:
-            connection.close()
+            with self._http.stream(method, path, json=body) as answer:
+                if answer.status_code >= 300:
+                    raise ValueError(self._refusal(answer))
+                yield answer
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise OSError(f"{self.address} cannot be reached ({error}).") from None
+        except httpx2.HTTPError as error:
+            raise OSError(f"{self.address} has stopped answering ({error}).") from None
 
     def _read(self, path: str, data: bytes) -> dict[str, Any]:
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError):
             if isinstance(record := json.loads(data), dict):
                 return record
-        raise ValueError(f"{self.address}{path} does not answer in JSON; {VERSION_HINT}")
+        raise ValueError(f"{self.address}{path} does not answer in JSON; is it causal-qwen serve?")
 
-    def _refusal(self, answer: HTTPResponse, data: bytes) -> str:
-        if answer.status == 401:
+    def _refusal(self, answer: httpx2.Response) -> str:
+        if answer.status_code == 401:
             return (
                 f"The API key is missing or wrong; give that of {self.address} with --api-key or "
                 "CAUSAL_QWEN_API_KEY."
             )
-        with suppress(ValueError, RecursionError):
-            if said := _sentence(json.loads(data)):
-                return said
-        return f"{self.address} answers {answer.status} {answer.reason}."
-
-
-def _sentence(record: Any) -> str:
-    """The message of an error in OpenAI's form; "" if it has another."""
-    with suppress(LookupError, TypeError):
-        return str(record["error"]["message"])
-    return ""
+        with suppress(ValueError, LookupError, TypeError):
+            return str(json.loads(answer.read())["error"]["message"])
+        return f"{self.address} answers {answer.status_code} {answer.reason_phrase}."

@@ -18,7 +18,6 @@ from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.serving.requests import Body, Number, RequestError, Seed, about
 
 SUFFIX = ".safetensors"
-MAX_SAVED = 100_000
 NAME = re.compile(r"(?!\d+$)\w[\w .-]{0,58}\w|[^\W\d]")  # digits are a seed; a file's name
 
 
@@ -28,6 +27,17 @@ class DrawRequest(Body):
     temperature: Number | None = about("Strength of its noise. Default: the model's.")
     min_density: Number | None = about("Likelihood truncation. Default: the model's.")
     persistence: Number | None = about("Share of noise that is its own. Default: the model's.")
+
+    def draw(self, backend: Engine) -> Individual:
+        """An individual of the model."""
+        given = self.model_dump(exclude_none=True, exclude={"name", "seed"})
+        seed = draw_seed() if self.seed is None else self.seed
+        try:
+            settings = backend.resolve(causal_mode="causal", **given)
+            own = {field: getattr(settings, field) for field in OWN_FIELDS}
+            return Individual.draw(backend.size, seed=seed, **own)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
 
 
 class IndividualStore:
@@ -40,14 +50,8 @@ class IndividualStore:
     def find(self, name: str) -> Individual:
         path = self._path(name)
         if not path.is_file():
-            raise RequestError(
-                f"There is no individual {name!r}; draw one, or send a seed.", "individual", 404
-            )
-        try:
-            found = Individual.load(path)
-        except ValueError as error:
-            words = f"The individual {name!r} is damaged ({error})."
-            raise RequestError(words, None, 500) from None
+            raise _absent(name)
+        found = Individual.load(path)
         if found.size != self.size:
             raise RequestError(
                 f"The individual {name!r} has {found.size} coordinates and this model's have "
@@ -59,25 +63,23 @@ class IndividualStore:
     def save(self, individual: Individual, name: str) -> Individual:
         """A new individual under a name that is not taken."""
         path = self._path(name)
-        with self._lock:
-            if path.exists():
-                raise RequestError(f"The name {name!r} is taken; choose another.", "name", 409)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            if len(self.names()) >= MAX_SAVED:
-                raise RequestError(f"{MAX_SAVED:,} individuals are saved; delete some.", None, 409)
-            named = replace(individual, name=name)
-            named.save(path)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        named = replace(individual, name=name)
+        try:
+            with self._lock:
+                named.save(path)
+        except FileExistsError:
+            words = f"The name {name!r} is taken; choose another."
+            raise RequestError(words, "name", 409) from None
         return named
 
     def delete(self, name: str) -> None:
         try:
             self._path(name).unlink()
         except FileNotFoundError:
-            raise RequestError(f"There is no individual {name!r}.", "individual", 404) from None
+            raise _absent(name) from None
 
     def names(self) -> list[str]:
-        if not self.directory.is_dir():
-            return []
         return sorted(file.name.removesuffix(SUFFIX) for file in self.directory.glob(f"*{SUFFIX}"))
 
     def _path(self, name: str) -> Path:
@@ -90,16 +92,9 @@ class IndividualStore:
         return self.directory / f"{name}{SUFFIX}"
 
 
-def draw(body: DrawRequest, backend: Engine) -> Individual:
-    """An individual of the model."""
-    given = body.model_dump(exclude_none=True, exclude={"name", "seed"})
-    seed = draw_seed() if body.seed is None else body.seed
-    try:
-        settings = backend.resolve(causal_mode="causal", **given)
-        own = {field: getattr(settings, field) for field in OWN_FIELDS}
-        return Individual.draw(backend.size, seed=seed, **own)
-    except ValueError as error:
-        raise RequestError(str(error)) from None
+def _absent(name: str) -> RequestError:
+    words = f"There is no individual {name!r}; draw one, or send a seed."
+    return RequestError(words, "individual", 404)
 
 
 def describe(individual: Individual) -> dict[str, Any]:

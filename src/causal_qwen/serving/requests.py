@@ -9,7 +9,6 @@ field, whose value `resolve_settings` checks. A field that is null counts as not
     temperature > 0                   sampling, as do_sample=True
     user                              names the individual when nothing else does
     seed                              names it, too, in modes with noise; else it is softmax's seed
-    noise_temperature                 temperature, where a server caps that
 
 Individuals of a request: `individual` > `seed` > `user` > one that is drawn.
 """
@@ -17,10 +16,12 @@ Individuals of a request: `individual` > `seed` > `user` > one that is drawn.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -45,24 +46,15 @@ DEFAULT_TOKENS = 256  # of a request that names no max_tokens, within the server
 MAX_STOPS = 4  # stop strings of a request, as in OpenAI's API
 MAX_ALTERNATIVES = 20  # of logprobs
 
-# Fields of OpenAI that are accepted with these values only, which change nothing.
-NEUTRAL: dict[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "response_format": {"type": "text"},
-    "best_of": 1,
-    "echo": False,
-    "suffix": "",
-    "tools": [],
-    "store": False,
-}
 OWN = ("individual", "temperature")  # settings with a type of their own
 SETTINGS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name not in OWN)
 
 
 class RequestError(ValueError):
-    """What a client has to change: one sentence, and the status of the answer."""
+    """What a client has to change: one sentence, and the status of the answer; `seconds` until it
+    may come back."""
+
+    seconds = 0
 
     def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -93,7 +85,6 @@ class Call(NamedTuple):
         record["fresh_noise_gain"] = first_given(record["fresh_noise_gain"], record["noise_gain"])
         if self.settings.is_noisy:
             record["individual"] = self.name or who
-            record["noise_temperature"] = record.pop("temperature")
         else:
             record["seed"] = seed
         if record["causal_mode"] == "compatible" and not record["do_sample"]:
@@ -111,8 +102,7 @@ def about(words: str, default: Any = None, **limits: Any) -> Any:
 
 def _as_seed(who: Any) -> Any:
     """Digits are a seed, also as a text."""
-    is_seed = isinstance(who, str) and who.isascii() and who.isdecimal() and len(who) <= 20
-    return int(who) if is_seed else who
+    return int(who) if isinstance(who, str) and re.fullmatch("[0-9]{1,20}", who) else who
 
 
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED - 1000)]  # successors have room
@@ -123,18 +113,26 @@ Name = Annotated[str, Field(min_length=1)]
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    neutral: ClassVar[dict[str, Any]] = {}  # accepted with these values only, which change nothing
+
     @model_validator(mode="before")
     @classmethod
-    def _drop_null(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            return {name: value for name, value in given.items() if value is not None}
+    def _drop_neutral(cls, given: Any) -> Any:
+        """What is null counts as not given."""
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in cls.neutral.keys() & given.keys():
+            if given.pop(name) != cls.neutral[name]:
+                raise ValueError(f"{name} is not supported; leave it out.")
         return given
 
 
+Setting = Annotated[str, Field(max_length=100)] | int | float | bool | None
 Settings = create_model(
     "Settings",
     __base__=Body,
-    **dict.fromkeys(SETTINGS, (str | int | float | bool | None, about("As in `generate`."))),  # type: ignore[call-overload]
+    **dict.fromkeys(SETTINGS, (Setting, about("As in `generate`."))),  # type: ignore[call-overload]
 )
 
 
@@ -147,7 +145,6 @@ class DecodingRequest(Settings):  # type: ignore[misc, valid-type]
     user: Annotated[str, Field(max_length=512)] | None = about("Names the individual otherwise.")
     seed: Seed | None = about("The individual in modes with noise, else the seed of softmax.")
     temperature: Number | None = about("0 is standard, more is sampling; or the noise's strength.")
-    noise_temperature: Number | None = about("The same, where a server caps temperature.")
 
     def resolve(
         self,
@@ -159,23 +156,15 @@ class DecodingRequest(Settings):  # type: ignore[misc, valid-type]
         individual of a name."""
         given = {name: getattr(self, name) for name in (*SETTINGS, "temperature")}
         options = {name: value for name, value in given.items() if value is not None}
-        heat, name = self.noise_temperature, None
-        who: Any = self.individual
-        if isinstance(who, str):
-            name, who = who, find(who)
+        name = self.individual if isinstance(self.individual, str) else None
+        who: Any = self.individual if name is None else find(name)
         has_user = bool(self.user) and self.seed is None and default_mode != "compatible"
         if "causal_mode" not in options:
             self._choose_mode(options, default_mode, is_someone=who is not None or has_user)
         try:
             settings = resolve(**{**options, "individual": who})
             if settings.is_noisy:
-                options["temperature"] = options.get("temperature") if heat is None else heat
                 options["individual"] = self._who(who)
-            elif heat is not None:
-                raise ValueError(
-                    f"noise_temperature={heat} has no effect in mode {settings.mode!r}; use "
-                    "'causal' or 'sampling'."
-                )
             seed = None if settings.is_noisy else self.seed
             options, seed = complete_call(resolve, options, seed)
             settings = resolve(**options)
@@ -229,8 +218,23 @@ class StreamOptions(Body):
 class TextRequest(DecodingRequest):
     """A request for texts."""
 
+    neutral: ClassVar[dict[str, Any]] = {  # of OpenAI
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "best_of": 1,
+        "echo": False,
+        "suffix": "",
+        "tools": [],
+        "store": False,
+    }
     model: str | None = about("The id of the served model; others are answered with 404.")
-    max_tokens: int = about("At most so many new tokens; or max_completion_tokens.", DEFAULT_TOKENS)
+    max_tokens: int = about(
+        "At most so many new tokens; or max_completion_tokens.",
+        DEFAULT_TOKENS,
+        validation_alias=AliasChoices("max_tokens", "max_completion_tokens"),
+    )
     n: int = about("Texts per prompt: of the individual and its successors.", 1)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]],
@@ -242,40 +246,6 @@ class TextRequest(DecodingRequest):
         "include_usage: the last event counts tokens.", StreamOptions()
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _translate(cls, given: Any) -> Any:
-        """OpenAI's fields that change nothing, or are another name of one."""
-        if not isinstance(given, dict):
-            return given
-        given = {name: value for name, value in given.items() if value is not None}
-        for name in NEUTRAL.keys() & given.keys():
-            if given.pop(name) != NEUTRAL[name]:
-                raise ValueError(f"{name} is not supported; leave it out.")
-        most = given.pop("max_completion_tokens", None)
-        if most is not None and given.setdefault("max_tokens", most) != most:
-            raise ValueError("max_tokens and max_completion_tokens differ; send one.")
-        return given
-
-    @classmethod
-    def parse(cls, fields: Any, kind: str, limits: Limits) -> TextRequest:
-        """Of any JSON value; `kind` is "chat" or "completion"."""
-        return read(ChatRequest if kind == "chat" else CompletionRequest, fields).within(limits)
-
-    def within(self, limits: Limits) -> Self:
-        """Refuse what is beyond the limits of a server."""
-        if "max_tokens" not in self.model_fields_set:
-            self.max_tokens = min(DEFAULT_TOKENS, limits.max_tokens)
-        texts = self.n * len(self.prompts)
-        for name, value, most in (
-            ("max_tokens", self.max_tokens, limits.max_tokens),
-            ("n", self.n, limits.max_n),
-            ("n times the prompts", texts, limits.max_n),
-        ):
-            if not 1 <= value <= most:
-                raise RequestError(f"{name}={value} is outside 1 to {most}.", name)
-        return self
-
     @property
     def prompts(self) -> list[Any]:
         """Texts, or one conversation."""
@@ -283,12 +253,23 @@ class TextRequest(DecodingRequest):
 
     @property
     def is_chat(self) -> bool:
-        return False
+        return not isinstance(self.prompts[0], str)
 
     @property
     def alternatives(self) -> int | None:
         """The tokens beside the chosen one whose log probabilities are asked for."""
         return None
+
+    def check(self, limits: Limits) -> None:
+        """Refuse what is beyond the limits of a server."""
+        if "max_tokens" not in self.model_fields_set:
+            self.max_tokens = min(DEFAULT_TOKENS, limits.max_tokens)
+        for name, value, most in (
+            ("max_tokens", self.max_tokens, limits.max_tokens),
+            ("n times the prompts", self.n * len(self.prompts), limits.max_rows),
+        ):
+            if not 1 <= value <= most:
+                raise RequestError(f"{name}={value} is outside 1 to {most}.", name)
 
 
 class Part(Body):
@@ -322,10 +303,6 @@ class ChatRequest(TextRequest):
         return [[message.plain() for message in self.messages]]
 
     @property
-    def is_chat(self) -> bool:
-        return True
-
-    @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -349,10 +326,8 @@ class CompletionRequest(TextRequest):
 
 # ---------------------------------------------------------------- errors
 
-M = TypeVar("M", bound=BaseModel)
 
-
-def read(model: type[M], fields: Any) -> M:
+def read(model: type[BaseModel], fields: Any) -> Any:
     """Any JSON value as a request; an error is a RequestError."""
     try:
         return model.model_validate(fields)
@@ -363,14 +338,6 @@ def read(model: type[M], fields: Any) -> M:
 def sentence(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     """The first of pydantic's errors as one sentence."""
     first = errors[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    where = ".".join(place)[:100] or "The body"
-    if first["type"] == "extra_forbidden":
-        message = f"{where!r} is unknown; /docs lists the fields."
-    elif first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
-    elif first["type"] == "json_invalid":
-        message = f"The body is not JSON ({first['ctx']['error']})."
-    else:
-        message = f"{where} does not fit: {first['msg']}."
-    return RequestError(message, place[0][:100] if place else None)
+    place = [str(part)[:100] for part in first["loc"] if part != "body"]
+    words = first["msg"].removeprefix("Value error, ").rstrip(".")
+    return RequestError(f"{'.'.join(place) or 'The body'}: {words}.", place[0] if place else None)

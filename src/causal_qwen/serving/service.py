@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import prometheus_client as prometheus
+from typing import Any
 
 from causal_qwen.engines.engine import Engine, Row, Tokens
 from causal_qwen.serving.batching import Batcher, Event, Job, QueueFull
@@ -21,14 +19,6 @@ from causal_qwen.serving.individuals import IndividualStore
 from causal_qwen.serving.limits import Limits
 from causal_qwen.serving.replies import Reply
 from causal_qwen.serving.requests import RequestError, TextRequest
-
-RETRY_SECONDS = 5  # when the thread of counterfactuals and numbers is busy
-BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
-COUNTERS = {
-    "cancelled_texts": "Texts whose client had gone.",
-    "prompt_tokens": "Tokens read in prompts.",
-    "generated_tokens": "Tokens generated.",
-}
 
 
 class Service:
@@ -38,13 +28,13 @@ class Service:
         name: str,
         individuals: Path,
         limits: Limits | None = None,
-        regressors: dict[str, Path] | None = None,
+        regressors: Mapping[str, Path | Callable[[], Any]] | None = None,
     ) -> None:
         self.backend, self.name, self.limits = backend, name, limits or Limits()
-        self.metrics = Metrics(self)
-        self.batcher = Batcher(backend, self.limits, self.metrics.report)
+        self.batcher = Batcher(backend, self.limits)
         self.individuals = IndividualStore(individuals, backend.size)
-        self.regressors = regressors or {}
+        self.find = self.individuals.find  # an individual by its name
+        self.regressors = regressors or {}  # directories, or what fits one
         self.opened: dict[str, Any] = {}  # regressors that have been used
         self.typical: Any = None  # U in ordinary text, measured at its first use
         self._side = ThreadPoolExecutor(1, thread_name_prefix="analysis")
@@ -60,19 +50,19 @@ class Service:
                 f"There is no model {name[:100]!r}; this server has {self.name!r}.", "model", 404
             )
 
-    async def start(self, request: TextRequest) -> Run:
+    async def start(self, request: TextRequest) -> Reply:
         """Encode the prompts and queue their texts."""
         self.check_model(request.model)
+        request.check(self.limits)
         return await asyncio.to_thread(self._start, request, asyncio.get_running_loop())
 
-    def _start(self, request: TextRequest, loop: asyncio.AbstractEventLoop) -> Run:
+    def _start(self, request: TextRequest, loop: asyncio.AbstractEventLoop) -> Reply:
         backend = self.backend
-        call = request.resolve(backend.resolve, backend.default_mode, self.individuals.find)
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        call = request.resolve(backend.resolve, backend.default_mode, self.find)
 
         def notify(event: Event) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                loop.call_soon_threadsafe(queue.put_nowait, event)
+                loop.call_soon_threadsafe(reply.news.put_nowait, event)
 
         jobs = []
         for prompt in request.prompts:
@@ -81,10 +71,9 @@ class Service:
             copies = [call.of_copy(copy) for copy in range(request.n)]
             rows = [Row(tokens, *copy, length, request.alternatives) for copy in copies]
             jobs.append(Job(rows, request.stop, notify))
-        rows = [row for job in jobs for row in job.rows]
-        reply = Reply(request, call, rows, backend, self.name)
+        reply = Reply(request, call, jobs, self.batcher, self.name)
         self.batcher.submit(*jobs)
-        return Run(reply, queue, lambda: self.batcher.cancel(*jobs))
+        return reply
 
     def encode(self, prompt: Any, is_chat: bool) -> Tokens:
         """A text or a conversation as tokens, within the limits."""
@@ -103,62 +92,10 @@ class Service:
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the thread beside the batch, in turn."""
         if self._side_jobs >= self.limits.max_waiting:
-            raise QueueFull(self._side_jobs, RETRY_SECONDS)
+            raise QueueFull(self._side_jobs)
         self._side_jobs += 1
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._side, function, *arguments)
         finally:
             self._side_jobs -= 1
-
-
-class Run(NamedTuple):
-    """A running request."""
-
-    reply: Reply
-    queue: asyncio.Queue[Event | None]
-    stop: Callable[[], None]
-
-    def cancel(self) -> None:
-        """Stop the texts that have not ended; `events` ends."""
-        if self.reply.is_growing:
-            self.stop()
-            self.queue.put_nowait(None)
-
-    async def events(self) -> AsyncIterator[Event]:
-        """News until all texts have ended, or the run is cancelled; errors are raised."""
-        while self.reply.is_growing and (event := await self.queue.get()) is not None:
-            if event.error is not None:
-                raise event.error
-            self.reply.take(event)
-            yield event
-
-
-class Metrics:
-    """Figures for Prometheus."""
-
-    def __init__(self, service: Service) -> None:
-        self.registry = prometheus.CollectorRegistry()
-        own: Any = {"namespace": "causal_qwen", "registry": self.registry}
-        self.requests = prometheus.Counter(
-            "requests", "Requests by route and status.", ("route", "status"), **own
-        )
-        self._counters = {
-            name: prometheus.Counter(name, about, **own) for name, about in COUNTERS.items()
-        }
-        about = "From a request to the first token of its text."
-        self._first = prometheus.Histogram("first_token_seconds", about, buckets=BUCKETS, **own)
-        running = prometheus.Gauge("running_texts", "Texts that are decoded now.", **own)
-        running.set_function(lambda: service.batcher.counts()[0])
-        waiting = prometheus.Gauge("waiting_texts", "Texts that wait for a place.", **own)
-        waiting.set_function(lambda: service.batcher.counts()[1])
-
-    def report(self, name: str, value: float) -> None:
-        if name == "first_token_seconds":
-            self._first.observe(value)
-        else:
-            self._counters[name].inc(value)
-
-    def render(self) -> str:
-        """In the text format of Prometheus."""
-        return prometheus.generate_latest(self.registry).decode()

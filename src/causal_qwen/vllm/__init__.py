@@ -11,7 +11,6 @@ Out:  the choice of every row, decided by the code that decides in `generate`.
     admission   the fields of a request -> its settings and its individual, before it is queued
     rows        the requests of a step: rows with equal rules are decided together
     processor   the logits processors that vLLM's two runners call: which requests are in which rows
-    prompts     texts with numbers -> embeddings, for a model that reads values
     middleware  lets HTTP requests name our fields beside OpenAI's
 
     HTTP -> middleware -> vLLM -> admission -> vLLM's scheduler -> model -> processor -> rows

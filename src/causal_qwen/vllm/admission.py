@@ -38,8 +38,7 @@ FILLED: dict[str, tuple[Any, ...]] = {
     "min_p": (0.0,),
     "repetition_penalty": (1.0,),
 }
-PROMPT_IDS = "prompt_ids"  # the tokens of a prompt that is sent as embeddings
-OWN = ("individual", "user", "noise_temperature")
+OWN = ("individual", "user")
 FLAGS = ("do_sample", "whole_words")  # vLLM turns true and false into 1 and 0
 # What vLLM itself reads from extra_args.
 OF_VLLM = ("session_id", "kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
@@ -51,14 +50,11 @@ class Served:
 
     saved: Mapping[str, Any]  # generation_config.json
     mode: str  # inference_mode of config.json
-    reads_values: bool = False
 
     @classmethod
     def of(cls, vllm_config: Any) -> Served:
         model = vllm_config.model_config
-        config = model.hf_config
-        reads_values = config.encode_numbers == "value"
-        return cls(model.try_get_generation_config(), config.inference_mode, reads_values)
+        return cls(model.try_get_generation_config(), model.hf_config.inference_mode)
 
     @property
     def default_mode(self) -> str:
@@ -77,7 +73,6 @@ def admit(params: Any, served: Served) -> None:
     for name in CHANGED:
         setattr(params, name, earlier.get(name, getattr(params, name)))
     given = {name: getattr(params, name) for name in CHANGED}
-    _check_prompt(extra.get(PROMPT_IDS), served.reads_values)
     call = _request(params, dict(extra)).resolve(served.resolve, served.default_mode, _refuse_name)
     _check_penalties(params, call.settings)
     who = call.options.get("individual")
@@ -93,12 +88,6 @@ def admit(params: Any, served: Served) -> None:
     vars(params).pop("sampling_type", None)  # what vLLM has concluded from them
 
 
-def prompt_of(params: Any, tokens: list[int] | None) -> list[int]:
-    """The prompt of a request that was admitted; vLLM knows no tokens of embeddings."""
-    found: list[int] = params.extra_args.get(PROMPT_IDS) or tokens or []
-    return found
-
-
 def admitted_settings(params: Any, served: Served) -> DecodingSettings:
     """The settings of a request that was admitted."""
     options = dict(params.extra_args[RESOLVED]["options"])
@@ -111,7 +100,7 @@ def _request(params: Any, extra: dict[str, Any]) -> DecodingRequest:
     named = extra.pop(NAMED, None)
     if not isinstance(named, list | None):
         raise RequestError(f"{NAMED!r} must be a list of names, not {named!r:.60}.")
-    for name in (*OF_VLLM, PROMPT_IDS):
+    for name in OF_VLLM:
         extra.pop(name, None)
     for name in FLAGS:
         if extra.get(name) in (0, 1):
@@ -122,18 +111,6 @@ def _request(params: Any, extra: dict[str, Any]) -> DecodingRequest:
         if (name in named if named is not None else getattr(params, name) not in filled)
     }
     return read(DecodingRequest, {**filled_in, "seed": params.seed, **extra})
-
-
-def _check_prompt(ids: Any, reads_values: bool) -> None:
-    if not reads_values:
-        if ids is not None:
-            raise RequestError(f"{PROMPT_IDS!r} goes to models that read values; leave it out.")
-        return
-    if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-        raise RequestError(
-            f"This model reads numbers as values: send prompt_embeds and {PROMPT_IDS}, which "
-            "causal_qwen.vllm.prompts makes of a text."
-        )
 
 
 def _check_penalties(params: Any, settings: DecodingSettings) -> None:

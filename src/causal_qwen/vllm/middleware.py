@@ -5,8 +5,7 @@
 vLLM reads fields of plugins from `vllm_xargs` only. This moves ours there: `{"individual": 7}` at
 the top of a request becomes `{"vllm_xargs": {"individual": 7}}`, and so does `user`. It also says
 which of OpenAI's fields the request names: vLLM fills in the others, and a temperature of 1 that
-nobody asked for would mean sampling. `prompt_ids` are moved beside `prompt_embeds` of one prompt:
-tokens of a plain prompt carry no values. Without it, requests write `vllm_xargs` themselves.
+nobody asked for would mean sampling. Without it, requests write `vllm_xargs` themselves.
 """
 
 from __future__ import annotations
@@ -17,14 +16,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from causal_qwen.serving.requests import SETTINGS
-from causal_qwen.vllm.admission import FILLED, NAMED, OWN, PROMPT_IDS
+from causal_qwen.vllm.admission import FILLED, NAMED, OWN
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
-
-
-def own_fields() -> set[str]:
-    """Fields that vLLM does not know itself."""
-    return {*SETTINGS, *OWN} - set(FILLED)
+FIELDS = {*SETTINGS, *OWN} - set(FILLED)  # that vLLM does not know itself
 
 
 def moved(body: bytes) -> bytes:
@@ -36,12 +31,9 @@ def moved(body: bytes) -> bytes:
     if not isinstance(request, dict):
         return body
     given = {name: value for name, value in request.items() if value is not None}
-    own = own_fields()
-    if isinstance(given.get("prompt_embeds"), str):  # beside a text, or several, it means nothing
-        own.add(PROMPT_IDS)
-    extra = {name: value for name, value in given.items() if name in own}
+    extra = {name: value for name, value in given.items() if name in FIELDS}
     extra[NAMED] = [name for name in FILLED if name in given]
-    rest = {name: value for name, value in given.items() if name not in own or name == "user"}
+    rest = {name: value for name, value in given.items() if name not in FIELDS or name == "user"}
     written = rest.get("vllm_xargs", {})
     if isinstance(written, dict):  # else vLLM says what is wrong with it
         rest["vllm_xargs"] = {**extra, **written}

@@ -58,20 +58,15 @@ class ModelCheck:
 def refusal(vllm_config: Any) -> str:
     """One sentence for a configuration that is not served; empty if it is."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    name, has_values = model.architecture, model.hf_config.encode_numbers == "value"
-    pipeline = parallel.pipeline_parallel_size
+    name, pipeline = model.architecture, parallel.pipeline_parallel_size
     refused = {
         f"{name} is not served by this plugin, which knows {QWEN2.names[2]}; use `causal-qwen "
         "serve`, or `causal-qwen export` for the plain model.": name != QWEN2.names[2],
-        "The model reads numbers as values, which reach vLLM as embeddings; start with "
-        "--enable-prompt-embeds, or use `causal-qwen serve`.": (
-            has_values and not model.enable_prompt_embeds
+        "The model reads numbers as values, which requests to vLLM do not carry; use `causal-qwen "
+        "serve`.": model.hf_config.encode_numbers == "value",
+        "avoid_repeats reads the tokens of prompts; leave out --enable-prompt-embeds.": (
+            model.enable_prompt_embeds
         ),
-        "vLLM's second model runner reads no embeddings; start with VLLM_USE_V2_MODEL_RUNNER=0.": (
-            has_values and vllm_config.use_v2_model_runner
-        ),
-        "The model reads numbers as digits, and avoid_repeats reads the tokens of prompts; leave "
-        "out --enable-prompt-embeds.": model.enable_prompt_embeds and not has_values,
         "Speculative decoding guesses tokens by softmax, which does not decide here; start without "
         "--speculative-config.": vllm_config.speculative_config is not None,
         f"quantization={model.quantization!r} hides W, which decides; start without it.": (

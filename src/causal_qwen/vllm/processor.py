@@ -15,7 +15,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotLogitsProcessor
 
-from causal_qwen.vllm.admission import Served, admit, admitted_settings, prompt_of
+from causal_qwen.vllm.admission import Served, admit, admitted_settings
 from causal_qwen.vllm.model import CausalQwenForCausalLM, loaded_model
 from causal_qwen.vllm.rows import Row, Step, decide_rows, make_row, text_end
 
@@ -68,7 +68,7 @@ class CausalLogitsProcessor(LogitsProcessor):
 
     def _added(self, params: Any, prompt: list[int] | None, output: list[int]) -> Any:
         row = make_row(self.model.law, admitted_settings(params, self.served))
-        return None if row is None else (row, prompt_of(params, prompt), output)
+        return None if row is None else (row, prompt or [], output)
 
 
 class CausalSlotProcessor(SlotLogitsProcessor):
