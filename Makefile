@@ -5,6 +5,7 @@ VENV    ?= .venv
 VLLM    ?= .venv-vllm
 WORKERS ?= 3
 ARGS    ?=
+MODEL   ?= smollm2-135m
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -32,8 +33,8 @@ HASHED := $(PIP) --require-hashes
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: env  ## convert the embedded model and show what it does
-	$(BIN)/causal-qwen demo $(ARGS)
+demo: env $(if $(filter %.gguf,$(MODEL)),$(LLAMA))  ## show what the embedded model does, or MODEL=a.gguf
+	$(BIN)/causal-qwen demo --model $(MODEL) $(ARGS)
 
 app: $(APP)  ## open the playground in the browser (ARGS="--port 7861")
 	$(BIN)/causal-qwen app $(ARGS)
@@ -109,7 +110,6 @@ docs: $(TESTS)  ## the pages as a site in build/site; a warning is an error
 notebooks: $(TESTS)  ## run the notebooks of examples/ and keep what they say
 	$(BIN)/python scripts/notebooks.py
 
-MODEL ?= smollm2-135m
 reproduce: env  ## the headline results on another base model (MODEL=hub-name-or-directory), beside ours
 	$(BIN)/python benchmarks/reproduce.py --model $(MODEL) $(ARGS)
 
@@ -182,7 +182,7 @@ $(TESTS): $(APP) requirements/tests.lock
 	@touch $@
 
 # A C compiler builds it; without one, its tests are skipped.
-$(LLAMA): $(TESTS) requirements/llama.lock
+$(LLAMA): $(STAMP) requirements/llama.lock
 	@echo "environment, for GGUF files: llama.cpp is compiled, which takes some minutes"
 	@$(HASHED) --no-deps -r requirements/llama.lock || \
 		echo "llama.cpp could not be compiled: its tests will be skipped."

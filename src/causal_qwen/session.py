@@ -20,7 +20,6 @@ from causal_qwen.decoding.noise import DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings, complete_call
 from causal_qwen.engines.engine import Choice, Engine, Row, Tokens
 from causal_qwen.individuals import Individual, parse_individual
-from causal_qwen.layer import base_of, is_gguf
 from causal_qwen.options import ENGINES, check_choice
 from causal_qwen.terminal import status
 from causal_qwen.text.segmentation import stable_prefix
@@ -54,6 +53,7 @@ def open(
     all texts that it keeps, and the layers on the GPU.
     """
     from causal_qwen.conversion.location import directory_of, path_of
+    from causal_qwen.layer import base_of, is_gguf
 
     chosen = choose_engine(engine, model)
     if device not in ("auto", "cpu") and chosen == "numpy":
@@ -87,6 +87,8 @@ def open(
 
 def choose_engine(name: str, model: str = "") -> str:
     """ "auto" as the fastest engine that is installed for this model."""
+    from causal_qwen.layer import base_of, is_gguf
+
     base = base_of(model)
     if check_choice("engine", name, ENGINES) != "auto":
         if name == "llama.cpp" and not is_gguf(base):
@@ -144,8 +146,8 @@ class TwoTexts:
 
     def __str__(self) -> str:
         return (
-            f"factual         {self.prompt} | {self.factual}\n"
-            f"counterfactual  {self.edited} | {self.counterfactual}"
+            f"factual         {self.prompt}‖{self.factual}\n"
+            f"counterfactual  {self.edited}‖{self.counterfactual}"
         )
 
     def show(self) -> None:

@@ -18,6 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import causal_qwen
 from causal_qwen.analysis.counterfactual import ChangedToken
 from causal_qwen.analysis.verify import verify
+from causal_qwen.cli import demo
 from causal_qwen.conversion.checkpoint_io import load_gguf, load_tokenizer
 from causal_qwen.conversion.gguf_file import write_gguf
 from causal_qwen.conversion.opening import make_layer, open_model
@@ -244,6 +245,13 @@ def test_a_text_beyond_the_memory_goes_on_without_its_older_half(file: Path) -> 
     assert len(text.text) > 60 or text.finish == "stop"
     with pytest.raises(ValueError, match=r"has \d+ tokens, and 48 are kept; .*n_ctx="):
         session.generate("the cat " * 20, 7)
+
+
+def test_the_demo_shows_what_a_file_does(file: Path, capsys: Any) -> None:
+    demo.run(causal_qwen.open(str(file)))
+    shown = capsys.readouterr().out
+    for part in ("word for word the same text", "Four modes", "same noise e", "counterfactual"):
+        assert part in shown, part
 
 
 def test_a_layer_is_made_once_and_kept(file: Path, llama: Any, monkeypatch: Any) -> None:

@@ -127,7 +127,7 @@ def test_a_counterfactual_begins_with_the_text_of_its_individual(
         sessions["numpy"].counterfactual("a king", ChangedToken(0, "b"))
     both = sessions["numpy"].counterfactual("a king", "a queen", 7, max_new_tokens=5)
     assert both.factual.text == text
-    assert str(both).startswith(f"factual         a king | {text}")
+    assert str(both).startswith(f"factual         a king‖{text}")
 
 
 def test_wrong_calls_name_the_cure(session: Session) -> None:

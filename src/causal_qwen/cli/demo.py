@@ -22,6 +22,7 @@ from causal_qwen.terminal import counted, status
 PROMPT = "The proud astronaut closed the hatch and"
 CHANGED_PROMPT = "The tired astronaut closed the hatch and"
 OTHER_PROMPT = "The young cook tasted the sauce and"
+CHATS = ("Write two sentences about the sea.", "用三句话讲一个关于猫的故事。")  # to a real Qwen
 INDIVIDUALS = (1, 2, 3)
 NEW_TOKENS = 28
 
@@ -43,7 +44,10 @@ Next
 
 def run(session: Session) -> None:
     console = Console(highlight=False)
-    for show in (show_promise, show_modes, show_individuals, show_counterfactual, show_number):
+    parts = [show_promise, show_modes, show_individuals, show_counterfactual, show_number]
+    if session.engine.kind != "torch":
+        parts = [show_greedy, show_modes, show_chats, show_two_prompts]
+    for show in parts:
         with status() as progress:
             progress("generating")
             shown = show(session)
@@ -71,6 +75,30 @@ def show_promise(session: Session) -> Iterator[Any]:
     )
     verdict = "word for word the same text" if same else "different texts"
     yield f"1 · The promise: before training, the model and its base generate {verdict}."
+
+
+def show_greedy(session: Session) -> Iterator[Any]:
+    """Whether `standard` writes the engine's own greedy text."""
+    texts = {
+        one_line(session, PROMPT, mode="standard").plain,
+        one_line(session, PROMPT, mode="compatible", do_sample=False).plain,
+    }
+    verdict = "word for word the same text" if len(texts) == 1 else "different texts"
+    yield f"1 · The promise: `standard` and the base, greedy, write {verdict}."
+
+
+def show_chats(session: Session) -> Iterator[Any]:
+    table = _table("3 · Individuals: the same noise e in every answer", "who", *CHATS)
+    for who in INDIVIDUALS:
+        said = (session.chat(one, who, max_new_tokens=2 * NEW_TOKENS).text for one in CHATS)
+        table.add_row(str(who), *(" ".join(text.split()) for text in said))
+    yield table
+
+
+def show_two_prompts(session: Session) -> Iterator[Any]:
+    who = INDIVIDUALS[0]
+    yield f"\n4 · Counterfactual: individual {who}, had the astronaut been tired"
+    yield str(session.counterfactual(PROMPT, CHANGED_PROMPT, who, max_new_tokens=NEW_TOKENS))
 
 
 def show_modes(session: Session) -> Iterator[Any]:
@@ -153,5 +181,6 @@ def _table(title: str, *columns: str) -> Table:
         show_lines=True,
     )
     for place, column in enumerate(columns):
-        table.add_column(column, style="bold" if place == 0 else "", ratio=None if not place else 1)
+        style, ratio = ("", 1) if place else ("bold", None)
+        table.add_column(column, style=style, ratio=ratio, overflow="fold")
     return table

@@ -24,9 +24,10 @@ def demo(model: opt.ModelName = "") -> None:
     Example: causal-qwen demo
     """
     from causal_qwen.cli.demo import run
+    from causal_qwen.session import choose_engine
     from causal_qwen.session import open as open_session
 
-    run(open_session(model, "torch"))
+    run(open_session(model, "auto" if choose_engine("auto", model) == "llama.cpp" else "torch"))
 
 
 def generate(

@@ -348,7 +348,7 @@ def _calibrate_plain(model: Any, path: str, options: Mapping[str, Any]) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
             f"{path} is a plain checkpoint: it is calibrated as it is opened, which needs all "
-            "weights in memory; say causal-qwen convert --merge first, then offload the result."
+            "weights in memory; convert it first (causal-qwen convert --merge), then offload it."
         )
     tokenizer, size = load_tokenizer(path), model.config.vocab_size
     if tokenizer is not None and (number := install_number_token(tokenizer, size)) < size:
