@@ -84,7 +84,7 @@ def show_greedy(session: Session) -> Iterator[Any]:
         one_line(session, PROMPT, mode="compatible", do_sample=False).plain,
     }
     verdict = "word for word the same text" if len(texts) == 1 else "different texts"
-    yield f"1 · The promise: `standard` and the base, greedy, write {verdict}."
+    yield f"1 · The promise: the model and its base write {verdict}."
 
 
 def show_chats(session: Session) -> Iterator[Any]:
