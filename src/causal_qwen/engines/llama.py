@@ -198,9 +198,8 @@ class LlamaEngine(ReadsTexts):
         return cls(file, layer, context)
 
     def resolve(self, **options: Any) -> DecodingSettings:
-        return resolve_settings(
-            options, self.layer.generation, default_mode="standard", has_heads=True
-        )
+        own = self.layer.fields.get("inference_mode", "standard")
+        return resolve_settings(options, self.layer.generation, default_mode=own)
 
     def new_batch(self) -> LlamaBatch:
         return LlamaBatch(self)
