@@ -3,8 +3,8 @@
     counterfactual(model, "The king's daughter", individual, "The king's son")
 
 The factual world is the individual's continuation of the text as it is; the counterfactual world
-is that of the *same* individual after an edit: another prompt, one other token, another number,
-another model. The semantics name what both worlds share:
+is that of the *same* individual after an edit: another prompt, one other token, another number.
+The semantics name what both worlds share:
 
     pearl   all noise. u = loc_U + T kappa scale_U t with the same t (and the same exogenous
             noise, if `exogenous` is given): an edit that changes nothing changes no token.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
@@ -87,14 +88,7 @@ class ChangedNumber:
     value: float
 
 
-@dataclass(frozen=True)
-class OtherModel:
-    """Another model, for example fine-tuned or edited, with the same individual."""
-
-    model: CausalModel = field(repr=False)
-
-
-Edit = ChangedPrompt | ChangedToken | ChangedNumber | OtherModel
+Edit = ChangedPrompt | ChangedToken | ChangedNumber
 
 
 class Baseline(Protocol):
@@ -109,23 +103,17 @@ def is_baseline(individual: Any) -> TypeGuard[Baseline]:
 
 
 def parse_edit(
-    prompt: str | None = None,
-    token: str | None = None,
-    number: str | None = None,
-    other_model: Any = None,
+    prompt: str | None = None, token: str | None = None, number: str | None = None
 ) -> Edit:
     """The one edit given on a command line; token and number as POSITION=NEW."""
-    given = {"prompt": prompt, "token": token, "number": number, "other-model": other_model}
+    given = {"prompt": prompt, "token": token, "number": number}
     asked = [name for name, value in given.items() if value is not None]
     if len(asked) != 1:
         raise ValueError(
-            "Give exactly one of --prompt, --token, --number and --other-model; "
-            f"{len(asked)} were given."
+            f"Give exactly one of --prompt, --token and --number; {len(asked)} were given."
         )
     if prompt is not None:
         return ChangedPrompt(prompt)
-    if other_model is not None:
-        return OtherModel(other_model)
     written = token if token is not None else number or ""
     position, separator, new = written.partition("=")
     if not (separator and position.strip().lstrip("-").isdecimal()):
@@ -281,7 +269,7 @@ def counterfactual(
 
     `text` is a string, ids, or what a processor returns; `processor` encodes strings, by default
     the one saved with the model. `individual` is an `Individual`, a seed, e itself, or a
-    `Baseline`, which chooses tokens in its own way. `edit` is one of the four edit classes; a
+    `Baseline`, which chooses tokens in its own way. `edit` is one of the three edit classes; a
     string is a changed prompt. Fresh noise follows the steps, not the positions: a longer prompt
     does not change it. Further options are those of `generate`.
     """
@@ -298,33 +286,30 @@ def counterfactual(
         has_chance = exogenous is None and individual.has_chance
         seeds = (None, 0) if has_chance else (exogenous or 0, (exogenous or 0) + 1)
 
-    generator = _Generator(mode, options)
-    factual = generator.run(model, prompt, individual, seeds[0], max_new_tokens)
+    generate = partial(_generate, model, mode, options)
+    factual = generate(prompt, individual, seeds[0], max_new_tokens)
     start = len(prompt.ids)
-    other_model, other_start = model, start
+    other_start = start
     if isinstance(edit, ChangedPrompt):
         edited = read_tokens(model, edit.prompt, processor)
         other_start = len(edited.ids)
         what = f"prompt: {decode_sequence(edited, processor)!r}"
-    elif isinstance(edit, OtherModel):
-        other_model, edited = edit.model, prompt
-        what = f"model: {getattr(edit.model, 'name_or_path', '') or type(edit.model).__name__}"
     elif isinstance(edit, ChangedNumber):
         edited, what = _change_number(model, factual, start, edit)
     else:
         edited, what = _change_token(model, factual, start, edit, processor)
     by = other_start - start
     remaining = other_start + max_new_tokens - len(edited.ids)
-    other = generator.run(other_model, edited, individual.shift(by), seeds[1], remaining, shift=by)
+    other = generate(edited, individual.shift(by), seeds[1], remaining, shift=by)
     return _compare(
         _observe_world(model, factual, start, processor),
-        _observe_world(other_model, other, other_start, processor),
+        _observe_world(model, other, other_start, processor),
         edit=what,
         semantics=semantics,
         individual=individual,
         is_text=processor is not None,
         forced=len(edited.ids) - 1 - other_start if len(edited.ids) > other_start else None,
-        cuts=[_cuts(one, individual, mode, options) for one in (model, other_model)],
+        cut=_cuts(model, individual, mode, options),
     )
 
 
@@ -359,42 +344,32 @@ def _check_semantics(semantics: str, mode: str, individual: Any, exogenous: int 
         raise ValueError("exogenous= is the second noise of mode='causal'; leave it out.")
 
 
-@dataclass(frozen=True)
-class _Generator:
-    """How both worlds are generated."""
-
-    mode: str
-    options: dict[str, Any]
-
-    def run(
-        self,
-        model: CausalModel,
-        prompt: TokenSequence,
-        individual: Any,
-        exogenous: int | None,
-        length: int,
-        shift: int = 0,
-    ) -> TokenSequence:
-        """The prompt and up to `length` tokens more."""
-        if length <= 0:
-            return prompt
-        options = {
-            **prompt.batch(model),
-            "max_new_tokens": length,
-            "return_dict_in_generate": True,
-            **self.options,
-        }
-        if is_baseline(individual):
-            result = individual.generate(model, **options)
-        else:
-            if exogenous is not None:
-                source = Individual.draw(individual.size, seed=exogenous, fresh=True)
-                options["exogenous"] = source.shift(shift)
-            result = model.generate(causal_mode=self.mode, individual=individual, **options)
-        ids = result.sequences[0].cpu()
-        values = result.get("numeric_values")
-        values = torch.zeros(len(ids)) if values is None else values[0].cpu()
-        return TokenSequence(ids, values.double())
+def _generate(
+    model: CausalModel,
+    mode: str,
+    options: dict[str, Any],
+    prompt: TokenSequence,
+    individual: Any,
+    exogenous: int | None,
+    length: int,
+    shift: int = 0,
+) -> TokenSequence:
+    """The prompt and up to `length` tokens more."""
+    if length <= 0:
+        return prompt
+    asked = {"max_new_tokens": length, "return_dict_in_generate": True, **options}
+    if is_baseline(individual):
+        result = individual.generate(model, **prompt.batch(model), **asked)
+    else:
+        if exogenous is not None:
+            source = Individual.draw(individual.size, seed=exogenous, fresh=True)
+            asked["exogenous"] = source.shift(shift)
+        named = {"causal_mode": mode, "individual": individual}
+        result = model.generate(**prompt.batch(model), **named, **asked)
+    ids = result.sequences[0].cpu()
+    values = result.get("numeric_values")
+    values = torch.zeros(len(ids)) if values is None else values[0].cpu()
+    return TokenSequence(ids, values.double())
 
 
 def _resolve_individual(
@@ -477,18 +452,12 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 def _compare(
     one: tuple[World, Tensor],
     other: tuple[World, Tensor],
-    cuts: list[Cuts],
+    cut: Cuts,
     **fields: Any,
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""
     (factual, loc_S), (counter, other_loc_S) = one, other
     steps = min(len(factual.new_ids), len(counter.new_ids))
-    sizes = factual.u.loc.shape[-1], counter.u.loc.shape[-1]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"The other model has {sizes[1]} latent coordinates and this one {sizes[0]}; an "
-            "individual belongs to models of one size."
-        )
     f, c = (Cauchy(*(x[:steps].double() for x in world.u)) for world in (factual, counter))
     ratio = (c.scale / f.scale).median(dim=-1).values if steps else torch.zeros(0)
     pair = torch.tensor([factual.new_ids[:steps], counter.new_ids[:steps]])  # (2, steps)
@@ -497,10 +466,10 @@ def _compare(
         (loc[rows, pair[0]] - loc[rows, pair[1]]).double()
         for loc in (loc_S[:steps], other_loc_S[:steps])
     ]
-    worlds = zip((one, other), pair.flip(0), cuts, strict=True)
+    worlds = zip((one, other), pair.flip(0), strict=True)
     is_outside = [
         candidates_along(loc, world.sequence.ids, cut)[rows, choice] == -math.inf
-        for (world, loc), choice, cut in worlds
+        for (world, loc), choice in worlds
     ]
     return Counterfactual(
         factual,
