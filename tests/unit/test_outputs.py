@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from causal_qwen.outputs import (
-    PARTIAL,
-    STALE_SECONDS,
     check_not_inside,
     check_output_directory,
     foreign_files,
@@ -149,35 +144,6 @@ def test_impossible_outputs_are_refused_before_the_work(
         check_output_directory(tmp_path / "out", True)
     with pytest.raises(ValueError, match="which is read"):
         check_not_inside(tmp_path, tmp_path / "file")
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from causal_qwen.outputs import new_directory, whole_file
-with {what}(Path(sys.argv[1]), True) as place:
-    ({file}).write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize(
-    ("what", "file"), [("new_directory", 'place / "config.json"'), ("whole_file", "place")]
-)
-def test_what_a_killed_process_left_is_removed_by_a_later_one(
-    what: str, file: str, tmp_path: Path
-) -> None:
-    code = KILLED.format(what=what, file=file)
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
-    assert done.returncode < 0
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(PARTIAL)
-    write(tmp_path / "young")
-    assert left.exists()  # it may belong to a process that runs
-    before = time.time() - STALE_SECONDS - 1
-    os.utime(left, (before, before))
-    write(tmp_path / "other")
-    assert not left.exists()
 
 
 def test_a_directory_has_one_writer_at_a_time(tmp_path: Path) -> None:
