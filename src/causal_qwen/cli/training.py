@@ -119,10 +119,13 @@ def train(
         resume=resume,
         device=device,
         arguments=arguments,
-        **({"pack": None} | of_run),
+        **of_run,
     )
     if dry_run:
-        _show_plan(run_settings, as_json)
+        from causal_qwen.training.run import plan
+
+        found = plan(run_settings)
+        print_json(found) if as_json else print_table("What would be done", (), found.items())
         return
     metrics = run(run_settings)
     if as_json:
@@ -137,16 +140,6 @@ def _check_files(*sources: str) -> None:
     for path in map(Path, sources):
         if path.suffix.lower() in ROW_FILES and not path.is_file():
             raise FileNotFoundError(f"{path} does not exist; check the path.")
-
-
-def _show_plan(settings: Any, as_json: bool) -> None:
-    from causal_qwen.training.run import plan
-
-    found = plan(settings)
-    if as_json:
-        print_json(found)
-    else:
-        print_table("What would be done", (), found.items())
 
 
 def evaluate(

@@ -69,7 +69,7 @@ def exported_card(model: str, **figures: Any) -> str:
     return front + EXPORTED.format(model=Path(model).name, **figures)
 
 
-def _front_matter(**fields: str | None) -> str:
+def _front_matter(**fields: Any) -> str:
     return f"---\n{ModelCardData(tags=['causal-qwen'], **fields)}\n---\n"
 
 

@@ -216,7 +216,6 @@ def encode_rows(
     rows: Iterable[Mapping[str, Any]],
     processor: Processor,
     max_length: int,
-    mask_prompt: bool = True,
     target_fields: Collection[str] = (),
 ) -> list[Example]:
     """`encode_row` for every row; a warning counts rows that were cut. Refuses data without a
@@ -224,7 +223,7 @@ def encode_rows(
     examples = []
     for number, row in enumerate(rows):
         try:
-            examples.append(encode_row(row, processor, max_length, mask_prompt, target_fields))
+            examples.append(encode_row(row, processor, max_length, target_fields))
         except (ValueError, TemplateError) as error:
             raise ValueError(f"rows[{number}]: {error}") from error
     # the first token of a text is never predicted
@@ -244,13 +243,12 @@ def encode_row(
     row: Mapping[str, Any],
     processor: Processor,
     max_length: int,
-    mask_prompt: bool = True,
     target_fields: Collection[str] = (),
 ) -> Example:
     """A row -> ids, values and labels, at most `max_length` of each.
 
-    Labels are the ids; with `mask_prompt`, -100 in the prompt of a completion and outside the
-    assistant's turns of a chat. Prompt and completion are encoded as one text; a token that spans
+    Labels are the ids; -100 in the prompt of a completion and outside the assistant's turns of a
+    chat. Prompt and completion are encoded as one text; a token that spans
     both belongs to the completion. Texts and completions end with the end-of-text token.
 
     A `target` beside `text` is the number that the text asks for: `<NUM>` follows the text and is
@@ -263,10 +261,9 @@ def encode_row(
     text, has_special = _text(row, kind, processor)
     if target is not None:
         text = processor.ask(text)
-    if not mask_prompt or (kind == "text" and target is None):
+    learned = _answers(row, kind, text, processor)
+    if kind == "text" and target is None:
         learned = [(-1, len(text))]
-    else:
-        learned = _answers(row, kind, text, processor)
     example = _tokens(text, learned, processor, has_special)
     if target is not None:
         _append(example, processor.num_token_id, *target)
@@ -305,8 +302,7 @@ def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor)
         if not until.startswith(before) or not text.startswith(until):
             raise ValueError(
                 f"the chat template renders the prompt of messages[{place}] differently when the "
-                "answer follows, so the two cannot be separated; end the chat there, or learn all "
-                "of it with mask_prompt=False."
+                "answer follows, so the two cannot be separated; end the chat there."
             )
         spans.append((len(before), len(until)))
     return spans
