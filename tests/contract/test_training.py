@@ -41,10 +41,10 @@ from causal_qwen.outputs import lock
 from causal_qwen.training.authors import Authors
 from causal_qwen.training.data import Collator, encode_rows
 from causal_qwen.training.evaluation import (
-    markdown,
     measure,
     pooled,
     side_by_side,
+    table_of,
     write_report,
 )
 from causal_qwen.training.from_scratch import new_model
@@ -810,9 +810,9 @@ def test_several_files_and_models_side_by_side(trained: Path, directory: Path, d
     once = {name: record["base"][name] for name in total.compute()}
     assert total.compute() == pytest.approx(once, rel=1e-3)
     assert total.rows == 2 * len(ROWS)
-    page = markdown("a", record)
-    assert "| | this model | base | difference |" in page.replace("|  |", "| |")
-    assert f"| nll | {record['nll']:.5g} (" in page
+    columns, rows = table_of(record)
+    assert columns == ["", "this model", "base", "difference"]
+    assert any(row[0] == "nll" and row[1].startswith(f"{record['nll']:.5g} (") for row in rows)
 
 
 def test_all_files_have_the_intervals_of_one_file_with_all_rows(

@@ -155,7 +155,7 @@ BAD_FILES = [
     ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv, line 3 has 1 cell and the header 2: '3'; write"),
     ("a.csv", "a,b\n,2\n", "{a}", "a.csv:2: `text` is empty"),
     ("a.json", '[{"text": "x"}, {"id": 7}]', None, "a.json:2: the row has 'id'"),
-    ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "from 'dog'; known"),
+    ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "it needs `text`"),
     ("a.jsonl", '{"prompt": [1], "completion": [2]}', None, "`messages` must be a list of objects"),
     ("a.xml", "[]", None, r"a.xml .*\.jsonl, .*\.csv, .*\.txt"),
 ]
@@ -309,32 +309,6 @@ def test_assistant_turns_of_a_chat_are_learned() -> None:
     assert [value for value in one.values if value] == [1.0, 2.5]
 
 
-SHAREGPT = {
-    "conversations": [
-        {"from": "human", "value": "q"},
-        {"from": "gpt", "value": "r"},
-    ],
-    "id": 7,
-}
-ALPACA = {"instruction": "q", "input": "", "output": "r", "text": "Below is q: r", "id": 7}
-
-
-@pytest.mark.parametrize("row", [SHAREGPT, ALPACA])
-def test_sharegpt_and_alpaca_rows_are_chats(row: dict[str, Any], tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.json", json.dumps([row]))
-    assert read_rows(path) == [{**chat("q", "r"), "id": 7}]
-    assert encoded(row) == encoded(chat("q", "r"))
-
-
-def test_an_input_and_a_system_message_are_part_of_the_chat() -> None:
-    row = {"instruction": "q", "input": "x", "output": "r", "system": "s"}
-    messages = [{"role": "system", "content": "s"}, *chat("q\n\nx", "r")["messages"]]
-    assert encoded(row) == encoded({"messages": messages})
-    row = {**SHAREGPT, "system": "s"}
-    messages = [{"role": "system", "content": "s"}, *chat("q", "r")["messages"]]
-    assert encoded(row) == encoded({"messages": messages})
-
-
 def test_only_the_completion_of_a_conversational_prompt_is_learned() -> None:
     turns = chat("1", "2", "3", "b")["messages"]
     one = encoded({"prompt": turns[:3], "completion": turns[3:]}, reader("text"))
@@ -342,8 +316,8 @@ def test_only_the_completion_of_a_conversational_prompt_is_learned() -> None:
     assert shown(one.labels) == "." * (len(one.ids) - 2) + "b]"
 
 
-def test_a_template_wins_over_the_columns_of_alpaca(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.jsonl", json.dumps({**ALPACA, "name": "Ada"}))
+def test_a_template_wins_over_other_columns(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", json.dumps({"text": "no", "id": 7, "name": "Ada"}))
     (row,) = read_rows(path, "{name}:|||{id}")
     assert (row["prompt"], row["completion"]) == ("Ada:", "7")
     assert shown(encoded(row).ids) == "Ada:#]"

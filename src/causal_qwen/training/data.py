@@ -5,8 +5,7 @@
     batch = Collator(processor.tokenizer.pad_token_id)([examples[0], examples[1]])
 
 A row has `text`, or `prompt` and `completion` (texts, or lists of messages, as in TRL), or
-`messages`. ShareGPT's `conversations` and Alpaca's `instruction`, `input`, `output` become
-messages. Tokens to learn have a label, all others -100; labels are not shifted, the model does
+`messages`. Tokens to learn have a label, all others -100; labels are not shifted, the model does
 that. Ids and values are cut, packed and padded together.
 """
 
@@ -29,6 +28,7 @@ from jinja2 import TemplateError
 
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
+from causal_qwen.options import ROW_FILES
 from causal_qwen.tables.files import OPENERS, read_records, read_text
 
 Row = dict[str, Any]
@@ -38,16 +38,8 @@ MARK = "|||"  # separates prompt and completion in a template
 PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
 KINDS = {"messages": ("messages",), "prompt": ("prompt", "completion"), "text": ("text",)}
-SPEAKERS = {  # ShareGPT's `from` -> role
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bard", "bing", "model"), "assistant"),
-    "system": "system",
-}
 LEARNED_FROM = "learned_from"  # the first turn of a completion
 DEFAULT_SPLIT = "train"
-READERS = (  # the files that are read; other names are datasets
-    *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
-)
 NO_FIELD = NOBODY = -1  # index of a target without a field, of a text without an author
 
 logger = logging.getLogger("transformers.causal_qwen")
@@ -80,9 +72,9 @@ def _numbered_rows(source: str, *, has_template: bool) -> Iterator[tuple[Any, Ro
     """Every row, and where it is."""
     path = Path(source)
     suffix = next((s for s in reversed(path.suffixes) if s.lower() not in OPENERS), "").lower()
-    if suffix not in READERS:
+    if suffix not in ROW_FILES:
         if path.is_file():
-            raise ValueError(f"{path} has an unknown type; use {', '.join(READERS)}.")
+            raise ValueError(f"{path} has an unknown type; use {', '.join(ROW_FILES)}.")
         yield from enumerate(map(dict, _dataset(source)))
     elif not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; check the path.")
@@ -130,34 +122,11 @@ def _fill(template: str, row: Row) -> Row:
 
 def _as_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row with `messages` for turns of prompt and completion, of which the first LEARNED_FROM are
-    the prompt's, and for ShareGPT's and Alpaca's columns; any other row unchanged."""
+    the prompt's; any other row unchanged."""
     prompt, completion = row.get("prompt"), row.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
         return {**row, "messages": [*prompt, *completion], LEARNED_FROM: len(prompt)}
-    if any(row.get(key) is not None for key in ("messages", "completion", "target")):
-        return row
-    if row.get("conversations") is not None:
-        used = {"conversations", "system"}
-        messages = [_turn(turn) for turn in row["conversations"]]
-    elif all(isinstance(row.get(key), str) for key in ("instruction", "output")):
-        used = {"instruction", "input", "output", "system", "text"}  # `text` repeats the others
-        asked = "\n\n".join(str(row[key]) for key in ("instruction", "input") if row.get(key))
-        said = (("user", asked), ("assistant", row["output"]))
-        messages = [{"role": role, "content": content} for role, content in said]
-    else:
-        return row
-    if row.get("system"):
-        messages.insert(0, {"role": "system", "content": row["system"]})
-    kept = {key: value for key, value in row.items() if key not in used}
-    return {**kept, "messages": messages}
-
-
-def _turn(turn: Mapping[str, Any]) -> Row:
-    """A turn of ShareGPT, `from` and `value` (or already `role` and `content`), as a message."""
-    speaker = turn.get("from", turn.get("role"))
-    if speaker not in SPEAKERS:
-        raise ValueError(f"a turn is from {speaker!r}; known are: {', '.join(SPEAKERS)}.")
-    return {"role": SPEAKERS[speaker], "content": turn.get("value", turn.get("content"))}
+    return row
 
 
 def _kind(row: Mapping[str, Any]) -> str:
@@ -175,8 +144,7 @@ def _kind(row: Mapping[str, Any]) -> str:
         return kind
     found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
     raise ValueError(
-        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`, or "
-        "the columns of ShareGPT or Alpaca."
+        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`."
     )
 
 
