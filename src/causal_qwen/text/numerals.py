@@ -67,7 +67,7 @@ Everything else stays text: 10:30, 1/2, 1.2.3, 1-2-3, 10^6, A1B2, a@b7.org, #5, 
 * a URL or query string, host:port (a known host or port), a phone number with brackets, "+" and 8
   digits;
 * a label before it, a month's name beside it: see `causal_qwen.text.names`;
-* am/pm/o'clock/Uhr, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before
+* am/pm/o'clock, 月日号点时 after an integer and 年 after a year (3年 is a duration), 第 before
   it; 点 is no hour after an integer above 24 or a rise (涨12点) or before a noun (3点意见);
 * a thousands point: 1.500 € (`causal_qwen.text.names`);
 * a mixed fraction (1 1/2, 3 ½), a decade (1990s, '90s), an emoticon (:3), a LaTeX index (x_{2}).
@@ -226,7 +226,7 @@ _GLUE = f"[^{_BREAKS}]"
 _MONEY = "$¢-¥฿\u20a0-\u20cf￠￡￥￦"
 _LETTER = r"[^\W\d_²³]"  # still holds ½ and the like: see _is_unit
 _SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
-_DATE_MARKS = "年月日号號点點时時番년월일시번"
+_DATE_MARKS = "年月日号號点點时時番"
 
 
 # ---------------------------------------------------------------- the parts of a number
@@ -275,7 +275,7 @@ _ANY_WORD = (
 )
 # Fast path: a short plain number whose surroundings cannot change its reading.
 _PLAIN_WORD = (
-    r"(?<![{第제点點时時시])(?<![第제] )"
+    r"(?<![{第点點时時])(?<!第 )"
     r"[$]?((?:(?<![^\s(=])-)?(?:0|[1-9][0-9]{0,6})(?:\.[0-9]{1,8})?(?:e[-+]?[0-9]{1,2})?)"
     rf"(?=[.,:]?(?:[\x00-\x20!\"&()*;<=>?\[\]`{{|}}~{_PICTURES}]|(?![{_DATE_MARKS}])[{CJK}]|\Z))"
     rf"(?! ?{_TIMES})"
@@ -482,17 +482,17 @@ _MEASURED = re.compile(f"(?:{MEASURE})+")
 _UNIT_BEFORE = re.compile(f"[0-9]([{CJK}]{{1,4}})$")
 _NEGATIVE_MEASURE = re.compile(
     "(?:[到至~] ?[-\u2212]?[0-9]{1,4}(?:\\.[0-9]{1,2})?)?"
-    "(?:[度元米亿億万萬倍千百분도원]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元)"
+    "(?:[度元米亿億万萬倍千百]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元)"
     "|[到至~] ?[-\u2212]?[0-9]{1,4}(?:\\.[0-9]{1,2})?[%‰°℃℉]"
 )
-_REFUSING = re.compile(r"[第제] ?$|(?<![0-9])[0-9]{1,2}[点點时時시]$|[\^_]\{$")
+_REFUSING = re.compile(r"第 ?$|(?<![0-9])[0-9]{1,2}[点點时時]$|[\^_]\{$")
 _SHORT_YEAR = re.compile("[0-9]{2}(?:s|(?!['’0-9A-Za-z]))")
-_DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?![间間])|월|일|시(?!간)|번")
+_DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?![间間])")
 _POINTS = re.compile(
     "[点點](?:意[见見]|建[议議]|要求|看法|想法|原因|理由|共[识識]|好[处處]|体会|體會|结论|結論)"
 )
 _LAST_INTEGER = re.compile("[0-9]{1,3}(?:,[0-9]{3})+$|[0-9]+$")
-_YEAR = re.compile("(?<![0-9])(?:(?:1[0-9]|2[01])[0-9]{2}[年년]|[0-9]{2}[年년] ?[0-9]{1,2}[月월])")
+_YEAR = re.compile("(?<![0-9])(?:(?:1[0-9]|2[01])[0-9]{2}年|[0-9]{2}年 ?[0-9]{1,2}月)")
 _QUANTITY_AFTER = re.compile(rf" ?\)?(?: ?[=*×÷+] ?|/)[-0-9(.$]|{MEASURE}|{MEASURE_WORD}")
 _QUANTITY_BEFORE = re.compile(
     rf"(?:[0-9)] ?[=*×÷+]|(?<![A-Z])(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|KRW)|[{_MONEY}]) ?$"
