@@ -42,8 +42,7 @@ from causal_qwen.training.trainer import (
     STATE,
     CausalTrainer,
     CausalTrainingArguments,
-    ProgressBar,
-    ProgressLines,
+    Progress,
     freeze_backbone,
     last_checkpoint,
     read_state,
@@ -266,9 +265,7 @@ def _trainer(run: Run, ready: Prepared, args: CausalTrainingArguments) -> Causal
         trainer.add_callback(EarlyStoppingCallback(run.patience))
     if not args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(ProgressLines())
-        if sys.stderr.isatty():
-            trainer.add_callback(ProgressBar())
+        trainer.add_callback(Progress())
     return trainer
 
 
