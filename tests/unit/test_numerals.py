@@ -16,7 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from causal_qwen.text.names import is_name
-from causal_qwen.text.numerals import PLACEHOLDER, canonical, decode, encode, render
+from causal_qwen.text.numerals import canonical, decode, encode, render
 
 Number = tuple[str, float] | float
 NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
@@ -319,27 +319,17 @@ def test_g1_decode_inverts_encode(text: str) -> None:
 
 
 @relaxed
-@given(st.lists(st.one_of(st.sampled_from(["<NUM>", "<\\NUM>", "<NUM", ">", " 7 "]), ANY_TEXT)))
-@example(["<NUM>", " 7 ", "<\\NUM>"])
-def test_g1_placeholders_and_values_are_equally_many(parts: list[str]) -> None:
-    encoded = encode("".join(parts))
-    assert encoded.text.count(PLACEHOLDER) == len(encoded.values) == len(encoded.pieces) - 1
-
-
-@relaxed
 @given(ANY_TEXT)
 def test_g1_spans_locate_the_surfaces_in_the_source(text: str) -> None:
     encoded = encode(text)
     assert tuple(text[start:end] for start, end in encoded.spans) == encoded.surfaces
-    assert len(encoded.spans) == len(encoded.values)
+    assert len(encoded.spans) == len(encoded.values) == len(encoded.pieces) - 1
 
 
 def test_typed_placeholder_is_text() -> None:
     encoded = encode("literal <NUM> 7")
     assert encoded.pieces == ("literal <NUM> ", "")
-    assert encoded.text == r"literal <\NUM> <NUM>"
     assert encoded.spans == ((14, 15),)
-    assert encode(r"<NUM> <\NUM> <\\NUM>").text == r"<\NUM> <\\NUM> <\\\NUM>"
 
 
 # ---------------------------------------------------------------- G2

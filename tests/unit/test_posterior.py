@@ -186,7 +186,7 @@ def test_unreachable_text_returns_empty_result_with_reason(model: Any) -> None:
     hemmed = infer_individual(
         model, torch.tensor([9, 1, 10, 6]), prompt=PROMPT, n=3, noise_gain=0.01, min_density=0.9
     )
-    assert not hemmed.is_reachable
+    assert not hemmed
     assert "with noise up to 0.333" in hemmed.reason
 
 

@@ -20,7 +20,7 @@ Few of the V - 1 inequalities of a position are ever active, so they are added w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,20 +65,14 @@ class Posterior:
     """Individuals that could have written a text, or the reason why there are none."""
 
     individuals: list[Individual]
-    requested: int
     success_rate: float  # share of the draws whose replay is the text
     effective_sample_size: float  # median over coordinates
     worst_sample_size: float  # minimum over coordinates
     rejection_rate: float  # share of rejected sweeps
     reason: str = ""  # why the result is empty
-    inequalities: int = field(default=0, repr=False)
-
-    @property
-    def is_reachable(self) -> bool:
-        return bool(self.individuals)
 
     def __bool__(self) -> bool:
-        return self.is_reachable
+        return bool(self.individuals)
 
     def __repr__(self) -> str:
         if not self:
@@ -153,7 +147,7 @@ def infer_individual(
     def nobody(reason: str, indices: list[int]) -> Posterior:
         tokens = show_tokens(model, sequence, processor)
         shown = ", ".join(f"{tokens[start + i]!r} (position {start + i})" for i in indices)
-        return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason.format(shown))
+        return Posterior([], 0.0, 0.0, 0.0, 0.0, reason.format(shown))
 
     if outside := [i for i, one in enumerate(observations) if one.loc[one.token] == -math.inf]:
         return nobody(f"{{}}: not among the candidates at {_limits(cuts)}", outside)
@@ -169,12 +163,10 @@ def infer_individual(
     sizes = effective_sample_sizes(noise)
     return Posterior(
         individuals,
-        n,
         _success(model, sequence, start, individuals, options),
         float(np.median(sizes)),
         float(sizes.min()),
         rejected,
-        inequalities=len(polytope.floor),
     )
 
 

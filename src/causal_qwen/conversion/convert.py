@@ -148,7 +148,17 @@ def convert(
         model = convert_model(qwen, model_class=CausalQwenForCausalLM, **options)
         progress("comparing with the base model")
         texts = encode_texts(tokenizer, TEXTS, model.config.vocab_size)
-        report = compare(str(base), qwen, model, texts)
+        difference, _, agreement, positions = compare_logits(model, qwen, texts)
+        report = Report(
+            base=str(base),
+            parameters=sum(p.numel() for p in model.parameters()),
+            causal_size=model.config.latent_size,
+            calibration=model.calibration,
+            head_error=head_error(qwen, model),
+            max_logit_difference=difference,
+            positions=positions,
+            standard_agreement=agreement,
+        )
         progress("saving")
         with quiet():
             model.save_pretrained(directory)
@@ -217,21 +227,6 @@ def set_word_edges(model: CausalModel, tokenizer: Any) -> None:
     if tokenizer is not None:
         edges = word_edges(tokenizer.backend_tokenizer, model.config.vocab_size)
         model.decision.word_edges.copy_(torch.from_numpy(edges))
-
-
-def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor]) -> Report:
-    """Compare causal model and base model at every position of a few texts."""
-    difference, _, agreement, positions = compare_logits(model, qwen, texts)
-    return Report(
-        base=base,
-        parameters=sum(p.numel() for p in model.parameters()),
-        causal_size=model.config.latent_size,
-        calibration=model.calibration,
-        head_error=head_error(qwen, model),
-        max_logit_difference=difference,
-        positions=positions,
-        standard_agreement=agreement,
-    )
 
 
 @torch.no_grad()

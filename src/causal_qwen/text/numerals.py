@@ -118,28 +118,6 @@ class Encoded:
     values: tuple[float, ...]
     surfaces: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        count = len(self.values)
-        if len(self.surfaces) != count or len(self.pieces) != count + 1:
-            raise ValueError(
-                f"{count} values need {count} surfaces and {count + 1} pieces of text, "
-                f"got {len(self.surfaces)} and {len(self.pieces)}"
-            )
-        if not all(map(math.isfinite, self.values)):
-            row = next(i for i, value in enumerate(self.values) if not math.isfinite(value))
-            raise ValueError(
-                f"values[{row}] is {self.values[row]}; only finite numbers can be written"
-            )
-
-    @property
-    def text(self) -> str:
-        r"""The text with ``<NUM>`` for every number, for display.
-
-        A typed ``<NUM>`` is shown as ``<\NUM>`` (and ``<\NUM>`` as ``<\\NUM>``), so the
-        placeholders can be counted: there are exactly as many as values.
-        """
-        return PLACEHOLDER.join(_TYPED_PLACEHOLDER.sub(r"<\\\1NUM>", p) for p in self.pieces)
-
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """(start, end) of every number in the source text."""
@@ -152,13 +130,8 @@ class Encoded:
         return tuple(spans)
 
 
-_TYPED_PLACEHOLDER = re.compile(r"<(\\*)NUM>")
-
-
 def encode(text: str) -> Encoded:
     """Cut a text at its numbers (grammar in the module's docstring)."""
-    if not isinstance(text, str):
-        raise TypeError(f"encode takes one str, got {type(text).__name__}")
     found = _find_numbers(text)
     ends = [0, *[end for _, end, _ in found]]
     starts = [*[start for start, _, _ in found], len(text)]

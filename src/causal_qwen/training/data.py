@@ -38,6 +38,7 @@ MARK = "|||"  # separates prompt and completion in a template
 PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
 KINDS = {"messages": ("messages",), "prompt": ("prompt", "completion"), "text": ("text",)}
+TURN = ("role", "content")
 LEARNED_FROM = "learned_from"  # the first turn of a completion
 DEFAULT_SPLIT = "train"
 NO_FIELD = NOBODY = -1  # index of a target without a field, of a text without an author
@@ -95,12 +96,11 @@ def _dataset(source: str) -> Iterable[Any]:
     datasets = importlib.import_module("datasets")
     name, *rest = source.split(":", 2)
     split = rest.pop() if rest else DEFAULT_SPLIT
-    if (Path(name) / "dataset_dict.json").exists():
-        rows: Iterable[Any] = datasets.load_from_disk(name)[split]
-    elif (Path(name) / "state.json").exists():
-        rows = datasets.load_from_disk(name)
-    else:
-        rows = datasets.load_dataset(name, *rest, split=split)
+    if any((Path(name) / file).exists() for file in ("dataset_dict.json", "state.json")):
+        saved = datasets.load_from_disk(name)
+        rows: Iterable[Any] = saved[split] if isinstance(saved, dict) else saved
+        return rows
+    rows = datasets.load_dataset(name, *rest, split=split)
     return rows
 
 
@@ -149,15 +149,10 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 
 def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(
-            isinstance(message, dict)
-            and all(isinstance(message.get(part), str) for part in ("role", "content"))
-            for message in messages
-        )
-    )
+    def is_turn(one: Any) -> bool:
+        return isinstance(one, dict) and all(isinstance(one.get(key), str) for key in TURN)
+
+    return isinstance(messages, list) and bool(messages) and all(map(is_turn, messages))
 
 
 # ---------------------------------------------------------------- rows -> examples

@@ -22,7 +22,7 @@ from transformers import EarlyStoppingCallback, ProgressCallback, TrainerState
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
 from causal_qwen.conversion.opening import open_model
-from causal_qwen.conversion.placement import place_model, resolve_device
+from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.numpy_engine.calibration import FIELDS
@@ -204,7 +204,8 @@ def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
         return open_model(run.model, dtype=run.dtype)  # the trainer moves it
     torch.manual_seed(run.arguments.get("seed", 0))
     processor, model = new_model(texts_of(rows), run.scratch, max_length=run.max_length)
-    return processor, place_model(model, "cpu", run.dtype)
+    kind = resolve_dtype(run.dtype)
+    return processor, model if isinstance(kind, str) else model.to(kind)
 
 
 def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
