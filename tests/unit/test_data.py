@@ -495,14 +495,6 @@ def test_packing_uses_best_fit() -> None:
     assert rows[0].ids == [0, 1, 2, 3, 4, 5, 16, 17, 18, 19]
 
 
-def test_packing_packed_rows_is_the_same_as_packing_once() -> None:
-    examples = numbered([3, 4, 2])
-    assert pack(pack(examples, 7), 9) == pack(examples, 9)
-
-
-# ---------------------------------------------------------------- batches
-
-
 def test_batch_is_padded_on_the_right() -> None:
     rows = [{"prompt": "c", "completion": "d"}, {"text": "5"}]
     batch = Collator(2)(list(encode_rows(rows, PROCESSOR, LONG)))

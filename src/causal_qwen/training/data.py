@@ -349,13 +349,9 @@ def _joined(row: Sequence[Example]) -> Example:
         for name in ("ids", "values", "fields", "targets", "authors")
     }
     labels = list(chain(*((IGNORE, *example.labels[1:]) for example in row)))
-    positions = list(chain(*map(_positions, row)))
+    positions = list(chain(*(range(len(example.ids)) for example in row)))
     truncated = sum(example.truncated for example in row)
     return Example(**columns, labels=labels, positions=positions, truncated=truncated)
-
-
-def _positions(example: Example) -> Sequence[int]:
-    return range(len(example.ids)) if example.positions is None else example.positions
 
 
 @dataclass
@@ -396,7 +392,8 @@ class Collator:
             batch["authors"] = tensor((e.authors for e in examples), NOBODY)
         if any(e.positions is not None for e in examples):
             del batch["attention_mask"]
-            rows = ([*_positions(e), *range(width - len(e.ids))] for e in examples)
-            batch["position_ids"] = torch.tensor(list(rows))
+            own = ((e, e.positions or range(len(e.ids))) for e in examples)
+            rows = [[*positions, *range(width - len(e.ids))] for e, positions in own]
+            batch["position_ids"] = torch.tensor(rows)
             batch["use_cache"] = False
         return batch
