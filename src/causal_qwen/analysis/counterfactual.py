@@ -19,11 +19,12 @@ factual token; `stability_violations` counts how often it does when scales vary.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,14 +92,8 @@ class ChangedNumber:
 Edit = ChangedPrompt | ChangedToken | ChangedNumber
 
 
-class Baseline(Protocol):
-    """Another noise to compare individuals with, such as Gumbel's."""
-
-    def shift(self, by: int) -> Baseline: ...
-    def generate(self, model: CausalModel, **options: Any) -> Any: ...
-
-
-def is_baseline(individual: Any) -> TypeGuard[Baseline]:
+def is_baseline(individual: Any) -> bool:
+    """Another noise to compare individuals with: it has its own `generate(model, ...)`."""
     return hasattr(individual, "generate")
 
 
@@ -269,15 +264,16 @@ def counterfactual(
 
     `text` is a string, ids, or what a processor returns; `processor` encodes strings, by default
     the one saved with the model. `individual` is an `Individual`, a seed, e itself, or a
-    `Baseline`, which chooses tokens in its own way. `edit` is one of the three edit classes; a
+    baseline, which chooses tokens in its own way. `edit` is one of the three edit classes; a
     string is a changed prompt. Fresh noise follows the steps, not the positions: a longer prompt
     does not change it. Further options are those of `generate`.
     """
     _check_semantics(semantics, mode, individual, exogenous)
     if isinstance(edit, str):
         edit = ChangedPrompt(edit)
-    if processor is None:
-        processor = _find_processor(model, is_needed=_has_text(text, edit))
+    if processor is None:  # ids need none, and are then shown as ids
+        with contextlib.suppress(ValueError):
+            processor = load_processor(model)
     prompt = read_tokens(model, text, processor)
     if not is_baseline(individual):
         individual, options = _resolve_individual(model, individual, mode, options)
@@ -380,21 +376,6 @@ def _resolve_individual(
     rest = {name: value for name, value in options.items() if name not in OWN_FIELDS}
     settings = model.resolve_settings(causal_mode=mode, individual=individual, **own)
     return model.decoding_noise(settings).individuals[0], rest
-
-
-def _find_processor(model: CausalModel, is_needed: bool) -> Processor | None:
-    """The model's own processor; ids need none, and are then shown as ids."""
-    try:
-        return load_processor(model)
-    except ValueError:
-        if is_needed:
-            raise
-        return None
-
-
-def _has_text(text: Any, edit: Edit) -> bool:
-    inside = edit.prompt if isinstance(edit, ChangedPrompt) else getattr(edit, "token", None)
-    return isinstance(text, str) or isinstance(inside, str)
 
 
 def _change_number(

@@ -81,7 +81,7 @@ def read_tokens(
     values: Any = None
     if isinstance(text, str):
         if processor is None:
-            raise ValueError("A text needs processor= to become ids.")
+            raise ValueError("A text needs processor=: the model has none; or give ids.")
         inputs = processor(text, return_tensors="pt", add_special_tokens=special)
         ids, values = inputs["input_ids"], inputs["numeric_values"]
     elif isinstance(text, Mapping):
