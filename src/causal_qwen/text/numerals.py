@@ -81,7 +81,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -246,14 +245,7 @@ _ANY_WORD = (
     rf"{_CHAIN}(?: ?{_TIMES} ?10(?:\^\{{?|(?=[{_SUPERSCRIPT}])|{SIGN}(?=[0-9]))"
     rf"{_CHAIN}(?:\}}{_CHAIN})?)*"
 )
-# Fast path: a short plain number whose surroundings cannot change its reading.
-_PLAIN_WORD = (
-    r"(?<![{第点點时時])(?<!第 )"
-    r"[$]?((?:(?<![^\s(=])-)?(?:0|[1-9][0-9]{0,6})(?:\.[0-9]{1,8})?(?:e[-+]?[0-9]{1,2})?)"
-    rf"(?=[.,:]?(?:[\x00-\x20!\"&()*;<=>?\[\]`{{|}}~{_PICTURES}]|(?![{_DATE_MARKS}])[{CJK}]|\Z))"
-    rf"(?! ?{_TIMES})"
-)
-_WORD = re.compile(f"{_PLAIN_WORD}|([^{_BREAKS}0-9{HIDDEN}]*{_DIGIT}{_ANY_WORD})|{_GLUE}+")
+_WORD = re.compile(f"([^{_BREAKS}0-9{HIDDEN}]*{_DIGIT}{_ANY_WORD})|{_GLUE}+")
 _BEFORE_WORD = ":'’\ufe0f"
 _AFTER_WORD = ".,:'’/\\+-\u2010\u2011\u2012\u2013\u2212"
 _LEFT, _RIGHT = 8, 16  # so many characters before and after a word can change its reading
@@ -264,10 +256,7 @@ def _find_numbers(text: str) -> list[Found]:
     found: list[Found] = []
     shadow = hide_names(text)
     for match in _WORD.finditer(shadow):
-        if plain := match[1]:
-            end = match.end()
-            found.append((end - len(plain), end, float(plain)))
-        elif (word := match[2]) and HIDDEN not in word:
+        if (word := match[1]) and HIDDEN not in word:
             start, end = match.span()
             before = shadow[max(start - _LEFT, 0) : start]
             read = _read_word if end - start <= _MAX_CACHED else _read_word.__wrapped__
@@ -320,7 +309,6 @@ _MODEL = re.compile("(7[0-9]7)[-\u2010-\u2013][0-9]{1,3}|([0-9]{3,})[-\u2010-\u2
 _PLUS = re.compile(r"(?<![eE])\+")
 _TERM = re.compile(rf"{_CURRENCY}?({_NUMBER})([^0-9,.]*)")
 _ITEM = re.compile(rf"{SIGN}?{_NUMBER}")
-_PLAIN_ITEMS = re.compile("(?:(?:0|[1-9][0-9]{0,6}),)+(?:0|[1-9][0-9]{0,6})")
 _GROUPED_PAIR = re.compile(r"(?<![0-9.])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _DECIMAL_COMMA = re.compile(
     rf"{SIGN}?(?:[0-9{SPACES}]+|[1-9][0-9]{{0,2}}(?:\.[0-9]{{3}})+),[0-9][^.,]*"
@@ -370,21 +358,14 @@ def _read_items(word: str, begin: int, is_quantity: bool) -> list[Found]:
     items = word.split(",")
     if len(items) < 2 or _GROUPED_PAIR.search(word) or _DECIMAL_COMMA.fullmatch(word):
         return []
-    if _PLAIN_ITEMS.fullmatch(word):  # fast path for long lists
-        values: Iterable[float | None] = map(float, items)
-    elif all(map(_ITEM.fullmatch, items)):
-        if not is_quantity and any(map(is_name, items)):
-            return []
-        values = map(_value, items)
-    else:
+    if not all(map(_ITEM.fullmatch, items)) or (not is_quantity and any(map(is_name, items))):
         return []
     found = []
-    for item, value in zip(items, values, strict=True):
-        if value is None:
+    for item in items:
+        if (value := _value(item)) is None:
             return []
-        end = begin + len(item)
-        found.append((begin, end, value))
-        begin = end + 1
+        found.append((begin, begin + len(item), value))
+        begin += len(item) + 1
     return found
 
 
@@ -458,7 +439,7 @@ _NEGATIVE_MEASURE = re.compile(
     "(?:[度元米亿億万萬倍千百]|[个個]?百?分|[个個]点|摄氏|攝氏|[美日欧港]元)"
     "|[到至~] ?[-\u2212]?[0-9]{1,4}(?:\\.[0-9]{1,2})?[%‰°℃℉]"
 )
-_REFUSING = re.compile(r"第 ?$|(?<![0-9])[0-9]{1,2}[点點时時]$|[\^_]\{$")
+_REFUSING = re.compile(r"第 ?\Z|(?<![0-9])[0-9]{1,2}[点點时時]\Z|[\^_]\{\Z")
 _SHORT_YEAR = re.compile("[0-9]{2}(?:s|(?!['’0-9A-Za-z]))")
 _DATE = re.compile("月|日(?![元圆圓円间間])|[号號点點番]|[时時](?![间間])")
 _POINTS = re.compile(
