@@ -51,7 +51,6 @@ from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import NOISY_MODES, SEMANTICS, check_choice
 from causal_qwen.terminal import counted, finite
-from causal_qwen.text.numerals import render
 
 Array = NDArray[np.float64]
 
@@ -290,10 +289,16 @@ def counterfactual(
         edited = read_tokens(model, edit.prompt, processor)
         other_start = len(edited.ids)
         what = f"prompt: {decode_sequence(edited, processor)!r}"
-    elif isinstance(edit, ChangedNumber):
-        edited, what = _change_number(model, factual, start, edit)
     else:
-        edited, what = _change_token(model, factual, start, edit, processor)
+        if isinstance(edit, ChangedNumber):
+            position, changed = _change_number(model, factual, edit)
+            which, shown = f"number {edit.index}", str
+        else:
+            position, changed = edit.position, _change_token(model, factual, edit, processor)
+            which, shown = f"token {position}", repr
+        edited = changed.cut(max(start, position + 1))
+        old, new = (show_tokens(model, one, processor)[position] for one in (factual, changed))
+        what = f"{which}: {shown(old)} -> {shown(new)}"
     by = other_start - start
     remaining = other_start + max_new_tokens - len(edited.ids)
     other = generate(edited, individual.shift(by), seeds[1], remaining, shift=by)
@@ -329,15 +334,12 @@ def _check_semantics(semantics: str, mode: str, individual: Any, exogenous: int 
     check_choice("semantics", semantics, SEMANTICS)
     if mode not in NOISY_MODES:
         raise ValueError(f"mode={mode!r} has no individual; use 'causal' or 'sampling'.")
-    if mode == "causal" and not is_baseline(individual):
-        return
-    if semantics == "disco":
+    has_chance = mode == "causal" and not is_baseline(individual)
+    if not has_chance and (semantics == "disco" or exogenous is not None):
         raise ValueError(
-            "semantics='disco' redraws the exogenous noise of mode='causal'; baselines and "
-            "mode='sampling' have no second noise: use 'pearl'."
+            "semantics='disco' and exogenous= are about the second noise of mode='causal', which "
+            "baselines and mode='sampling' do not have: use 'pearl'."
         )
-    if exogenous is not None:
-        raise ValueError("exogenous= is the second noise of mode='causal'; leave it out.")
 
 
 def _generate(
@@ -379,9 +381,9 @@ def _resolve_individual(
 
 
 def _change_number(
-    model: CausalModel, factual: TokenSequence, start: int, edit: ChangedNumber
-) -> tuple[TokenSequence, str]:
-    """The changed text up to where it must be generated again; and a description of the edit."""
+    model: CausalModel, factual: TokenSequence, edit: ChangedNumber
+) -> tuple[int, TokenSequence]:
+    """The position of the number, and the changed text."""
     positions = is_number(model, factual.ids).nonzero().flatten().tolist()
     if not 0 <= edit.index < len(positions):
         raise ValueError(
@@ -391,32 +393,23 @@ def _change_number(
     if not np.isfinite(edit.value):
         raise ValueError(f"value={edit.value} is not finite.")
     position = positions[edit.index]
-    old = render(float(factual.values[position]))
-    edited = factual.cut(max(start, position + 1))
-    edited = edited.change(position, int(factual.ids[position]), edit.value)
-    return edited, f"number {edit.index}: {old} -> {render(edit.value)}"
+    return position, factual.change(position, int(factual.ids[position]), edit.value)
 
 
 def _change_token(
-    model: CausalModel,
-    factual: TokenSequence,
-    start: int,
-    edit: ChangedToken,
-    processor: Processor | None,
-) -> tuple[TokenSequence, str]:
-    """The changed text up to where it must be generated again; and a description of the edit."""
-    position, length = edit.position, len(factual.ids)
-    if not 0 <= position < length:
+    model: CausalModel, factual: TokenSequence, edit: ChangedToken, processor: Processor | None
+) -> TokenSequence:
+    """The changed text."""
+    length = len(factual.ids)
+    if not 0 <= edit.position < length:
         raise ValueError(
-            f"position {position} is outside the factual text, which has "
+            f"position {edit.position} is outside the factual text, which has "
             f"{counted(length, 'token')} (0 to {length - 1})."
         )
     token = _one_token(model, edit.token, processor)
     if token == model.config.num_token_id:
         raise ValueError("A token cannot become <NUM> without a value; use ChangedNumber.")
-    changed = factual.change(position, token)
-    old, new = (show_tokens(model, one, processor)[position] for one in (factual, changed))
-    return changed.cut(max(start, position + 1)), f"token {position}: {old!r} -> {new!r}"
+    return factual.change(edit.position, token)
 
 
 def _one_token(model: CausalModel, token: int | str, processor: Processor | None) -> int:

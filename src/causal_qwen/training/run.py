@@ -330,12 +330,10 @@ def _record(run: Run, ready: Prepared) -> None:
     before = json.loads(file.read_text(encoding="utf-8"))
     names = sorted({*record, *before})
     if changed := [name for name in names if record.get(name) != before.get(name)]:
-        changes = (
-            f"{name}={record.get(name)} (at the start {before.get(name)})" for name in changed
-        )
+        was = (f"{name}={record.get(name)} (at the start {before.get(name)})" for name in changed)
         raise ValueError(
-            f"{run.output} cannot resume with {'; '.join(changes)}: resume with what {file} "
-            "records, or train into another directory."
+            f"{run.output} cannot resume with {'; '.join(was)}: resume with what {file} records, "
+            "or train into another directory."
         )
 
 
