@@ -292,13 +292,13 @@ def counterfactual(
     else:
         if isinstance(edit, ChangedNumber):
             position, changed = _change_number(model, factual, edit)
-            which, shown = f"number {edit.index}", str
+            which, shown = f"number {edit.index}", "{}"
         else:
             position, changed = edit.position, _change_token(model, factual, edit, processor)
-            which, shown = f"token {position}", repr
+            which, shown = f"token {position}", "{!r}"
         edited = changed.cut(max(start, position + 1))
         old, new = (show_tokens(model, one, processor)[position] for one in (factual, changed))
-        what = f"{which}: {shown(old)} -> {shown(new)}"
+        what = f"{which}: {shown.format(old)} -> {shown.format(new)}"
     by = other_start - start
     remaining = other_start + max_new_tokens - len(edited.ids)
     other = generate(edited, individual.shift(by), seeds[1], remaining, shift=by)
