@@ -29,6 +29,9 @@ EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 PLAIN_TYPES, GGUF_TYPES = get_args(ExportType)[:3], get_args(ExportType)[3:]
 WORD_EDGES = "decision.word_edges"  # the tensor of the bits below; earlier versions have none
 CONTINUES, OPEN = 1, 2  # bits of a token: it begins inside of a word, it ends inside of one
+ROW_FILES = (  # of training
+    *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
+)
 PLACEHOLDER = "<NUM>"  # the token of a number
 SCALE_ACTIVATIONS = ("exp", "softplus", "abs")
 NUMERIC_ENCODINGS = ("log", "sigmoid")

@@ -1,7 +1,6 @@
 """Outputs: files and directories that are written whole or not at all. Does not import torch.
 
-A directory is written beside its place and renamed once it is complete, a file likewise: what has
-its final name is whole.
+Each is written beside its place and renamed once it is complete.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 LOCK = "causal-qwen.lock"
 PARTIAL = ".causal-qwen-"  # begins the name of what is being written
 STALE_SECONDS = 24 * 3600
 LISTED = 10  # files that a message names
+CURE = "choose another, or overwrite it (--force; overwrite=True)"
 OURS = re.compile(  # what this program writes into a directory: models, regressors, runs
     r"((model|checkpoint-\d+|individuals|report)/)*("
     r"config\.json|generation_config\.json|causal_qwen_auto\.py|manifest\.json"
@@ -46,9 +46,7 @@ def check_output_file(
     if any(Path(one).exists() and Path(one).resolve() == Path(file).resolve() for one in inputs):
         raise ValueError(f"{file} is the file which is read; name another output.")
     if Path(file).is_file() and not overwrite:
-        raise FileExistsError(
-            f"{file} exists; choose another, or overwrite it (--force; overwrite=True)."
-        )
+        raise FileExistsError(f"{file} exists; {CURE}.")
 
 
 def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -> None:
@@ -60,19 +58,15 @@ def check_output_directory(directory: str | os.PathLike[str], overwrite: bool) -
     if not place.is_dir() or not any(place.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(
-            f"{directory} exists and is not empty; choose another, or overwrite it "
-            "(--force; overwrite=True)."
-        )
+        raise FileExistsError(f"{directory} exists and is not empty; {CURE}.")
     if Path.cwd().is_relative_to(place):
         raise ValueError(
             f"{directory} contains the working directory, which would be deleted; name another."
         )
     if foreign := foreign_files(place):
-        more = ", and more" if len(foreign) > LISTED else ""
         raise FileExistsError(
             f"{directory} has files that this program did not write: "
-            f"{', '.join(foreign[:LISTED])}{more}; move them away, or name another directory."
+            f"{', '.join(foreign[:LISTED])}; move them away, or name another directory."
         )
 
 
@@ -91,21 +85,21 @@ def new_directory(output: Path, overwrite: bool) -> Iterator[Path]:
     with _writing(output):
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(target.parent)
-        temporary = Path(mkdtemp(prefix=PARTIAL, dir=target.parent))
-    new, old = temporary / "new", temporary / "old"
-    try:
+        place = TemporaryDirectory(prefix=PARTIAL, dir=target.parent, ignore_cleanup_errors=True)
+    with place:
+        new, old = Path(place.name, "new"), Path(place.name, "old")
         new.mkdir()
         yield new
         _share(new)
         check_output_directory(output, overwrite)  # again: another process may have written it
-        with _writing(output):
-            if target.is_dir():
-                target.rename(old)
-            new.rename(target)
-    finally:
-        if old.exists() and not target.exists():
-            old.rename(target)
-        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            with _writing(output):
+                if target.is_dir():
+                    target.rename(old)
+                new.rename(target)
+        finally:
+            if old.exists() and not target.exists():
+                old.rename(target)
 
 
 def _share(directory: Path) -> None:
@@ -135,7 +129,6 @@ def whole_file(path: str | os.PathLike[str], overwrite: bool = True) -> Iterator
     try:
         with _writing(path):
             _remove_stale(place.parent)
-            partial.touch(exist_ok=False)
             yield partial
             check_output_file(path, overwrite)  # again: another process may have written it
             partial.replace(place)
@@ -155,7 +148,7 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _remove_stale(directory: Path) -> None:
-    """Delete what killed processes left of what they wrote; not what they were replacing."""
+    """Delete what processes that were killed a day ago left; not what they were replacing."""
     for path in directory.glob(f"{PARTIAL}*"):
         with contextlib.suppress(OSError):  # another process has just removed it
             if time.time() - path.stat().st_mtime < STALE_SECONDS or (path / "old").exists():

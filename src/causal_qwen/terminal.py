@@ -5,7 +5,6 @@ Progress goes to stderr: animated in a terminal, plain lines elsewhere. Results 
 
 from __future__ import annotations
 
-import codecs
 import io
 import json
 import math
@@ -20,28 +19,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 FIRST_LINE, NEXT_LINE = 2.0, 5.0  # seconds; shorter work prints no line
-# Symbols of our tables and messages -> what a terminal without them shows.
-ASCII = dict(zip("✓✗–—−·●•×“”‘’", "+x----**x\"\"''", strict=True))
-ASCII |= {"…": "...", "→": "->", "±": "+-", "≤": "<=", "≥": ">="}
 
 
 def escape_unencodable() -> None:
-    """Let stdout and stderr print any text in any encoding: symbols that the encoding lacks become
-    ASCII (`ASCII`), and other characters escapes such as \\u4f60."""
-    codecs.register_error("causal_qwen", _escape)
+    """Let stdout and stderr print any text in any encoding: characters that the encoding lacks
+    become escapes such as \\u4f60."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="causal_qwen")
-
-
-def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    place = error.start
-    if (symbol := error.object[place]) in ASCII:
-        return ASCII[symbol], place + 1
-    one = UnicodeEncodeError(error.encoding, error.object, place, place + 1, error.reason)
-    return codecs.backslashreplace_errors(one)
+            stream.reconfigure(errors="backslashreplace")
 
 
 def counted(count: int, one: str, many: str = "") -> str:

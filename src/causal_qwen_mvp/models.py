@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from causal_qwen.generation.documented_calls import AbductionView, ActionView, ClassifierView
+from causal_qwen.generation.documented_calls import ActionView, ClassifierView
 from causal_qwen.model import CausalQwenForCausalLM, CausalQwenOutput
 from causal_qwen.modeling.abduction import AbductionNetwork as Abduction
 from causal_qwen.modeling.action import ActionHead
@@ -48,14 +48,13 @@ class CauchyMath:
         return F.linear(scale_input, weight.abs())
 
 
-class AbductionNetwork(AbductionView):
+class AbductionNetwork(Abduction):
     """z (..., H) -> (loc_U, scale_U), each (..., C)."""
 
     def __init__(self, config: CausalQwen2Config) -> None:
-        network = Abduction(config)
-        network.loc.reset(config.abduction_init_strategy, config.initializer_range)
-        network.scale.reset(config.initial_gamma, config.scale_activation)
-        super().__init__(network)
+        super().__init__(config)
+        self.loc.reset(config.abduction_init_strategy, config.initializer_range)
+        self.scale.reset(config.initial_gamma, config.scale_activation)
 
 
 class ActionNetwork(ActionView):

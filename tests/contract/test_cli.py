@@ -751,7 +751,7 @@ ERRORS = {  # a command line with {places} -> the key token of its error
     "generate x -m {model} -i {root}/junk.safetensors": "junk.safetensors",
     "generate x -m {model} -i {root}/stranger.safetensors": "7",
     "generate {long} -m {model}": "3000",
-    "counterfactual x": "--other-model",
+    "counterfactual x": "--number",
     "verify nowhere": "nowhere",
     "convert {model} {root}/new --merge": "CausalQwen",
     "convert smollm2-135m /proc/1/out --merge": "/proc/1/out",

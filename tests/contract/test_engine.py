@@ -304,19 +304,17 @@ def test_a_long_text_leaves_room_for_the_newest_tokens(
 
 
 def test_verify_compares_quantiles_of_errors_not_their_maxima() -> None:
-    from causal_qwen.analysis.verify import PAIRS, Row, Verification, conclude
+    from causal_qwen.analysis.verify import PAIRS, Row, Verification, checks_of
 
     def verified(maximum: float, percentile: float) -> Verification:
         """torch's own errors are at most 4.5e-5, and 3e-5 at 80%."""
         largest = dict.fromkeys(PAIRS, 4.5e-5) | {"numpy_float64": maximum}
         usual = dict.fromkeys(PAIRS, 3e-5) | {"numpy_float64": percentile}
-        tokens = [Row("7", largest, usual, (7, 7, 7)) for _ in range(3)]
-        result = Verification("model", [Row("logits", largest, usual)], tokens, [])
-        conclude(result, disagreed=0)
-        return result
+        rows = [Row(name, largest, usual) for name in ("logits", "generated")]
+        return Verification("model", rows, checks_of(rows, 0, 0.0, 0.0))
 
     assert verified(7.8e-5, 3.1e-5).is_passed
-    assert "all 3 bounds are met" in verified(7.8e-5, 3.1e-5).sentence
+    assert "all 5 bounds are met" in verified(7.8e-5, 3.1e-5).sentence
     wrong = verified(7.8e-5, 6e-5)
     assert not wrong.is_passed
     assert "logits, NumPy to float64" in wrong.sentence
@@ -334,8 +332,7 @@ def test_verify_prints_layers_tokens_and_a_sentence(tmp_path: Path) -> None:
     assert "all 5 bounds are met" in done.output.splitlines()[-1]
     proof = json.loads(CliRunner().invoke(app, ["verify", str(model), "-n", "12", "--json"]).stdout)
     assert proof["is_passed"]
-    assert len(proof["tokens"]) == 12
-    assert [stage["name"] for stage in proof["stages"]][-2:] == ["norm", "logits"]
+    assert [stage["name"] for stage in proof["stages"]][-3:] == ["norm", "logits", "generated"]
     assert 0 < proof["stages"][-1]["maximum"]["numpy_float32"] < 2e-4
 
 
@@ -345,7 +342,6 @@ def test_the_embedded_model_meets_every_bar_for_256_tokens() -> None:
     from causal_qwen.conversion.convert import default_model
 
     result = verify(default_model(), max_new_tokens=256)
-    assert len(result.tokens) == 256
     assert result.is_passed, result.checks
 
 

@@ -332,7 +332,13 @@ def test_a_plain_directory_keeps_its_layer_in_the_cache(
 def test_a_file_is_verified_layer_by_layer_against_torch(file: Path) -> None:
     result = verify(file, "the cat sat on the mat", max_new_tokens=4)
     assert result.is_passed, result.sentence
-    assert [row.name for row in result.stages] == ["embedding", "layer.0", "norm", "logits"]
+    assert [row.name for row in result.stages] == [
+        "embedding",
+        "layer.0",
+        "norm",
+        "logits",
+        "generated",
+    ]
     assert max(row.maximum["numpy_float32"] for row in result.stages) < 1e-4
 
 

@@ -111,13 +111,6 @@ def test_a_missing_file_of_rows_is_named_before_anything_heavy_is_imported(
     assert out.endswith("\n\n")  # no heavy module
 
 
-def test_the_command_line_knows_the_files_that_training_reads() -> None:
-    from causal_qwen.cli.training import ROW_FILES
-    from causal_qwen.training.data import READERS
-
-    assert set(ROW_FILES) == set(READERS)
-
-
 def test_the_package_and_its_command_line_import_without_torch() -> None:
     run(f"{hide(*HEAVY)}\nimport causal_qwen, causal_qwen.cli")
 

@@ -20,7 +20,6 @@ from causal_qwen.analysis.counterfactual import (
     ChangedNumber,
     ChangedPrompt,
     ChangedToken,
-    OtherModel,
     counterfactual,
     parse_edit,
     stability_violations,
@@ -244,15 +243,6 @@ def test_generated_number_has_an_interval_and_can_be_changed(reader: Any) -> Non
     )
 
 
-def test_other_model_generates_with_the_same_individual(model: Any, make_model: Make) -> None:
-    other = make_model(causal_size=C, seed=1)
-    result = ask(model, OtherModel(other))
-    ids = torch.tensor([PROMPT])
-    assert result.factual.sequence.ids.tolist() == speak(model, ids, 5).sequences[0].tolist()
-    assert result.counterfactual.sequence.ids.tolist() == speak(other, ids, 5).sequences[0].tolist()
-    assert ask(model, OtherModel(copy.deepcopy(model))).divergence is None
-
-
 @pytest.mark.parametrize("mode", ["causal", "sampling"])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_edit_without_change_leaves_the_text_unchanged(model: Any, mode: str, fresh: bool) -> None:
@@ -378,7 +368,6 @@ def test_parse_edit_reads_each_kind_of_edit() -> None:
     assert parse_edit(prompt="x") == ChangedPrompt("x")
     assert parse_edit(token="5= never") == ChangedToken(5, " never")
     assert parse_edit(number="0=-1.5e3") == ChangedNumber(0, -1500.0)
-    assert parse_edit(other_model="m") == OtherModel("m")
 
 
 # --- bad input

@@ -155,7 +155,7 @@ BAD_FILES = [
     ("a.csv", "a,b\n1,2\n3\n", "{a} {b}", "a.csv, line 3 has 1 cell and the header 2: '3'; write"),
     ("a.csv", "a,b\n,2\n", "{a}", "a.csv:2: `text` is empty"),
     ("a.json", '[{"text": "x"}, {"id": 7}]', None, "a.json:2: the row has 'id'"),
-    ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "from 'dog'; known"),
+    ("a.jsonl", '{"conversations": [{"from": "dog", "value": "x"}]}', None, "it needs `text`"),
     ("a.jsonl", '{"prompt": [1], "completion": [2]}', None, "`messages` must be a list of objects"),
     ("a.xml", "[]", None, r"a.xml .*\.jsonl, .*\.csv, .*\.txt"),
 ]
@@ -297,7 +297,6 @@ def test_completion_and_end_of_text_are_learned(
     row = {"prompt": prompt, "completion": completion, "text": "not this"}
     one = encoded(row)
     assert (shown(one.ids), shown(one.labels)) == (ids, labels)
-    assert encoded(row, mask_prompt=False).labels == one.ids
 
 
 def test_assistant_turns_of_a_chat_are_learned() -> None:
@@ -308,33 +307,6 @@ def test_assistant_turns_of_a_chat_are_learned() -> None:
     learned += "." * len("[user\nok][assistant\n") + "b]"
     assert shown(one.labels) == learned
     assert [value for value in one.values if value] == [1.0, 2.5]
-    assert encoded(row, mask_prompt=False).labels == one.ids
-
-
-SHAREGPT = {
-    "conversations": [
-        {"from": "human", "value": "q"},
-        {"from": "gpt", "value": "r"},
-    ],
-    "id": 7,
-}
-ALPACA = {"instruction": "q", "input": "", "output": "r", "text": "Below is q: r", "id": 7}
-
-
-@pytest.mark.parametrize("row", [SHAREGPT, ALPACA])
-def test_sharegpt_and_alpaca_rows_are_chats(row: dict[str, Any], tmp_path: Path) -> None:
-    path = written(tmp_path, "rows.json", json.dumps([row]))
-    assert read_rows(path) == [{**chat("q", "r"), "id": 7}]
-    assert encoded(row) == encoded(chat("q", "r"))
-
-
-def test_an_input_and_a_system_message_are_part_of_the_chat() -> None:
-    row = {"instruction": "q", "input": "x", "output": "r", "system": "s"}
-    messages = [{"role": "system", "content": "s"}, *chat("q\n\nx", "r")["messages"]]
-    assert encoded(row) == encoded({"messages": messages})
-    row = {**SHAREGPT, "system": "s"}
-    messages = [{"role": "system", "content": "s"}, *chat("q", "r")["messages"]]
-    assert encoded(row) == encoded({"messages": messages})
 
 
 def test_only_the_completion_of_a_conversational_prompt_is_learned() -> None:
@@ -344,8 +316,8 @@ def test_only_the_completion_of_a_conversational_prompt_is_learned() -> None:
     assert shown(one.labels) == "." * (len(one.ids) - 2) + "b]"
 
 
-def test_a_template_wins_over_the_columns_of_alpaca(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.jsonl", json.dumps({**ALPACA, "name": "Ada"}))
+def test_a_template_wins_over_other_columns(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", json.dumps({"text": "no", "id": 7, "name": "Ada"}))
     (row,) = read_rows(path, "{name}:|||{id}")
     assert (row["prompt"], row["completion"]) == ("Ada:", "7")
     assert shown(encoded(row).ids) == "Ada:#]"
@@ -452,7 +424,6 @@ def test_target_is_the_only_label_of_its_text() -> None:
     assert one.values == [0.0] * 6 + [12.5]
     assert one.fields == [-1] * 6 + [1]  # age, price, size
     assert encoded({"text": "costs", "target": 0}).fields == [-1] * 7
-    assert encoded(row, target_fields=["price"], mask_prompt=False).labels == one.ids
     assert shown(encoded({"text": "costs", "target": None, "field": None}).ids) == "costs]"
 
 
@@ -522,14 +493,6 @@ def test_packing_uses_best_fit() -> None:
     rows = pack(numbered([6, 7, 3, 4, 9]), 10)
     assert [row.positions and len(row.positions) for row in rows] == [10, 10, 9]
     assert rows[0].ids == [0, 1, 2, 3, 4, 5, 16, 17, 18, 19]
-
-
-def test_packing_packed_rows_is_the_same_as_packing_once() -> None:
-    examples = numbered([3, 4, 2])
-    assert pack(pack(examples, 7), 9) == pack(examples, 9)
-
-
-# ---------------------------------------------------------------- batches
 
 
 def test_batch_is_padded_on_the_right() -> None:

@@ -16,7 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from causal_qwen.text.names import is_name
-from causal_qwen.text.numerals import PLACEHOLDER, canonical, decode, encode, render
+from causal_qwen.text.numerals import canonical, decode, encode, render
 
 Number = tuple[str, float] | float
 NBSP, THIN, NARROW = "\u00a0", "\u2009", "\u202f"
@@ -248,7 +248,6 @@ CASES: dict[str, list[tuple[str, Sequence[Number]]]] = {
         ("5pm, 5 PM, 10 a.m., 10.30 am, 5 o'clock, 10:30pm, 10h30", []),
         ("3月5-7日, 5号, 24年3月, 10点30分, 9时", []),
         ("3年, 3个月, 3小时, 100日元", [3.0, 3.0, 3.0, 100.0]),
-        ("2024년 3월 5일", []),
         ("the 1990s, the '90s, class of '24", []),
         ("'90' and '5'", [90.0, 5.0]),
     ],
@@ -264,7 +263,7 @@ CASES: dict[str, list[tuple[str, Sequence[Number]]]] = {
         ("www.x7.org/5, x.io/p/42, a.org?id=7&n=8, localhost:8080", []),
         ("file2.txt, 5.jpg, /usr/lib/python3.11/x, C:\\5", []),
         ("#5, №5, No. 5, §5, @5, %20", []),
-        ("第3名, 第 3 章, 제3회, 1ST, 2º, 1er, 3ème", []),
+        ("第3名, 第 3 章, 1ST, 2º, 1er, 3ème", []),
         ("50/50, 1 1/2, 3½, 3 ½, 1⁄2", []),
         ("3:1", []),
         (":3 and :-3", []),
@@ -320,27 +319,17 @@ def test_g1_decode_inverts_encode(text: str) -> None:
 
 
 @relaxed
-@given(st.lists(st.one_of(st.sampled_from(["<NUM>", "<\\NUM>", "<NUM", ">", " 7 "]), ANY_TEXT)))
-@example(["<NUM>", " 7 ", "<\\NUM>"])
-def test_g1_placeholders_and_values_are_equally_many(parts: list[str]) -> None:
-    encoded = encode("".join(parts))
-    assert encoded.text.count(PLACEHOLDER) == len(encoded.values) == len(encoded.pieces) - 1
-
-
-@relaxed
 @given(ANY_TEXT)
 def test_g1_spans_locate_the_surfaces_in_the_source(text: str) -> None:
     encoded = encode(text)
     assert tuple(text[start:end] for start, end in encoded.spans) == encoded.surfaces
-    assert len(encoded.spans) == len(encoded.values)
+    assert len(encoded.spans) == len(encoded.values) == len(encoded.pieces) - 1
 
 
 def test_typed_placeholder_is_text() -> None:
     encoded = encode("literal <NUM> 7")
     assert encoded.pieces == ("literal <NUM> ", "")
-    assert encoded.text == r"literal <\NUM> <NUM>"
     assert encoded.spans == ((14, 15),)
-    assert encode(r"<NUM> <\NUM> <\\NUM>").text == r"<\NUM> <\\NUM> <\\\NUM>"
 
 
 # ---------------------------------------------------------------- G2

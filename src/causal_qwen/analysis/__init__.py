@@ -9,7 +9,7 @@ Out:  the text of the same individual after an edit, individuals that could have
     rendering       a counterfactual as a table, HTML or JSON
     token_view      one token -> the scores and the U that chose it
     posterior       individuals that could have written an observed text
-    verify          the NumPy engine against torch, layer by layer and token by token
+    verify          the NumPy engine against torch, layer by layer
 
 Open `counterfactual` first.
 """

@@ -3,8 +3,8 @@
     counterfactual(model, "The king's daughter", individual, "The king's son")
 
 The factual world is the individual's continuation of the text as it is; the counterfactual world
-is that of the *same* individual after an edit: another prompt, one other token, another number,
-another model. The semantics name what both worlds share:
+is that of the *same* individual after an edit: another prompt, one other token, another number.
+The semantics name what both worlds share:
 
     pearl   all noise. u = loc_U + T kappa scale_U t with the same t (and the same exogenous
             noise, if `exogenous` is given): an edit that changes nothing changes no token.
@@ -19,10 +19,12 @@ factual token; `stability_violations` counts how often it does when scales vary.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +51,6 @@ from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import NOISY_MODES, SEMANTICS, check_choice
 from causal_qwen.terminal import counted, finite
-from causal_qwen.text.numerals import render
 
 Array = NDArray[np.float64]
 
@@ -87,45 +88,26 @@ class ChangedNumber:
     value: float
 
 
-@dataclass(frozen=True)
-class OtherModel:
-    """Another model, for example fine-tuned or edited, with the same individual."""
-
-    model: CausalModel = field(repr=False)
+Edit = ChangedPrompt | ChangedToken | ChangedNumber
 
 
-Edit = ChangedPrompt | ChangedToken | ChangedNumber | OtherModel
-
-
-class Baseline(Protocol):
-    """Another noise to compare individuals with, such as Gumbel's."""
-
-    def shift(self, by: int) -> Baseline: ...
-    def generate(self, model: CausalModel, **options: Any) -> Any: ...
-
-
-def is_baseline(individual: Any) -> TypeGuard[Baseline]:
+def is_baseline(individual: Any) -> bool:
+    """Another noise to compare individuals with: it has its own `generate(model, ...)`."""
     return hasattr(individual, "generate")
 
 
 def parse_edit(
-    prompt: str | None = None,
-    token: str | None = None,
-    number: str | None = None,
-    other_model: Any = None,
+    prompt: str | None = None, token: str | None = None, number: str | None = None
 ) -> Edit:
     """The one edit given on a command line; token and number as POSITION=NEW."""
-    given = {"prompt": prompt, "token": token, "number": number, "other-model": other_model}
+    given = {"prompt": prompt, "token": token, "number": number}
     asked = [name for name, value in given.items() if value is not None]
     if len(asked) != 1:
         raise ValueError(
-            "Give exactly one of --prompt, --token, --number and --other-model; "
-            f"{len(asked)} were given."
+            f"Give exactly one of --prompt, --token and --number; {len(asked)} were given."
         )
     if prompt is not None:
         return ChangedPrompt(prompt)
-    if other_model is not None:
-        return OtherModel(other_model)
     written = token if token is not None else number or ""
     position, separator, new = written.partition("=")
     if not (separator and position.strip().lstrip("-").isdecimal()):
@@ -281,15 +263,16 @@ def counterfactual(
 
     `text` is a string, ids, or what a processor returns; `processor` encodes strings, by default
     the one saved with the model. `individual` is an `Individual`, a seed, e itself, or a
-    `Baseline`, which chooses tokens in its own way. `edit` is one of the four edit classes; a
+    baseline, which chooses tokens in its own way. `edit` is one of the three edit classes; a
     string is a changed prompt. Fresh noise follows the steps, not the positions: a longer prompt
     does not change it. Further options are those of `generate`.
     """
     _check_semantics(semantics, mode, individual, exogenous)
     if isinstance(edit, str):
         edit = ChangedPrompt(edit)
-    if processor is None:
-        processor = _find_processor(model, is_needed=_has_text(text, edit))
+    if processor is None:  # ids need none, and are then shown as ids
+        with contextlib.suppress(ValueError):
+            processor = load_processor(model)
     prompt = read_tokens(model, text, processor)
     if not is_baseline(individual):
         individual, options = _resolve_individual(model, individual, mode, options)
@@ -298,33 +281,36 @@ def counterfactual(
         has_chance = exogenous is None and individual.has_chance
         seeds = (None, 0) if has_chance else (exogenous or 0, (exogenous or 0) + 1)
 
-    generator = _Generator(mode, options)
-    factual = generator.run(model, prompt, individual, seeds[0], max_new_tokens)
+    generate = partial(_generate, model, mode, options)
+    factual = generate(prompt, individual, seeds[0], max_new_tokens)
     start = len(prompt.ids)
-    other_model, other_start = model, start
+    other_start = start
     if isinstance(edit, ChangedPrompt):
         edited = read_tokens(model, edit.prompt, processor)
         other_start = len(edited.ids)
         what = f"prompt: {decode_sequence(edited, processor)!r}"
-    elif isinstance(edit, OtherModel):
-        other_model, edited = edit.model, prompt
-        what = f"model: {getattr(edit.model, 'name_or_path', '') or type(edit.model).__name__}"
-    elif isinstance(edit, ChangedNumber):
-        edited, what = _change_number(model, factual, start, edit)
     else:
-        edited, what = _change_token(model, factual, start, edit, processor)
+        if isinstance(edit, ChangedNumber):
+            position, changed = _change_number(model, factual, edit)
+            which, shown = f"number {edit.index}", "{}"
+        else:
+            position, changed = edit.position, _change_token(model, factual, edit, processor)
+            which, shown = f"token {position}", "{!r}"
+        edited = changed.cut(max(start, position + 1))
+        old, new = (show_tokens(model, one, processor)[position] for one in (factual, changed))
+        what = f"{which}: {shown.format(old)} -> {shown.format(new)}"
     by = other_start - start
     remaining = other_start + max_new_tokens - len(edited.ids)
-    other = generator.run(other_model, edited, individual.shift(by), seeds[1], remaining, shift=by)
+    other = generate(edited, individual.shift(by), seeds[1], remaining, shift=by)
     return _compare(
         _observe_world(model, factual, start, processor),
-        _observe_world(other_model, other, other_start, processor),
+        _observe_world(model, other, other_start, processor),
         edit=what,
         semantics=semantics,
         individual=individual,
         is_text=processor is not None,
         forced=len(edited.ids) - 1 - other_start if len(edited.ids) > other_start else None,
-        cuts=[_cuts(one, individual, mode, options) for one in (model, other_model)],
+        cut=_cuts(model, individual, mode, options),
     )
 
 
@@ -348,53 +334,40 @@ def _check_semantics(semantics: str, mode: str, individual: Any, exogenous: int 
     check_choice("semantics", semantics, SEMANTICS)
     if mode not in NOISY_MODES:
         raise ValueError(f"mode={mode!r} has no individual; use 'causal' or 'sampling'.")
-    if mode == "causal" and not is_baseline(individual):
-        return
-    if semantics == "disco":
+    has_chance = mode == "causal" and not is_baseline(individual)
+    if not has_chance and (semantics == "disco" or exogenous is not None):
         raise ValueError(
-            "semantics='disco' redraws the exogenous noise of mode='causal'; baselines and "
-            "mode='sampling' have no second noise: use 'pearl'."
+            "semantics='disco' and exogenous= are about the second noise of mode='causal', which "
+            "baselines and mode='sampling' do not have: use 'pearl'."
         )
-    if exogenous is not None:
-        raise ValueError("exogenous= is the second noise of mode='causal'; leave it out.")
 
 
-@dataclass(frozen=True)
-class _Generator:
-    """How both worlds are generated."""
-
-    mode: str
-    options: dict[str, Any]
-
-    def run(
-        self,
-        model: CausalModel,
-        prompt: TokenSequence,
-        individual: Any,
-        exogenous: int | None,
-        length: int,
-        shift: int = 0,
-    ) -> TokenSequence:
-        """The prompt and up to `length` tokens more."""
-        if length <= 0:
-            return prompt
-        options = {
-            **prompt.batch(model),
-            "max_new_tokens": length,
-            "return_dict_in_generate": True,
-            **self.options,
-        }
-        if is_baseline(individual):
-            result = individual.generate(model, **options)
-        else:
-            if exogenous is not None:
-                source = Individual.draw(individual.size, seed=exogenous, fresh=True)
-                options["exogenous"] = source.shift(shift)
-            result = model.generate(causal_mode=self.mode, individual=individual, **options)
-        ids = result.sequences[0].cpu()
-        values = result.get("numeric_values")
-        values = torch.zeros(len(ids)) if values is None else values[0].cpu()
-        return TokenSequence(ids, values.double())
+def _generate(
+    model: CausalModel,
+    mode: str,
+    options: dict[str, Any],
+    prompt: TokenSequence,
+    individual: Any,
+    exogenous: int | None,
+    length: int,
+    shift: int = 0,
+) -> TokenSequence:
+    """The prompt and up to `length` tokens more."""
+    if length <= 0:
+        return prompt
+    asked = {"max_new_tokens": length, "return_dict_in_generate": True, **options}
+    if is_baseline(individual):
+        result = individual.generate(model, **prompt.batch(model), **asked)
+    else:
+        if exogenous is not None:
+            source = Individual.draw(individual.size, seed=exogenous, fresh=True)
+            asked["exogenous"] = source.shift(shift)
+        named = {"causal_mode": mode, "individual": individual}
+        result = model.generate(**prompt.batch(model), **named, **asked)
+    ids = result.sequences[0].cpu()
+    values = result.get("numeric_values")
+    values = torch.zeros(len(ids)) if values is None else values[0].cpu()
+    return TokenSequence(ids, values.double())
 
 
 def _resolve_individual(
@@ -407,25 +380,10 @@ def _resolve_individual(
     return model.decoding_noise(settings).individuals[0], rest
 
 
-def _find_processor(model: CausalModel, is_needed: bool) -> Processor | None:
-    """The model's own processor; ids need none, and are then shown as ids."""
-    try:
-        return load_processor(model)
-    except ValueError:
-        if is_needed:
-            raise
-        return None
-
-
-def _has_text(text: Any, edit: Edit) -> bool:
-    inside = edit.prompt if isinstance(edit, ChangedPrompt) else getattr(edit, "token", None)
-    return isinstance(text, str) or isinstance(inside, str)
-
-
 def _change_number(
-    model: CausalModel, factual: TokenSequence, start: int, edit: ChangedNumber
-) -> tuple[TokenSequence, str]:
-    """The changed text up to where it must be generated again; and a description of the edit."""
+    model: CausalModel, factual: TokenSequence, edit: ChangedNumber
+) -> tuple[int, TokenSequence]:
+    """The position of the number, and the changed text."""
     positions = is_number(model, factual.ids).nonzero().flatten().tolist()
     if not 0 <= edit.index < len(positions):
         raise ValueError(
@@ -435,32 +393,23 @@ def _change_number(
     if not np.isfinite(edit.value):
         raise ValueError(f"value={edit.value} is not finite.")
     position = positions[edit.index]
-    old = render(float(factual.values[position]))
-    edited = factual.cut(max(start, position + 1))
-    edited = edited.change(position, int(factual.ids[position]), edit.value)
-    return edited, f"number {edit.index}: {old} -> {render(edit.value)}"
+    return position, factual.change(position, int(factual.ids[position]), edit.value)
 
 
 def _change_token(
-    model: CausalModel,
-    factual: TokenSequence,
-    start: int,
-    edit: ChangedToken,
-    processor: Processor | None,
-) -> tuple[TokenSequence, str]:
-    """The changed text up to where it must be generated again; and a description of the edit."""
-    position, length = edit.position, len(factual.ids)
-    if not 0 <= position < length:
+    model: CausalModel, factual: TokenSequence, edit: ChangedToken, processor: Processor | None
+) -> TokenSequence:
+    """The changed text."""
+    length = len(factual.ids)
+    if not 0 <= edit.position < length:
         raise ValueError(
-            f"position {position} is outside the factual text, which has "
+            f"position {edit.position} is outside the factual text, which has "
             f"{counted(length, 'token')} (0 to {length - 1})."
         )
     token = _one_token(model, edit.token, processor)
     if token == model.config.num_token_id:
         raise ValueError("A token cannot become <NUM> without a value; use ChangedNumber.")
-    changed = factual.change(position, token)
-    old, new = (show_tokens(model, one, processor)[position] for one in (factual, changed))
-    return changed.cut(max(start, position + 1)), f"token {position}: {old!r} -> {new!r}"
+    return factual.change(edit.position, token)
 
 
 def _one_token(model: CausalModel, token: int | str, processor: Processor | None) -> int:
@@ -477,18 +426,12 @@ def _one_token(model: CausalModel, token: int | str, processor: Processor | None
 def _compare(
     one: tuple[World, Tensor],
     other: tuple[World, Tensor],
-    cuts: list[Cuts],
+    cut: Cuts,
     **fields: Any,
 ) -> Counterfactual:
     """Two worlds with their loc_S (N, V)."""
     (factual, loc_S), (counter, other_loc_S) = one, other
     steps = min(len(factual.new_ids), len(counter.new_ids))
-    sizes = factual.u.loc.shape[-1], counter.u.loc.shape[-1]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"The other model has {sizes[1]} latent coordinates and this one {sizes[0]}; an "
-            "individual belongs to models of one size."
-        )
     f, c = (Cauchy(*(x[:steps].double() for x in world.u)) for world in (factual, counter))
     ratio = (c.scale / f.scale).median(dim=-1).values if steps else torch.zeros(0)
     pair = torch.tensor([factual.new_ids[:steps], counter.new_ids[:steps]])  # (2, steps)
@@ -497,10 +440,10 @@ def _compare(
         (loc[rows, pair[0]] - loc[rows, pair[1]]).double()
         for loc in (loc_S[:steps], other_loc_S[:steps])
     ]
-    worlds = zip((one, other), pair.flip(0), cuts, strict=True)
+    worlds = zip((one, other), pair.flip(0), strict=True)
     is_outside = [
         candidates_along(loc, world.sequence.ids, cut)[rows, choice] == -math.inf
-        for (world, loc), choice, cut in worlds
+        for (world, loc), choice in worlds
     ]
     return Counterfactual(
         factual,

@@ -5,8 +5,7 @@ In `causal` mode an observed token y puts linear inequalities on the noise t of 
     (W_y - W_k) (loc_U + T kappa scale_U t) >= C_y - C_k     for every other token k,
 
 and an observed number v one equality, w.(loc_U + T kappa scale_U t) + c = y(v). Under them t is
-independent standard Cauchy. In mode `"shared"` one t satisfies the inequalities of all positions;
-in mode `"fresh"` each position has a t of its own.
+independent standard Cauchy. One t satisfies the inequalities of all positions.
 
 Few of the V - 1 inequalities of a position are ever active, so they are added when violated:
 
@@ -21,13 +20,13 @@ Few of the V - 1 inequalities of a position are ever active, so they are added w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 from torch import Tensor
 
 from causal_qwen.analysis.token_sequence import (
@@ -41,17 +40,15 @@ from causal_qwen.analysis.token_sequence import (
 )
 from causal_qwen.decoding.candidates import Cuts, candidates_along
 from causal_qwen.decoding.decision import margin
-from causal_qwen.individuals import MAX_SEED, Individual, draw_noise, from_cauchy, noise_bound
+from causal_qwen.individuals import Individual, from_cauchy, noise_bound
 from causal_qwen.modeling.abduction import whole
 from causal_qwen.modeling.action import apply_head, head_weight
 from causal_qwen.modeling.protocols import CausalModel, Processor
 from causal_qwen.modeling.value_space import field_space
-from causal_qwen.options import check_choice
 from causal_qwen.terminal import counted
 
 Array = NDArray[np.float64]
 
-MODES = ("shared", "fresh")
 # options of `generate` that inference needs
 DECISIVE = ("noise_gain", "fresh_noise_gain", "min_p", "whole_words", "avoid_repeats")
 MARGIN = 1e-3  # lead that the observed token must have; rounding of a float32 replay is far smaller
@@ -68,20 +65,14 @@ class Posterior:
     """Individuals that could have written a text, or the reason why there are none."""
 
     individuals: list[Individual]
-    requested: int
     success_rate: float  # share of the draws whose replay is the text
     effective_sample_size: float  # median over coordinates
     worst_sample_size: float  # minimum over coordinates
     rejection_rate: float  # share of rejected sweeps
     reason: str = ""  # why the result is empty
-    inequalities: int = field(default=0, repr=False)
-
-    @property
-    def is_reachable(self) -> bool:
-        return bool(self.individuals)
 
     def __bool__(self) -> bool:
-        return self.is_reachable
+        return bool(self.individuals)
 
     def __repr__(self) -> str:
         if not self:
@@ -113,14 +104,12 @@ class Observation(NamedTuple):
 # ---------------------------------------------------------------- inference
 
 
-# Long by its options and their description.
 def infer_individual(
     model: CausalModel,
     text: Any,
     *,
     prompt: Any = None,
     n: int = 16,
-    mode: str = "shared",
     seed: int = 0,
     temperature: float | None = None,
     min_density: float | None = None,
@@ -131,16 +120,14 @@ def infer_individual(
 ) -> Posterior:
     """`n` posterior draws of the individual that wrote `text` after `prompt`, in `causal` mode.
 
-    Without a prompt the first token of the text is given and the others are observed. `mode` is
-    "shared" (one individual for all positions) or "fresh" (its own noise at every position). Their
-    persistence is 1: they write the text without chance. Draws are `sweeps` sweeps apart, after
+    Without a prompt the first token of the text is given and the others are observed. Persistence
+    is 1: the individuals write the text without chance. Draws are `sweeps` sweeps apart, after
     `burn_in` sweeps. `temperature` and `min_density` default to the model's saved ones, as in
     `Individual.draw`. Further options are those of `generate`, e.g. `noise_gain`; pass the same
     ones when the individuals generate again.
 
     If no individual can write the text, the result is empty and has a `reason`.
     """
-    check_choice("mode", mode, MODES)
     if n < 1 or burn_in < 0 or sweeps < 1:
         raise ValueError(f"n={n}, burn_in={burn_in} and sweeps={sweeps} must be at least 1, 0, 1.")
     if options.get("persistence", 1) != 1:
@@ -149,70 +136,37 @@ def infer_individual(
         processor = load_processor(model)
     sequence, start = _join(model, text, prompt, processor)
     template = Individual.draw(
-        model,
-        seed=0,
-        fresh=mode == "fresh",
-        temperature=temperature,
-        min_density=min_density,
-        persistence=1.0,  # nothing is left to chance: the individual alone explains the text
+        model, seed=0, temperature=temperature, min_density=min_density, persistence=1.0
     )
     decisive = {name: value for name, value in options.items() if name in DECISIVE}
     settings = model.resolve_settings(causal_mode="causal", individual=template, **decisive)
     amplitude = model.decoding_noise(settings).gains.amplitude(template)
     cuts = cuts_of(model, settings)
     observations = _observations(model, sequence, start, amplitude, cuts)
-    outside = [i for i, one in enumerate(observations) if one.loc[one.token] == -math.inf]
-    if outside:
-        shown = _show_positions(model, sequence, start, outside, processor)
-        return _nobody(n, f"{shown}: not among the candidates at {_limits(cuts)}")
+
+    def nobody(reason: str, indices: list[int]) -> Posterior:
+        tokens = show_tokens(model, sequence, processor)
+        shown = ", ".join(f"{tokens[start + i]!r} (position {start + i})" for i in indices)
+        return Posterior([], 0.0, 0.0, 0.0, 0.0, reason.format(shown))
+
+    if outside := [i for i, one in enumerate(observations) if one.loc[one.token] == -math.inf]:
+        return nobody(f"{{}}: not among the candidates at {_limits(cuts)}", outside)
     bound = noise_bound(template.min_density)
-    groups = [[one] for one in observations] if template.is_fresh else [observations]
-    polytopes = [Polytope(model, group, bound) for group in groups]
+    polytope = Polytope(model, observations, bound)
     try:
-        starts = _find_starts(polytopes)
+        inside = polytope.find()
     except UnreachableError as error:
-        reason = _reason(model, sequence, start, error.places, bound, amplitude, processor)
-        return _nobody(n, reason)
-    rng, pairs = np.random.default_rng(seed), zip(polytopes, starts, strict=True)
-    samples = [polytope.sample(t, n, burn_in, sweeps, rng) for polytope, t in pairs]
-    traces = [from_cauchy(trace, template.min_density) for trace, _ in samples]  # (n, C) each
-    individuals = _individuals(template, traces, start, seed)
-    rate = _success(model, sequence, start, individuals, options)
-    rejected = float(np.mean([rejection for _, rejection in samples]))
-    return _summarise(individuals, traces, rate, rejected, polytopes)
-
-
-def _find_starts(polytopes: Sequence[Polytope]) -> list[Array]:
-    """A t in every polytope: of all observations, or one per observation. -> (C,) each"""
-    starts = []
-    for index, polytope in enumerate(polytopes):
-        try:
-            starts.append(polytope.find())
-        except UnreachableError as error:
-            raise UnreachableError(error.places if len(polytopes) == 1 else [index]) from None
-    return starts
-
-
-def _nobody(n: int, reason: str) -> Posterior:
-    return Posterior([], n, 0.0, 0.0, 0.0, 0.0, reason)
-
-
-def _summarise(
-    individuals: list[Individual],
-    traces: Sequence[Array],
-    rate: float,
-    rejected: float,
-    polytopes: Sequence[Polytope],
-) -> Posterior:
-    sizes = np.concatenate([effective_sample_sizes(trace) for trace in traces])
+        return nobody(_reason(len(error.places), bound, amplitude), error.places)
+    draws, rejected = polytope.sample(inside, n, burn_in, sweeps, np.random.default_rng(seed))
+    noise = from_cauchy(draws, template.min_density)  # (n, C)
+    individuals = [replace(template, noise=e, seed=None) for e in noise]
+    sizes = effective_sample_sizes(noise)
     return Posterior(
         individuals,
-        len(individuals),
-        rate,
+        _success(model, sequence, start, individuals, options),
         float(np.median(sizes)),
         float(sizes.min()),
         rejected,
-        inequalities=sum(len(polytope.floor) for polytope in polytopes),
     )
 
 
@@ -227,20 +181,6 @@ def _join(
     if start >= len(sequence.ids):
         raise ValueError("A text of one token has no observed token; pass prompt=.")
     return sequence, start
-
-
-def _individuals(
-    template: Individual, traces: list[Array], start: int, seed: int
-) -> list[Individual]:
-    """The draws (n, C) as individuals; fresh ones draw the positions before `start` from a seed."""
-    if not template.is_fresh:
-        return [replace(template, noise=e, seed=None) for e in traces[0]]
-    individuals = []
-    for index, drawn in enumerate(zip(*traces, strict=True)):
-        own = (seed + index) % (MAX_SEED + 1)
-        before = [draw_noise(own, template.size, position) for position in range(start - 1)]
-        individuals.append(replace(template, noise=np.stack([*before, *drawn]), seed=own))
-    return individuals
 
 
 def _observations(
@@ -278,7 +218,7 @@ def _success(
     model: CausalModel,
     sequence: TokenSequence,
     start: int,
-    individuals: Sequence[Individual],
+    individuals: list[Individual],
     options: dict[str, Any],
 ) -> float:
     """The share of individuals whose replay is the text, numbers up to rounding."""
@@ -301,34 +241,13 @@ def _success(
     return float(is_same.double().mean())
 
 
-def _reason(
-    model: CausalModel,
-    sequence: TokenSequence,
-    start: int,
-    conflict: list[int],
-    bound: float,
-    amplitude: float,
-    processor: Processor | None,
-) -> str:
-    listed = _show_positions(model, sequence, start, conflict, processor)
+def _reason(conflicts: int, bound: float, amplitude: float) -> str:
     if amplitude == 0:
-        return f"without noise (temperature or noise_gain 0) the model does not generate {listed}"
+        return "without noise (temperature or noise_gain 0) the model does not generate {}"
     limit = "" if bound == math.inf else f" with noise up to {bound:.3g}"
-    if len(conflict) == 1:
-        return f"no individual{limit} generates {listed}: another token always scores higher"
-    return f"no single individual{limit} generates all of {listed}; try mode='fresh'"
-
-
-def _show_positions(
-    model: CausalModel,
-    sequence: TokenSequence,
-    start: int,
-    indices: list[int],
-    processor: Processor | None,
-) -> str:
-    tokens = show_tokens(model, sequence, processor)
-    positions = [start + index for index in indices]
-    return ", ".join(f"{tokens[position]!r} (position {position})" for position in positions)
+    if conflicts == 1:
+        return f"no individual{limit} generates {{}}: another token always scores higher"
+    return f"no single individual{limit} generates all of {{}}"
 
 
 # ---------------------------------------------------------------- inequalities on t
@@ -365,7 +284,6 @@ class Polytope:
         start, basis = self._affine()
         t = start
         box: Array = np.zeros((0, len(t)))
-        passive: Array | None = None
         for _ in range(MAX_ROUNDS):
             beyond = np.flatnonzero(np.abs(t) > self.bound)
             found = self._violated(t, 1.5 * self.margin)
@@ -377,10 +295,9 @@ class Polytope:
             rows = np.concatenate([self.rows, box])
             # twice the margin: the start then has room on the inner side of every row
             floor = np.concatenate([self.floor + self.margin, np.full(len(box), -self.bound)])
-            q, weights = least_distance(rows @ basis, floor - rows @ start, passive)
-            passive = weights
+            q, weights = least_distance(rows @ basis, floor - rows @ start)
             if q is None:
-                active = np.flatnonzero(weights > 0)
+                active = np.flatnonzero(weights > 1e-9 * weights.max())
                 conflict = {
                     self.row_observations[i] for i in active if i < len(self.row_observations)
                 }
@@ -604,57 +521,28 @@ class CauchyProduct:
 # ---------------------------------------------------------------- least distance
 
 
-def least_distance(
-    rows: Array, floor: Array, weights: Array | None = None
-) -> tuple[Array | None, Array]:
+def least_distance(rows: Array, floor: Array) -> tuple[Array | None, Array]:
     """The q of least norm with rows q >= floor (None if there is none), and the multipliers.
 
     Lawson and Hanson's reduction: with f >= 0 minimising |rows^T f|^2 + (floor.f - 1)^2 and r that
     residual, q = -r[:-1] / r[-1]; r = 0 proves that the inequalities with f > 0 contradict each
-    other. `weights` of an earlier call (for the first rows) are a warm start.
+    other.
     """
     norms = np.linalg.norm(rows, axis=1)
-    if ((norms <= 1e-12 * max(norms.max(), 1e-300)) & (floor > 0)).any():
-        return None, ((norms <= 1e-12 * norms.max()) & (floor > 0)).astype(np.float64)
+    is_empty = norms <= 1e-12 * max(norms.max(), 1e-300)
+    if (is_empty & (floor > 0)).any():
+        return None, (is_empty & (floor > 0)).astype(np.float64)
     norms = np.where(norms > 0, norms, 1.0)
     scaled = floor / norms
     unit = max(float(np.abs(scaled).max()), 1e-300)
     stacked = np.concatenate([(rows / norms[:, None]).T, scaled[None] / unit])  # (C + 1, K)
     goal = np.zeros(len(stacked))
     goal[-1] = 1.0
-    begin = np.zeros(len(rows))
-    if weights is not None:
-        begin[: len(weights)] = weights
-    multipliers = nonnegative_least_squares(stacked, goal, begin)
+    multipliers = nnls(stacked, goal)[0]
     residual = stacked @ multipliers - goal
     if -residual[-1] < 1e-12:  # |r|^2, which is 1 / (1 + |q / unit|^2)
         return None, multipliers
     return -residual[:-1] / residual[-1] * unit, multipliers
-
-
-def nonnegative_least_squares(matrix: Array, goal: Array, start: Array) -> Array:
-    """argmin_{f >= 0} |matrix f - goal|, by Lawson and Hanson's active sets, from any f >= 0."""
-    f = start.copy()
-    is_free = f > 0
-    tolerance = 1e-12
-    for _ in range(3 * matrix.shape[1] + 10):
-        while is_free.any():  # solve on the free set, and stop at its boundary
-            best = np.zeros_like(f)
-            best[is_free] = np.linalg.lstsq(matrix[:, is_free], goal, rcond=None)[0]
-            blocked = is_free & (best <= tolerance)
-            if not blocked.any():
-                f = best
-                break
-            share = np.min(f[blocked] / np.maximum(f[blocked] - best[blocked], 1e-300))
-            f = f + min(share, 1.0) * (best - f)
-            is_free &= f > tolerance
-            f[~is_free] = 0.0
-        gain = matrix.T @ (goal - matrix @ f)
-        gain[is_free] = -math.inf
-        if not (gain > 1e-10).any():
-            break
-        is_free[int(gain.argmax())] = True
-    return f
 
 
 # ---------------------------------------------------------------- quality of the draws

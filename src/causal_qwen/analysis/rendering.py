@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,25 +13,21 @@ from causal_qwen.text.numerals import render
 if TYPE_CHECKING:
     from causal_qwen.analysis.counterfactual import Counterfactual, World
 
+WORLDS = {"factual": "red", "counterfactual": "green"}  # colours of what differs
 HEADINGS = (
     "step",
     *("factual", "softmax", "P"),
     *("counterfactual", "softmax", "P"),
     *("ΔU", "scale ratio", "value"),
 )
+COLOURED = (1, 4)  # the columns of the worlds
 END = " (ends here)"
 STEPS_SHOWN = 60
 # The background has the colour, half transparent: readable on light and dark pages.
-RED, GREEN = (
-    f"background:rgba({colour},.3);font-weight:bold" for colour in ("226,72,60", "40,160,90")
-)
-
-
-class StepRow(NamedTuple):
-    """One step of both worlds, as the text of its cells."""
-
-    cells: list[str]  # as HEADINGS
-    is_same: bool
+STYLES = {
+    name: f"background:rgba({colour},.3);font-weight:bold"
+    for name, colour in (("red", "226,72,60"), ("green", "40,160,90"))
+}
 
 
 def title(result: Counterfactual) -> str:
@@ -55,16 +51,9 @@ def split_text(result: Counterfactual, world: World) -> tuple[str, str, str]:
     return world.prompt + gap, gap.join([*tokens[:step], ""]), gap.join(tokens[step:])
 
 
-def table(result: Counterfactual) -> tuple[tuple[str, ...], list[StepRow]]:
-    """Headings and rows; without numbers in the texts, without the column of values."""
-    rows = step_rows(result)
-    if any(row.cells[-1] for row in rows):
-        return HEADINGS, rows
-    return HEADINGS[:-1], [StepRow(row.cells[:-1], row.is_same) for row in rows]
-
-
-def step_rows(result: Counterfactual) -> list[StepRow]:
-    rows = []
+def table(result: Counterfactual) -> tuple[tuple[str, ...], list[list[str]], list[bool]]:
+    """Headings, cells, and which rows differ; without numbers, without the column of values."""
+    rows, differs = [], []
     worlds = (result.factual, result.counterfactual)
     for step in range(max(len(world.tokens) for world in worlds)):
         cells = [str(step)]
@@ -76,20 +65,16 @@ def step_rows(result: Counterfactual) -> list[StepRow]:
         is_paired = step < len(result.shift_U)
         for figures in (result.shift_U, result.scale_ratio):
             cells.append(f"{figures[step]:.3g}" if is_paired else "")
-        cells.append(
-            " | ".join(_number(world, step) for world in worlds if _has_number(world, step))
-        )
-        ids = [world.new_ids[step] if step < len(world.new_ids) else None for world in worlds]
-        rows.append(StepRow(cells, ids[0] == ids[1] and cells[1] == cells[4]))
-    return rows
+        numbers = [world.number[step] for world in worlds if step < len(world.number)]
+        cells.append(" | ".join(_number(*one) for one in numbers if not np.isnan(one[0])))
+        ids = [world.new_ids[step : step + 1] for world in worlds]
+        differs.append(ids[0] != ids[1] or cells[1] != cells[4])
+        rows.append(cells)
+    width = len(HEADINGS) - (not any(row[-1] for row in rows))
+    return HEADINGS[:width], [row[:width] for row in rows], differs
 
 
-def _has_number(world: World, step: int) -> bool:
-    return step < len(world.number) and not np.isnan(world.number[step, 0])
-
-
-def _number(world: World, step: int) -> str:
-    median, low, high = world.number[step]
+def _number(median: float, low: float, high: float) -> str:
     return f"{render(median)} ({render(low)} to {render(high)})"
 
 
@@ -100,59 +85,40 @@ def to_rich(result: Counterfactual) -> Any:
     from rich.text import Text
 
     texts = Table("", "text", title=title(result), show_header=False, expand=False)
-    worlds = {
-        "factual": (result.factual, "red"),
-        "counterfactual": (result.counterfactual, "green"),
-    }
-    for name, (world, colour) in worlds.items():
-        texts.add_row(name, rich_text(result, world, colour))
-    headings, rows = table(result)
+    for name, colour in WORLDS.items():
+        prompt, same, other = split_text(result, getattr(result, name))
+        texts.add_row(name, Text.assemble((prompt, "dim"), same, (other, f"bold {colour}")))
+    headings, rows, differs = table(result)
     steps = Table(*headings, caption=caption(result), title_justify="left")
-    for row in rows[:STEPS_SHOWN]:
-        cells = [Text(cell) for cell in row.cells]
-        if not row.is_same:
-            cells[1].stylize("red")
-            cells[headings.index("counterfactual")].stylize("green")
-        steps.add_row(*cells, style="" if row.is_same else "bold")
+    for row, is_other in list(zip(rows, differs, strict=True))[:STEPS_SHOWN]:
+        cells = [Text(cell) for cell in row]
+        for column, colour in zip(COLOURED, WORLDS.values(), strict=True):
+            cells[column].stylize(colour if is_other else "")
+        steps.add_row(*cells, style="bold" if is_other else "")
     return Group(texts, steps)
-
-
-def rich_text(result: Counterfactual, world: World, colour: str, mark: str = "") -> Any:
-    """A world's text; what follows the divergence is coloured, behind a `mark`."""
-    from rich.text import Text
-
-    prompt, same, other = split_text(result, world)
-    text = Text.assemble((prompt, "dim"), same)
-    return text.append(mark, "bold").append(other, f"bold {colour}") if other else text
 
 
 def to_html(result: Counterfactual) -> str:
     """The same as an HTML fragment, for notebooks and pages."""
-    texts = ""
-    for name, world, colour in (
-        ("factual", result.factual, RED),
-        ("counterfactual", result.counterfactual, GREEN),
-    ):
-        prompt, same, other = (html.escape(part) for part in split_text(result, world))
+    texts, rows = "", ""
+    for name, colour in WORLDS.items():
+        prompt, same, other = map(html.escape, split_text(result, getattr(result, name)))
         texts += (
             f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>"
             f"<span style='opacity:.6'>{prompt}</span>{same}"
-            f"<span style='{colour}'>{other}</span></td></tr>"
+            f"<span style='{STYLES[colour]}'>{other}</span></td></tr>"
         )
-    headings, steps = table(result)
-    heads = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    rows = []
-    for row in steps:
-        styles = [""] * len(headings)
-        if not row.is_same:
-            styles[1], styles[headings.index("counterfactual")] = RED, GREEN
+    headings, steps, differs = table(result)
+    for row, is_other in zip(steps, differs, strict=True):
+        styles = dict(zip(COLOURED, STYLES.values(), strict=True)) if is_other else {}
         cells = "".join(
-            f"<td style='white-space:pre;{style}'>{html.escape(cell)}</td>"
-            for cell, style in zip(row.cells, styles, strict=True)
+            f"<td style='white-space:pre;{styles.get(column, '')}'>{html.escape(cell)}</td>"
+            for column, cell in enumerate(row)
         )
-        rows.append(f"<tr>{cells}</tr>")
+        rows += f"<tr>{cells}</tr>"
+    heads = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
     return (
         f"<div class='counterfactual'><p><b>{html.escape(title(result))}</b></p>"
         f"<table>{texts}</table><table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table><p>{html.escape(caption(result))}</p></div>"
+        f"<tbody>{rows}</tbody></table><p>{html.escape(caption(result))}</p></div>"
     )

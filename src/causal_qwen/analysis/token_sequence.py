@@ -81,7 +81,7 @@ def read_tokens(
     values: Any = None
     if isinstance(text, str):
         if processor is None:
-            raise ValueError("A text needs processor= to become ids.")
+            raise ValueError("A text needs processor=: the model has none; or give ids.")
         inputs = processor(text, return_tensors="pt", add_special_tokens=special)
         ids, values = inputs["input_ids"], inputs["numeric_values"]
     elif isinstance(text, Mapping):
@@ -94,11 +94,6 @@ def read_tokens(
     if ids.is_floating_point() or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
         raise ValueError(f"ids of shape {tuple(ids.shape)} are not one text: give (T,) or (1, T).")
     ids = ids.reshape(-1).long()
-    if not 0 <= int(ids.min()) <= int(ids.max()) < model.config.vocab_size:
-        raise ValueError(
-            f"ids between {int(ids.min())} and {int(ids.max())} do not fit a vocabulary of "
-            f"{model.config.vocab_size}."
-        )
     values = torch.zeros(len(ids)) if values is None else torch.as_tensor(values).cpu()
     return TokenSequence(ids, values.reshape(-1).double())
 

@@ -1,7 +1,7 @@
 """Verify: the NumPy engine against torch in float32, and both against torch in float64.
 
-Layer by layer on a text, then token by token of a greedy generation. The three systems run one
-after the other, because memory may not hold a large model twice.
+Layer by layer on a text and its greedy continuation, which NumPy generates with a cache. The three
+systems run one after the other, because memory may not hold a large model twice.
 
 Bounds: of the logit differences to float64, NumPy's 80th percentile is at most 1.5 times torch's
 own (or 2e-5; two largest differences are noise), the largest to torch in float32 is at most 2e-4;
@@ -16,7 +16,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,27 +40,29 @@ ROUNDING = 2e-5  # below it, the ratio of the errors of a short text is chance
 TOLERANCE = 2e-4  # logits, NumPy to torch float32
 SAME = 1e-4  # between cached and blockwise reading; or RATIO x the error of float32
 MARGIN = 1e-4  # top-two differences below which rounding of float32 may change the token
+CACHED = "generated"  # the logits of the cached steps
 PAIRS = ("numpy_float32", "numpy_float64", "float32_float64")
-SHOWN = 12  # tokens in the table
 
 Stages = dict[str, NDArray[Any]]  # stage -> (T, width)
 
 
 @dataclass
 class Row:
-    """One stage (embedding, layer, norm, logits) or one generated token."""
+    """The differences of one stage: embedding, layer, norm, logits or generated."""
 
     name: str
-    maximum: dict[str, float] = field(default_factory=dict)  # of |a - b|, by pair
-    percentile_80: dict[str, float] = field(default_factory=dict)
-    tokens: tuple[int, ...] = ()  # chosen by NumPy, float32 and float64
+    maximum: dict[str, float]  # of |a - b|, by pair
+    percentile_80: dict[str, float]
 
-    def compare(self, systems: dict[str, NDArray[Any]]) -> None:
-        for pair in PAIRS:
-            one, other = pair.split("_")
-            gap = np.abs(np.asarray(systems[one], np.float64) - systems[other])
-            self.maximum[pair] = float(gap.max())
-            self.percentile_80[pair] = float(np.percentile(gap, 80))
+
+def compare(name: str, systems: dict[str, NDArray[Any]]) -> Row:
+    row = Row(name, {}, {})
+    for pair in PAIRS:
+        one, other = pair.split("_")
+        gap = np.abs(np.asarray(systems[one], np.float64) - systems[other])
+        row.maximum[pair] = float(gap.max())
+        row.percentile_80[pair] = float(np.percentile(gap, 80))
+    return row
 
 
 @dataclass
@@ -82,7 +84,6 @@ class Verification:
 
     model: str
     stages: list[Row]
-    tokens: list[Row]
     checks: list[Check]
 
     @property
@@ -102,22 +103,13 @@ class Verification:
         return {**asdict(self), "is_passed": self.is_passed}
 
     def table(self) -> tuple[tuple[str, ...], list[list[str]]]:
-        """Titles and cells: every stage, some of the tokens and the worst, the checks."""
-        step = max(len(self.tokens) // SHOWN, 1)
-        worst = max(self.tokens, key=lambda row: row.maximum["numpy_float64"], default=None)
-        shown = [r for i, r in enumerate(self.tokens) if i % step == 0 or r is worst]
-        rows = [[row.name, *_cells(row)] for row in self.stages]
-        rows += [[f"token {row.name}", *_cells(row)] for row in shown]
+        """Titles and cells: every stage, then the checks."""
+        rows = [[row.name, *(f"{row.maximum[p]:.1e}" for p in PAIRS), ""] for row in self.stages]
         rows += [
             [one.name, f"{one.value:.1e}", "at most", f"{one.bar:.1e}", "✓" if one.is_met else "✗"]
             for one in self.checks
         ]
         return ("", "NumPy - f32", "NumPy - f64", "f32 - f64", ""), rows
-
-
-def _cells(row: Row) -> list[str]:
-    same = "" if not row.tokens else "same" if len({*row.tokens}) == 1 else str(row.tokens)
-    return [*(f"{row.maximum[pair]:.1e}" for pair in PAIRS), same]
 
 
 def verify(
@@ -138,42 +130,40 @@ def verify(
     else:
         engine = Engine.from_pretrained(path, dtype, kernel)
     ids, steps = _generate(engine, prompt, max_new_tokens)
-    start = len(ids) - len(steps)
+    new = slice(len(ids) - len(steps) - 1, -1)  # the positions whose logits chose the new tokens
     systems = {"numpy": _numpy_stages(engine, ids)}
-    checks = list(_own_checks(engine, ids, steps, systems["numpy"]["logits"][start - 1 : -1]))
+    cached = float(np.abs(steps - systems["numpy"]["logits"][new]).max())
+    blockwise = _blockwise_error(engine, ids)
     with _as_floats(path, engine) as readable:
         del engine
         for name, kind in (("float32", torch.float32), ("float64", torch.float64)):
             progress(f"torch {name}")
             systems[name] = _torch_stages(readable, ids, kind)
-    result = Verification(str(path), [Row(name) for name in systems["numpy"]], [], checks)
-    for row in result.stages:
-        row.compare({name: stages[row.name] for name, stages in systems.items()})
-    disagreed = 0
-    for place, token in enumerate(ids[start:]):
-        logits = {name: stages["logits"][start - 1 + place] for name, stages in systems.items()}
-        logits["numpy"] = steps[place]
-        row = Row(str(token), tokens=tuple(int(one.argmax()) for one in logits.values()))
-        row.compare(logits)
-        low, high = np.partition(logits["float64"], -2)[-2:]
-        disagreed += len({*row.tokens}) > 1 and high - low > MARGIN
-        result.tokens.append(row)
-    conclude(result, disagreed)
-    return result
+    logits = {name: stages["logits"][new] for name, stages in systems.items()} | {"numpy": steps}
+    rows = [
+        compare(stage, {name: stages[stage] for name, stages in systems.items()})
+        for stage in systems["numpy"]
+    ]
+    rows.append(compare(CACHED, logits))
+    chosen = np.stack([one.argmax(-1) for one in logits.values()])  # (3, N)
+    second, best = np.partition(logits["float64"], -2, axis=-1)[:, -2:].T
+    differs = (chosen != chosen[0]).any(0) & (best - second > MARGIN)
+    checks = checks_of(rows, int(differs.sum()), cached, blockwise)
+    return Verification(str(path), rows, checks)
 
 
-def conclude(result: Verification, disagreed: int) -> None:
-    """Add the checks of what was compared, before those of the engine against itself."""
-    rows = [row for row in result.stages if row.name == "logits"] + result.tokens
-    largest = {pair: max(row.maximum[pair] for row in rows) for pair in PAIRS}
-    usual = {pair: float(np.median([row.percentile_80[pair] for row in rows])) for pair in PAIRS}
-    for check in result.checks:
-        check.bar = max(check.bar, RATIO * largest["float32_float64"])
+def checks_of(rows: list[Row], disagreed: int, cached: float, blockwise: float) -> list[Check]:
+    read = [row for row in rows if row.name in ("logits", CACHED)]
+    largest = {pair: max(row.maximum[pair] for row in read) for pair in PAIRS}
+    usual = {pair: max(row.percentile_80[pair] for row in read) for pair in PAIRS}
+    same = max(SAME, RATIO * largest["float32_float64"])
     bar = max(RATIO * usual["float32_float64"], ROUNDING)
-    result.checks[:0] = [
+    return [
         Check("logits, NumPy to float64 (80%)", usual["numpy_float64"], bar),
         Check("logits, NumPy to torch float32", largest["numpy_float32"], TOLERANCE),
         Check("tokens that differ", disagreed, 0),
+        Check("cached = uncached", cached, same),
+        Check("in blocks = at once", blockwise, same),
     ]
 
 
@@ -196,8 +186,8 @@ def scores(engine: Engine, z: NDArray[Any]) -> NDArray[Any]:
 
 def _generate(
     engine: Engine, prompt: str | list[int], count: int
-) -> tuple[list[int], list[NDArray[Any]]]:
-    """Greedy tokens, with the logits of every cached step."""
+) -> tuple[list[int], NDArray[Any]]:
+    """Prompt and greedy tokens, and the logits of every cached step. -> (T,), (N, V)"""
     if isinstance(prompt, str):
         if engine.reader is None:  # a random model: use random ids
             rng = np.random.default_rng(0)
@@ -214,7 +204,7 @@ def _generate(
         steps.append(scores(engine, z))
         new = [int(steps[-1].argmax())]
         ids = ids + new
-    return ids, steps
+    return ids, np.stack(steps)
 
 
 def _numpy_stages(engine: Engine, ids: list[int]) -> Stages:
@@ -256,14 +246,11 @@ def _torch_stages(path: str | Path, ids: list[int], dtype: torch.dtype) -> Stage
     return stages
 
 
-def _own_checks(
-    engine: Engine, ids: list[int], steps: list[NDArray[Any]], whole: NDArray[Any]
-) -> Iterator[Check]:
-    """The engine against itself: cached and blockwise reading agree."""
-    yield Check("cached = uncached", float(np.abs(np.stack(steps) - whole).max()), SAME)
+def _blockwise_error(engine: Engine, ids: list[int]) -> float:
+    """How far the last logits move when the text is read in blocks."""
     model, row = engine.model, np.array([ids])
-    cache = KeyValueCache(model.config, 1, len(ids))
-    at_once = scores(engine, model.forward(model.embed(row), cache)[0, -1])
-    cache = KeyValueCache(model.config, 1, len(ids))
-    z = model.forward(model.embed(row), cache, block=max(len(ids) // 5, 1))[0, -1]
-    yield Check("in blocks = at once", float(np.abs(scores(engine, z) - at_once).max()), SAME)
+    read = []
+    for block in (None, max(len(ids) // 5, 1)):
+        cache = KeyValueCache(model.config, 1, len(ids))
+        read.append(scores(engine, model.forward(model.embed(row), cache, block=block)[0, -1]))
+    return float(np.abs(read[1] - read[0]).max())

@@ -209,7 +209,6 @@ def counterfactual(
         str | None, Option(help='Edit: one token, "POSITION=TOKEN", counted from 0.')
     ] = None,
     number: Annotated[str | None, Option(help='Edit: a value, "INDEX=VALUE".')] = None,
-    other_model: Annotated[str | None, Option(help="Edit: another model.")] = None,
     semantics: Annotated[
         Semantics, Option(help="Keep all noise (pearl) or redraw chance (disco).")
     ] = "pearl",
@@ -241,12 +240,9 @@ def counterfactual(
         return
     from causal_qwen.analysis.counterfactual import parse_edit
 
-    edit = parse_edit(prompt, token, number, other_model)
+    edit = parse_edit(prompt, token, number)
     session = open_session(model, "torch", device=device, **opening)
     causal = session.model
-    if other_model is not None:
-        other = open_session(other_model, "torch", device=device, **opening)
-        edit = parse_edit(other_model=other.model)
     encoding = "value" if number is not None else None
     inputs = session.processor(text, return_tensors="pt", encode_numbers=encoding)
     room = session.engine.context - inputs["input_ids"].shape[1]

@@ -10,14 +10,10 @@ from typer import Argument, Option
 
 from causal_qwen.cli import options as opt
 from causal_qwen.conversion.location import path_of
+from causal_qwen.options import ROW_FILES
 from causal_qwen.terminal import print_json, print_table, progress_bar, status
 
 REPORTING = ("targets", "device", "separator", "encoding", "decimal")  # settings of a regressor's
-
-ROW_FILES = (  # `training.data.READERS`; other names: datasets
-    *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
-)
-
 
 OF_RUN = ("max_length", "pack", "patience", "compat_weight", "dtype")  # settings of `Run`
 
@@ -119,7 +115,7 @@ def train(
         resume=resume,
         device=device,
         arguments=arguments,
-        **({"pack": None} | of_run),
+        **of_run,
     )
     found = plan(run_settings) if dry_run else run(run_settings)
     if as_json:
@@ -148,7 +144,6 @@ def evaluate(
         list[str] | None,
         opt.set_option("numbers (text or value), max_length, batch_size, dtype"),
     ] = None,
-    as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Measure accuracy, perplexity, one-vs-rest likelihood and errors of numbers on held-out rows,
@@ -156,11 +151,9 @@ def evaluate(
 
     Example: causal-qwen evaluate rows.jsonl --model tuned --base my-model
     """
-    if as_json and as_markdown:
-        raise ValueError("--json and --markdown exclude each other; leave one out.")
     _check_files(*data)
     paths = {"this model": path_of(model)} | ({"base": path_of(base)} if base else {})
-    from causal_qwen.training.evaluation import markdown, measure, pooled, side_by_side, table_of
+    from causal_qwen.training.evaluation import measure, pooled, side_by_side, table_of
 
     named = opt.parse_settings(settings, ("numbers", "max_length", "batch_size", "dtype"))
     options: dict[str, Any] = {"template": template, "device": device, **named}
@@ -177,11 +170,7 @@ def evaluate(
         print_json({**total, "files": dict(zip(files, parts, strict=False))} if parts else total)
         return
     for file, record in files.items():
-        title = f"{paths['this model']} on {file}"
-        if as_markdown:
-            typer.echo(markdown(title, record))
-        else:
-            print_table(title, *table_of(record))
+        print_table(f"{paths['this model']} on {file}", *table_of(record))
 
 
 def report(

@@ -49,12 +49,6 @@ GGUF_FAMILIES = {  # architecture of a GGUF file -> model_type
     "gemma3": "gemma3_text",
 }
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-LLAMA_FIELDS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "hidden_act", "max_position_embeddings"),
-    *("initializer_range", "rms_norm_eps", "tie_word_embeddings", "rope_parameters"),
-    *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
-)
 TEXT_PART = {  # names in a model that also sees -> in one of texts alone
     r"^(model\.)?language_model\.(model\.)?(?=layers\.|embed_tokens\.|norm\.)": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
@@ -295,8 +289,8 @@ def as_qwen2(model: Any) -> Any:
     """Llama is Qwen2 with zero q/k/v biases; the logits are identical."""
     if isinstance(model, Qwen2ForCausalLM):
         return model
-    old = model.config
-    config = Qwen2Config(**{name: getattr(old, name) for name in LLAMA_FIELDS}, dtype=old.dtype)
+    shared = Qwen2Config().to_dict().keys() - {"model_type", "architectures"}
+    config = Qwen2Config(**{k: v for k, v in model.config.to_dict().items() if k in shared})
     state = dict(model.state_dict())
     for name, weight in model.state_dict().items():
         if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):

@@ -22,7 +22,6 @@ from transformers import PreTrainedConfig
 from causal_qwen.backbones import classes_of
 from causal_qwen.conversion.calibration import Calibration, calibrate
 from causal_qwen.conversion.checkpoint_io import (
-    CONFIG,
     EMBEDDED_HUB,
     as_convertible,
     assemble,
@@ -34,7 +33,6 @@ from causal_qwen.conversion.checkpoint_io import (
     family_of_model,
     load_base,
     load_tokenizer,
-    local_directory,
     quiet,
     read_fields,
 )
@@ -48,7 +46,6 @@ from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.numpy_engine.calibration import FIELDS, TEXTS
 from causal_qwen.numpy_engine.heads import expected_tensors as causal_tensors
 from causal_qwen.numpy_engine.heads import optional_tensors
-from causal_qwen.numpy_engine.weights import read_json
 from causal_qwen.options import INITIALIZATIONS, check_choice
 from causal_qwen.outputs import check_not_inside, new_directory
 from causal_qwen.paths import (
@@ -151,7 +148,17 @@ def convert(
         model = convert_model(qwen, model_class=CausalQwenForCausalLM, **options)
         progress("comparing with the base model")
         texts = encode_texts(tokenizer, TEXTS, model.config.vocab_size)
-        report = compare(str(base), qwen, model, texts)
+        difference, _, agreement, positions = compare_logits(model, qwen, texts)
+        report = Report(
+            base=str(base),
+            parameters=sum(p.numel() for p in model.parameters()),
+            causal_size=model.config.latent_size,
+            calibration=model.calibration,
+            head_error=head_error(qwen, model),
+            max_logit_difference=difference,
+            positions=positions,
+            standard_agreement=agreement,
+        )
         progress("saving")
         with quiet():
             model.save_pretrained(directory)
@@ -222,21 +229,6 @@ def set_word_edges(model: CausalModel, tokenizer: Any) -> None:
         model.decision.word_edges.copy_(torch.from_numpy(edges))
 
 
-def compare(base: str, qwen: Any, model: CausalModel, texts: Sequence[Tensor]) -> Report:
-    """Compare causal model and base model at every position of a few texts."""
-    difference, _, agreement, positions = compare_logits(model, qwen, texts)
-    return Report(
-        base=base,
-        parameters=sum(p.numel() for p in model.parameters()),
-        causal_size=model.config.latent_size,
-        calibration=model.calibration,
-        head_error=head_error(qwen, model),
-        max_logit_difference=difference,
-        positions=positions,
-        standard_agreement=agreement,
-    )
-
-
 @torch.no_grad()
 def compare_logits(
     model: CausalModel, plain: Any, texts: Sequence[Tensor]
@@ -278,26 +270,6 @@ def class_for(cls: Any, family: Family) -> Any:
     return classes_of(family)[place]
 
 
-def _family_at(cls: Any, path: str | os.PathLike[str] | None, kwargs: dict[str, Any]) -> Family:
-    """The family of a checkpoint, or of the configuration given with it."""
-    config = kwargs.get("config")
-    if isinstance(config, PreTrainedConfig):
-        return family_of(config.model_type)
-    own: Family = cls.config_class.family
-    if path is None:
-        return own
-    file = local_directory(path, kwargs) / CONFIG
-    if not file.exists():
-        return own
-    fields = read_json(file)
-    if text_fields(fields) is not fields:
-        raise ValueError(
-            f"{path} also sees; `causal-qwen convert {path} OUTPUT --merge` takes the part that "
-            "reads."
-        )
-    return family_of(fields.get("model_type", own.model_type), str(path))
-
-
 def load(
     cls: Any,
     from_pretrained: Callable[..., Any],
@@ -313,13 +285,20 @@ def load(
     A plain checkpoint, or plain tensors without a path, lacks the causal parameters: those of a
     checkpoint are calibrated here. Any other missing tensor is an error.
     """
-    family = _family_at(cls, path, kwargs)
+    where = str(path or "The state_dict")
+    fields = {} if path is None else read_fields(path, kwargs)
+    if text_fields(fields) is not fields:
+        raise ValueError(
+            f"{path} also sees; `causal-qwen convert {path} OUTPUT --merge` takes the part that "
+            "reads."
+        )
+    config = kwargs.get("config")
+    given = config.model_type if isinstance(config, PreTrainedConfig) else fields.get("model_type")
+    family = cls.config_class.family if given is None else family_of(given, where)
     if (other := class_for(cls, family)) is not cls:
         return other.from_pretrained(path, *args, output_loading_info=output_loading_info, **kwargs)
     kwargs = {"use_safetensors": True, "trust_remote_code": False, **kwargs}
-    fields = {} if path is None else read_fields(path, kwargs)
     is_plain = fields.get("model_type") == family.base
-    where = str(path or "The state_dict")
     with damaged_files_named(where), quiet() if is_plain else contextlib.nullcontext():
         model, info = from_pretrained(path, *args, output_loading_info=True, **kwargs)
     described, unread = model.config.to_dict(), set[str]()

@@ -79,6 +79,7 @@ def export(
     progress("folding W_loc into the head")
     plain = plain_model(causal, texts)
     difference, same, _, positions = compare_logits(causal, plain, texts)
+    kind = type(plain).__name__
     with new_directory(Path(output), overwrite) as directory:
         progress("writing")
         if to == "plain":
@@ -90,10 +91,11 @@ def export(
             from causal_qwen.conversion.gguf_file import write_gguf
 
             write_gguf(plain, processor.tokenizer, directory, dtype or "f16")
-        card = exported_card(str(model), type(plain).__name__, difference, same, "; ".join(LOST))
+        card = exported_card(
+            str(model), architecture=kind, difference=difference, same=same, lost="; ".join(LOST)
+        )
         (directory / CARD).write_text(card, encoding="utf-8")
         written = tuple(sorted(path.name for path in directory.iterdir()))
-    kind = type(plain).__name__
     return ExportReport(to, kind, written, is_folded(causal), difference, same, positions, LOST)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from causal_qwen.options import DTYPES, check_choice
@@ -44,12 +42,6 @@ def has_fast_bf16(device: str = "auto") -> bool:
     """Whether bfloat16 pays: on an accelerator that computes in it. A CPU mostly emulates it."""
     is_cuda = resolve_device(device).type == "cuda" and torch.cuda.is_available()
     return is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def place_model(model: Any, device: str = "auto", dtype: str = "auto") -> Any:
-    """A model in memory, on a device and in a dtype; `auto` keeps its dtype."""
-    kind = resolve_dtype(dtype)
-    return model.to(resolve_device(device), model.dtype if isinstance(kind, str) else kind)
 
 
 def _has_accelerator() -> bool:

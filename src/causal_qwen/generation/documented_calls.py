@@ -10,8 +10,7 @@ Nothing is computed twice: every decision is the one that `generate` would take.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from causal_qwen.decoding.noise import DecodingNoise, UNoise
-from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import choose_tokens
 from causal_qwen.generation.logits import DecisionProcessor
 from causal_qwen.generation.mixin import noise_at
@@ -30,35 +28,11 @@ from causal_qwen.modeling.cauchy import Cauchy
 from causal_qwen.modeling.thresholds import Decision
 
 WHOLE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # the softmax without cuts
-NOISE = (
-    "individual",
-    "noise_gain",
-    "min_density",
-    "persistence",
-    "normalization",
+OPTIONS = (
+    *WHOLE,
+    *("individual", "noise_gain", "min_density", "persistence", "normalization"),
+    *("min_p", "whole_words", "avoid_repeats"),
 )
-OPTIONS = (*WHOLE, *NOISE, "min_p", "whole_words", "avoid_repeats")
-
-
-class AbductionView(nn.Module):
-    """z (..., H) -> (loc_U, scale_U), each (..., C)."""
-
-    def __init__(self, network: AbductionNetwork) -> None:
-        super().__init__()
-        self.network = network
-
-    @property
-    def loc_net(self) -> nn.Linear:
-        return self.network.loc
-
-    @property
-    def scale_net(self) -> nn.Linear:
-        """Without its activation, which is the config's `scale_activation`."""
-        return self.network.scale
-
-    def forward(self, hidden_states: Tensor) -> Cauchy:
-        u: Cauchy = self.network(hidden_states)
-        return u
 
 
 class ActionView(nn.Module):
@@ -120,42 +94,27 @@ class ClassifierView(nn.Module):
 class DocumentedCalls:
     """The calls of the documents. Options besides `mode` are those of `generate`."""
 
-    # Provided by the model class.
-    config: Any
-    device: torch.device
-    abduction: AbductionNetwork
-    action: ActionNetwork
-    decision: Decision
-    lm_head: nn.Module
-    model: Any
-    generate: Any
-    displace: Any
-    resolve_settings: Any
-    decoding_noise: Any
-    positions_of: Any
-    warpers: Any
+    @property
+    def abduction_network(self: Any) -> AbductionNetwork:
+        network: AbductionNetwork = self.abduction
+        return network
 
     @property
-    def abduction_network(self) -> AbductionView:
-        return AbductionView(self.abduction)
-
-    @property
-    def action_network(self) -> ActionView:
+    def action_network(self: Any) -> ActionView:
         return ActionView(self.action, self.lm_head)
 
     @property
-    def ovr_classifier(self) -> ClassifierView:
+    def ovr_classifier(self: Any) -> ClassifierView:
         return ClassifierView(self.decision)
 
     @torch.no_grad()
     def inference(
-        self,
+        self: Any,
         input_ids: Tensor,
         mode: str = "standard",
         *,
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
-        generator: torch.Generator | None = None,
         **options: Any,
     ) -> Tensor:
         """The next token, or its probabilities, at every position. (B, T) -> (B, T) or (B, T, V)
@@ -163,14 +122,13 @@ class DocumentedCalls:
         `standard`, `sampling` and `causal` give token ids, decided as `generate` decides;
         `compatible` gives probabilities, the softmax of loc_S (P_k / sum P with
         `normalization="ovr"`), cut or sharpened by `temperature`, `top_k`, `top_p` and `min_p`
-        if given here. The individual is `individual=`, or drawn from `generator`.
+        if given here. The individual is `individual=`, or drawn from torch's state.
         """
-        check_ids(input_ids)
-        check_options(options)
+        check_call(input_ids, options)
         is_compatible = mode == "compatible"
         settings = self.resolve_settings(causal_mode=mode, do_sample=is_compatible, **options)
         positions = self.positions_of(input_ids, attention_mask)
-        output = self(  # type: ignore[operator]
+        output = self(
             input_ids,
             attention_mask=attention_mask,
             position_ids=positions,
@@ -180,19 +138,18 @@ class DocumentedCalls:
         )
         u = Cauchy(output.loc_U.flatten(0, 1), output.scale_U.flatten(0, 1))  # (BT, C)
         scores = output.loc_S.flatten(0, 1).float()  # (BT, V)
-        with drawing_from(generator, self.device):
-            noise = self.decoding_noise(settings, len(input_ids))
-        last = DecisionProcessor(self, noise, False, settings.min_p)  # type: ignore[arg-type]
+        noise = self.decoding_noise(settings, len(input_ids))
+        last = DecisionProcessor(self, noise, False, settings.min_p)
         last.u, last.bar = u, self.decision.bar(scores)
 
         if is_compatible:
             if settings.normalization == "ovr":
                 scores = last(input_ids.flatten()[:, None], scores)
-            cuts = (*WHOLE, "min_p")
-            asked = {name: options[name] for name in cuts if options.get(name) is not None}
+            asked = {name: options[name] for name in (*WHOLE, "min_p") if name in options}
             return self.warpers(**asked)(None, scores).softmax(-1).unflatten(0, input_ids.shape)
 
-        scores = self.warpers(**{"top_k": 0, **_given(settings, ("top_k", "top_p"))})(None, scores)
+        cuts = {"top_k": settings.top_k or 0, "top_p": settings.top_p}
+        scores = self.warpers(**cuts)(None, scores)
         if (moving := noise_everywhere(noise, positions)) is not None:
             alone = Cauchy(u.loc.unsqueeze(1), u.scale.unsqueeze(1))  # each its row's last position
             last.shift_u = self.displace(alone, moving)[0].squeeze(1)
@@ -202,14 +159,13 @@ class DocumentedCalls:
         return chosen.unflatten(0, input_ids.shape)
 
     def generate_step_by_step(
-        self,
+        self: Any,
         input_ids: Tensor,
         max_length: int = 50,
         mode: str = "standard",
         *,
         attention_mask: Tensor | None = None,
         numeric_values: Tensor | None = None,
-        generator: torch.Generator | None = None,
         **options: Any,
     ) -> Tensor:
         """The prompt and up to `max_length` *new* tokens of every row. (B, T) -> (B, T + new)
@@ -217,8 +173,7 @@ class DocumentedCalls:
         Each is what `inference` returns for the text so far; `compatible` draws it from the
         probabilities. A row ends at its own end-of-text token, not at the first row's.
         """
-        check_ids(input_ids)
-        check_options(options)
+        check_call(input_ids, options)
         if max_length == 0:
             return input_ids
         if mode == "compatible":
@@ -227,25 +182,24 @@ class DocumentedCalls:
             options["numeric_values"] = numeric_values
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        with drawing_from(generator, self.device):
-            ids: Tensor = self.generate(
-                input_ids,
-                attention_mask=attention_mask,
-                max_new_tokens=max_length,
-                causal_mode=mode,
-                do_sample=mode == "compatible",
-                return_dict_in_generate=False,
-                **options,
-            )
+        ids: Tensor = self.generate(
+            input_ids,
+            attention_mask=attention_mask,
+            max_new_tokens=max_length,
+            causal_mode=mode,
+            do_sample=mode == "compatible",
+            return_dict_in_generate=False,
+            **options,
+        )
         return ids
 
     @torch.no_grad()
-    def debug_forward_pass(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def debug_forward_pass(self: Any, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Print what every stage yields; return (loc_S, scale_S), each (B, T, V).
 
         The medians and ranges are those of the *parameters*: a Cauchy itself has no mean.
         """
-        check_ids(input_ids)
+        check_call(input_ids, {})
         hidden = self.model(input_ids=input_ids).last_hidden_state
         print(f"hidden states  {tuple(hidden.shape)}  {spread(hidden)}")
         loc_U, scale_U = self.abduction_network(hidden)
@@ -256,25 +210,21 @@ class DocumentedCalls:
         print(f"P  {tuple(p.shape)}  largest {spread(p.amax(-1))}  sum {spread(p.sum(-1))}")
         return loc_S, scale_S
 
-    def training_step(self, batch: Mapping[str, Any]) -> Tensor:
+    def training_step(self: Any, batch: Mapping[str, Any]) -> Tensor:
         """The loss of a batch: `input_ids`, `labels` and whatever else `forward` takes."""
         if batch.get("labels") is None:
             raise ValueError("A training batch needs labels: token ids, -100 where ignored.")
-        loss: Tensor = self(**batch).loss  # type: ignore[operator]
+        loss: Tensor = self(**batch).loss
         return loss
 
 
-def check_ids(input_ids: Tensor) -> None:
+def check_call(input_ids: Tensor, options: dict[str, Any]) -> None:
     if input_ids.ndim != 2:
         raise ValueError(
             f"input_ids of shape {tuple(input_ids.shape)} must be (rows, tokens); a single text is "
             "one row: input_ids[None]."
         )
-
-
-def check_options(options: dict[str, Any]) -> None:
-    unknown = [name for name in options if name not in OPTIONS]
-    if unknown:
+    if unknown := [name for name in options if name not in OPTIONS]:
         raise TypeError(f"Unknown option {', '.join(unknown)}; there are {', '.join(OPTIONS)}.")
 
 
@@ -299,23 +249,6 @@ def texts_so_far(input_ids: Tensor, positions: Tensor) -> list[NDArray[np.int64]
     return [
         row[max(end - at, 0) : end + 1] for row, places in rows for end, at in enumerate(places)
     ]
-
-
-def _given(settings: DecodingSettings, names: Sequence[str]) -> dict[str, Any]:
-    found = {name: getattr(settings, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-@contextlib.contextmanager
-def drawing_from(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """Let what draws from torch's global state draw from `generator`; the state is restored."""
-    if generator is None:
-        yield
-        return
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def spread(values: Tensor) -> str:

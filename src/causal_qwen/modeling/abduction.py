@@ -112,6 +112,14 @@ class AbductionNetwork(nn.Module):
         self.loc = LocationNetwork(config.hidden_size, config.latent_size)
         self.scale = ScaleNetwork(config.hidden_size, config.latent_size, dtype=torch.float32)
 
+    @property
+    def loc_net(self) -> LocationNetwork:  # the documents' names
+        return self.loc
+
+    @property
+    def scale_net(self) -> ScaleNetwork:
+        return self.scale
+
     def forward(self, hidden_states: Tensor) -> Cauchy:
         return Cauchy(self.loc(hidden_states), activate(self.scale(hidden_states), self.activation))
 

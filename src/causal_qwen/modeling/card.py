@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCardData
+
 from causal_qwen.families import CARD
 from causal_qwen.modeling.configuration import CausalConfig
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-LICENCE = re.compile(r"^license:\s*(\S+)\s*$", re.MULTILINE)
-BASE_MODEL = re.compile(r"^base_model:\s*(\S+)\s*$", re.MULTILINE)
 LICENCES = {"HuggingFaceTB/SmolLM2-135M-Instruct": "apache-2.0"}  # of the embedded model
 
 BODY = """
@@ -32,8 +32,6 @@ processor = AutoProcessor.from_pretrained("this directory")
 `causal-qwen export DIRECTORY OUT --to plain` (or `gguf`) turns it into a plain checkpoint, which
 needs no further package and keeps the scores loc_S alone.
 """
-
-
 EXPORTED = """
 # {architecture}, exported from a CausalQwen model
 
@@ -47,52 +45,39 @@ def model_card(
     config: CausalConfig, base: str = "", figures: Mapping[str, Any] | None = None
 ) -> str:
     """The text of README.md. `base` is named in the front matter if it is a name on the hub."""
-    front = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     is_on_hub = bool(HUB_NAME.fullmatch(base)) and not Path(base).exists()
-    if is_on_hub:
-        front["base_model"] = base
-    if (licence := _licence(base)) is not None:
-        front["license"] = licence
+    front = _front_matter(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=base if is_on_hub else None,
+        license=LICENCES.get(base) or _named(base, "license"),
+    )
     architecture = config.family.base_names[2]
     shown = f"`{base}`" if is_on_hub else f"a `{architecture}`"
-    text = _front_matter(front) + BODY.format(model=config.family.names[2], base=shown)
+    text = front + BODY.format(model=config.family.names[2], base=shown)
     if figures:
         rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]
         text += "\n".join(["\n## Conversion\n", "| figure | value |", "|---|---|", *rows, ""])
     return text
 
 
-def exported_card(model: str, architecture: str, difference: float, same: float, lost: str) -> str:
+def exported_card(model: str, **figures: Any) -> str:
     """The README.md of a plain checkpoint or GGUF file, with the base model and the licence that
     the causal model's own card names."""
-    front = {"pipeline_tag": "text-generation"}
-    for name, pattern in (("base_model", BASE_MODEL), ("license", LICENCE)):
-        if (found := _named(model, pattern)) is not None:
-            front[name] = found
-    return _front_matter(front) + EXPORTED.format(
-        architecture=architecture,
-        model=Path(model).name,
-        difference=difference,
-        same=same,
-        lost=lost,
-    )
+    named = {name: _named(model, name) for name in ("base_model", "license")}
+    front = _front_matter(pipeline_tag="text-generation", **named)
+    return front + EXPORTED.format(model=Path(model).name, **figures)
 
 
-def _front_matter(fields: Mapping[str, str]) -> str:
-    lines = ["---", *(f"{name}: {value}" for name, value in fields.items())]
-    return "\n".join([*lines, "tags:", "- causal-qwen", "---", ""])
+def _front_matter(**fields: Any) -> str:
+    return f"---\n{ModelCardData(tags=['causal-qwen'], **fields)}\n---\n"
 
 
-def _licence(base: str) -> str | None:
-    """The licence of the embedded model, or that which a local base model's own card names."""
-    return LICENCES.get(base) or _named(base, LICENCE)
-
-
-def _named(directory: str, field: re.Pattern[str]) -> str | None:
+def _named(directory: str, name: str) -> str | None:
     """A field of the front matter of a local model's card."""
-    card = Path(directory or ".", CARD)
+    card = Path(directory, CARD)
     if not directory or not card.is_file():
         return None
     front = card.read_text("utf-8", errors="replace").split("\n---", 1)[0]
-    found = field.search(front)
+    found = re.search(rf"^{name}:\s*(\S+)\s*$", front, re.MULTILINE)
     return None if found is None else found[1]

@@ -5,8 +5,7 @@
     batch = Collator(processor.tokenizer.pad_token_id)([examples[0], examples[1]])
 
 A row has `text`, or `prompt` and `completion` (texts, or lists of messages, as in TRL), or
-`messages`. ShareGPT's `conversations` and Alpaca's `instruction`, `input`, `output` become
-messages. Tokens to learn have a label, all others -100; labels are not shifted, the model does
+`messages`. Tokens to learn have a label, all others -100; labels are not shifted, the model does
 that. Ids and values are cut, packed and padded together.
 """
 
@@ -29,6 +28,7 @@ from jinja2 import TemplateError
 
 from causal_qwen.modeling.loss import IGNORE
 from causal_qwen.modeling.protocols import Processor
+from causal_qwen.options import ROW_FILES
 from causal_qwen.tables.files import OPENERS, read_records, read_text
 
 Row = dict[str, Any]
@@ -38,16 +38,9 @@ MARK = "|||"  # separates prompt and completion in a template
 PLACE = re.compile(r"\{([^{}]*)\}")
 TEXT_KEYS = ("text", "prompt", "completion", "messages")
 KINDS = {"messages": ("messages",), "prompt": ("prompt", "completion"), "text": ("text",)}
-SPEAKERS = {  # ShareGPT's `from` -> role
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bard", "bing", "model"), "assistant"),
-    "system": "system",
-}
+TURN = ("role", "content")
 LEARNED_FROM = "learned_from"  # the first turn of a completion
 DEFAULT_SPLIT = "train"
-READERS = (  # the files that are read; other names are datasets
-    *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".txt"),
-)
 NO_FIELD = NOBODY = -1  # index of a target without a field, of a text without an author
 
 logger = logging.getLogger("transformers.causal_qwen")
@@ -80,9 +73,9 @@ def _numbered_rows(source: str, *, has_template: bool) -> Iterator[tuple[Any, Ro
     """Every row, and where it is."""
     path = Path(source)
     suffix = next((s for s in reversed(path.suffixes) if s.lower() not in OPENERS), "").lower()
-    if suffix not in READERS:
+    if suffix not in ROW_FILES:
         if path.is_file():
-            raise ValueError(f"{path} has an unknown type; use {', '.join(READERS)}.")
+            raise ValueError(f"{path} has an unknown type; use {', '.join(ROW_FILES)}.")
         yield from enumerate(map(dict, _dataset(source)))
     elif not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; check the path.")
@@ -103,12 +96,11 @@ def _dataset(source: str) -> Iterable[Any]:
     datasets = importlib.import_module("datasets")
     name, *rest = source.split(":", 2)
     split = rest.pop() if rest else DEFAULT_SPLIT
-    if (Path(name) / "dataset_dict.json").exists():
-        rows: Iterable[Any] = datasets.load_from_disk(name)[split]
-    elif (Path(name) / "state.json").exists():
-        rows = datasets.load_from_disk(name)
-    else:
-        rows = datasets.load_dataset(name, *rest, split=split)
+    if any((Path(name) / file).exists() for file in ("dataset_dict.json", "state.json")):
+        saved = datasets.load_from_disk(name)
+        rows: Iterable[Any] = saved[split] if isinstance(saved, dict) else saved
+        return rows
+    rows = datasets.load_dataset(name, *rest, split=split)
     return rows
 
 
@@ -130,34 +122,11 @@ def _fill(template: str, row: Row) -> Row:
 
 def _as_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row with `messages` for turns of prompt and completion, of which the first LEARNED_FROM are
-    the prompt's, and for ShareGPT's and Alpaca's columns; any other row unchanged."""
+    the prompt's; any other row unchanged."""
     prompt, completion = row.get("prompt"), row.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
         return {**row, "messages": [*prompt, *completion], LEARNED_FROM: len(prompt)}
-    if any(row.get(key) is not None for key in ("messages", "completion", "target")):
-        return row
-    if row.get("conversations") is not None:
-        used = {"conversations", "system"}
-        messages = [_turn(turn) for turn in row["conversations"]]
-    elif all(isinstance(row.get(key), str) for key in ("instruction", "output")):
-        used = {"instruction", "input", "output", "system", "text"}  # `text` repeats the others
-        asked = "\n\n".join(str(row[key]) for key in ("instruction", "input") if row.get(key))
-        said = (("user", asked), ("assistant", row["output"]))
-        messages = [{"role": role, "content": content} for role, content in said]
-    else:
-        return row
-    if row.get("system"):
-        messages.insert(0, {"role": "system", "content": row["system"]})
-    kept = {key: value for key, value in row.items() if key not in used}
-    return {**kept, "messages": messages}
-
-
-def _turn(turn: Mapping[str, Any]) -> Row:
-    """A turn of ShareGPT, `from` and `value` (or already `role` and `content`), as a message."""
-    speaker = turn.get("from", turn.get("role"))
-    if speaker not in SPEAKERS:
-        raise ValueError(f"a turn is from {speaker!r}; known are: {', '.join(SPEAKERS)}.")
-    return {"role": SPEAKERS[speaker], "content": turn.get("value", turn.get("content"))}
+    return row
 
 
 def _kind(row: Mapping[str, Any]) -> str:
@@ -175,21 +144,15 @@ def _kind(row: Mapping[str, Any]) -> str:
         return kind
     found = ", ".join(repr(key) for key, value in row.items() if value is not None) or "nothing"
     raise ValueError(
-        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`, or "
-        "the columns of ShareGPT or Alpaca."
+        f"the row has {found}; it needs `text`, or `prompt` and `completion`, or `messages`."
     )
 
 
 def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(
-            isinstance(message, dict)
-            and all(isinstance(message.get(part), str) for part in ("role", "content"))
-            for message in messages
-        )
-    )
+    def is_turn(one: Any) -> bool:
+        return isinstance(one, dict) and all(isinstance(one.get(key), str) for key in TURN)
+
+    return isinstance(messages, list) and bool(messages) and all(map(is_turn, messages))
 
 
 # ---------------------------------------------------------------- rows -> examples
@@ -216,7 +179,6 @@ def encode_rows(
     rows: Iterable[Mapping[str, Any]],
     processor: Processor,
     max_length: int,
-    mask_prompt: bool = True,
     target_fields: Collection[str] = (),
 ) -> list[Example]:
     """`encode_row` for every row; a warning counts rows that were cut. Refuses data without a
@@ -224,7 +186,7 @@ def encode_rows(
     examples = []
     for number, row in enumerate(rows):
         try:
-            examples.append(encode_row(row, processor, max_length, mask_prompt, target_fields))
+            examples.append(encode_row(row, processor, max_length, target_fields))
         except (ValueError, TemplateError) as error:
             raise ValueError(f"rows[{number}]: {error}") from error
     # the first token of a text is never predicted
@@ -244,13 +206,12 @@ def encode_row(
     row: Mapping[str, Any],
     processor: Processor,
     max_length: int,
-    mask_prompt: bool = True,
     target_fields: Collection[str] = (),
 ) -> Example:
     """A row -> ids, values and labels, at most `max_length` of each.
 
-    Labels are the ids; with `mask_prompt`, -100 in the prompt of a completion and outside the
-    assistant's turns of a chat. Prompt and completion are encoded as one text; a token that spans
+    Labels are the ids; -100 in the prompt of a completion and outside the assistant's turns of a
+    chat. Prompt and completion are encoded as one text; a token that spans
     both belongs to the completion. Texts and completions end with the end-of-text token.
 
     A `target` beside `text` is the number that the text asks for: `<NUM>` follows the text and is
@@ -263,10 +224,9 @@ def encode_row(
     text, has_special = _text(row, kind, processor)
     if target is not None:
         text = processor.ask(text)
-    if not mask_prompt or (kind == "text" and target is None):
+    learned = _answers(row, kind, text, processor)
+    if kind == "text" and target is None:
         learned = [(-1, len(text))]
-    else:
-        learned = _answers(row, kind, text, processor)
     example = _tokens(text, learned, processor, has_special)
     if target is not None:
         _append(example, processor.num_token_id, *target)
@@ -305,8 +265,7 @@ def _answers(row: Mapping[str, Any], kind: str, text: str, processor: Processor)
         if not until.startswith(before) or not text.startswith(until):
             raise ValueError(
                 f"the chat template renders the prompt of messages[{place}] differently when the "
-                "answer follows, so the two cannot be separated; end the chat there, or learn all "
-                "of it with mask_prompt=False."
+                "answer follows, so the two cannot be separated; end the chat there."
             )
         spans.append((len(before), len(until)))
     return spans
@@ -390,13 +349,9 @@ def _joined(row: Sequence[Example]) -> Example:
         for name in ("ids", "values", "fields", "targets", "authors")
     }
     labels = list(chain(*((IGNORE, *example.labels[1:]) for example in row)))
-    positions = list(chain(*map(_positions, row)))
+    positions = list(chain(*(range(len(example.ids)) for example in row)))
     truncated = sum(example.truncated for example in row)
     return Example(**columns, labels=labels, positions=positions, truncated=truncated)
-
-
-def _positions(example: Example) -> Sequence[int]:
-    return range(len(example.ids)) if example.positions is None else example.positions
 
 
 @dataclass
@@ -437,7 +392,8 @@ class Collator:
             batch["authors"] = tensor((e.authors for e in examples), NOBODY)
         if any(e.positions is not None for e in examples):
             del batch["attention_mask"]
-            rows = ([*_positions(e), *range(width - len(e.ids))] for e in examples)
-            batch["position_ids"] = torch.tensor(list(rows))
+            own = ((e, e.positions or range(len(e.ids))) for e in examples)
+            rows = [[*positions, *range(width - len(e.ids))] for e, positions in own]
+            batch["position_ids"] = torch.tensor(rows)
             batch["use_cache"] = False
         return batch

@@ -153,15 +153,6 @@ def _cell(values: Mapping[str, Any], intervals: Mapping[str, Any], name: str) ->
     return f"{value} ({low:.5g} to {high:.5g})"
 
 
-def markdown(title: str, record: Mapping[str, Any]) -> str:
-    """`side_by_side` as a Markdown section."""
-    columns, rows = table_of(record)
-    counts = f"{record['rows']} rows, {record['tokens']} tokens with a label; 95% intervals: "
-    lines = [columns, ["---"] * len(columns), *rows]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in lines)
-    return f"## {title}\n\n{counts}bootstrap over rows.\n\n{table}\n"
-
-
 # ---------------------------------------------------------------- the curves of a run
 
 

@@ -28,21 +28,14 @@ VOCABULARY, HEAD_SIZE = 4096, 32
 
 def new_model(
     texts: Iterable[str],
-    size: str | tuple[int, int] = "small",
-    vocabulary: int = VOCABULARY,
+    size: str = "small",
     max_length: int = 512,
-    **fields: Any,
 ) -> tuple[CausalQwenProcessor, CausalQwenForCausalLM]:
-    """A processor with a tokenizer trained on `texts`, and a model of its vocabulary size.
-
-    `size` is a name, or (hidden size, layers). `fields` are further fields of `CausalQwen2Config`.
-    """
-    if isinstance(size, str):
-        size = SIZES[check_choice("size", size, SIZES)]
-    hidden, layers = size
-    tokenizer = learn_tokenizer(texts, vocabulary)
+    """A processor with a tokenizer trained on `texts`, and a model of its vocabulary size."""
+    hidden, layers = SIZES[check_choice("size", size, SIZES)]
+    tokenizer = learn_tokenizer(texts, VOCABULARY)
     processor = CausalQwenProcessor(tokenizer)
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": hidden,
         "intermediate_size": 8 * hidden // 3,
@@ -55,7 +48,7 @@ def new_model(
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    model = CausalQwenForCausalLM(CausalQwen2Config(**{**shape, **fields}))
+    model = CausalQwenForCausalLM(CausalQwen2Config(**shape))
     set_word_edges(model, tokenizer)
     return processor, model
 

@@ -40,23 +40,22 @@ Sums = Mapping[str, Tensor]  # column -> (), or (R,) for replicates
 
 
 class Sample:
-    """A random share of a stream of numbers; all of it up to MOST numbers."""
+    """MOST numbers of a stream at random: those with the smallest of random keys."""
 
     def __init__(self) -> None:
-        self.kept, self.share = torch.empty(0), 1.0
+        self.kept, self.keys = torch.empty(0), torch.empty(0)
         self.rng = np.random.default_rng(0)
 
-    def add(self, values: Tensor, share: float = 1.0) -> None:
-        """Numbers of any shape, a random `share` of their own stream."""
-        new, least = values.detach().flatten().float().cpu(), min(share, self.share)
-        old = self._thinned(self.kept, least / self.share)
-        self.kept, self.share = torch.cat([old, self._thinned(new, least / share)]), least
-        while len(self.kept) > MOST:
-            self.kept, self.share = self._thinned(self.kept, 0.5), self.share / 2
+    def add(self, values: Tensor) -> None:
+        """Numbers of any shape."""
+        new = values.detach().flatten().float().cpu()
+        self.join(new, torch.from_numpy(self.rng.random(len(new), np.float32)))
 
-    def _thinned(self, values: Tensor, share: float) -> Tensor:
-        is_kept = self.rng.random(len(values)) < share
-        return values if share == 1 else values[torch.from_numpy(is_kept)]
+    def join(self, kept: Tensor, keys: Tensor) -> None:
+        self.kept, self.keys = torch.cat([self.kept, kept]), torch.cat([self.keys, keys])
+        if len(self.keys) > MOST:
+            self.keys, chosen = self.keys.topk(MOST, largest=False, sorted=False)
+            self.kept = self.kept[chosen]
 
     def quantile(self, level: float) -> float:
         """The smallest number that is not below this share of all."""
@@ -182,7 +181,7 @@ class MetricAccumulator:
         if len(self.resampled):
             self.resampled += other.resampled
         for name, sample in other.samples.items():
-            self.samples[name].add(sample.kept, sample.share)
+            self.samples[name].join(sample.kept, sample.keys)
 
     def compute(self) -> dict[str, float]:
         """All metrics; those of numbers only if the batches contain numbers."""

@@ -12,8 +12,8 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import EarlyStoppingCallback, ProgressCallback, TrainerState
 
 from causal_qwen.conversion.calibration import calibrate_gains, calibrate_scales, read_texts
 from causal_qwen.conversion.opening import open_model
-from causal_qwen.conversion.placement import place_model, resolve_device
+from causal_qwen.conversion.placement import resolve_device, resolve_dtype
 from causal_qwen.modeling.processor import CausalQwenProcessor
 from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.numpy_engine.calibration import FIELDS
@@ -42,8 +42,7 @@ from causal_qwen.training.trainer import (
     STATE,
     CausalTrainer,
     CausalTrainingArguments,
-    ProgressBar,
-    ProgressLines,
+    Progress,
     freeze_backbone,
     last_checkpoint,
     read_state,
@@ -53,8 +52,6 @@ COMPAT_WEIGHT: float = FIELDS["compat_loss_weight"]
 HELD_OUT = 0.05
 CALIBRATION_ROWS = 16  # of the training rows
 NO_LORA = ("in_proj_a", "in_proj_b")  # of Qwen3.5: a number per head
-# Pack by default if padding is so much of a batch, and an epoch still has so many steps.
-PADDING, PACKED_STEPS = 1 / 3, 50
 METRICS = "metrics.json"  # written last
 RECORD = "run.json"
 ADAM = 2  # moments of a parameter
@@ -64,8 +61,6 @@ CHANGEABLE = (  # options that a resumed run may change: its length, its logs, i
     *("logging_steps", "report_to", "disable_tqdm", "gradient_checkpointing", "device", "resume"),
     *("dataloader_num_workers", "data", "eval_data", "output", "output_dir", "arguments"),
 )
-
-Announce = Callable[[str], None]
 
 
 @dataclass
@@ -80,8 +75,7 @@ class Run:
     template: str | None = None
     numbers: str | None = None  # "text" or "value"; the processor's by default
     max_length: int = 512
-    mask_prompt: bool = True
-    pack: bool | None = False  # several short rows in one; None: where it pays
+    pack: bool = False  # several short rows in one
     compat_weight: float = COMPAT_WEIGHT
     lora: int = 0  # rank; 0 trains the weights themselves
     individual_column: str | None = None  # rows with the same value share a learned individual
@@ -96,7 +90,6 @@ class Run:
 class Prepared:
     """A run before its first step: rows, model and examples; nothing is measured or written."""
 
-    run: Run
     rows: list[Row]
     held_out_rows: list[Row]
     processor: CausalQwenProcessor
@@ -105,10 +98,6 @@ class Prepared:
     held_out: list[Example]
     names: list[str]  # of the individuals, if the run has a column of them
 
-    @property
-    def collate(self) -> Collator:
-        return Collator(self.processor.tokenizer.pad_token_id)
-
 
 def train(run: Run) -> dict[str, float]:
     """Train, evaluate before and after, recalibrate the noise, save. Returns the final metrics."""
@@ -116,21 +105,25 @@ def train(run: Run) -> dict[str, float]:
     checkpoint = _checkpoint(output, run.resume)
     is_first = int(os.environ.get("RANK", 0)) == 0
     with lock(output) if is_first else contextlib.nullcontext():
-        ready = prepare(run)
-        args = training_arguments(ready.run, is_new=checkpoint is None)
+        ready, args = prepare(run), training_arguments(run, is_new=checkpoint is None)
         is_shown = is_first and not args.disable_tqdm
 
         def announce(stage: str) -> None:
             if is_shown:
                 print(f"{stage} ...", file=sys.stderr)
 
-        texts = _calibration_texts(ready)
-        if checkpoint is None:
-            _calibrate(ready, texts, announce)
-        trainer = _trainer(ready, args)
+        texts = _calibration_texts(run, ready)
+        is_untrained = run.model is None or ready.model.abduction.scale.is_constant
+        if checkpoint is None and is_untrained:
+            announce("measuring thresholds and noise gains on the training text")
+            hidden = read_texts(ready.model, texts)
+            if run.model is not None:  # only conversion set C and the scales
+                calibrate_scales(ready.model, hidden)
+            calibrate_gains(ready.model, hidden)
+        trainer = _trainer(run, ready, args)
         if is_first:
-            _record(ready)
-        _learn(trainer, checkpoint, ready.run)
+            _record(run, ready)
+        _learn(trainer, checkpoint, run)
         metrics: dict[str, float] = trainer.evaluate()
         trainer.finish(ready.processor, texts, announce)
         trainer.save_state()
@@ -144,8 +137,7 @@ def plan(run: Run) -> dict[str, str]:
     Memory counts weights, gradients and the optimizer, not activations."""
     if not run.resume:
         _check_new(Path(run.output))
-    ready = prepare(run)
-    run, args = ready.run, training_arguments(ready.run, is_new=True)
+    ready, args = prepare(run), training_arguments(run, is_new=True)
     model = with_lora(ready.model, run.lora)
     if args.train == "heads":
         freeze_backbone(model)
@@ -155,20 +147,15 @@ def plan(run: Run) -> dict[str, str]:
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
     size = sum(p.nbytes for p in parameters) + (1 + ADAM) * sum(p.nbytes for p in trained)
-    head_rate = args.learning_rate if args.head_learning_rate is None else args.head_learning_rate
     return {
         "rows": f"{len(ready.rows)} to learn, {len(ready.held_out_rows)} held out",
         "cut": f"{sum(one.truncated for one in ready.learn)} rows, to {run.max_length} tokens",
         "tokens": f"{sum(len(example.ids) for example in ready.learn)} per epoch",
-        "sequences": f"{len(ready.learn)}, {'packed' if run.pack else 'not packed'}",
-        "batch": f"{batch} sequences per step",
+        "batch": f"{batch} of {len(ready.learn)} sequences per step",
         "steps": f"{steps} ({steps / per_epoch:.3g} epochs)",
-        "learning rates": f"{args.learning_rate:g}, heads {head_rate:g}",
-        "softmax weight": f"{run.compat_weight:g}",
-        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "learning rate": f"{args.learning_rate:g}",
         "parameters": f"{sum(p.numel() for p in trained):,} of "
         f"{sum(p.numel() for p in parameters):,} trained",
-        "individuals": str(len(ready.names)),
         "memory": f"{size / 1e9:.2f} GB without activations",
     }
 
@@ -185,11 +172,9 @@ def prepare(run: Run) -> Prepared:
     model.config.encode_numbers = processor.encode_numbers
     model.config.compat_loss_weight = run.compat_weight
     fit_fields(model, rows)
+    fields = model.config.value_fields or ()
     learn, held_out = (
-        encode_rows(
-            part, processor, run.max_length, run.mask_prompt, model.config.value_fields or ()
-        )
-        for part in (rows, held_out_rows)
+        encode_rows(part, processor, run.max_length, fields) for part in (rows, held_out_rows)
     )
     names: list[str] = []
     if run.individual_column is not None:
@@ -197,20 +182,8 @@ def prepare(run: Run) -> Prepared:
         names = sorted({name for name in authors if name is not None})
         mark(learn, authors, names, learn=True)
         mark(held_out, names_of(held_out_rows, run.individual_column), names, learn=False)
-    packed = pack(learn, run.max_length) if run.pack is not False else learn
-    run = replace(run, pack=_pays(run, learn, packed) if run.pack is None else run.pack)
-    learn = packed if run.pack else learn
-    return Prepared(run, rows, held_out_rows, processor, model, learn, held_out, names)
-
-
-def _pays(run: Run, learn: list[Example], packed: list[Example]) -> bool:
-    """Whether packing pays: rows differ in length, and enough steps remain."""
-    sizes = [len(example.ids) for example in learn]
-    batch = run.arguments.get("per_device_train_batch_size", 8)
-    parts = (sizes[start : start + batch] for start in range(0, len(sizes), batch))
-    padded = sum(max(part) * len(part) for part in parts)
-    steps = len(packed) // (batch * run.arguments.get("gradient_accumulation_steps", 1))
-    return 1 - sum(sizes) / padded >= PADDING and steps >= PACKED_STEPS
+    learn = pack(learn, run.max_length) if run.pack else learn
+    return Prepared(rows, held_out_rows, processor, model, learn, held_out, names)
 
 
 def _rows(run: Run) -> tuple[list[Row], list[Row]]:
@@ -231,7 +204,8 @@ def _model(run: Run, rows: Sequence[Row]) -> tuple[CausalQwenProcessor, Any]:
         return open_model(run.model, dtype=run.dtype)  # the trainer moves it
     torch.manual_seed(run.arguments.get("seed", 0))
     processor, model = new_model(texts_of(rows), run.scratch, max_length=run.max_length)
-    return processor, place_model(model, "cpu", run.dtype)
+    kind = resolve_dtype(run.dtype)
+    return processor, model if isinstance(kind, str) else model.to(kind)
 
 
 def fit_fields(model: CausalModel, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -267,46 +241,32 @@ def training_arguments(run: Run, *, is_new: bool) -> CausalTrainingArguments:
     return CausalTrainingArguments(**arguments)
 
 
-def _calibration_texts(ready: Prepared) -> list[torch.Tensor]:
+def _calibration_texts(run: Run, ready: Prepared) -> list[torch.Tensor]:
     """Token ids of a few rows, evenly spaced, with numbers as text."""
     rows, processor = ready.rows, ready.processor
     sample = rows[:: max(len(rows) // CALIBRATION_ROWS, 1)][:CALIBRATION_ROWS]
     reader = CausalQwenProcessor(processor.tokenizer, chat_template=processor.chat_template)
     fields = ready.model.config.value_fields or ()
-    examples = (encode_row(row, reader, ready.run.max_length, False, fields) for row in sample)
+    examples = (encode_row(row, reader, run.max_length, fields) for row in sample)
     texts = ([k for k in example.ids if k != reader.num_token_id] for example in examples)
     return [torch.tensor(ids) for ids in texts if ids]
 
 
-def _calibrate(ready: Prepared, texts: Sequence[torch.Tensor], announce: Announce) -> None:
-    """Set C, scales and gains of a model that was never trained on its training text."""
-    is_new, model = ready.run.model is None, ready.model
-    if not is_new and not model.abduction.scale.is_constant:
-        return
-    announce("measuring thresholds and noise gains on the training text")
-    hidden = read_texts(model, texts)
-    if not is_new:  # only conversion set C and the scales
-        calibrate_scales(model, hidden)
-    calibrate_gains(model, hidden)
-
-
-def _trainer(ready: Prepared, args: CausalTrainingArguments) -> CausalTrainer:
+def _trainer(run: Run, ready: Prepared, args: CausalTrainingArguments) -> CausalTrainer:
     trainer = CausalTrainer(
-        model=with_lora(ready.model, ready.run.lora),
+        model=with_lora(ready.model, run.lora),
         args=args,
         train_dataset=ready.learn,
         eval_dataset=ready.held_out,
-        data_collator=ready.collate,
+        data_collator=Collator(ready.processor.tokenizer.pad_token_id),
         processor=ready.processor,
         authors=Authors(ready.names, ready.model) if ready.names else None,
     )
-    if ready.run.patience:
-        trainer.add_callback(EarlyStoppingCallback(ready.run.patience))
+    if run.patience:
+        trainer.add_callback(EarlyStoppingCallback(run.patience))
     if not args.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(ProgressLines())
-        if sys.stderr.isatty():
-            trainer.add_callback(ProgressBar())
+        trainer.add_callback(Progress())
     return trainer
 
 
@@ -356,9 +316,9 @@ def _check_new(output: Path) -> None:
         raise FileExistsError(f"{output} is not empty; choose another, or continue with --resume.")
 
 
-def _record(ready: Prepared) -> None:
+def _record(run: Run, ready: Prepared) -> None:
     """Record what decides the steps of a new run; refuse to resume a run with anything else."""
-    run, file = ready.run, Path(ready.run.output, RECORD)
+    file = Path(run.output, RECORD)
     options = {**asdict(run), **run.arguments}
     record = {name: str(value) for name, value in options.items() if name not in CHANGEABLE}
     for name, rows in (("data", ready.rows), ("held-out rows", ready.held_out_rows)):
@@ -370,39 +330,32 @@ def _record(ready: Prepared) -> None:
     before = json.loads(file.read_text(encoding="utf-8"))
     names = sorted({*record, *before})
     if changed := [name for name in names if record.get(name) != before.get(name)]:
-        changes = (
-            f"{name}={record.get(name)} (at the start {before.get(name)})" for name in changed
-        )
+        was = (f"{name}={record.get(name)} (at the start {before.get(name)})" for name in changed)
         raise ValueError(
-            f"{run.output} cannot resume with {'; '.join(changes)}: resume with what {file} "
-            "records, or train into another directory."
+            f"{run.output} cannot resume with {'; '.join(was)}: resume with what {file} records, "
+            "or train into another directory."
         )
 
 
 def _learn(trainer: CausalTrainer, checkpoint: Path | None, run: Run) -> None:
     """Train; Hugging Face restores the model of a checkpoint, and this the authors. After the last
     step only the model is restored: Hugging Face would make one more."""
-    if checkpoint is not None and trainer.authors is not None:
-        trainer.authors.load_state(checkpoint)
-    is_learned = checkpoint is not None and _has_all_steps(checkpoint, _steps(trainer))
-    if checkpoint is not None and is_learned:
-        trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
+    if checkpoint is None:
+        trainer.train()
     else:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        if trainer.authors is not None:
+            trainer.authors.load_state(checkpoint)
+        batches = trainer.get_train_dataloader()
+        steps = trainer.set_initial_training_values(trainer.args, batches)[-1]
+        if _has_all_steps(checkpoint, steps):
+            trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
+            best = trainer.state.best_model_checkpoint if run.patience else None
+            trainer._load_from_checkpoint(best or str(checkpoint))
+        else:
+            trainer.train(resume_from_checkpoint=str(checkpoint))
     best = trainer.state.best_model_checkpoint if run.patience else None
-    if checkpoint is not None and is_learned:
-        trainer._load_from_checkpoint(best or str(checkpoint))
     if best is not None and trainer.authors is not None:
         trainer.authors.load_state(Path(best))
-
-
-def _steps(trainer: CausalTrainer) -> int:
-    """As Hugging Face counts them, also of a run by epochs."""
-    args = trainer.args
-    if args.max_steps > 0:
-        return int(args.max_steps)
-    batches = len(trainer.get_train_dataloader())
-    return math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps))
 
 
 def _has_all_steps(checkpoint: Path, steps: int) -> bool:

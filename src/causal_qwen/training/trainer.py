@@ -14,17 +14,14 @@ import json
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm  # type: ignore[import-untyped]
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
 
 from causal_qwen.conversion.calibration import calibrate_gains, read_texts
@@ -277,37 +274,14 @@ def freeze_backbone(model: nn.Module) -> None:
         parameter.requires_grad_(id(parameter) in heads and parameter.requires_grad)
 
 
-class ProgressBar(ProgressCallback):
-    """Hugging Face's bar without its logs, which `ProgressLines` prints."""
-
-    def on_log(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
-class ProgressLines(TrainerCallback):
-    """A line per log: loss, speed and remaining time; only from the first process."""
-
-    def __init__(self) -> None:
-        self.started, self.first_step, self.first_token = time.monotonic(), 0, 0
-        self.latest: dict[str, float] = {}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.started, self.first_step = time.monotonic(), state.global_step
-        self.first_token = state.num_input_tokens_seen
+class Progress(ProgressCallback):
+    """Hugging Face's bar; of its logs, what is SHOWN, on stderr."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        news = {name: logs[name] for name in SHOWN if name in (logs or {})}
-        if not news or not state.is_world_process_zero:
-            return
-        self.latest |= news
-        seconds = max(time.monotonic() - self.started, 1e-9)
-        parts = [f"{SHOWN[name]} {value:.4g}" for name, value in self.latest.items()]
-        parts.append(f"{(state.num_input_tokens_seen - self.first_token) / seconds:.0f} tokens/s")
-        if done := state.global_step - self.first_step:
-            left = timedelta(seconds=round(seconds / done * (state.max_steps - state.global_step)))
-            parts.append(f"{left} to go")
-        steps = f"step {state.global_step}/{state.max_steps}"
-        tqdm.write("  ".join((steps, *parts)), file=sys.stderr)
+        shown = [f"{SHOWN[name]} {x:.4g}" for name, x in (logs or {}).items() if name in SHOWN]
+        if shown and self.training_bar is not None:
+            steps = f"step {state.global_step}/{state.max_steps}"
+            self.training_bar.write("  ".join((steps, *shown)), file=sys.stderr)
 
 
 def last_checkpoint(run: Path) -> Path | None:
