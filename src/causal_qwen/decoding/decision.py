@@ -43,10 +43,6 @@ class Head(Protocol):
         """What scale_S of every token lies between, up to rounding; None if it is not known.
         (B, C) -> (B, 1) twice"""
 
-    def bound_by_blocks(self, scale: Array, rows: Array) -> tuple[Array, Array] | None:
-        """Bounds of (|W| scale)_k for some tokens, tighter than by row norms; None if there are
-        none. (C,), (n,) -> (n,), (n,)"""
-
     def absolute(self, scale: Array, rows: Array | None = None) -> Array:
         """(|W| scale)_k in float32, for all or some tokens. (C,) -> (V,) or (n,)"""
 
@@ -169,11 +165,10 @@ def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None
     """`choose` for scale_S = |W| scale + |a| mean(scale), computing few scale_S.
 
     loc (V,), U's scale (C,), h (1,) -> a token id. A token whose best case is worse than another's
-    worst case cannot win. Three bounds, each tighter and dearer, then float64 for the rest:
+    worst case cannot win. Two bounds, then float64 for the rest:
 
-        1. min/max of the scale x the row's L1 norm            O(V)
-        2. the same by column blocks, where the head has them  O(candidates x blocks)
-        3. the product itself in float32                       O(candidates x C)
+        1. min/max of the scale x the row's L1 norm  O(V)
+        2. the product itself in float32             O(candidates x C)
     """
     xp = array_namespace(loc)
     over = xp.astype(loc, xp.float32) - head.threshold
@@ -182,11 +177,6 @@ def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None
     norms = head.row_norms()
     low, high = xp.min(scale) * norms + noise, xp.max(scale) * norms + noise
     keep = xp.nonzero(_may_win(over, low, high))[0]
-    if len(keep) > EXACT_CANDIDATES:
-        bounds = head.bound_by_blocks(scale, keep)
-        if bounds is not None:
-            low, high = (bound + noise[keep] for bound in bounds)
-            keep = keep[_may_win(over[keep], low, high)]
     if len(keep) > EXACT_CANDIDATES:
         rows = None if len(keep) == len(loc) else keep
         product = head.absolute(scale, rows) + noise[keep]

@@ -27,12 +27,11 @@ from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.thresholds import over_bar
 from causal_qwen.modeling.value_space import ValueSpace, check_values, warn_if_clamped
 
-BLOCKS = 96  # column blocks of the second bound
 ROWS_AT_ONCE = 4096
 
 
 class HeadNorms:
-    """L1 norms of the rows of W, whole and by column blocks, and how uneven a row is."""
+    """L1 norms of the rows of W, and how uneven a row is."""
 
     def __init__(self, weight: Tensor) -> None:
         norms, uneven = [], []
@@ -41,20 +40,6 @@ class HeadNorms:
             uneven.append((part - part.mean(-1, keepdim=True)).norm(dim=-1).max())
         self.rows = torch.cat(norms)  # (V,)
         self.uneven = float(torch.stack(uneven).max())  # max_k of || |W_k| - its mean ||_2
-        self._blocks: Tensor | None = None
-
-    def blocks(self, weight: Tensor) -> Tensor:
-        """(V, BLOCKS), computed when scales first vary enough to need it.
-
-        `weight` is an argument, not an attribute: the norms must not keep an old head alive.
-        """
-        if self._blocks is None:
-            edges = torch.tensor(block_edges(weight.shape[1]), device=weight.device)
-            columns = torch.arange(weight.shape[1], device=weight.device)
-            block = torch.bucketize(columns, edges, right=True)
-            membership = nn.functional.one_hot(block).float()  # (C, BLOCKS)
-            self._blocks = torch.cat([part @ membership for part in _absolute_parts(weight)])
-        return self._blocks
 
 
 class TorchHead:
@@ -104,14 +89,6 @@ class TorchHead:
         low = torch.maximum(low * least * (1 - SLACK), by_mean)
         high = torch.minimum(high * most, mean * most + beside) * (1 + SLACK)
         return low.clamp_min(SCALE_FLOOR), high.clamp_min(SCALE_FLOOR)
-
-    def bound_by_blocks(self, scale: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        parts = scale.tensor_split(block_edges(len(scale)))
-        low_high = torch.stack([torch.stack([part.min(), part.max()]) for part in parts])
-        table = self.norms.blocks(self.weight)
-        table = table if len(rows) == len(table) else table[rows]
-        low, high = (table @ low_high.float()).unbind(-1)
-        return low, high
 
     def absolute(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
         weight = self.weight if rows is None else self.weight[rows]
@@ -290,12 +267,6 @@ def force_argmax(scores: Tensor, chosen: Tensor) -> Tensor:
     best = scores.gather(-1, index)
     below = torch.nextafter(best, best.new_tensor(-torch.inf))
     return torch.where(scores >= best, below, scores).scatter(-1, index, best)
-
-
-def block_edges(size: int) -> list[int]:
-    """Where the column blocks of a head of `size` columns end."""
-    count = min(BLOCKS, size)
-    return [size * i // count for i in range(1, count)]
 
 
 def _absolute_parts(weight: Tensor) -> Any:

@@ -268,9 +268,6 @@ class CausalHeads:
             self._norms = self.head.row_norms()
         return self._norms
 
-    def bound_by_blocks(self, scale: Float32, rows: NDArray[np.integer]) -> None:
-        return None  # the exact product is as fast in NumPy
-
     def absolute(self, scale: Float32, rows: NDArray[np.integer] | None = None) -> Float32:
         return self.head.absolute(scale, rows)
 
