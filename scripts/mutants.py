@@ -173,12 +173,6 @@ MUTANTS = (
         "test_a_mixture_is_the_individual_at_a_share_p_of_positions_and_chance_at_the_others",
     ),
     Mutant(
-        "decoding/noise.py",
-        "gains[row % len(gains)]",
-        "gains[0]",
-        "unit/test_generation.py::test_every_row_has_the_noise_gain_it_was_given",
-    ),
-    Mutant(
         "decoding/settings.py",
         "SEEDS = 2**53",
         "SEEDS = 2**64",

@@ -28,17 +28,15 @@ RANDOM_SEEDS = 2**62  # range of the seeds drawn when a call gives no individual
 
 
 class NoiseGains(NamedTuple):
-    """The model's part in the noise: kappa, the unit of temperature, one number or one per row;
-    fresh noise may have its own."""
+    """kappa, the model's unit of temperature; fresh noise may have its own."""
 
-    shared: Any = 1.0
-    fresh: Any = None
+    shared: float = 1.0
+    fresh: float | None = None
 
-    def amplitude(self, individual: Individual, row: int = 0) -> float:
-        """T kappa of an individual on a row."""
-        has_own = individual.is_fresh and self.fresh is not None
-        gains = np.asarray(self.fresh if has_own else self.shared, dtype=np.float64).reshape(-1)
-        return check_amplitude(individual.temperature, gains[row % len(gains)])
+    def amplitude(self, individual: Individual) -> float:
+        """T kappa of an individual."""
+        own = self.fresh if individual.is_fresh else None
+        return check_amplitude(individual.temperature, self.shared if own is None else own)
 
     def own_share(self, individual: Individual, position: int) -> float:
         """c: the weight of t, and 1 - c that of eps; 1 without chance."""
@@ -48,11 +46,11 @@ class NoiseGains(NamedTuple):
 
     def noise(self, individuals: Sequence[Individual], positions: Sequence[int]) -> Noise:
         """T kappa c t of every row at its position. -> (B, C)"""
-        noise = []
-        for row, (one, position) in enumerate(zip(individuals, positions, strict=True)):
-            weight = self.amplitude(one, row) * self.own_share(one, position)
-            noise.append(weight * one.cauchy(position))
-        return np.stack(noise)
+        rows = zip(individuals, positions, strict=True)
+        parts = (
+            (self.amplitude(one) * self.own_share(one, at), one.cauchy(at)) for one, at in rows
+        )
+        return np.stack([weight * t for weight, t in parts])
 
     def exogenous(
         self,
@@ -73,9 +71,9 @@ class NoiseGains(NamedTuple):
             source = None if sources is None else sources[row]
             if one.has_chance:
                 eps = one.chance(position) if source is None else truncated(source, one, position)
-                noise[row] = self.amplitude(one, row) * (1 - self.own_share(one, position)) * eps
+                noise[row] = self.amplitude(one) * (1 - self.own_share(one, position)) * eps
             elif source is not None:
-                unit = check_amplitude(one.temperature, self.amplitude(source, row))
+                unit = check_amplitude(one.temperature, self.amplitude(source))
                 noise[row] = unit * truncated(source, one, position)
         return noise
 
@@ -126,13 +124,9 @@ class DecodingNoise:
         self._shared: UNoise | None = None  # if it is the same at every position
         if not settings.is_noisy:
             return
-        rows = prompts * copies
-        for name in ("noise_gain", "fresh_noise_gain"):
-            if (count := np.size(getattr(settings, name))) not in (1, rows):
-                raise ValueError(f"{name} has {count} values for {rows} rows; pass 1 or {rows}.")
         given = settings.individual
         self.individuals = resolve_individuals(
-            draw_seeds(rows) if given is None else given,
+            draw_seeds(prompts * copies) if given is None else given,
             prompts,
             copies,
             size,
@@ -158,8 +152,7 @@ class DecodingNoise:
         return [self.settings.whole_words and is_moved for is_moved in self._are_moved()]
 
     def _are_moved(self) -> list[bool]:
-        rows = enumerate(self.individuals)
-        return [self.gains.amplitude(one, row) > 0 for row, one in rows]
+        return [self.gains.amplitude(one) > 0 for one in self.individuals]
 
     def at(self, positions: Sequence[int]) -> UNoise | None:
         """The noise of every row at its position, counted among tokens that are not padding; None

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
-
 from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
 
@@ -60,8 +58,8 @@ class DecodingSettings:
     repetition_penalty: float = 1.0
     whole_words: bool = False  # a word once begun ends as the likeliest token ends it
     avoid_repeats: int = 0  # n: no n tokens of the text are said again; 0 is off
-    noise_gain: Any = 1.0  # kappa of shared noise: a number, or one per row
-    fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
+    noise_gain: float = 1.0  # kappa of shared noise
+    fresh_noise_gain: float | None = None  # the same of fresh noise; None is noise_gain
     min_density: float = 0.0
     persistence: float = 1.0  # share of positions with the individual's own noise
     normalization: str = "softmax"
@@ -155,8 +153,8 @@ def resolve_settings(
         ),
         whole_words=check_choice("whole_words", found["whole_words"], (True, False)),
         avoid_repeats=_number("avoid_repeats", found["avoid_repeats"], 0, kind=int),
-        noise_gain=_gain("noise_gain", found["noise_gain"]),
-        fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
+        noise_gain=_number("noise_gain", found["noise_gain"], 0),
+        fresh_noise_gain=_number("fresh_noise_gain", found["fresh_noise_gain"], 0),
         min_density=_number("min_density", found["min_density"], 0, 1),
         persistence=_number("persistence", found["persistence"], 0, 1),
         normalization=check_choice("normalization", found["normalization"], NORMALIZATIONS),
@@ -185,18 +183,12 @@ def resolve_mode(
 ) -> str:
     """The mode of a call, from what it names and what is configured."""
     mode = check_choice("causal_mode", first_given(explicit, default), MODES)
-    if not has_heads:
+    if not has_heads or only_compatible:
         if explicit not in (None, "compatible"):
             raise ValueError(
-                f"mode {explicit!r} needs causal heads, and this checkpoint is plain Qwen2; "
-                "convert it with `causal-qwen convert --merge`, or use 'compatible'."
-            )
-        return "compatible"
-    if only_compatible:
-        if explicit not in (None, "compatible"):
-            raise ValueError(
-                f"mode {explicit!r} follows one individual and cannot run with {only_compatible}; "
-                "use causal_mode='compatible'."
+                f"mode {explicit!r} follows one individual and cannot run with "
+                f"{only_compatible or 'a plain Qwen2 checkpoint, which has no heads'}; use "
+                "causal_mode='compatible'."
             )
         return "compatible"
     if mode == "standard":
@@ -248,13 +240,6 @@ def _number(name: str, value: Any, least: float, most: float = math.inf, kind: A
     return kind(value)
 
 
-def _gain(name: str, value: Any) -> Any:
-    gains = np.asarray(0.0 if value is None else value)
-    if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
-        raise ValueError(f"{name}={value!r} must be a number of at least 0, or one per row.")
-    return value
-
-
 def first_given(*values: Any) -> Any:
     """The first value that is not None."""
     return next((value for value in values if value is not None), None)
@@ -300,9 +285,7 @@ def context_length(max_position_embeddings: int, rope: Mapping[str, Any] | None)
 
 def end_ids(model: Any) -> set[int]:
     """The tokens that end a text."""
-    eos = model.generation_config.eos_token_id
-    if eos is None:
-        return set()
+    eos = first_given(model.generation_config.eos_token_id, ())
     return {eos} if isinstance(eos, int) else set(eos)
 
 

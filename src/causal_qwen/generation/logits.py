@@ -178,8 +178,7 @@ class DecisionProcessor(LogitsProcessor):
 
     def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The choice itself, in a mode of ours. (B, V) -> (B,)"""
-        law = self.law_on(scores.device)
-        texts = self._texts(input_ids)
+        law, texts = self.law_on(scores.device), self._texts(input_ids)
         chosen: Tensor = choose_tokens(scores, self.position(law), self.rules(), texts, law)
         return chosen
 

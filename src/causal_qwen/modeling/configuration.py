@@ -36,7 +36,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
 NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
 NOT_INHERITED = ["model_type", "architectures", "transformers_version", "auto_map", "_name_or_path"]
-MOST_LAYERS = 10_000
 BARE_THRESHOLD = 5.0  # "auto" threshold of a model that starts from random weights
 BARE_BAR = 0.0  # the same over the bar of the context
 
@@ -98,7 +97,6 @@ class CausalConfig:
 
         hidden_size: int
         vocab_size: int
-        num_hidden_layers: int
         max_position_embeddings: int
         rope_parameters: Any
         initializer_range: float
@@ -151,8 +149,6 @@ class CausalConfig:
     def __post_init__(self, **kwargs: Any) -> None:
         if self.causal_size is None:
             self.causal_size = self.hidden_size
-        if self.num_hidden_layers > MOST_LAYERS:  # before a list of them is made
-            raise ValueError(f"num_hidden_layers={self.num_hidden_layers} exceeds {MOST_LAYERS}.")
         super().__post_init__(**kwargs)  # type: ignore[misc]
         self.validate_causal_fields()
 
