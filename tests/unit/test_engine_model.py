@@ -233,12 +233,11 @@ def test_stream_yields_each_token_with_its_probability(saved: Callable[..., Any]
     _, engine = saved()
     whole = engine.generate(PROMPT, mode="causal", individual=2, max_new_tokens=8)
     steps = list(engine.stream(PROMPT, mode="causal", individual=2, max_new_tokens=8))
-    assert [step.id for step in steps] == whole.ids[whole.new].tolist()
+    assert [step.token for step in steps] == whole.ids[whole.new].tolist()
     for step in steps:
-        others = [probability for _, probability in step.runners_up]
-        assert len(others) == 3
-        assert others == sorted(others, reverse=True)
-        assert 0 < step.probability + sum(others) <= 1 + 1e-9
+        assert step.probabilities.sum() == pytest.approx(1)
+        best = np.argsort(-step.probabilities)[:3].tolist()
+        assert step.likeliest(3) == [(token, step.probabilities[token]) for token in best]
 
 
 def test_observers_see_every_layer(saved: Callable[..., Any]) -> None:

@@ -46,11 +46,11 @@ class NoiseGains(NamedTuple):
 
     def noise(self, individuals: Sequence[Individual], positions: Sequence[int]) -> Noise:
         """T kappa c t of every row at its position. -> (B, C)"""
-        rows = zip(individuals, positions, strict=True)
-        parts = (
-            (self.amplitude(one) * self.own_share(one, at), one.cauchy(at)) for one, at in rows
-        )
-        return np.stack([weight * t for weight, t in parts])
+        noise = []
+        for one, position in zip(individuals, positions, strict=True):
+            weight = self.amplitude(one) * self.own_share(one, position)
+            noise.append(weight * one.cauchy(position))
+        return np.stack(noise)
 
     def exogenous(
         self,

@@ -10,14 +10,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from causal_qwen.numpy_engine.fast import Loop, Matrix, compile_loop, prange, scratch
 from causal_qwen.numpy_engine.weights import Float32
 
 Bytes = NDArray[np.uint8]
-Q4_K = GGMLQuantizationType.Q4_K
+Q4_K = 12  # a GGMLQuantizationType
 HALVES: Float32 = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
@@ -31,7 +30,10 @@ class BlockMatrix(Matrix):
         self.kernel = BlockKernel()
 
     def rows(self, ids: Any) -> Float32:
-        found: Float32 = quants.dequantize(np.ascontiguousarray(self.stored[ids]), Q4_K)
+        from gguf import GGMLQuantizationType, quants
+
+        data = np.ascontiguousarray(self.stored[ids])
+        found: Float32 = quants.dequantize(data, GGMLQuantizationType.Q4_K)
         return found
 
     def widened(self, rows: slice) -> Float32:

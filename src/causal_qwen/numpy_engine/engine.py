@@ -7,7 +7,7 @@ print(engine.generate("The train was late, so").text)
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,23 +46,10 @@ from causal_qwen.numpy_engine.weights import (
     read_tensors,
 )
 from causal_qwen.options import check_choice
-from causal_qwen.text.segmentation import stable_prefix
 
 DTYPES = (None, "float32", "int8")
 OPTIONS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name != "causal_mode")
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One generated token."""
-
-    id: int
-    text: str  # the addition to the text; empty while a character is incomplete
-    value: float | None  # if the token is a number
-    probability: float  # softmax(loc_S) of the token, before candidates are cut and noise is added
-    runners_up: list[tuple[str, float]]  # the likeliest other tokens and their probabilities
-    token: str  # the token as text
 
 
 @dataclass(frozen=True)
@@ -133,26 +120,13 @@ class Engine:
 
     # ------------------------------------------------------------ generation
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        numeric_values: Sequence[float] | None = None,
-        encode_numbers: str | None = None,
-        chat: bool = False,
-        **options: Any,
-    ) -> Generation:
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Continue a prompt, given as text or as token ids.
 
-        `chat` puts a text into the model's chat template, as a user's message.
-
-        Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling),
-        and those of `DecodingSettings`: individual, exogenous, temperature, min_density,
-        persistence, noise_gain, fresh_noise_gain, top_k, top_p, min_p, whole_words,
-        avoid_repeats, do_sample, repetition_penalty, normalization, value_field.
-        Defaults are in generation_config.json.
+        Options: those of `stream`; mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of
+        softmax sampling), and those of `DecodingSettings`. Defaults are in generation_config.json.
         """
-        call = self._call(self._encode(prompt, numeric_values, encode_numbers, chat), options)
+        call = self.stream(prompt, **options)
         start = len(call.ids)
         for _ in call:
             pass
@@ -168,38 +142,24 @@ class Engine:
         numeric_values: Sequence[float] | None = None,
         encode_numbers: str | None = None,
         chat: bool = False,
-        runners_up: int = 3,
         **options: Any,
-    ) -> Iterator[Step]:
-        """Continue one prompt and yield every token as it is chosen."""
-        call = self._call(self._encode(prompt, numeric_values, encode_numbers, chat), options)
-        start, before, number = len(call.ids), "", self.fields.get("num_token_id")
-        show = (lambda token, value: str(token)) if self.reader is None else self.reader.show
-        for step in call:
-            text = ""
-            if self.reader is not None:
-                text = self.reader.decode(np.array(call.ids[start:]), np.array(call.values[start:]))
-                text = text if step.is_last else stable_prefix(text)
-            others = [one for one in step.likeliest(runners_up + 1) if one[0] != step.token]
-            yield Step(
-                id=step.token,
-                text=text[len(before) :],
-                value=step.value if step.token == number else None,
-                probability=float(step.probabilities[step.token]),
-                runners_up=[(show(token, step.y), p) for token, p in others[:runners_up]],
-                token=show(step.token, step.value),
-            )
-            before = text
+    ) -> Generator:
+        """Continue a prompt, token by token: steps have the `token`, its `value`, and the
+        `probabilities` of all tokens.
 
-    def _call(self, prompt: tuple[list[int], list[float]], given: dict[str, Any]) -> Generator:
-        stops = given.pop("eos_token_id", None)
+        `chat` puts a text into the model's chat template, as a user's message.
+        """
+        ids, values = self._encode(prompt, numeric_values, encode_numbers, chat)
+        stops = options.pop("eos_token_id", None)
         if stops is None:
             stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
         names = ("max_new_tokens", "min_new_tokens")
-        lengths = {name: given.pop(name) for name in names if given.get(name) is not None}
-        limits = Limits(**lengths, stops=() if stops is None else tuple(np.atleast_1d(stops)))
-        seed, settings = given.pop("seed", None), self.resolve(**given)
-        return Generator(self.model, self.heads, self.fields, settings, limits, *prompt, seed)
+        lengths = {name: options.pop(name) for name in names if options.get(name) is not None}
+        stops = () if stops is None else tuple(np.atleast_1d(stops).tolist())
+        limits, seed = Limits(**lengths, stops=stops), options.pop("seed", None)
+        return Generator(
+            self.model, self.heads, self.fields, self.resolve(**options), limits, ids, values, seed
+        )
 
     def resolve(self, mode: str | None = None, **options: Any) -> DecodingSettings:
         """The settings of a call with these options."""
