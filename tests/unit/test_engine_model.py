@@ -51,10 +51,9 @@ def plain(tmp_path: Path, fields: dict[str, Any], **more: Any) -> tuple[Any, Eng
     [
         {},
         {"tie_word_embeddings": False},
-        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
     ],
-    ids=["tied", "untied", "window", "yarn"],
+    ids=["tied", "untied", "yarn"],
 )
 @pytest.mark.parametrize("block", [512, 16])
 def test_logits_equal_qwen2s(
@@ -74,12 +73,10 @@ def test_logits_equal_qwen2s(
     assert np.array_equal(ours.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("window", [None, 7])
 def test_cached_is_uncached_and_the_cache_grows(
-    window: int | None, tmp_path: Path, tiny_fields: dict[str, Any]
+    tmp_path: Path, tiny_fields: dict[str, Any]
 ) -> None:
-    more = {"use_sliding_window": window is not None, "sliding_window": window}
-    _, engine = plain(tmp_path, tiny_fields, **more, max_window_layers=0)
+    _, engine = plain(tmp_path, tiny_fields)
     model = engine.model
     ids = np.random.default_rng(1).integers(0, 97, (1, 40))
     whole = engine.logits(ids)

@@ -313,9 +313,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
         "beta_fast": 16,
         "beta_slow": 2,
-        "mscale": 1.2,
-        "mscale_all_dim": 0.7,
-        "truncate": False,
+        "attention_factor": 1.1,
     },
     "llama3": {
         "rope_theta": 5e5,
@@ -367,11 +365,10 @@ def test_the_documented_names_compute_what_transformers_computes() -> None:
 @given(
     new=st.integers(1, 4) | st.integers(1, 40),
     past=st.integers(0, 40),
-    window=st.none() | st.integers(1, 50),
     groups=st.integers(1, 3),
 )
 def test_attention_in_blocks_is_attention_as_defined(
-    workers: int, new: int, past: int, window: int | None, groups: int
+    workers: int, new: int, past: int, groups: int
 ) -> None:
     seen = new + past
     query, key, value = (
@@ -379,10 +376,10 @@ def test_attention_in_blocks_is_attention_as_defined(
         random(2, 2, seen, 8, seed=1),
         random(2, 2, seen, 8, seed=2),
     )
-    mask = causal_mask(new, seen, window)
+    mask = causal_mask(new, seen)
     expected, _ = attention_forward(query, key, value, mask, 8**-0.5, groups)
     with patch.object(fast, "THREADS", workers):
-        ours = attend(query, key, value, window).reshape(expected.shape)
+        ours = attend(query, key, value).reshape(expected.shape)
     assert np.allclose(ours, expected, atol=1e-5)
 
 

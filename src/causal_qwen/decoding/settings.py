@@ -38,6 +38,12 @@ DEFAULTS: dict[str, Any] = {
 }
 # Hugging Face's fields that the modes share; temperature acts on noise outside `compatible`.
 SOFTMAX = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+NUMBERS: dict[str, tuple[Any, ...]] = {  # least, most, kind
+    **dict.fromkeys(("temperature", "repetition_penalty", "noise_gain", "fresh_noise_gain"), (0,)),
+    **dict.fromkeys(("top_p", "min_p", "min_density", "persistence"), (0, 1)),
+    **dict.fromkeys(("top_k", "avoid_repeats"), (0, math.inf, int)),
+}
+CHOICES = {"whole_words": (True, False), "normalization": NORMALIZATIONS}
 HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
 # T kappa, and T of softmax. |t| is at most 3e15: in float32, 1e7 is left for scale_U times |W|.
 MOST_NOISE = 1e16
@@ -141,28 +147,14 @@ def resolve_settings(
     do_sample = mode == "compatible" and bool(found["do_sample"])
     if do_sample and found["top_k"] is None:
         found["top_k"] = HF_TOP_K
-    settings = DecodingSettings(
-        mode=mode,
-        do_sample=do_sample,
-        temperature=_number("temperature", first_given(found["temperature"], 1.0), 0),
-        top_k=_number("top_k", found["top_k"], 0, kind=int),
-        top_p=_number("top_p", found["top_p"], 0, 1),
-        min_p=_number("min_p", found["min_p"], 0, 1),
-        repetition_penalty=_number(
-            "repetition_penalty", first_given(found["repetition_penalty"], 1.0), 0
-        ),
-        whole_words=check_choice("whole_words", found["whole_words"], (True, False)),
-        avoid_repeats=_number("avoid_repeats", found["avoid_repeats"], 0, kind=int),
-        noise_gain=_number("noise_gain", found["noise_gain"], 0),
-        fresh_noise_gain=_number("fresh_noise_gain", found["fresh_noise_gain"], 0),
-        min_density=_number("min_density", found["min_density"], 0, 1),
-        persistence=_number("persistence", found["persistence"], 0, 1),
-        normalization=check_choice("normalization", found["normalization"], NORMALIZATIONS),
-        value_field=found["value_field"],
-        individual=found["individual"],
-        exogenous=found["exogenous"],
-        named={name: call[name] for name in OWN_FIELDS if call.get(name) is not None},
-    )
+    for name, limits in NUMBERS.items():
+        found[name] = _number(name, found[name], *limits)
+    for name, choices in CHOICES.items():
+        check_choice(name, found[name], choices)
+    own = {one.name for one in fields(DecodingSettings)}
+    given = {n: value for n, value in found.items() if n in own and value is not None}
+    named = {name: call[name] for name in OWN_FIELDS if call.get(name) is not None}
+    settings = DecodingSettings(**{**given, "mode": mode, "do_sample": do_sample, "named": named})
     if do_sample:
         check_amplitude(settings.temperature)
     _check_part(mode, explicit)

@@ -16,12 +16,9 @@ share of the gradient by the bar:
 
 It then sums to 0 over the tokens, as softmax's does: L does not change when all scores move.
 
-The gradients are computed together with the loss, chunk by chunk of positions, so a chunk's scores
-exist once: one (chunk, V) buffer, with the bar one more for softmax, processed in slices that fit
-into the CPU cache. Temporary tensors use the same memory again, which saves
-page faults.
-Products with |W| add positive terms only, so they may run in bfloat16 (relative error 4e-3), where
-the processor has it.
+Gradients are computed with the loss, chunk by chunk of positions: one (chunk, V) buffer of scores,
+with the bar one more for softmax, processed in slices that fit into the CPU cache. Products with
+|W| add positive terms only, so they may run in bfloat16 (relative error 4e-3).
 """
 
 from __future__ import annotations
@@ -198,7 +195,9 @@ class _Chunk:
         if self.settings.has_bar:
             log_total = self._subtract_bar()
         else:
-            log_total = self._logsumexp() if self.settings.ce_weight else at_label
+            tiles = self._tiles(self.scores.shape[1]) if self.settings.ce_weight else []
+            totals = [self.scores[rows].logsumexp(-1, keepdim=True) for rows in tiles]
+            log_total = torch.cat(totals) if totals else at_label
         ce = (log_total - at_label).double()
         ovr = torch.zeros_like(ce)
         for tokens in self._blocks():
@@ -244,7 +243,9 @@ class _Chunk:
         threshold = self.head.threshold[tokens].to(self.scores)
         is_bfloat16 = self.settings.is_fast and has_bfloat16(self.scores.device)
         dtype = torch.bfloat16 if is_bfloat16 else self.u.scale.dtype
-        abs_weight = self._abs_weight(tokens, dtype)
+        weight = self.head.weight[tokens]
+        out = self.scratch.take("weight", *weight.shape, dtype=weight.dtype)
+        abs_weight = torch.abs(weight, out=out).to(dtype)  # (block, C)
         noise = self.head.decision_noise[tokens].abs().to(self.scores)
         shape = len(self.labels), len(threshold)
         scale = self.scratch.take("scale", *shape, dtype=dtype)
@@ -285,12 +286,6 @@ class _Chunk:
             if self.gradients.threshold is not None:
                 self.gradients.threshold[tokens] += by_threshold
         return terms
-
-    def _abs_weight(self, tokens: slice, dtype: torch.dtype) -> Tensor:
-        """|W| of some tokens. -> (block, C)"""
-        weight = self.head.weight[tokens]
-        out = self.scratch.take("weight", *weight.shape, dtype=weight.dtype)
-        return torch.abs(weight, out=out).to(dtype)
 
     def _label_terms(self, label: Cauchy, threshold: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """log(1 - P_y) - log P_y, and the weighted gradients of -log P_y by s and scale. (n, 1)"""
@@ -349,11 +344,6 @@ class _Chunk:
                 gradients.weight[tokens].addmm_(by_score.T, loc)
             elif gradients.weight is not None:
                 gradients.weight[tokens] += by_score.T @ loc
-
-    def _logsumexp(self) -> Tensor:
-        """(n, 1), without a copy of the scores."""
-        tiles = self._tiles(self.scores.shape[1])
-        return torch.cat([self.scores[rows].logsumexp(-1, keepdim=True) for rows in tiles])
 
     def _blocks(self) -> list[slice]:
         """Tokens whose |W| exists at once."""

@@ -301,17 +301,13 @@ def softmax_in_place(scores: Float32) -> Float32:
     return scores
 
 
-def is_masked(new: int, seen: int, window: int | None) -> Bools:
-    """Keys that the last positions may not see. -> (T, S)"""
-    own = np.arange(seen - new, seen)[:, None]  # (T, 1)
-    other = np.arange(seen)
-    is_masked = other > own  # (T, S)
-    if window is not None:
-        is_masked |= other <= own - window
-    return is_masked
+def is_masked(new: int, seen: int) -> Bools:
+    """Keys that the last positions may not see: later ones. -> (T, S)"""
+    masked: Bools = np.arange(seen) > np.arange(seen - new, seen)[:, None]
+    return masked
 
 
-def attend(query: Float32, key: Float32, value: Float32, window: int | None = None) -> Float32:
+def attend(query: Float32, key: Float32, value: Float32) -> Float32:
     """Causal attention without repeated keys and without a (T, S) mask.
 
     query (B, Q, T, D) of the last T positions, key and value (B, K, S, D) of all -> (B, T, Q D).
@@ -323,9 +319,7 @@ def attend(query: Float32, key: Float32, value: Float32, window: int | None = No
     grouped = query.reshape(batch, key_value_heads, group, new, size)
     grouped = grouped * np.float32(size**-0.5)
     if new == 1:
-        first = 0 if window is None else max(seen - window, 0)
-        near = slice(first, seen)
-        out = _attend_from_one(grouped[:, :, :, 0], key[:, :, near], value[:, :, near])
+        out = _attend_from_one(grouped[:, :, :, 0], key, value)
         return out.reshape(batch, 1, heads * size)
 
     out = np.empty((batch, new, key_value_heads, group, size), np.float32)
@@ -341,17 +335,11 @@ def attend(query: Float32, key: Float32, value: Float32, window: int | None = No
         for row, head, start in jobs[share::THREADS]:  # interleaved: later blocks have more keys
             stop = min(start + step, new)
             last = seen - new + stop  # keys up to the block's last query
-            first = 0 if window is None else max(last - (stop - start) - window + 1, 0)
             rows = grouped[row, head, :, start:stop].reshape(-1, size)  # (G T', D)
-            scores: Float32 = rows @ key[row, head, first:last].T  # (G T', S')
-            shaped = scores.reshape(group, stop - start, last - first)
-            if window is None:  # only the block's own triangle is masked
-                own = shaped[:, :, start - stop :]
-                np.copyto(own, LOWEST, where=is_masked(stop - start, stop - start, None))
-            else:
-                mask = is_masked(stop - start, last, window)[:, first:]
-                np.copyto(shaped, LOWEST, where=mask)
-            mixed = softmax_in_place(scores) @ value[row, head, first:last]  # (G T', D)
+            scores: Float32 = rows @ key[row, head, :last].T  # (G T', S')
+            own = scores.reshape(group, stop - start, last)[:, :, start - stop :]
+            np.copyto(own, LOWEST, where=is_masked(stop - start, stop - start))  # its triangle
+            mixed = softmax_in_place(scores) @ value[row, head, :last]  # (G T', D)
             out[row, start:stop, head] = mixed.reshape(group, -1, size).swapaxes(0, 1)
 
     run([partial(work, share) for share in range(min(THREADS, len(jobs)))])

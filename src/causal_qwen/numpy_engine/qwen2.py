@@ -67,7 +67,6 @@ class Qwen2Config:
     max_position_embeddings: int = 32_768
     tie_word_embeddings: bool = False
     rope: dict[str, Any] = field(default_factory=dict)
-    windows: tuple[int | None, ...] = ()  # sliding window of each layer, None for all tokens
     is_qwen3: bool = False  # queries and keys are normalised, and there are no biases
 
     @classmethod
@@ -87,7 +86,6 @@ class Qwen2Config:
             max_position_embeddings=longest,
             tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
             rope=_rope_fields(fields),
-            windows=_windows(fields, sizes["num_hidden_layers"]),
             is_qwen3=is_qwen3,
         )
 
@@ -106,6 +104,8 @@ def check_architecture(fields: Mapping[str, Any]) -> None:
         )
     if model_type in QWEN3 and fields.get("attention_bias"):
         raise ValueError("attention_bias=True: this engine runs Qwen3 without biases.")
+    if fields.get("use_sliding_window"):
+        raise ValueError("use_sliding_window=True: this engine has no windows; use torch.")
     if (activation := fields.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
 
@@ -130,16 +130,6 @@ def _rope_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     rope.setdefault("rope_type", rope.get("type", "default"))
     check_choice("rope_type", rope["rope_type"], ROPE_TYPES)
     return rope
-
-
-def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    if not fields.get("use_sliding_window", False):
-        return (None,) * layers
-    window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 28)
-    kinds = fields.get("layer_types")
-    if kinds is None:
-        return tuple(window if layer >= first else None for layer in range(layers))
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 # ---------------------------------------------------------------- the parts
@@ -190,24 +180,17 @@ def _yarn(
     def pair_that_turns(times: float) -> float:
         return size * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = pair_that_turns(rope.get("beta_fast") or 32)
-    high = pair_that_turns(rope.get("beta_slow") or 1)
-    if rope.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
+    low = max(math.floor(pair_that_turns(rope.get("beta_fast") or 32)), 0)
+    high: float = min(math.ceil(pair_that_turns(rope.get("beta_slow") or 1)), size - 1)
     high = high + 0.001 if low == high else high
     ramp = (np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     kept = 1 - np.clip(ramp, 0, 1)  # 1: as trained, 0: stretched
     stretched = np.float32(1) / (np.float32(factor) * wavelengths)
     inverse = stretched * (1 - kept) + np.float32(1) / wavelengths * kept
-
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     attention = rope.get("attention_factor")
-    if attention is None and rope.get("mscale") and rope.get("mscale_all_dim"):
-        attention = magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
-    return inverse, float(magnitude(1.0) if attention is None else attention)
+    if attention is None:
+        attention = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    return inverse, float(attention)
 
 
 def _llama3(rope: Mapping[str, Any], trained: int, inverse: Float32) -> Float32:
@@ -261,10 +244,10 @@ def attention_forward(
     return (weights @ values).swapaxes(1, 2), weights
 
 
-def causal_mask(new: int, seen: int, window: int | None = None) -> Float32:
-    """0 where the i-th of the `new` last positions may attend, the lowest float elsewhere: at later
-    tokens and at tokens before the window. -> (1, 1, T, S)"""
-    mask: Float32 = np.where(is_masked(new, seen, window), LOWEST, np.float32(0))
+def causal_mask(new: int, seen: int) -> Float32:
+    """0 where the i-th of the `new` last positions may attend, the lowest float elsewhere.
+    -> (1, 1, T, S)"""
+    mask: Float32 = np.where(is_masked(new, seen), LOWEST, np.float32(0))
     return mask[None, None]
 
 
@@ -443,14 +426,13 @@ class Qwen2:
             q, k, v = self._heads(layer, normed)  # (B, Q, T, D), (B, K, T, D) twice
             q, k = apply_rotary_pos_emb(q, k, cos, sin)
             keys, values = cache.append(index, k, v)  # (B, K, S, D)
-            window = self.config.windows[index]
-            mixed = attend(q, keys, values, window)  # (B, T, Q D)
+            mixed = attend(q, keys, values)  # (B, T, Q D)
             x = x + layer.output(mixed)
             normed = rms_norm(x, layer.post_norm, eps)
             gate, up = project(normed, layer.gate, layer.up)  # (B, T, I)
             x = x + layer.down(swiglu(gate, up))
             if observe is not None:
-                observe(f"attention.{index}", self._weights(q, keys, values, window))
+                observe(f"attention.{index}", self._weights(q, keys, values))
                 observe(f"layer.{index}", x)
         cache.length = end
         z = rms_norm(x, self.norm, eps)
@@ -474,9 +456,9 @@ class Qwen2:
             q, k = rms_norm(q, layer.query_norm, eps), rms_norm(k, layer.key_norm, eps)
         return q, k, v
 
-    def _weights(self, q: Float32, keys: Float32, values: Float32, window: int | None) -> Float32:
+    def _weights(self, q: Float32, keys: Float32, values: Float32) -> Float32:
         """The attention weights of the positions just read. -> (B, Q, T, S)"""
-        mask = causal_mask(q.shape[2], keys.shape[2], window)
+        mask = causal_mask(q.shape[2], keys.shape[2])
         groups = q.shape[1] // keys.shape[1]
         return attention_forward(q, keys, values, mask, self.config.head_dim**-0.5, groups)[1]
 
