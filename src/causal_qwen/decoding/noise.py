@@ -121,7 +121,6 @@ class DecodingNoise:
         self.gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
         self.individuals: list[Individual] = []  # one per row
         self.sources: list[Individual] | None = None  # of the exogenous noise, one per row
-        self._shared: UNoise | None = None  # if it is the same at every position
         if not settings.is_noisy:
             return
         given = settings.individual
@@ -159,14 +158,9 @@ class DecodingNoise:
         if nothing is moved. (B,) -> (B, C)"""
         if not any(individual.temperature > 0 for individual in self.individuals):
             return None
-        if self._shared is not None:
-            return self._shared
         regime = "location" if self.settings.mode == "sampling" else "individual"
         exogenous = self.gains.exogenous(self.individuals, self.sources, positions)
-        noise = UNoise(self.gains.noise(self.individuals, positions), regime, exogenous)
-        if exogenous is None and not any(one.is_fresh for one in self.individuals):
-            self._shared = noise
-        return noise
+        return UNoise(self.gains.noise(self.individuals, positions), regime, exogenous)
 
 
 class JoinedNoise(DecodingNoise):

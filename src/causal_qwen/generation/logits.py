@@ -298,12 +298,16 @@ class ValueTracker:
 
     def append(self, outputs: ModelOutput) -> None:
         """Append the value of the next token, should it be a number."""
+        value = self.next_value(outputs).to(self.values.device)
+        self.tentative.append(value)
+        self.values = torch.cat([self.values, value.unsqueeze(-1)], dim=-1)
+
+    def next_value(self, outputs: ModelOutput) -> Tensor:
+        """(B,)"""
         y = outputs.loc_Y[:, -1]
         if outputs.shift_Y is not None:
             y = y + outputs.shift_Y[:, -1]
-        value = self.space.clamped(y).to(self.values.device)
-        self.tentative.append(value)
-        self.values = torch.cat([self.values, value.unsqueeze(-1)], dim=-1)
+        return self.space.clamped(y)
 
     def values_of(self, ids: Tensor, inputs: Tensor, past: int) -> Tensor | None:
         """The values of `inputs`, the part of the running texts `ids` that the model reads next;

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput, logging
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_given, resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor, ValueTracker, to_tensors
-from causal_qwen.modeling.value_space import ValueSpace, field_space
+from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import NOISY_MODES
 
 logger = logging.get_logger("transformers.causal_qwen")
@@ -35,16 +35,6 @@ NEUTRAL = {  # values that HF saves without do_sample=True
 }
 OWN_KWARGS = ("settings", "tracker", "decision_processor")
 DECODING = ("num_beams", "num_return_sequences", "is_assistant", "prompt_lookup_num_tokens")
-
-
-class PreparedRow(NamedTuple):
-    """What `generate` prepares for one row before its first step."""
-
-    processors: LogitsProcessorList  # the last one is the mode's choice
-    settings: DecodingSettings
-    decision: DecisionProcessor | None  # None where softmax decides
-    is_drawn: bool  # by softmax; else the argmax is taken
-    space: ValueSpace | None  # of the value of a chosen <NUM>
 
 
 class CausalGenerationMixin:
@@ -238,9 +228,12 @@ class CausalGenerationMixin:
             )
         return processors
 
-    def prepare_row(self, input_ids: Tensor, **options: Any) -> PreparedRow:
-        """For a decoding loop of one's own: a prompt (1, T) and options of `generate` -> what its
-        steps apply to the row."""
+    def prepare_row(
+        self, input_ids: Tensor, **options: Any
+    ) -> tuple[LogitsProcessorList, dict[str, Any], bool]:
+        """For a decoding loop of one's own: a prompt (1, T) and options of `generate` -> the
+        processors of its steps, of which the last is the mode's choice; what `generate` keeps
+        (`settings`, `decision_processor`, `tracker`); whether softmax draws."""
         prepared, model_kwargs = self._prepare_generation_config(None, **options)
         self._prepare_special_tokens(prepared, True, device=input_ids.device)  # type: ignore[attr-defined]
         processors = self._get_logits_processor(
@@ -250,14 +243,7 @@ class CausalGenerationMixin:
             device=input_ids.device,
             model_kwargs=model_kwargs,
         )
-        tracker = model_kwargs.get("tracker")
-        return PreparedRow(
-            processors,
-            model_kwargs["settings"],
-            model_kwargs.get("decision_processor"),
-            prepared.do_sample,
-            None if tracker is None else tracker.space,
-        )
+        return processors, model_kwargs, prepared.do_sample
 
     def warpers(self, **options: Any) -> LogitsProcessorList:
         """HF's processors for temperature, top-k, top-p and their kin alone."""
