@@ -137,7 +137,7 @@ class Individual:
         named = {
             n: getattr(saved, n, None) if value is None else value for n, value in given.items()
         }
-        own = {n: value for n, value in named.items() if value is not None}
+        own: dict[str, Any] = {n: value for n, value in named.items() if value is not None}
         size = latent_size(model)
         e = draw_noise(seed, 0 if fresh else size)
         return cls(e.reshape(0, size) if fresh else e, seed, name=name, **own)

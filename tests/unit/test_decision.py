@@ -133,7 +133,9 @@ def full_choice(case: Case) -> int:
 
 def torch_head(case: Case) -> TorchHead:
     no_b = torch.zeros(case.weight.shape[1])
-    return TorchHead(case.weight, case.threshold, no_b, case.noise, lambda _: case.norms)
+    head = TorchHead(case.weight, case.threshold, no_b, case.noise)
+    head.norms = case.norms
+    return head
 
 
 class NumpyHead:

@@ -376,8 +376,8 @@ class TakingTurns(TorchBatch):
 
     @torch.no_grad()
     def step(self) -> list[tuple[Row, Choice | Exception]]:
-        last = ((state, [[part[-1]] for part in state.row.new]) for state in self.states)
-        return [(state.row, self._next(state, *part)) for state, part in last]
+        last = ((state, state.row.new) for state in self.states)
+        return [(s.row, self._next(s, new.ids[-1:], new.values[-1:])) for s, new in last]
 
     def _next(self, state: _RowState, ids: list[int], values: list[float]) -> Choice | Exception:
         z = self._read(torch.tensor([ids]), [values], self.caches[state.row])

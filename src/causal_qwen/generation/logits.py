@@ -8,7 +8,6 @@ streamers, stopping criteria, caches and compiled forwards work unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,16 +52,14 @@ class TorchHead:
         threshold: Tensor,
         b_noise: Tensor,
         decision_noise: Tensor,
-        norms_of: Callable[[Tensor], HeadNorms] = HeadNorms,
     ) -> None:
         self.weight, self.threshold = weight.detach(), threshold.detach()
         self.b_noise, self.decision_noise = b_noise.detach().abs(), decision_noise.detach().abs()
-        self._norms_of = norms_of
 
     @functools.cached_property
     def norms(self) -> HeadNorms:
         """Computed when a bound first needs them: they cost a pass over W."""
-        return self._norms_of(self.weight)
+        return HeadNorms(self.weight)
 
     def row_norms(self) -> Tensor:
         return self.norms.rows
@@ -113,13 +110,17 @@ class ModelLaw(TorchHead):
             whole(model.decision, "threshold").to(device),
             whole(model.action, "b_noise").to(device),
             whole(model.action, "decision_noise").to(device),
-            functools.partial(norms_of, model, own),
         )
+        self.own = own
         self.is_plain = is_plain(own)
         self.has_rows = self.is_plain and not own.is_meta
         self.word_edges = whole(model.decision, "word_edges").to(device)
         self.num_token_id: int | None = model.config.num_token_id
         self.divisor = head_divisor(model.lm_head)
+
+    @functools.cached_property
+    def norms(self) -> HeadNorms:
+        return norms_of(self.model, self.own, self.weight)
 
     def rows(self, ids: Tensor) -> Any:
         if not self.is_plain:

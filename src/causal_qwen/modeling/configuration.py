@@ -170,11 +170,11 @@ class CausalConfig:
         """Raise for invalid values, naming the field, its value and the cure."""
         for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
-        for name, (least, most, allowed) in NUMBERS.items():
+        for name, (least, most, word) in NUMBERS.items():
             value = getattr(self, name)
-            is_good = value == allowed or (not isinstance(value, str) and least <= value <= most)
+            is_good = value == word or (not isinstance(value, str) and least <= value <= most)
             if not is_good or value in (math.inf, -math.inf):
-                also = f' or "{allowed}"' if allowed else ""
+                also = f' or "{word}"' if word else ""
                 raise ValueError(f"{name}={value!r} must be a number in [{least}, {most}]{also}.")
         if self.tie_word_embeddings and self.causal_size != self.hidden_size:
             raise ValueError(
