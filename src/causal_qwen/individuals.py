@@ -89,10 +89,8 @@ class Individual:
     first N; later ones, or all of them when N = 0, are drawn from `seed` on demand (*fresh* noise).
     `offset` moves fresh noise: position p + offset has the noise that p would have without it.
 
-    `persistence` is the share of a shared individual's noise that is the same at all positions;
-    the rest, `chance`, is drawn from the seed at every position. Persistence, likelihood truncation
-    and temperature are the individual's own in every call; kappa, the unit of temperature, is the
-    model's.
+    `persistence` is the share of positions at which a shared individual's noise is its own; at the
+    others, `chance` is drawn. Persistence, truncation and temperature are its own in every call.
     """
 
     noise: Noise
@@ -126,12 +124,8 @@ class Individual:
         persistence: float | None = None,
         name: str | None = None,
     ) -> Individual:
-        """The individual `seed` of a model, or of a latent size C.
-
-        Truncation, temperature and persistence default to those of the model's generation config
-        (else 0, 1 and 1), as in `generate(individual=seed)`; `fresh` noise changes at every
-        position.
-        """
+        """The individual `seed` of a model, or of a latent size C, by default with the model's
+        truncation, temperature and persistence; `fresh` noise changes at every position."""
         given = {"min_density": min_density, "temperature": temperature, "persistence": persistence}
         saved = getattr(model, "generation_config", None)
         named = {
@@ -200,11 +194,8 @@ class Individual:
         return position - self.offset
 
     def mix(self, other: Individual, t: float) -> Individual:
-        """Interpolate: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1.
-
-        A Cauchy is 1-stable: for independent, untruncated individuals the mix is again exactly
-        standard Cauchy, as typical as its parents. Truncated ones stay inside their bound.
-        """
+        """Interpolate: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1. Independent, untruncated
+        individuals give an exact standard Cauchy again; truncated ones stay inside their bound."""
         if not 0 <= t <= 1:
             raise ValueError(f"t={t} is outside [0, 1]; 0 is the first individual, 1 the second.")
         for name in ("size", *OWN_FIELDS):

@@ -4,11 +4,9 @@
 
     c = 1 with probability p at every position, else 0
 
-The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain. t
-is the individual's own, the same at all positions; eps is chance, drawn from its seed at every
-position, and so is the coin that decides c. p is its persistence. Where b = scale_U, the noise is
-standard Cauchy times T kappa scale_U at every position, for every p. p = 0 is noise of its own at
-every position, scaled by scale_U.
+T is the individual's temperature, kappa the model's noise gain. t is the individual's own, the same
+at all positions; eps is chance, drawn from its seed at every position, and so is the coin that
+decides c. p is its persistence; 0 is noise of its own at every position, scaled by scale_U.
 
 Hazard: in a sum c t + (1 - c) eps of heavy tails the larger part decides. An individual with one
 far coordinate of t would drown eps everywhere; the coin leaves 1 - p of its positions to chance.

@@ -4,8 +4,7 @@
     saved   generation_config.json, or a model's `generation_config`
     config  `inference_mode` of config.json
 
-A saved `do_sample: true` turns the default mode `standard` into `sampling`; an explicit mode is
-kept as it is, and contradicts only a `do_sample=True` of the same call. A call that names an
+A saved `do_sample: true` turns the default mode `standard` into `sampling`. A call that names an
 individual and neither a mode nor `do_sample=True` means `causal`.
 """
 

@@ -4,8 +4,7 @@
 
 With `encode_numbers="value"` every number of a text (see `text/numerals.py`) becomes one `<NUM>`
 token with a value; with `"text"` numbers stay digits, as in the base model. A `<NUM>` typed by a
-user is text: pieces of text are tokenised by a copy of the tokenizer without that token, so there
-are exactly as many `<NUM>` ids as values.
+user is text: a copy of the tokenizer without that token reads it.
 """
 
 from __future__ import annotations

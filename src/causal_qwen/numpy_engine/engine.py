@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,11 +110,9 @@ class Engine:
         elif dtype == "float32":
             fields, parameters = dequantized(fields, parameters)
         saved = read_optional_json(directory / "generation_config.json")
-        with ThreadPoolExecutor(1) as beside:  # the search for NaN, which reads all weights
-            reader = beside.submit(TextReader.from_directory, directory, fields)
-            engine = cls(fields, parameters, generation=saved, where=str(directory))
+        reader = TextReader.from_directory(directory, fields)
+        engine = cls(fields, parameters, reader, saved, str(directory))
         engine.model.use(compiled)
-        engine.reader = reader.result()
         return engine
 
     # ------------------------------------------------------------ generation
