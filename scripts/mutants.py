@@ -173,6 +173,12 @@ MUTANTS = (
         "test_a_mixture_is_the_individual_at_a_share_p_of_positions_and_chance_at_the_others",
     ),
     Mutant(
+        "decoding/noise.py",
+        "self.shared if own is None else own",
+        "self.shared",
+        "unit/test_generation.py::test_fresh_noise_has_a_gain_of_its_own",
+    ),
+    Mutant(
         "decoding/settings.py",
         "SEEDS = 2**53",
         "SEEDS = 2**64",
