@@ -16,7 +16,7 @@ from causal_qwen.numpy_engine.fast import Loop, Matrix, compile_loop, prange, sc
 from causal_qwen.numpy_engine.weights import Float32
 
 Bytes = NDArray[np.uint8]
-Q4_K = 12  # a GGMLQuantizationType
+Q4_K = 12  # the type's number in a file
 HALVES: Float32 = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
@@ -33,7 +33,7 @@ class BlockMatrix(Matrix):
         from gguf import GGMLQuantizationType, quants
 
         data = np.ascontiguousarray(self.stored[ids])
-        found: Float32 = quants.dequantize(data, GGMLQuantizationType.Q4_K)
+        found: Float32 = quants.dequantize(data, GGMLQuantizationType(Q4_K))
         return found
 
     def widened(self, rows: slice) -> Float32:
