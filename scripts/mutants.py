@@ -174,9 +174,9 @@ MUTANTS = (
     ),
     Mutant(
         "decoding/noise.py",
-        "gains[row % len(gains)]",
-        "gains[0]",
-        "unit/test_generation.py::test_every_row_has_the_noise_gain_it_was_given",
+        "self.shared if own is None else own",
+        "self.shared",
+        "unit/test_generation.py::test_fresh_noise_has_a_gain_of_its_own",
     ),
     Mutant(
         "decoding/settings.py",

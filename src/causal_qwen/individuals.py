@@ -89,10 +89,8 @@ class Individual:
     first N; later ones, or all of them when N = 0, are drawn from `seed` on demand (*fresh* noise).
     `offset` moves fresh noise: position p + offset has the noise that p would have without it.
 
-    `persistence` is the share of a shared individual's noise that is the same at all positions;
-    the rest, `chance`, is drawn from the seed at every position. Persistence, likelihood truncation
-    and temperature are the individual's own in every call; kappa, the unit of temperature, is the
-    model's.
+    `persistence` is the share of positions at which a shared individual's noise is its own; at the
+    others, `chance` is drawn. Persistence, truncation and temperature are its own in every call.
     """
 
     noise: Noise
@@ -126,28 +124,17 @@ class Individual:
         persistence: float | None = None,
         name: str | None = None,
     ) -> Individual:
-        """The individual `seed` of a model, or of a latent size C.
-
-        Truncation, temperature and persistence default to those of the model's generation config
-        (else 0, 1 and 1), as in `generate(individual=seed)`; `fresh` noise changes at every
-        position.
-        """
+        """The individual `seed` of a model, or of a latent size C, by default with the model's
+        truncation, temperature and persistence; `fresh` noise changes at every position."""
+        given = {"min_density": min_density, "temperature": temperature, "persistence": persistence}
         saved = getattr(model, "generation_config", None)
-
-        def choose(name: str, given: float | None, default: float) -> float:
-            value = getattr(saved, name, None) if given is None else given
-            return default if value is None else value
-
+        named = {
+            n: getattr(saved, n, None) if value is None else value for n, value in given.items()
+        }
+        own: dict[str, Any] = {n: value for n, value in named.items() if value is not None}
         size = latent_size(model)
         e = draw_noise(seed, 0 if fresh else size)
-        return cls(
-            e.reshape(0, size) if fresh else e,
-            seed,
-            choose("min_density", min_density, 0.0),
-            choose("temperature", temperature, 1.0),
-            name,
-            persistence=choose("persistence", persistence, 1.0),
-        )
+        return cls(e.reshape(0, size) if fresh else e, seed, name=name, **own)
 
     @property
     def size(self) -> int:
@@ -167,9 +154,7 @@ class Individual:
         """e at a position; padding is not counted. -> (C,)"""
         if not self.is_fresh:
             return self.noise
-        index = position - self.offset
-        if index < 0:
-            raise ValueError(f"{self!r} begins at position {self.offset}, not at {position}.")
+        index = self._index(position)
         if index < len(self.noise):
             return self.noise[index]
         if self.seed is None:
@@ -199,18 +184,18 @@ class Individual:
 
     def _drawn(self, position: int) -> Noise:
         """Uniform numbers of a position: those of `chance`, then the coin. -> (C + 1,)"""
-        index = position - self.offset
-        if index < 0:
-            raise ValueError(f"{self!r} begins at position {self.offset}, not at {position}.")
         digest = hashlib.blake2b(self.noise.tobytes(), digest_size=8).digest()
-        return draw_noise(int.from_bytes(digest, "little"), self.size + 1, index)
+        seed = int.from_bytes(digest, "little")
+        return draw_noise(seed, self.size + 1, self._index(position))
+
+    def _index(self, position: int) -> int:
+        if position < self.offset:
+            raise ValueError(f"{self!r} begins at position {self.offset}, not at {position}.")
+        return position - self.offset
 
     def mix(self, other: Individual, t: float) -> Individual:
-        """Interpolate: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1.
-
-        A Cauchy is 1-stable: for independent, untruncated individuals the mix is again exactly
-        standard Cauchy, as typical as its parents. Truncated ones stay inside their bound.
-        """
+        """Interpolate: (1 - t) x1 + t x2 in Cauchy space, 0 <= t <= 1. Independent, untruncated
+        individuals give an exact standard Cauchy again; truncated ones stay inside their bound."""
         if not 0 <= t <= 1:
             raise ValueError(f"t={t} is outside [0, 1]; 0 is the first individual, 1 the second.")
         for name in ("size", *OWN_FIELDS):

@@ -254,11 +254,11 @@ def test_watching_gives_every_token_with_its_probability(directory: Path) -> Non
     for token, step in zip(
         record["tokens"], engine.stream("It costs", max_new_tokens=6), strict=True
     ):
-        assert token["token"] == step.token
-        assert token["probability"] == pytest.approx(step.probability)
-        assert [list(pair) for pair in step.runners_up] == [
-            [name, pytest.approx(p)] for name, p in token["runners_up"]
-        ]
+        assert token["token"] == engine.reader.show(step.token, step.value)
+        assert token["probability"] == pytest.approx(step.probabilities[step.token])
+        likely = [(engine.reader.show(one, step.y), p) for one, p in step.likeliest(4)]
+        for name, p in token["runners_up"]:
+            assert (name, pytest.approx(p)) in likely
 
 
 def test_numpy_fails_with_one_sentence(directory: Path) -> None:

@@ -442,7 +442,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"value_fields": {"a": [0.0, 0.0]}}, r"value_fields\['a'\]=.* above 0"),
     ({"regression_loss_weight": math.nan}, r"regression_loss_weight=nan"),
     ({"gate_alpha": 1.5}, r"gate_alpha=1\.5"),
-    ({"loss_chunk_size": "big"}, r"loss_chunk_size='big' .*'auto'"),
+    ({"loss_chunk_size": "big"}, r"loss_chunk_size='big' .*auto"),
 ]
 
 

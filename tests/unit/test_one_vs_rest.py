@@ -6,8 +6,6 @@ rounding alone; the fused loss must be as accurate. Blocks and tiles are small, 
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -192,38 +190,3 @@ def test_a_likely_label_keeps_its_gradient_in_bfloat16(is_bfloat16: bool) -> Non
     assert 0.99 < p < 0.9999
     found = torch.autograd.grad(fused(half, settings), half["loc"])[0]
     assert error(found, truth) < 0.1
-
-
-def test_temporary_tensors_use_the_same_memory_again() -> None:
-    scratch = module._Scratch(torch.empty(0))
-    first = scratch.take("tile", 4, 6)
-    assert scratch.take("other", 4, 6).data_ptr() != first.data_ptr()
-    smaller = scratch.take("tile", 3, 5)
-    assert smaller.data_ptr() == first.data_ptr()
-    assert smaller.shape == (3, 5)
-    assert smaller.is_contiguous()
-    assert scratch.take("tile", 5, 6).shape == (5, 6)
-    assert scratch.take("tile", 5, 6, dtype=torch.bool).dtype == torch.bool
-
-
-@pytest.mark.parametrize("has_bar", [False, True])
-def test_chunks_after_the_first_allocate_no_temporary_memory(
-    monkeypatch: pytest.MonkeyPatch, has_bar: bool
-) -> None:
-    made: list[str] = []
-    take = module._Scratch.take
-
-    def watched(self: Any, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        before = self.memory.get(name)
-        tensor = take(self, name, *shape, dtype=dtype)
-        made.extend([name] if self.memory[name] is not before else [])
-        return tensor
-
-    monkeypatch.setattr(module._Scratch, "take", watched)
-    monkeypatch.setattr(module, "TILE", 10_000)
-    settings = SETTINGS._replace(has_bar=has_bar, ce_weight=1.0, chunk=5)
-    fused(make_inputs(torch.float32), settings)
-    once = made.copy()
-    made.clear()
-    fused(make_inputs(torch.float32), settings._replace(chunk=2))
-    assert sorted(made) == sorted(once)

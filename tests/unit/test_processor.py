@@ -460,8 +460,6 @@ def test_decoding_a_number_without_a_value_raises() -> None:
     ids = TINY("a 5").input_ids
     with pytest.raises(ValueError, match=r"token_ids\[2\] is <NUM>"):
         TINY.decode(ids)
-    with pytest.raises(ValueError, match=r"In row 1: token_ids\[2\] is <NUM>"):
-        TINY.batch_decode([ids[:2], ids])
 
 
 def test_processor_of_another_model_raises(make_config: Callable[..., Any]) -> None:

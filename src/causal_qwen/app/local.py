@@ -1,9 +1,5 @@
-"""Local: without `--url`, a server in this process on a free port, and a regressor that it fits.
-
-The number head of a freshly converted model is random, so the tab of numbers begins with a
-`CausalTextRegressor` that is fitted on a real table: the petal length of an iris, given its other
-measurements.
-"""
+"""Local: without `--url`, a server in this process on a free port, and a regressor that it fits:
+the petal length of an iris, given its other measurements."""
 
 from __future__ import annotations
 

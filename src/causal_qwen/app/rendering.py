@@ -1,7 +1,6 @@
-"""Rendering: texts, counterfactuals, forecasts and token views -> HTML.
+"""Rendering: texts, counterfactuals, forecasts and token views -> HTML. No torch.
 
-In the theme's colours, readable in light and dark mode, as wide as the screen (page.css). Every
-text of a visitor or a model is escaped here. Does not import torch.
+Every text of a visitor or a model is escaped here.
 """
 
 from __future__ import annotations
@@ -52,11 +51,8 @@ def comparison(result: Any) -> str:
 
 
 def draggable_text(text: str, version: int) -> str:
-    """A text whose numbers can be dragged.
-
-    `version` makes two drawings of one text differ: the browser keeps what is equal, but the first
-    drawing's numbers may have been dragged since.
-    """
+    """A text whose numbers can be dragged. `version` makes two drawings of one text differ: the
+    browser keeps what is equal, but its numbers may have been dragged since."""
     if not text.strip():
         return note("")
     found, parts = encode(text), []

@@ -1,7 +1,6 @@
 """Server: the page of a served model, on this machine only unless `--host` says otherwise.
 
-The page loads nothing from other hosts and reports nothing: fonts are the system's, scripts come
-with Gradio, and its analytics are off.
+The page loads nothing from other hosts and reports nothing.
 """
 
 from __future__ import annotations

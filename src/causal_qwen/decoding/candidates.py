@@ -4,9 +4,8 @@
     keep_whole_words   of these, inside of a word, no other way to continue it than the likeliest
     avoid_repeats      of these, tokens that do not say n of the last tokens again, nor the last one
 
-A token that is no candidate has the score -inf. All depend on the scores and the text so far, not
-on the noise: every world of a counterfactual has its own candidates, and those of an observed text
-are known. Noise need be added to candidates alone (`move_candidates`).
+A token that is no candidate has the score -inf. Candidates depend on the scores and the text so
+far, not on the noise, which is added to them alone (`move_candidates`).
 
 Columns of scores are all V tokens, or the few of `tokens` (K,), which is much less to read: the
 candidates of any row after min-p, in the order of their ids (`few_candidates`).

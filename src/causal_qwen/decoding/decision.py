@@ -28,40 +28,36 @@ EXACT_CANDIDATES = 64  # so few are decided in float64 without further pruning
 MOST_TOGETHER = 512  # candidates whose scales are computed for a whole batch
 
 
-class Head(Protocol):
-    """The law's parameters, as a rule needs them. `weight` itself may be stored in 16 bits."""
+class Law(Protocol):
+    """The one linear law from U to scores, and what is known of its tokens."""
 
     threshold: Array  # C (V,)
     b_noise: Array  # |b| (C,)
     decision_noise: Array  # |a| (V,)
+    word_edges: Array  # (V,) bits of `text.words`
+    num_token_id: int | None  # <NUM>
     has_rows: bool  # rows of W can be read: it is whole, and here
 
-    def row_norms(self) -> Array:
-        """||W_k||_1 of every token. -> (V,)"""
+    def row_norms(self) -> Array: ...  # ||W_k||_1 (V,)
 
-    def scale_range(self, scale: Array) -> tuple[Array, Array] | None:
-        """What scale_S of every token lies between, up to rounding; None if it is not known.
-        (B, C) -> (B, 1) twice"""
+    # what scale_S of every token lies between, if it is known: (B, C) -> (B, 1) twice
+    def scale_range(self, scale: Array) -> tuple[Array, Array] | None: ...
 
-    def bound_by_blocks(self, scale: Array, rows: Array) -> tuple[Array, Array] | None:
-        """Bounds of (|W| scale)_k for some tokens, tighter than by row norms; None if there are
-        none. (C,), (n,) -> (n,), (n,)"""
+    # (|W| scale)_k in float32, for all or some tokens: (C,) -> (V,) or (n,)
+    def absolute(self, scale: Array, rows: Array | None = None) -> Array: ...
 
-    def absolute(self, scale: Array, rows: Array | None = None) -> Array:
-        """(|W| scale)_k in float32, for all or some tokens. (C,) -> (V,) or (n,)"""
+    def rows(self, ids: Array) -> Array: ...  # of W, in any precision: (n,) -> (n, C)
 
-    def rows(self, ids: Array) -> Array:
-        """Rows of W. (n,) -> (n, C)"""
+    def score_scales(self, scale: Array) -> Array: ...  # scale_S: (B, C) -> (B, V)
 
-    def score_scales(self, scale: Array) -> Array:
-        """scale_S of every token. (B, C) -> (B, V)"""
+    def score_shift(self, shift: Array) -> Array: ...  # W shift: (B, C) -> (B, V)
 
 
 def decide(
     mode: str,
     loc: Array,
     scale: Array,
-    head: Head,
+    head: Law,
     bar: Array | None = None,
     tokens: Array | None = None,
 ) -> Array:
@@ -92,7 +88,7 @@ def decide(
     return xp.asarray(chosen, device=loc.device)
 
 
-def exact_scales(scale: Array, tokens: Array, head: Head) -> Array:
+def exact_scales(scale: Array, tokens: Array, head: Law) -> Array:
     """scale_S = |W| scale + |a| mean(scale) of some tokens, in float64. (B, C), (K,) -> (B, K)"""
     xp = array_namespace(scale)
     scale = xp.astype(scale, xp.float64)
@@ -135,7 +131,7 @@ def one_vs_rest_log_probs(
     return log_p - top - xp.log(xp.sum(xp.exp(log_p - top), axis=-1, keepdims=True))
 
 
-def decide_together(scale: Array, loc: Array, head: Head, bar: Array | None = None) -> Array | None:
+def decide_together(scale: Array, loc: Array, head: Law, bar: Array | None = None) -> Array | None:
     """`choose` for the rows of a batch, if few tokens may win in any; None if many may.
 
     scale_U (B, C), loc_S (B, V), h (B, 1) -> (B,). One bound for all tokens of a row, so that V is
@@ -165,15 +161,14 @@ def decide_together(scale: Array, loc: Array, head: Head, bar: Array | None = No
     return tokens[choose(loc[:, tokens], exact, head.threshold[tokens], bar)]
 
 
-def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None) -> int:
+def choose_pruned(loc: Array, scale: Array, head: Law, bar: Array | None = None) -> int:
     """`choose` for scale_S = |W| scale + |a| mean(scale), computing few scale_S.
 
     loc (V,), U's scale (C,), h (1,) -> a token id. A token whose best case is worse than another's
-    worst case cannot win. Three bounds, each tighter and dearer, then float64 for the rest:
+    worst case cannot win. Two bounds, then float64 for the rest:
 
-        1. min/max of the scale x the row's L1 norm            O(V)
-        2. the same by column blocks, where the head has them  O(candidates x blocks)
-        3. the product itself in float32                       O(candidates x C)
+        1. min/max of the scale x the row's L1 norm  O(V)
+        2. the product itself in float32             O(candidates x C)
     """
     xp = array_namespace(loc)
     over = xp.astype(loc, xp.float32) - head.threshold
@@ -182,11 +177,6 @@ def choose_pruned(loc: Array, scale: Array, head: Head, bar: Array | None = None
     norms = head.row_norms()
     low, high = xp.min(scale) * norms + noise, xp.max(scale) * norms + noise
     keep = xp.nonzero(_may_win(over, low, high))[0]
-    if len(keep) > EXACT_CANDIDATES:
-        bounds = head.bound_by_blocks(scale, keep)
-        if bounds is not None:
-            low, high = (bound + noise[keep] for bound in bounds)
-            keep = keep[_may_win(over[keep], low, high)]
     if len(keep) > EXACT_CANDIDATES:
         rows = None if len(keep) == len(loc) else keep
         product = head.absolute(scale, rows) + noise[keep]

@@ -4,11 +4,9 @@
 
     c = 1 with probability p at every position, else 0
 
-The amplitude of an individual's noise is T kappa: its temperature times the model's noise gain. t
-is the individual's own, the same at all positions; eps is chance, drawn from its seed at every
-position, and so is the coin that decides c. p is its persistence. Where b = scale_U, the noise is
-standard Cauchy times T kappa scale_U at every position, for every p. p = 0 is noise of its own at
-every position, scaled by scale_U.
+T is the individual's temperature, kappa the model's noise gain. t is the individual's own, the same
+at all positions; eps is chance, drawn from its seed at every position, and so is the coin that
+decides c. p is its persistence; 0 is noise of its own at every position, scaled by scale_U.
 
 Hazard: in a sum c t + (1 - c) eps of heavy tails the larger part decides. An individual with one
 far coordinate of t would drown eps everywhere; the coin leaves 1 - p of its positions to chance.
@@ -28,17 +26,15 @@ RANDOM_SEEDS = 2**62  # range of the seeds drawn when a call gives no individual
 
 
 class NoiseGains(NamedTuple):
-    """The model's part in the noise: kappa, the unit of temperature, one number or one per row;
-    fresh noise may have its own."""
+    """kappa, the model's unit of temperature; fresh noise may have its own."""
 
-    shared: Any = 1.0
-    fresh: Any = None
+    shared: float = 1.0
+    fresh: float | None = None
 
-    def amplitude(self, individual: Individual, row: int = 0) -> float:
-        """T kappa of an individual on a row."""
-        has_own = individual.is_fresh and self.fresh is not None
-        gains = np.asarray(self.fresh if has_own else self.shared, dtype=np.float64).reshape(-1)
-        return check_amplitude(individual.temperature, gains[row % len(gains)])
+    def amplitude(self, individual: Individual) -> float:
+        """T kappa of an individual."""
+        own = self.fresh if individual.is_fresh else None
+        return check_amplitude(individual.temperature, self.shared if own is None else own)
 
     def own_share(self, individual: Individual, position: int) -> float:
         """c: the weight of t, and 1 - c that of eps; 1 without chance."""
@@ -49,8 +45,8 @@ class NoiseGains(NamedTuple):
     def noise(self, individuals: Sequence[Individual], positions: Sequence[int]) -> Noise:
         """T kappa c t of every row at its position. -> (B, C)"""
         noise = []
-        for row, (one, position) in enumerate(zip(individuals, positions, strict=True)):
-            weight = self.amplitude(one, row) * self.own_share(one, position)
+        for one, position in zip(individuals, positions, strict=True):
+            weight = self.amplitude(one) * self.own_share(one, position)
             noise.append(weight * one.cauchy(position))
         return np.stack(noise)
 
@@ -73,9 +69,9 @@ class NoiseGains(NamedTuple):
             source = None if sources is None else sources[row]
             if one.has_chance:
                 eps = one.chance(position) if source is None else truncated(source, one, position)
-                noise[row] = self.amplitude(one, row) * (1 - self.own_share(one, position)) * eps
+                noise[row] = self.amplitude(one) * (1 - self.own_share(one, position)) * eps
             elif source is not None:
-                unit = check_amplitude(one.temperature, self.amplitude(source, row))
+                unit = check_amplitude(one.temperature, self.amplitude(source))
                 noise[row] = unit * truncated(source, one, position)
         return noise
 
@@ -123,16 +119,11 @@ class DecodingNoise:
         self.gains = NoiseGains(settings.noise_gain, settings.fresh_noise_gain)
         self.individuals: list[Individual] = []  # one per row
         self.sources: list[Individual] | None = None  # of the exogenous noise, one per row
-        self._shared: UNoise | None = None  # if it is the same at every position
         if not settings.is_noisy:
             return
-        rows = prompts * copies
-        for name in ("noise_gain", "fresh_noise_gain"):
-            if (count := np.size(getattr(settings, name))) not in (1, rows):
-                raise ValueError(f"{name} has {count} values for {rows} rows; pass 1 or {rows}.")
         given = settings.individual
         self.individuals = resolve_individuals(
-            draw_seeds(rows) if given is None else given,
+            draw_seeds(prompts * copies) if given is None else given,
             prompts,
             copies,
             size,
@@ -158,22 +149,16 @@ class DecodingNoise:
         return [self.settings.whole_words and is_moved for is_moved in self._are_moved()]
 
     def _are_moved(self) -> list[bool]:
-        rows = enumerate(self.individuals)
-        return [self.gains.amplitude(one, row) > 0 for row, one in rows]
+        return [self.gains.amplitude(one) > 0 for one in self.individuals]
 
     def at(self, positions: Sequence[int]) -> UNoise | None:
         """The noise of every row at its position, counted among tokens that are not padding; None
         if nothing is moved. (B,) -> (B, C)"""
         if not any(individual.temperature > 0 for individual in self.individuals):
             return None
-        if self._shared is not None:
-            return self._shared
         regime = "location" if self.settings.mode == "sampling" else "individual"
         exogenous = self.gains.exogenous(self.individuals, self.sources, positions)
-        noise = UNoise(self.gains.noise(self.individuals, positions), regime, exogenous)
-        if exogenous is None and not any(one.is_fresh for one in self.individuals):
-            self._shared = noise
-        return noise
+        return UNoise(self.gains.noise(self.individuals, positions), regime, exogenous)
 
 
 class JoinedNoise(DecodingNoise):

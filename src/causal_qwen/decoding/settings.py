@@ -4,8 +4,7 @@
     saved   generation_config.json, or a model's `generation_config`
     config  `inference_mode` of config.json
 
-A saved `do_sample: true` turns the default mode `standard` into `sampling`; an explicit mode is
-kept as it is, and contradicts only a `do_sample=True` of the same call. A call that names an
+A saved `do_sample: true` turns the default mode `standard` into `sampling`. A call that names an
 individual and neither a mode nor `do_sample=True` means `causal`.
 """
 
@@ -17,8 +16,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-
-import numpy as np
 
 from causal_qwen.individuals import OWN_FIELDS, Individual
 from causal_qwen.options import MODES, NOISY_MODES, NORMALIZATIONS, check_choice
@@ -40,6 +37,12 @@ DEFAULTS: dict[str, Any] = {
 }
 # Hugging Face's fields that the modes share; temperature acts on noise outside `compatible`.
 SOFTMAX = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+NUMBERS: dict[str, tuple[Any, ...]] = {  # least, most, kind
+    **dict.fromkeys(("temperature", "repetition_penalty", "noise_gain", "fresh_noise_gain"), (0,)),
+    **dict.fromkeys(("top_p", "min_p", "min_density", "persistence"), (0, 1)),
+    **dict.fromkeys(("top_k", "avoid_repeats"), (0, math.inf, int)),
+}
+CHOICES = {"whole_words": (True, False), "normalization": NORMALIZATIONS}
 HF_TOP_K = 50  # Hugging Face's top_k of softmax sampling when none is named
 # T kappa, and T of softmax. |t| is at most 3e15: in float32, 1e7 is left for scale_U times |W|.
 MOST_NOISE = 1e16
@@ -60,8 +63,8 @@ class DecodingSettings:
     repetition_penalty: float = 1.0
     whole_words: bool = False  # a word once begun ends as the likeliest token ends it
     avoid_repeats: int = 0  # n: no n tokens of the text are said again; 0 is off
-    noise_gain: Any = 1.0  # kappa of shared noise: a number, or one per row
-    fresh_noise_gain: Any = None  # the same of fresh noise; None is noise_gain
+    noise_gain: float = 1.0  # kappa of shared noise
+    fresh_noise_gain: float | None = None  # the same of fresh noise; None is noise_gain
     min_density: float = 0.0
     persistence: float = 1.0  # share of positions with the individual's own noise
     normalization: str = "softmax"
@@ -143,28 +146,14 @@ def resolve_settings(
     do_sample = mode == "compatible" and bool(found["do_sample"])
     if do_sample and found["top_k"] is None:
         found["top_k"] = HF_TOP_K
-    settings = DecodingSettings(
-        mode=mode,
-        do_sample=do_sample,
-        temperature=_number("temperature", first_given(found["temperature"], 1.0), 0),
-        top_k=_number("top_k", found["top_k"], 0, kind=int),
-        top_p=_number("top_p", found["top_p"], 0, 1),
-        min_p=_number("min_p", found["min_p"], 0, 1),
-        repetition_penalty=_number(
-            "repetition_penalty", first_given(found["repetition_penalty"], 1.0), 0
-        ),
-        whole_words=check_choice("whole_words", found["whole_words"], (True, False)),
-        avoid_repeats=_number("avoid_repeats", found["avoid_repeats"], 0, kind=int),
-        noise_gain=_gain("noise_gain", found["noise_gain"]),
-        fresh_noise_gain=_gain("fresh_noise_gain", found["fresh_noise_gain"]),
-        min_density=_number("min_density", found["min_density"], 0, 1),
-        persistence=_number("persistence", found["persistence"], 0, 1),
-        normalization=check_choice("normalization", found["normalization"], NORMALIZATIONS),
-        value_field=found["value_field"],
-        individual=found["individual"],
-        exogenous=found["exogenous"],
-        named={name: call[name] for name in OWN_FIELDS if call.get(name) is not None},
-    )
+    for name, limits in NUMBERS.items():
+        found[name] = _number(name, found[name], *limits)
+    for name, choices in CHOICES.items():
+        check_choice(name, found[name], choices)
+    own = {one.name for one in fields(DecodingSettings)}
+    given = {n: value for n, value in found.items() if n in own and value is not None}
+    named = {name: call[name] for name in OWN_FIELDS if call.get(name) is not None}
+    settings = DecodingSettings(**{**given, "mode": mode, "do_sample": do_sample, "named": named})
     if do_sample:
         check_amplitude(settings.temperature)
     _check_part(mode, explicit)
@@ -185,18 +174,12 @@ def resolve_mode(
 ) -> str:
     """The mode of a call, from what it names and what is configured."""
     mode = check_choice("causal_mode", first_given(explicit, default), MODES)
-    if not has_heads:
+    if not has_heads or only_compatible:
         if explicit not in (None, "compatible"):
             raise ValueError(
-                f"mode {explicit!r} needs causal heads, and this checkpoint is plain Qwen2; "
-                "convert it with `causal-qwen convert --merge`, or use 'compatible'."
-            )
-        return "compatible"
-    if only_compatible:
-        if explicit not in (None, "compatible"):
-            raise ValueError(
-                f"mode {explicit!r} follows one individual and cannot run with {only_compatible}; "
-                "use causal_mode='compatible'."
+                f"mode {explicit!r} follows one individual and cannot run with "
+                f"{only_compatible or 'a plain Qwen2 checkpoint, which has no heads'}; use "
+                "causal_mode='compatible'."
             )
         return "compatible"
     if mode == "standard":
@@ -248,13 +231,6 @@ def _number(name: str, value: Any, least: float, most: float = math.inf, kind: A
     return kind(value)
 
 
-def _gain(name: str, value: Any) -> Any:
-    gains = np.asarray(0.0 if value is None else value)
-    if gains.dtype.kind not in "iuf" or not (np.isfinite(gains) & (gains >= 0)).all():
-        raise ValueError(f"{name}={value!r} must be a number of at least 0, or one per row.")
-    return value
-
-
 def first_given(*values: Any) -> Any:
     """The first value that is not None."""
     return next((value for value in values if value is not None), None)
@@ -300,9 +276,7 @@ def context_length(max_position_embeddings: int, rope: Mapping[str, Any] | None)
 
 def end_ids(model: Any) -> set[int]:
     """The tokens that end a text."""
-    eos = model.generation_config.eos_token_id
-    if eos is None:
-        return set()
+    eos = first_given(model.generation_config.eos_token_id, ())
     return {eos} if isinstance(eos, int) else set(eos)
 
 

@@ -11,7 +11,7 @@ where a token is no candidate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from causal_qwen.decoding.candidates import (
     Array,
@@ -21,17 +21,7 @@ from causal_qwen.decoding.candidates import (
     keep_min_p,
     move_candidates,
 )
-from causal_qwen.decoding.decision import NO_CHOICE, Head, decide
-
-
-class Law(Head, Protocol):
-    """The one linear law from U to scores, and what is known of its tokens."""
-
-    word_edges: Array  # (V,) bits of `text.words`
-    num_token_id: int | None  # <NUM>
-
-    def score_shift(self, shift: Array) -> Array:
-        """W shift. (B, C) -> (B, V)"""
+from causal_qwen.decoding.decision import NO_CHOICE, Law, decide
 
 
 class Position(NamedTuple):

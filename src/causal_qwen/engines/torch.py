@@ -183,12 +183,8 @@ class RowCache(Cache):
             have = layer.keys.shape
             if shift == 0 and have[0] >= rows and have[2] >= columns - COLUMNS + 1:
                 continue
-            shape = (
-                max(rows, 2 * have[0] if rows > have[0] else have[0]),
-                have[1],
-                columns,
-                have[3],
-            )
+            room = have[0] if rows <= have[0] else max(rows, 2 * have[0])
+            shape = (room, have[1], columns, have[3])
             for name in ("keys", "values"):
                 old = getattr(layer, name)
                 new = old.new_zeros(shape)  # masked columns must be finite
@@ -206,17 +202,12 @@ class _RowState:
         self.row = row
         self.ids = torch.tensor([row.prompt.ids], device=model.device)  # (1, T)
         options = {name: value for name, value in row.options.items() if value is not None}
-        prepared = model.prepare_row(self.ids, **options)
-        self.processors, self.decision, self.space = (
-            prepared.processors,
-            prepared.decision,
-            prepared.space,
-        )
-        self.generator: torch.Generator | None = None
-        if prepared.is_drawn:
-            self.generator = torch.Generator(model.device)
-            if row.seed is not None:
-                self.generator.manual_seed(row.seed)
+        self.processors, kept, is_drawn = model.prepare_row(self.ids, **options)
+        self.decision = kept.get("decision_processor")  # None where softmax decides
+        self.tracker = kept.get("tracker")
+        self.generator = torch.Generator(model.device) if is_drawn else None
+        if self.generator is not None and row.seed is not None:
+            self.generator.manual_seed(row.seed)
 
     @property
     def has_few_candidates(self) -> bool:
@@ -237,11 +228,8 @@ class _RowState:
         else:
             token = int(torch.multinomial(scores.softmax(-1), 1, generator=self.generator))
         value = 0.0
-        if token == num_token_id and self.space is not None:
-            y = outputs.loc_Y[:, -1]
-            if outputs.shift_Y is not None:
-                y = y + outputs.shift_Y[:, -1]
-            value = float(self.space.clamped(y))
+        if token == num_token_id and self.tracker is not None:
+            value = float(self.tracker.next_value(outputs))
         self.ids = torch.cat([self.ids, self.ids.new_tensor([[token]])], dim=-1)
         return Choice(token, value)
 
@@ -349,15 +337,11 @@ class TorchBatch:
             at = moved.index(place) if place in moved else None
             shifts = {"shift_U": shift_u, "shift_S": shift, "shift_Y": shift_y}
             outputs = SimpleNamespace(
-                logits=loc[row],
-                loc_U=u.loc[row],
-                scale_U=u.scale[row],
-                loc_Y=y[row],
-                **{
-                    name: None if part is None or at is None else part[at : at + 1]
-                    for name, part in shifts.items()
-                },
+                logits=loc[row], loc_U=u.loc[row], scale_U=u.scale[row], loc_Y=y[row]
             )
+            for name, part in shifts.items():
+                own = None if part is None or at is None else part[at : at + 1]
+                setattr(outputs, name, own)
             try:
                 choice = state.choose(outputs, self.num_token_id)
                 choices.append(self._with_log_probs(state.row, choice, loc[place, -1]))
@@ -381,30 +365,24 @@ class TakingTurns(TorchBatch):
 
     def __init__(self, engine: TorchEngine) -> None:
         super().__init__(engine)
-        self.caches: dict[_RowState, Cache] = {}
+        self.caches: dict[Row, Cache] = {}
 
     @torch.no_grad()
     def join(self, rows: Sequence[Row]) -> list[Choice | Exception]:
-        choices: list[Choice | Exception] = []
         for row in rows:
-            state, cache = _RowState(row, self.model), DynamicCache(config=self.model.config)
-            z = self._read_prompts([row.prompt], [len(row.prompt.ids)], cache)
-            choices += self._choose([state], z)
-            self.states.append(state)
-            self.caches[state] = cache
-        return choices
+            self.states.append(_RowState(row, self.model))
+            self.caches[row] = DynamicCache(config=self.model.config)
+        return [self._next(state, *state.row.prompt) for state in self.states[-len(rows) :]]
 
     @torch.no_grad()
     def step(self) -> list[tuple[Row, Choice | Exception]]:
-        found: list[tuple[Row, Choice | Exception]] = []
-        for state in self.states:
-            row = state.row
-            last = torch.tensor([[row.new.ids[-1]]])
-            z = self._read(last, [[row.new.values[-1]]], self.caches[state])
-            found += [(row, choice) for choice in self._choose([state], z)]
-        return found
+        last = ((state, state.row.new) for state in self.states)
+        return [(s.row, self._next(s, new.ids[-1:], new.values[-1:])) for s, new in last]
+
+    def _next(self, state: _RowState, ids: list[int], values: list[float]) -> Choice | Exception:
+        z = self._read(torch.tensor([ids]), [values], self.caches[state.row])
+        return self._choose([state], z)[0]
 
     def leave(self, row: Row) -> None:
-        state = next(state for state in self.states if state.row is row)
-        self.states.remove(state)
-        del self.caches[state]
+        self.states = [state for state in self.states if state.row is not row]
+        del self.caches[row]

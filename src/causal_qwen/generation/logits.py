@@ -8,7 +8,6 @@ streamers, stopping criteria, caches and compiled forwards work unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,12 +26,11 @@ from causal_qwen.modeling.protocols import CausalModel
 from causal_qwen.modeling.thresholds import over_bar
 from causal_qwen.modeling.value_space import ValueSpace, check_values, warn_if_clamped
 
-BLOCKS = 96  # column blocks of the second bound
 ROWS_AT_ONCE = 4096
 
 
 class HeadNorms:
-    """L1 norms of the rows of W, whole and by column blocks, and how uneven a row is."""
+    """L1 norms of the rows of W, and how uneven a row is."""
 
     def __init__(self, weight: Tensor) -> None:
         norms, uneven = [], []
@@ -41,20 +39,6 @@ class HeadNorms:
             uneven.append((part - part.mean(-1, keepdim=True)).norm(dim=-1).max())
         self.rows = torch.cat(norms)  # (V,)
         self.uneven = float(torch.stack(uneven).max())  # max_k of || |W_k| - its mean ||_2
-        self._blocks: Tensor | None = None
-
-    def blocks(self, weight: Tensor) -> Tensor:
-        """(V, BLOCKS), computed when scales first vary enough to need it.
-
-        `weight` is an argument, not an attribute: the norms must not keep an old head alive.
-        """
-        if self._blocks is None:
-            edges = torch.tensor(block_edges(weight.shape[1]), device=weight.device)
-            columns = torch.arange(weight.shape[1], device=weight.device)
-            block = torch.bucketize(columns, edges, right=True)
-            membership = nn.functional.one_hot(block).float()  # (C, BLOCKS)
-            self._blocks = torch.cat([part @ membership for part in _absolute_parts(weight)])
-        return self._blocks
 
 
 class TorchHead:
@@ -68,16 +52,14 @@ class TorchHead:
         threshold: Tensor,
         b_noise: Tensor,
         decision_noise: Tensor,
-        norms_of: Callable[[Tensor], HeadNorms] = HeadNorms,
     ) -> None:
         self.weight, self.threshold = weight.detach(), threshold.detach()
         self.b_noise, self.decision_noise = b_noise.detach().abs(), decision_noise.detach().abs()
-        self._norms_of = norms_of
 
     @functools.cached_property
     def norms(self) -> HeadNorms:
         """Computed when a bound first needs them: they cost a pass over W."""
-        return self._norms_of(self.weight)
+        return HeadNorms(self.weight)
 
     def row_norms(self) -> Tensor:
         return self.norms.rows
@@ -105,14 +87,6 @@ class TorchHead:
         high = torch.minimum(high * most, mean * most + beside) * (1 + SLACK)
         return low.clamp_min(SCALE_FLOOR), high.clamp_min(SCALE_FLOOR)
 
-    def bound_by_blocks(self, scale: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        parts = scale.tensor_split(block_edges(len(scale)))
-        low_high = torch.stack([torch.stack([part.min(), part.max()]) for part in parts])
-        table = self.norms.blocks(self.weight)
-        table = table if len(rows) == len(table) else table[rows]
-        low, high = (table @ low_high.float()).unbind(-1)
-        return low, high
-
     def absolute(self, scale: Tensor, rows: Tensor | None = None) -> Tensor:
         weight = self.weight if rows is None else self.weight[rows]
         return weight.float().abs() @ scale.float()
@@ -136,13 +110,17 @@ class ModelLaw(TorchHead):
             whole(model.decision, "threshold").to(device),
             whole(model.action, "b_noise").to(device),
             whole(model.action, "decision_noise").to(device),
-            functools.partial(norms_of, model, own),
         )
+        self.own = own
         self.is_plain = is_plain(own)
         self.has_rows = self.is_plain and not own.is_meta
         self.word_edges = whole(model.decision, "word_edges").to(device)
         self.num_token_id: int | None = model.config.num_token_id
         self.divisor = head_divisor(model.lm_head)
+
+    @functools.cached_property
+    def norms(self) -> HeadNorms:
+        return norms_of(self.model, self.own, self.weight)
 
     def rows(self, ids: Tensor) -> Any:
         if not self.is_plain:
@@ -201,8 +179,7 @@ class DecisionProcessor(LogitsProcessor):
 
     def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The choice itself, in a mode of ours. (B, V) -> (B,)"""
-        law = self.law_on(scores.device)
-        texts = self._texts(input_ids)
+        law, texts = self.law_on(scores.device), self._texts(input_ids)
         chosen: Tensor = choose_tokens(scores, self.position(law), self.rules(), texts, law)
         return chosen
 
@@ -292,12 +269,6 @@ def force_argmax(scores: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(scores >= best, below, scores).scatter(-1, index, best)
 
 
-def block_edges(size: int) -> list[int]:
-    """Where the column blocks of a head of `size` columns end."""
-    count = min(BLOCKS, size)
-    return [size * i // count for i in range(1, count)]
-
-
 def _absolute_parts(weight: Tensor) -> Any:
     return (part.float().abs() for part in weight.detach().split(ROWS_AT_ONCE))
 
@@ -328,12 +299,16 @@ class ValueTracker:
 
     def append(self, outputs: ModelOutput) -> None:
         """Append the value of the next token, should it be a number."""
+        value = self.next_value(outputs).to(self.values.device)
+        self.tentative.append(value)
+        self.values = torch.cat([self.values, value.unsqueeze(-1)], dim=-1)
+
+    def next_value(self, outputs: ModelOutput) -> Tensor:
+        """(B,)"""
         y = outputs.loc_Y[:, -1]
         if outputs.shift_Y is not None:
             y = y + outputs.shift_Y[:, -1]
-        value = self.space.clamped(y).to(self.values.device)
-        self.tentative.append(value)
-        self.values = torch.cat([self.values, value.unsqueeze(-1)], dim=-1)
+        return self.space.clamped(y)
 
     def values_of(self, ids: Tensor, inputs: Tensor, past: int) -> Tensor | None:
         """The values of `inputs`, the part of the running texts `ids` that the model reads next;

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,25 +19,22 @@ from transformers.utils import ModelOutput, logging
 from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise, UNoise
 from causal_qwen.decoding.settings import DEFAULTS, DecodingSettings, first_given, resolve_settings
 from causal_qwen.generation.logits import DecisionProcessor, ValueTracker, to_tensors
-from causal_qwen.modeling.value_space import ValueSpace, field_space
+from causal_qwen.modeling.value_space import field_space
 from causal_qwen.options import NOISY_MODES
 
 logger = logging.get_logger("transformers.causal_qwen")
 
 CUTS = ("top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 WARPERS = ("temperature", *CUTS)
+NONE = (None,)
+NEUTRAL = {  # values that HF saves without do_sample=True
+    "temperature": (None, 1.0),
+    "top_k": (None, 50),
+    **dict.fromkeys(("top_p", "typical_p"), (None, 1.0)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (None, 0.0)),
+}
 OWN_KWARGS = ("settings", "tracker", "decision_processor")
 DECODING = ("num_beams", "num_return_sequences", "is_assistant", "prompt_lookup_num_tokens")
-
-
-class PreparedRow(NamedTuple):
-    """What `generate` prepares for one row before its first step."""
-
-    processors: LogitsProcessorList  # the last one is the mode's choice
-    settings: DecodingSettings
-    decision: DecisionProcessor | None  # None where softmax decides
-    is_drawn: bool  # by softmax; else the argmax is taken
-    space: ValueSpace | None  # of the value of a chosen <NUM>
 
 
 class CausalGenerationMixin:
@@ -48,11 +45,6 @@ class CausalGenerationMixin:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         self._check_values_given(kwargs)
-        ids = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
-        if isinstance(ids, Tensor) and not len(ids):
-            values = torch.zeros(ids.shape, dtype=torch.float64)
-            is_dict = kwargs.get("return_dict_in_generate")
-            return ModelOutput(sequences=ids, numeric_values=values) if is_dict else ids
         if kwargs.get("assistant_model") is not None:
             kwargs["compatible_only"] = "assisted decoding"
         elif kwargs.get("cache_implementation") == "paged":
@@ -100,16 +92,11 @@ class CausalGenerationMixin:
         self, settings: DecodingSettings, prompts: int = 1, copies: int = 1
     ) -> DecodingNoise:
         """The noise of a call; individuals that it does not name are drawn from torch's state."""
-
-        def draw_seeds(rows: int) -> list[int]:
-            seeds: list[int] = torch.randint(RANDOM_SEEDS, (rows,)).tolist()
-            return seeds
-
-        return DecodingNoise(settings, prompts, copies, self.config.causal_size, draw_seeds)
+        return DecodingNoise(settings, prompts, copies, self.config.causal_size, _draw_seeds)
 
     def _default_mode(self) -> str:
         saved = vars(self.generation_config).get("causal_mode")
-        return str(self.config.inference_mode if saved is None else saved)
+        return str(first_given(saved, self.config.inference_mode))
 
     def _compatible(self, what: str, kwargs: dict[str, Any]) -> str:
         call = {"causal_mode": kwargs.get("causal_mode")}
@@ -241,9 +228,12 @@ class CausalGenerationMixin:
             )
         return processors
 
-    def prepare_row(self, input_ids: Tensor, **options: Any) -> PreparedRow:
-        """For a decoding loop of one's own: a prompt (1, T) and options of `generate` -> what its
-        steps apply to the row."""
+    def prepare_row(
+        self, input_ids: Tensor, **options: Any
+    ) -> tuple[LogitsProcessorList, dict[str, Any], bool]:
+        """For a decoding loop of one's own: a prompt (1, T) and options of `generate` -> the
+        processors of its steps, of which the last is the mode's choice; what `generate` keeps
+        (`settings`, `decision_processor`, `tracker`); whether softmax draws."""
         prepared, model_kwargs = self._prepare_generation_config(None, **options)
         self._prepare_special_tokens(prepared, True, device=input_ids.device)  # type: ignore[attr-defined]
         processors = self._get_logits_processor(
@@ -253,14 +243,7 @@ class CausalGenerationMixin:
             device=input_ids.device,
             model_kwargs=model_kwargs,
         )
-        tracker = model_kwargs.get("tracker")
-        return PreparedRow(
-            processors,
-            model_kwargs["settings"],
-            model_kwargs.get("decision_processor"),
-            prepared.do_sample,
-            None if tracker is None else tracker.space,
-        )
+        return processors, model_kwargs, prepared.do_sample
 
     def warpers(self, **options: Any) -> LogitsProcessorList:
         """HF's processors for temperature, top-k, top-p and their kin alone."""
@@ -317,6 +300,11 @@ class CausalGenerationMixin:
         return _complete(super()._beam_search(*args, **kwargs), kwargs)  # type: ignore[misc]
 
 
+def _draw_seeds(rows: int) -> list[int]:
+    seeds: list[int] = torch.randint(RANDOM_SEEDS, (rows,)).tolist()
+    return seeds
+
+
 def noise_at(noise: DecodingNoise, position_ids: Tensor) -> UNoise | None:
     """The noise of the last position of every row, as tensors. (B, T) -> (B, C)"""
     at = noise.at(position_ids[:, -1].tolist())
@@ -365,34 +353,23 @@ def accepted_by_save(model: Any) -> Iterator[None]:
     In the others it would be another mode, so the temperature is left out, with a warning.
     """
     config, mode = model.generation_config, model._default_mode()
-    refused = [] if config.do_sample else [name for name in WARPERS if _needs_draws(config, name)]
-    if refused:
+    given = {name: getattr(config, name, None) for name in WARPERS}
+    refused = {name: value for name, value in given.items() if value not in NEUTRAL.get(name, NONE)}
+    if refused and not config.do_sample:
         model.generation_config = saved = copy.deepcopy(config)
         if mode in NOISY_MODES:
             saved.do_sample = True
         else:
-            listed = ", ".join(f"{name}={getattr(config, name)}" for name in refused)
             logger.warning(
-                f"{listed} not saved with the generation config: mode {mode!r} draws nothing; set "
-                "its do_sample=True, or its causal_mode to 'causal' or 'sampling', to keep it."
+                f"{', '.join(f'{name}={value}' for name, value in refused.items())} not saved with "
+                f"the generation config: mode {mode!r} draws nothing; set its do_sample=True, or "
+                "its causal_mode to 'causal' or 'sampling', to keep it."
             )
-            for name in refused:
-                setattr(saved, name, None)
+            vars(saved).update(dict.fromkeys(refused))
     try:
         yield
     finally:
         model.generation_config = config
-
-
-def _needs_draws(config: GenerationConfig, name: str) -> bool:
-    """Whether HF refuses to save the field without do_sample=True."""
-    alone = GenerationConfig()
-    setattr(alone, name, getattr(config, name, None))
-    try:
-        alone.validate(strict=True)
-    except ValueError:
-        return True
-    return False
 
 
 def adopt_generation_config(config: GenerationConfig) -> GenerationConfig:

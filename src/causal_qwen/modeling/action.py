@@ -8,9 +8,8 @@ W is `lm_head.weight` itself. `b_noise` is the exogenous noise that turns U into
 decision noise, is independent noise per token in proportion to the mean scale of U'.
 
 Families that divide their logits by d divide S: loc_S, scale_S and noise alike, a included.
-Families that cap their logits, g(x) = cap tanh(x / cap), cap the centre of S, and the individual's
-distance from it stays linear: S = g(W loc_U') + W (U' - loc_U'). So loc_S is the base model's logit
-in every bit, S is Cauchy, and noise can still change a choice where g is flat.
+Families that cap their logits, g(x) = cap tanh(x / cap), cap the centre of S alone: S = g(W loc_U')
++ W (U' - loc_U'). So loc_S is the base model's logit, and noise still acts where g is flat.
 """
 
 from __future__ import annotations

@@ -33,10 +33,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "ovr_reduction": ("sum", "mean"),
     "loss_precision": ("exact", "fast"),
 }
-AUTO_OR_NON_NEGATIVE = ("gamma_init", "b_noise_init")
-NON_NEGATIVE = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
+LOSS_WEIGHTS = ("classification_loss_weight", "regression_loss_weight", "compat_loss_weight")
+NUMBERS: dict[str, tuple[float, float, str | None]] = {  # least, most, and a word that may stand
+    **dict.fromkeys(LOSS_WEIGHTS, (0, math.inf, None)),
+    "gamma_init": (math.ulp(0.0), math.inf, "auto"),
+    "b_noise_init": (0, math.inf, "auto"),
+    "ovr_threshold_init": (-math.inf, math.inf, "auto"),
+    "gate_alpha": (0, 1, None),
+    "causal_size": (1, math.inf, None),
+    "loss_chunk_size": (1, math.inf, "auto"),
+}
 NOT_INHERITED = ["model_type", "architectures", "transformers_version", "auto_map", "_name_or_path"]
-MOST_LAYERS = 10_000
 BARE_THRESHOLD = 5.0  # "auto" threshold of a model that starts from random weights
 BARE_BAR = 0.0  # the same over the bar of the context
 
@@ -98,7 +105,6 @@ class CausalConfig:
 
         hidden_size: int
         vocab_size: int
-        num_hidden_layers: int
         max_position_embeddings: int
         rope_parameters: Any
         initializer_range: float
@@ -151,8 +157,6 @@ class CausalConfig:
     def __post_init__(self, **kwargs: Any) -> None:
         if self.causal_size is None:
             self.causal_size = self.hidden_size
-        if self.num_hidden_layers > MOST_LAYERS:  # before a list of them is made
-            raise ValueError(f"num_hidden_layers={self.num_hidden_layers} exceeds {MOST_LAYERS}.")
         super().__post_init__(**kwargs)  # type: ignore[misc]
         self.validate_causal_fields()
 
@@ -166,27 +170,16 @@ class CausalConfig:
         """Raise for invalid values, naming the field, its value and the cure."""
         for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
-        for name in AUTO_OR_NON_NEGATIVE:
-            _check_number(name, getattr(self, name), auto=True)
-        if self.gamma_init == 0:
-            raise ValueError("gamma_init=0 must be positive: U needs a scale.")
-        _check_number("ovr_threshold_init", self.ovr_threshold_init, auto=True, signed=True)
-        for name in NON_NEGATIVE:
-            _check_number(name, getattr(self, name))
-        if not 0 <= self.gate_alpha <= 1:
-            raise ValueError(f"gate_alpha={self.gate_alpha} is outside [0, 1].")
-        if self.causal_size is None or self.causal_size < 1:
-            raise ValueError(f"causal_size={self.causal_size} must be a positive integer or None.")
+        for name, (least, most, word) in NUMBERS.items():
+            value = getattr(self, name)
+            is_good = value == word or (not isinstance(value, str) and least <= value <= most)
+            if not is_good or value in (math.inf, -math.inf):
+                also = f' or "{word}"' if word else ""
+                raise ValueError(f"{name}={value!r} must be a number in [{least}, {most}]{also}.")
         if self.tie_word_embeddings and self.causal_size != self.hidden_size:
             raise ValueError(
                 f"causal_size={self.causal_size} cannot share weights with embeddings of "
                 f"hidden_size={self.hidden_size}; set tie_word_embeddings=False."
-            )
-        if self.loss_chunk_size != "auto" and (
-            isinstance(self.loss_chunk_size, str) or self.loss_chunk_size < 1
-        ):
-            raise ValueError(
-                f"loss_chunk_size={self.loss_chunk_size!r} must be a positive integer or 'auto'."
             )
         if self.num_token_id is not None and not 0 <= self.num_token_id < self.vocab_size:
             raise ValueError(
@@ -286,13 +279,3 @@ class CausalQwen2Config(CausalConfig, Qwen2Config):
 
 def _number_or(value: float | int | str, default: float) -> float:
     return default if isinstance(value, str) else float(value)
-
-
-def _check_number(name: str, value: Any, *, auto: bool = False, signed: bool = False) -> None:
-    if auto and value == "auto":
-        return
-    wanted = "a number" if signed else "a non-negative number"
-    if auto:
-        wanted += ' or "auto"'
-    if isinstance(value, str) or not math.isfinite(value) or (value < 0 and not signed):
-        raise ValueError(f"{name}={value!r} must be {wanted}.")

@@ -66,10 +66,9 @@ def causal_loss(
 ) -> LossTerms:
     """The loss of U (B, T, C) against next-token labels (B, T), already shifted.
 
-    `targets` are the values of the labels that are `<NUM>`; `fields` are indices into the sorted
-    names of `config.value_fields`, (B,) or (B, T), -1 for none. `num_items` and `num_numbers` count
-    the tokens and numbers of the whole accumulated batch where it is larger; with `num_items`
-    alone, this part's mean over numbers is weighted by its share of tokens.
+    `targets` are the values of the labels that are `<NUM>`; `fields` are those of `position_space`.
+    `num_items` and `num_numbers` count the tokens and numbers of the whole accumulated batch; with
+    `num_items` alone, this part's mean over numbers is weighted by its share of tokens.
     """
     target = _encode_targets(labels, targets, fields, config)
     u = action.widen(Cauchy(u.loc.flatten(0, -2), u.scale.flatten(0, -2)))  # (N, C)

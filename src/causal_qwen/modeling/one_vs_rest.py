@@ -16,12 +16,9 @@ share of the gradient by the bar:
 
 It then sums to 0 over the tokens, as softmax's does: L does not change when all scores move.
 
-The gradients are computed together with the loss, chunk by chunk of positions, so a chunk's scores
-exist once: one (chunk, V) buffer, with the bar one more for softmax, processed in slices that fit
-into the CPU cache. Temporary tensors use the same memory again, which saves
-page faults.
-Products with |W| add positive terms only, so they may run in bfloat16 (relative error 4e-3), where
-the processor has it.
+Gradients are computed with the loss, chunk by chunk of positions: one (chunk, V) buffer of scores,
+with the bar one more for softmax, processed in slices that fit into the CPU cache. Products with
+|W| add positive terms only, so they may run in bfloat16 (relative error 4e-3).
 """
 
 from __future__ import annotations
@@ -128,15 +125,14 @@ def _sums_and_gradients(
     softmax = None
     if settings.has_bar and gradients.is_needed:
         softmax = scores.new_empty(shape, dtype=_gradient_dtype(dtype))
-    scratch = _Scratch(scores)
     with torch.autocast(device_type=labels.device.type, enabled=False):
         for start in range(0, len(labels), settings.chunk):
             n = slice(start, start + settings.chunk)
             chunk_u, y = Cauchy(u.loc[n].to(dtype), u.scale[n]), labels[n]
             buffers = scores[: len(y)], None if softmax is None else softmax[: len(y)]
-            sums += _Chunk(chunk_u, head, y, settings, gradients, n, buffers, scratch).run()
+            sums += _Chunk(chunk_u, head, y, settings, gradients, n, buffers).run()
             del buffers
-    del scores, softmax, scratch  # before the gradients exist in two dtypes
+    del scores, softmax  # before the gradients exist in two dtypes
     pairs = zip(gradients.buffers, inputs, strict=True)
     return sums, [None if g is None or x is None else g.to(x.dtype) for g, x in pairs]
 
@@ -153,22 +149,6 @@ class _Gradients:
         self.loc, self.scale, self.weight, self.bias, self.noise, self.threshold = self.buffers
 
 
-class _Scratch:
-    """Memory of temporary tensors, by name. A tensor is valid until its name is taken again."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.memory: dict[str, Tensor] = {}
-
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """An uninitialised tensor, contiguous."""
-        dtype, size = self.like.dtype if dtype is None else dtype, math.prod(shape)
-        memory = self.memory.get(name)
-        if memory is None or memory.numel() < size or memory.dtype != dtype:
-            memory = self.memory[name] = self.like.new_empty(size, dtype=dtype)
-        return memory[:size].view(shape)
-
-
 class _Chunk:
     """Some positions. Their scores are computed once and overwritten by their gradient."""
 
@@ -181,14 +161,12 @@ class _Chunk:
         gradients: _Gradients,
         positions: slice,
         buffers: tuple[Tensor, Tensor | None],
-        scratch: _Scratch,
     ) -> None:
         """`buffers`: memory for the scores and, for the gradient by the bar, softmax. (n, V)"""
         self.u, self.head, self.settings = u, head, settings
         self.gradients, self.positions = gradients, positions
         self.labels = labels.unsqueeze(-1)  # (n, 1)
         self.scores, self.softmax = buffers
-        self.scratch = scratch
         self._compute_scores()
         self.mean_scale = u.scale.mean(-1).to(self.scores)  # (n,)
 
@@ -198,7 +176,9 @@ class _Chunk:
         if self.settings.has_bar:
             log_total = self._subtract_bar()
         else:
-            log_total = self._logsumexp() if self.settings.ce_weight else at_label
+            tiles = self._tiles(self.scores.shape[1]) if self.settings.ce_weight else []
+            totals = [self.scores[rows].logsumexp(-1, keepdim=True) for rows in tiles]
+            log_total = torch.cat(totals) if totals else at_label
         ce = (log_total - at_label).double()
         ovr = torch.zeros_like(ce)
         for tokens in self._blocks():
@@ -226,7 +206,7 @@ class _Chunk:
         for rows in self._tiles(self.scores.shape[1]):
             scores = self.scores[rows]
             top = scores.amax(-1, keepdim=True)
-            softmax = torch.exp(scores.sub_(top), out=self.scratch.take("tile 1", *scores.shape))
+            softmax = torch.exp(scores.sub_(top))
             total = softmax.sum(-1, keepdim=True)
             scores.sub_(total.log())
             if self.softmax is not None:
@@ -244,11 +224,9 @@ class _Chunk:
         threshold = self.head.threshold[tokens].to(self.scores)
         is_bfloat16 = self.settings.is_fast and has_bfloat16(self.scores.device)
         dtype = torch.bfloat16 if is_bfloat16 else self.u.scale.dtype
-        abs_weight = self._abs_weight(tokens, dtype)
+        abs_weight = self.head.weight[tokens].abs().to(dtype)  # (block, C)
         noise = self.head.decision_noise[tokens].abs().to(self.scores)
-        shape = len(self.labels), len(threshold)
-        scale = self.scratch.take("scale", *shape, dtype=dtype)
-        scale = torch.mm(self.u.scale.to(dtype), abs_weight.T, out=scale).to(self.scores)
+        scale = torch.mm(self.u.scale.to(dtype), abs_weight.T).to(self.scores)
         scale.addr_(self.mean_scale, noise).clamp_min_(SCALE_FLOOR)
         s = Cauchy(self.scores[:, tokens], scale)
 
@@ -262,15 +240,14 @@ class _Chunk:
         by_threshold = torch.zeros_like(threshold)
         for rows in self._tiles(len(threshold)):
             tile = Cauchy(s.loc[rows], s.scale[rows])
-            log_not, rest, distance = _rest_terms(tile, threshold, self.scratch)
+            log_not, rest, distance = _rest_terms(tile, threshold)
             terms[rows] -= log_not
             if not self.gradients.is_needed:
                 continue
             softmax = None
             if ce_weight and self.softmax is None:
-                softmax = self.scratch.take("tile 3", *distance.shape)
-                torch.sub(tile.loc, log_total[rows], out=softmax).exp_()
-            _overwrite_by_gradients(tile, rest, distance, cls_weight, self.scratch)
+                softmax = torch.sub(tile.loc, log_total[rows]).exp_()
+            _overwrite_by_gradients(tile, rest, distance, cls_weight)
             for gradient, at_label in zip(tile, label_gradient, strict=True):
                 other = gradient.gather(-1, index[rows])
                 new = torch.where(is_here[rows], at_label[rows], other)
@@ -285,12 +262,6 @@ class _Chunk:
             if self.gradients.threshold is not None:
                 self.gradients.threshold[tokens] += by_threshold
         return terms
-
-    def _abs_weight(self, tokens: slice, dtype: torch.dtype) -> Tensor:
-        """|W| of some tokens. -> (block, C)"""
-        weight = self.head.weight[tokens]
-        out = self.scratch.take("weight", *weight.shape, dtype=weight.dtype)
-        return torch.abs(weight, out=out).to(dtype)
 
     def _label_terms(self, label: Cauchy, threshold: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """log(1 - P_y) - log P_y, and the weighted gradients of -log P_y by s and scale. (n, 1)"""
@@ -311,17 +282,11 @@ class _Chunk:
         by_mean = by_scale @ noise / self.u.scale.shape[-1]  # through the mean of scale_U'
         by_scale = by_scale.to(abs_weight.dtype)
         if gradients.scale is not None:
-            by_u = self.scratch.take("by_u", *self.u.scale.shape, dtype=abs_weight.dtype)
-            torch.mm(by_scale, abs_weight, out=by_u)
-            gradients.scale[self.positions] += by_u
+            gradients.scale[self.positions] += by_scale @ abs_weight
             gradients.scale[self.positions] += by_mean.unsqueeze(-1)
         if gradients.weight is not None:
-            weight = self.head.weight[tokens]
-            by_abs = self.scratch.take("by_abs", *weight.shape, dtype=abs_weight.dtype)
-            torch.mm(by_scale.T, self.u.scale.to(abs_weight.dtype), out=by_abs)
-            by_abs = by_abs.to(gradients.weight)
-            sign = self.scratch.take("weight", *weight.shape, dtype=weight.dtype)
-            gradients.weight[tokens].addcmul_(torch.sign(weight, out=sign), by_abs)
+            by_abs = (by_scale.T @ self.u.scale.to(abs_weight.dtype)).to(gradients.weight)
+            gradients.weight[tokens].addcmul_(self.head.weight[tokens].sign(), by_abs)
 
     def _add_bar_gradients(self, softmax: Tensor) -> None:
         """From scores over the bar to scores; cross-entropy, which is minus the label's score over
@@ -341,19 +306,10 @@ class _Chunk:
         for tokens in self._blocks():
             by_score = self.scores[:, tokens].to(dtype)
             weight = self.head.weight[tokens].to(dtype)
-            if gradients.loc is not None and gradients.loc.dtype == dtype:
-                gradients.loc[self.positions].addmm_(by_score, weight)
-            elif gradients.loc is not None:
+            if gradients.loc is not None:
                 gradients.loc[self.positions] += by_score @ weight
-            if gradients.weight is not None and gradients.weight.dtype == dtype:
-                gradients.weight[tokens].addmm_(by_score.T, loc)
-            elif gradients.weight is not None:
+            if gradients.weight is not None:
                 gradients.weight[tokens] += by_score.T @ loc
-
-    def _logsumexp(self) -> Tensor:
-        """(n, 1), without a copy of the scores."""
-        tiles = self._tiles(self.scores.shape[1])
-        return torch.cat([self.scores[rows].logsumexp(-1, keepdim=True) for rows in tiles])
 
     def _blocks(self) -> list[slice]:
         """Tokens whose |W| exists at once."""
@@ -366,29 +322,24 @@ class _Chunk:
         return [slice(start, start + step) for start in range(0, count, max(step, 1))]
 
 
-def _rest_terms(s: Cauchy, threshold: Tensor, scratch: _Scratch) -> tuple[Tensor, Tensor, Tensor]:
+def _rest_terms(s: Cauchy, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """sum_k log(1 - P_k) (n, 1), 1 - P and C - s (n, block).
 
     Below 1/2, P itself is accurate; above it, where few tokens are, the angle's complement is.
     """
-    distance, p, log_not = (scratch.take(f"tile {i}", *s.loc.shape) for i in range(3))
-    torch.sub(threshold, s.loc, out=distance)
-    torch.atan2(s.scale, distance, out=p).div_(-math.pi)
-    torch.log1p(p, out=log_not)
-    is_high = scratch.take("is_high", *p.shape, dtype=torch.bool)
-    high = torch.lt(p, -0.5, out=is_high).nonzero(as_tuple=True)
+    distance = threshold - s.loc
+    p = torch.atan2(s.scale, distance).div_(-math.pi)
+    log_not = torch.log1p(p)
+    high = (p < -0.5).nonzero(as_tuple=True)
     rest = torch.atan2(s.scale[high], -distance[high]).div_(math.pi)
     log_not[high] = rest.log()
     p.add_(1)[high] = rest  # 1 - P
     return log_not.sum(-1, keepdim=True), p, distance
 
 
-def _overwrite_by_gradients(
-    s: Cauchy, rest: Tensor, distance: Tensor, weight: float, scratch: _Scratch
-) -> None:
+def _overwrite_by_gradients(s: Cauchy, rest: Tensor, distance: Tensor, weight: float) -> None:
     """From s and scale to the weighted gradients of -log(1 - P) by them; `rest` is 1 - P."""
-    denominator = scratch.take("tile 2", *distance.shape)
-    torch.mul(distance, distance, out=denominator).addcmul_(s.scale, s.scale)
+    denominator = torch.mul(distance, distance).addcmul_(s.scale, s.scale)
     denominator.mul_(rest).mul_(math.pi / weight if weight else math.inf)
     torch.div(s.scale, denominator, out=s.loc)
     torch.div(distance, denominator, out=s.scale)

@@ -4,8 +4,7 @@
 
 With `encode_numbers="value"` every number of a text (see `text/numerals.py`) becomes one `<NUM>`
 token with a value; with `"text"` numbers stay digits, as in the base model. A `<NUM>` typed by a
-user is text: pieces of text are tokenised by a copy of the tokenizer without that token, so there
-are exactly as many `<NUM>` ids as values.
+user is text: a copy of the tokenizer without that token reads it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from causal_qwen.text.segmentation import (
 COLUMNS = ("input_ids", "attention_mask", "numeric_values", "offset_mapping")
 Token = tuple[int, int, float, tuple[int, int]]  # one entry of every column
 SIDES, TENSORS = ("left", "right"), ("pt", "np")
-PADDINGS = (None, True, False, "longest", "max_length", "do_not_pad")
-TRUNCATIONS = (None, True, False, "longest_first", "only_first", "do_not_truncate")
 UNUSED_TOKEN = re.compile(
     r"<gh_stars>|<?\|?(reserved|unused|extra_id|special)[\w ]*\d+\|?>?|\[unused\d+\]"
 )
@@ -102,14 +99,11 @@ class CausalQwenProcessor(ProcessorMixin):
         if unknown := [n for n, value in other.items() if value is not None and value is not False]:
             raise TypeError(f"CausalQwenProcessor has no option {unknown[0]!r}; it encodes text.")
         texts = [text] if isinstance(text, str) else list(text if text is not None else [])
-        for row, item in enumerate(texts):
-            if not isinstance(item, str):
-                raise TypeError(f"text[{row}] is {type(item).__name__}, not str.")
         encode_numbers = self.encode_numbers if encode_numbers is None else encode_numbers
         check_choice("encode_numbers", encode_numbers, NUMBER_READINGS)
-        check_choice("padding", padding, PADDINGS)
-        check_choice("truncation", truncation, TRUNCATIONS)
-        longest = self._longest(max_length)
+        longest = max_length
+        if max_length is None and self.tokenizer.model_max_length < 10**9:  # else it has no limit
+            longest = self.tokenizer.model_max_length
         is_cut = truncation not in (None, False, "do_not_truncate")
         if truncation is None and padding in (None, False):
             is_cut = max_length is not None
@@ -142,7 +136,7 @@ class CausalQwenProcessor(ProcessorMixin):
         A batch of ids gives a list of texts.
         """
         options["skip_special_tokens"] = skip_special_tokens
-        if _is_nested(token_ids):
+        if len(token_ids) and np.ndim(token_ids[0]) > 0:
             return self.batch_decode(token_ids, values, digits=digits, **options)
         ids = np.asarray(_to_array(token_ids)).reshape(-1).astype(np.int64)
         places: list[int] = np.flatnonzero(ids == self.num_token_id).tolist()
@@ -154,11 +148,6 @@ class CausalQwenProcessor(ProcessorMixin):
         numbers = np.zeros(len(ids)) if values is None else np.asarray(_to_array(values), float)
         if numbers.shape != ids.shape:
             raise ValueError(f"values of shape {numbers.shape} must have that of ids, {ids.shape}.")
-        for place in places:
-            if not np.isfinite(numbers[place]):
-                raise ValueError(
-                    f"values[{place}] is {numbers[place]}: only finite numbers can be written."
-                )
         texts = [
             self.tokenizer.decode(ids[before + 1 : after].tolist(), **options)
             for before, after in pairwise([-1, *places, len(ids)])
@@ -169,15 +158,8 @@ class CausalQwenProcessor(ProcessorMixin):
         """One text for every row."""
         rows = list(_to_array(token_ids))
         value_rows = [None] * len(rows) if values is None else list(_to_array(values))
-        if len(value_rows) != len(rows):
-            raise ValueError(f"values and ids differ in rows: {len(value_rows)} and {len(rows)}.")
-        texts = []
-        for row, (ids, numbers) in enumerate(zip(rows, value_rows, strict=True)):
-            try:
-                texts.append(self.decode(ids, numbers, **options))
-            except ValueError as error:
-                raise ValueError(f"In row {row}: {error}") from error
-        return texts
+        pairs = zip(rows, value_rows, strict=True)
+        return [self.decode(ids, numbers, **options) for ids, numbers in pairs]
 
     def ask(self, text: str) -> str:
         """The text up to where its next number would begin: with the space that comes before it.
@@ -226,14 +208,6 @@ class CausalQwenProcessor(ProcessorMixin):
             is_left = self.tokenizer.truncation_side == "left"
             tokens = tokens[max(len(tokens) - room, 0) :] if is_left else tokens[:room]
         return [*before, *tokens, *after][:limit]
-
-    def _longest(self, max_length: int | None) -> int | None:
-        if max_length is None:
-            longest: int = self.tokenizer.model_max_length
-            return longest if longest < 10**9 else None
-        if max_length < 0:
-            raise ValueError(f"max_length={max_length} must be at least 0.")
-        return max_length
 
     def _pad(
         self,
@@ -356,12 +330,6 @@ def _tensors(columns: dict[str, list[list[Any]]], kind: str) -> dict[str, Any]:
 def _to_array(values: Any) -> Any:
     """Tensors of any device as NumPy arrays; lists unchanged."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
-
-
-def _is_nested(ids: Any) -> bool:
-    if isinstance(ids, (list, tuple)):
-        return len(ids) > 0 and np.ndim(ids[0]) > 0
-    return np.ndim(ids) > 1
 
 
 AutoProcessor.register(CausalQwen2Config, CausalQwenProcessor, exist_ok=True)

@@ -5,11 +5,8 @@ h is the bar of the context, one number for all tokens of a position:
     none          h = 0                   the documents'
     competition   h = logsumexp(loc_S)    S_k - h is centred on log softmax_k(loc_S)
 
-Softmax does not change when all scores of a position move together, and a fixed threshold does: the
-level of the scores differs by 7 and more between contexts. The bar moves with it. Hazard: h is that
-of *all* tokens and of the unmoved individual; noise and logits processors must not move it.
-
-The rules that choose a token by them are in `causal_qwen.decoding.decision`.
+The bar moves with the level of the scores, which differs by 7 and more between contexts. Hazard: h
+is that of *all* tokens and of the unmoved individual; noise and logits processors must not move it.
 """
 
 from __future__ import annotations

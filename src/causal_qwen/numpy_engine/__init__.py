@@ -23,7 +23,7 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
 Open `engine` first, then `qwen2`. The decision rules are in `causal_qwen.decoding`.
 """
 
-from causal_qwen.numpy_engine.engine import Engine, Generation, Step
+from causal_qwen.numpy_engine.engine import Engine, Generation
 from causal_qwen.numpy_engine.qwen2 import (
     KeyValueCache,
     Qwen2,
@@ -42,7 +42,6 @@ __all__ = [
     "KeyValueCache",
     "Qwen2",
     "Qwen2Config",
-    "Step",
     "apply_rotary_pos_emb",
     "attention_forward",
     "greedy_decode",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,31 +171,21 @@ def solve_gamma(
     per_token: Float32,
     threshold: float,
     b_noise: float | None,
-    weight: Float32 | None = None,
+    weight: Float32 | float = 1.0,
     target: float = 1.0,
 ) -> float:
     """gamma for which the median of sum_k P_k is `target`, with scale_U' = gamma + b (b = gamma if
     None); the lowest if it is larger for every gamma.
 
     sum_k P_k grows with the scale while fewer than half of the tokens exceed C, so bisection on
-    the scale's logarithm finds the root: among all tokens near that of a sample of them.
+    the scale's logarithm finds the root.
     """
 
     def is_above(gamma: float) -> bool:
         total = gamma * 2 if b_noise is None else gamma + b_noise
-        weights = 1.0 if weight is None else weight
-        return lower_median(sum_p(loc, per_token, threshold, total, weights)) > target
+        return lower_median(sum_p(loc, per_token, threshold, total, weight)) > target
 
     low, high = -25.0, 5.0
-    if weight is None:
-        tokens, own = sampled_tokens(loc)
-        rough = solve_gamma(loc[:, tokens], per_token[tokens], threshold, b_noise, own, target)
-        near = math.log(rough)
-        low, high = max(near - 0.25, low), min(near + 0.25, high)
-        while low > -25 and is_above(math.exp(low)):
-            low, high = max(low - 1, -25.0), low
-        while high < 5 and not is_above(math.exp(high)):
-            low, high = high, min(high + 1, 5.0)
     while high - low > 4e-5:
         middle = (low + high) / 2
         if is_above(math.exp(middle)):
@@ -218,16 +209,11 @@ def find_gain(loc: Float32, scale: Any, rows: Callable[[np.ndarray], Any]) -> fl
     return equal_gain(loc, noise)
 
 
-_draws: dict[int, Float32] = {}
-
-
+@lru_cache(1)
 def noise_draws(size: int) -> Float32:
     """Standard Cauchy noise of individuals that calibration asks. -> (C, R)"""
-    if size not in _draws:
-        draws = [to_cauchy(draw_noise(seed, size)) for seed in range(DRAWS)]
-        _draws.clear()
-        _draws[size] = np.stack(draws, axis=-1).astype(np.float32)
-    return _draws[size]
+    draws = [to_cauchy(draw_noise(seed, size)) for seed in range(DRAWS)]
+    return np.stack(draws, axis=-1).astype(np.float32)
 
 
 def equal_gain(loc: Float32, noise: Callable[[int, np.ndarray], Any]) -> float:

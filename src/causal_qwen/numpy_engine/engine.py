@@ -7,8 +7,7 @@ print(engine.generate("The train was late, so").text)
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from causal_qwen.families import is_causal
 from causal_qwen.individuals import Individual
 from causal_qwen.numpy_engine.checkpoint import check_tensors
 from causal_qwen.numpy_engine.fast import find_kernel
-from causal_qwen.numpy_engine.generation import DecodeStep, Generator, Limits
+from causal_qwen.numpy_engine.generation import Generator, Limits
 from causal_qwen.numpy_engine.heads import CausalHeads
 from causal_qwen.numpy_engine.quantization import dequantized, is_quantized, quantized
 from causal_qwen.numpy_engine.qwen2 import (
@@ -45,24 +44,11 @@ from causal_qwen.numpy_engine.weights import (
     read_optional_json,
     read_tensors,
 )
-from causal_qwen.text.segmentation import stable_prefix
+from causal_qwen.options import check_choice
 
 DTYPES = (None, "float32", "int8")
 OPTIONS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name != "causal_mode")
-TORCH_ONLY = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One generated token."""
-
-    id: int
-    text: str  # the addition to the text; empty while a character is incomplete
-    value: float | None  # if the token is a number
-    probability: float  # softmax(loc_S) of the token, before candidates are cut and noise is added
-    runners_up: list[tuple[str, float]]  # the likeliest other tokens and their probabilities
-    token: str = ""  # the token as text
 
 
 @dataclass(frozen=True)
@@ -94,10 +80,8 @@ class Engine:
     ) -> None:
         self.fields, self.reader, self.saved = fields, reader, generation or {}
         self.parameters = parameters
-        check_architecture(fields)
         check_tensors(fields, parameters, where)
-        config = Qwen2Config.from_dict(fields)
-        self.model = Qwen2(config, parameters, where, fields.get("causal_size"))
+        self.model = Qwen2(Qwen2Config.from_dict(fields), parameters)
         has_heads = is_causal(fields.get("model_type"))
         self.heads = CausalHeads(fields, parameters, self.model.head) if has_heads else None
 
@@ -116,16 +100,8 @@ class Engine:
         "float32" is exact, "int8" has half the bytes of bfloat16 and rounds (`quantization`).
         `kernel="numba"` multiplies int8 and bfloat16 weights by compiled loops (extra `fast`).
         """
-        if dtype not in DTYPES:
-            raise ValueError(
-                f"dtype={dtype!r} is unknown; use 'float32', 'int8', or None for the stored type."
-            )
-        compiled = find_kernel(kernel)
-        directory = Path(path)
-        if not directory.is_dir():
-            raise FileNotFoundError(
-                f"{directory} is not a directory; pass the directory of a saved model."
-            )
+        check_choice("dtype", dtype, DTYPES)
+        compiled, directory = find_kernel(kernel), Path(path)
         fields = read_json(directory / "config.json")
         check_architecture(fields)  # before the weights of another are read
         parameters = read_tensors(directory)
@@ -134,35 +110,20 @@ class Engine:
         elif dtype == "float32":
             fields, parameters = dequantized(fields, parameters)
         saved = read_optional_json(directory / "generation_config.json")
-        with ThreadPoolExecutor(1) as beside:  # the search for NaN, which reads all weights
-            reader = beside.submit(TextReader.from_directory, directory, fields)
-            engine = cls(fields, parameters, generation=saved, where=str(directory))
+        reader = TextReader.from_directory(directory, fields)
+        engine = cls(fields, parameters, reader, saved, str(directory))
         engine.model.use(compiled)
-        engine.reader = reader.result()
         return engine
 
     # ------------------------------------------------------------ generation
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        numeric_values: Sequence[float] | None = None,
-        encode_numbers: str | None = None,
-        chat: bool = False,
-        **options: Any,
-    ) -> Generation:
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Continue a prompt, given as text or as token ids.
 
-        `chat` puts a text into the model's chat template, as a user's message.
-
-        Options: mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of softmax sampling),
-        and those of `DecodingSettings`: individual, exogenous, temperature, min_density,
-        persistence, noise_gain, fresh_noise_gain, top_k, top_p, min_p, whole_words,
-        avoid_repeats, do_sample, repetition_penalty, normalization, value_field.
-        Defaults are in generation_config.json.
+        Options: those of `stream`; mode, max_new_tokens, min_new_tokens, eos_token_id, seed (of
+        softmax sampling), and those of `DecodingSettings`. Defaults are in generation_config.json.
         """
-        call = self._call(prompt, numeric_values, encode_numbers, chat, options, None)
+        call = self.stream(prompt, **options)
         start = len(call.ids)
         for _ in call:
             pass
@@ -178,38 +139,23 @@ class Engine:
         numeric_values: Sequence[float] | None = None,
         encode_numbers: str | None = None,
         chat: bool = False,
-        runners_up: int = 3,
-        observe: Observer | None = None,
         **options: Any,
-    ) -> Iterator[Step]:
-        """Continue one prompt and yield every token as it is chosen.
-
-        `observe` is called with every layer's output and attention weights.
-        """
-        call = self._call(prompt, numeric_values, encode_numbers, chat, options, observe)
-        start, shown = len(call.ids), ""
-        for step in call:
-            text = ""
-            if self.reader is not None:
-                text = self.reader.decode(np.array(call.ids[start:]), np.array(call.values[start:]))
-                text = text if step.is_last else stable_prefix(text)
-            yield self._step(step, text[len(shown) :], runners_up)
-            shown = text
-
-    def _call(
-        self,
-        prompt: Prompt,
-        numeric_values: Sequence[float] | None,
-        encode_numbers: str | None,
-        chat: bool,
-        given: dict[str, Any],
-        observe: Observer | None,
     ) -> Generator:
+        """Continue a prompt, token by token: steps have the `token`, its `value`, and the
+        `probabilities` of all tokens.
+
+        `chat` puts a text into the model's chat template, as a user's message.
+        """
         ids, values = self._encode(prompt, numeric_values, encode_numbers, chat)
-        limits, seed = self._limits(given), given.pop("seed", None)
-        settings = self.resolve(**given)
+        stops = options.pop("eos_token_id", None)
+        if stops is None:
+            stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
+        names = ("max_new_tokens", "min_new_tokens")
+        lengths = {name: options.pop(name) for name in names if options.get(name) is not None}
+        stops = () if stops is None else tuple(np.atleast_1d(stops).tolist())
+        limits, seed = Limits(**lengths, stops=stops), options.pop("seed", None)
         return Generator(
-            self.model, self.heads, self.fields, settings, limits, ids, values, seed, observe
+            self.model, self.heads, self.fields, self.resolve(**options), limits, ids, values, seed
         )
 
     def resolve(self, mode: str | None = None, **options: Any) -> DecodingSettings:
@@ -219,28 +165,12 @@ class Engine:
             raise TypeError(
                 f"Unknown option {', '.join(unknown)}; there are mode, {', '.join(OPTIONS)}."
             )
-        unsupported = [name for name in TORCH_ONLY if self.saved.get(name) is not None]
-        if unsupported:
-            raise ValueError(
-                f"generation_config.json has {unsupported[0]}={self.saved[unsupported[0]]}, which "
-                "the NumPy engine does not support; remove it, or use torch."
-            )
         return resolve_settings(
             {"causal_mode": mode, **options},
             self.saved,
             default_mode=self.fields.get("inference_mode", "standard"),
             has_heads=self.heads is not None,
         )
-
-    def _limits(self, given: dict[str, Any]) -> Limits:
-        """Remove the options that say when a text ends, and return them as `Limits`."""
-        stops = given.pop("eos_token_id", None)
-        if stops is None:
-            stops = self.saved.get("eos_token_id", self.fields.get("eos_token_id"))
-        stops = () if stops is None else tuple(np.atleast_1d(stops).tolist())
-        names = ("max_new_tokens", "min_new_tokens")
-        lengths = {name: given.pop(name) for name in names if given.get(name) is not None}
-        return Limits(**lengths, stops=stops)
 
     def _encode(
         self,
@@ -252,56 +182,20 @@ class Engine:
         if isinstance(prompt, str):
             if self.reader is None:
                 raise ValueError("This checkpoint has no tokenizer.json; pass token ids.")
-            if values is not None:
-                raise ValueError(
-                    "numeric_values= belongs to token ids; pass a text with encode_numbers='value' "
-                    "instead."
-                )
             text = self.reader.as_chat(prompt) if chat else prompt
             return self.reader.encode(text, encode_numbers, add_special_tokens=not chat)
         ids = [int(token) for token in prompt]
-        number = self.fields.get("num_token_id")
-        if values is None:
-            if self.heads is not None and number in ids:
-                raise ValueError(
-                    f"Token {ids.index(number)} of the prompt is <NUM> and has no value; pass "
-                    "numeric_values=."
-                )
-            return ids, [0.0] * len(ids)
-        row = [float(value) for value in values]
-        is_valid = len(row) == len(ids) and all(
-            np.isfinite(value) and (not value or token == number)
-            for token, value in zip(ids, row, strict=True)
-        )
-        if not is_valid:
-            raise ValueError(
-                f"numeric_values must hold one finite value for each of the {len(ids)} ids, and 0 "
-                "where the token is not <NUM>."
-            )
-        return ids, row
-
-    def _step(self, step: DecodeStep, text: str, runners_up: int) -> Step:
-        token = step.token
-        others = [pair for pair in step.likeliest(runners_up + 1) if pair[0] != token]
-        is_number = self.heads is not None and token == self.fields.get("num_token_id")
-        return Step(
-            id=token,
-            text=text,
-            value=step.value if is_number else None,
-            probability=float(step.probabilities[token]),
-            runners_up=[(self._shown(k, step.y), p) for k, p in others[:runners_up]],
-            token=self._shown(token, step.value),
-        )
-
-    def _shown(self, token: int, value: float) -> str:
-        return str(token) if self.reader is None else self.reader.show(token, value)
+        if values is None and self.heads is not None and self.heads.num_token_id in ids:
+            raise ValueError("The prompt has <NUM> without a value; pass numeric_values=.")
+        return ids, [0.0] * len(ids) if values is None else [float(value) for value in values]
 
     # ------------------------------------------------------------ logits
 
     def logits(self, ids: Sequence[int] | Ints, observe: Observer | None = None) -> Float32:
         """loc_S at every position of texts of equal length. (T,) or (B, T) -> (T, V) or (B, T, V)
 
-        Equal to the base model's logits until training changes W_loc.
+        Equal to the base model's logits until training changes W_loc. `observe` is called with
+        every layer's output and attention weights.
         """
         rows = np.atleast_2d(np.asarray(ids, np.int64))
         cache = KeyValueCache(self.model.config, len(rows), rows.shape[1])

@@ -61,13 +61,6 @@ class Matrix:
     """W (N, K), as stored; int8 weights have `scales` (N,). `absolute` products use |W|."""
 
     def __init__(self, stored: Stored, scales: Stored | None = None) -> None:
-        if stored.ndim != 2:
-            raise ValueError(f"A matrix has two axes; this weight has the shape {stored.shape}.")
-        if (stored.dtype == np.int8) != (scales is not None):
-            raise ValueError(
-                f"A matrix of {stored.dtype} weights has {'no' if scales is None else 'row'} "
-                "scales; int8 weights need them, and only they."
-            )
         self.stored = np.ascontiguousarray(stored)
         self.scales = None if scales is None else widen(scales).reshape(len(stored))
         self.shape: tuple[int, int] = (stored.shape[0], stored.shape[1])
@@ -84,10 +77,6 @@ class Matrix:
         weight = scratch(rows.stop - rows.start, self.shape[1])
         np.copyto(weight, self.stored[rows])
         return weight
-
-    def compiled(self, vectors: int) -> Kernel | None:
-        """The kernel, if it multiplies with so many vectors."""
-        return self.kernel if vectors <= MAX_VECTORS else None
 
     def rows(self, ids: NDArray[np.integer]) -> Float32:
         """Rows in float32, as in an embedding lookup. (...) -> (..., K)"""
@@ -143,8 +132,8 @@ def _has_threads(matrix: Matrix, vectors: int) -> bool:
     """
     if matrix.stored.dtype == np.float32:
         return vectors <= MAX_BATCH
-    kernel = matrix.compiled(vectors)
-    return kernel is not None and kernel.has_threads
+    is_compiled = matrix.kernel is not None and vectors <= MAX_VECTORS
+    return is_compiled and bool(matrix.kernel.has_threads)
 
 
 def _divide(matrices: Sequence[Matrix], x: Float32, outs: Sequence[Float32]) -> None:
@@ -166,9 +155,9 @@ def _multiply(matrix: Matrix, x: Float32, out: Float32, rows: slice) -> None:
     if matrix.stored.dtype == np.float32:
         _product(matrix.stored[rows], x, out[:, rows])
         return
-    if (kernel := matrix.compiled(len(x))) is not None:
+    if matrix.kernel is not None and len(x) <= MAX_VECTORS:
         scales = None if matrix.scales is None else matrix.scales[rows]
-        kernel(matrix.stored[rows], scales, x, out[:, rows])
+        matrix.kernel(matrix.stored[rows], scales, x, out[:, rows])
         return
     for tile in tiles(rows, matrix.shape[1]):
         _product(matrix.widened(tile), x, out[:, tile])
@@ -197,10 +186,8 @@ def _dot(x: Float32, weight: Float32, out: Float32) -> None:
     precision. Partial sums reduce this error. (Products with one vector use many accumulators.)
     """
     for start in range(0, len(weight), ROWS_PER_SUM):
-        rows, sums = (
-            weight[start : start + ROWS_PER_SUM],
-            out[:, start : start + ROWS_PER_SUM],
-        )  # sums in cache
+        part_of = slice(start, start + ROWS_PER_SUM)
+        rows, sums = weight[part_of], out[:, part_of]  # in cache
         np.matmul(x[:, :TERMS_PER_SUM], rows[:, :TERMS_PER_SUM].T, out=sums)
         part = np.empty(sums.shape, np.float32)
         for first in range(TERMS_PER_SUM, weight.shape[1], TERMS_PER_SUM):
@@ -314,17 +301,13 @@ def softmax_in_place(scores: Float32) -> Float32:
     return scores
 
 
-def is_masked(new: int, seen: int, window: int | None) -> Bools:
-    """Keys that the last positions may not see. -> (T, S)"""
-    own = np.arange(seen - new, seen)[:, None]  # (T, 1)
-    other = np.arange(seen)
-    is_masked = other > own  # (T, S)
-    if window is not None:
-        is_masked |= other <= own - window
-    return is_masked
+def is_masked(new: int, seen: int) -> Bools:
+    """Keys that the last positions may not see: later ones. -> (T, S)"""
+    masked: Bools = np.arange(seen) > np.arange(seen - new, seen)[:, None]
+    return masked
 
 
-def attend(query: Float32, key: Float32, value: Float32, window: int | None = None) -> Float32:
+def attend(query: Float32, key: Float32, value: Float32) -> Float32:
     """Causal attention without repeated keys and without a (T, S) mask.
 
     query (B, Q, T, D) of the last T positions, key and value (B, K, S, D) of all -> (B, T, Q D).
@@ -336,9 +319,7 @@ def attend(query: Float32, key: Float32, value: Float32, window: int | None = No
     grouped = query.reshape(batch, key_value_heads, group, new, size)
     grouped = grouped * np.float32(size**-0.5)
     if new == 1:
-        first = 0 if window is None else max(seen - window, 0)
-        near = slice(first, seen)
-        out = _attend_from_one(grouped[:, :, :, 0], key[:, :, near], value[:, :, near])
+        out = _attend_from_one(grouped[:, :, :, 0], key, value)
         return out.reshape(batch, 1, heads * size)
 
     out = np.empty((batch, new, key_value_heads, group, size), np.float32)
@@ -354,17 +335,11 @@ def attend(query: Float32, key: Float32, value: Float32, window: int | None = No
         for row, head, start in jobs[share::THREADS]:  # interleaved: later blocks have more keys
             stop = min(start + step, new)
             last = seen - new + stop  # keys up to the block's last query
-            first = 0 if window is None else max(last - (stop - start) - window + 1, 0)
             rows = grouped[row, head, :, start:stop].reshape(-1, size)  # (G T', D)
-            scores: Float32 = rows @ key[row, head, first:last].T  # (G T', S')
-            shaped = scores.reshape(group, stop - start, last - first)
-            if window is None:  # only the block's own triangle is masked
-                own = shaped[:, :, start - stop :]
-                np.copyto(own, LOWEST, where=is_masked(stop - start, stop - start, None))
-            else:
-                mask = is_masked(stop - start, last, window)[:, first:]
-                np.copyto(shaped, LOWEST, where=mask)
-            mixed = softmax_in_place(scores) @ value[row, head, first:last]  # (G T', D)
+            scores: Float32 = rows @ key[row, head, :last].T  # (G T', S')
+            own = scores.reshape(group, stop - start, last)[:, :, start - stop :]
+            np.copyto(own, LOWEST, where=is_masked(stop - start, stop - start))  # its triangle
+            mixed = softmax_in_place(scores) @ value[row, head, :last]  # (G T', D)
             out[row, start:stop, head] = mixed.reshape(group, -1, size).swapaxes(0, 1)
 
     run([partial(work, share) for share in range(min(THREADS, len(jobs)))])
@@ -464,11 +439,11 @@ class _Workers:
 
     def start(self, tasks: Sequence[Task]) -> list[_Worker]:
         """Start every task in a worker of its own."""
-        while len(self._all) < len(tasks):
-            self._all.append(_Worker())
-        for worker, task in zip(self._all, tasks, strict=False):
+        self._all += [_Worker() for _ in tasks[len(self._all) :]]
+        workers = self._all[: len(tasks)]
+        for worker, task in zip(workers, tasks, strict=True):
             worker.begin(task)
-        return self._all[: len(tasks)]
+        return workers
 
     def dismiss(self) -> None:
         for worker in self._all:

@@ -22,7 +22,7 @@ from causal_qwen.decoding.noise import RANDOM_SEEDS, DecodingNoise
 from causal_qwen.decoding.settings import DecodingSettings
 from causal_qwen.decoding.step import Position, Rules, choose_tokens
 from causal_qwen.numpy_engine.heads import Cauchy, CausalHeads, Float64, ValueSpace, warn_if_clamped
-from causal_qwen.numpy_engine.qwen2 import KeyValueCache, Observer, Qwen2
+from causal_qwen.numpy_engine.qwen2 import KeyValueCache, Qwen2
 from causal_qwen.numpy_engine.sampling import (
     NEVER,
     draw,
@@ -41,12 +41,6 @@ class Limits:
     max_new_tokens: int = 50
     min_new_tokens: int = 0
     stops: tuple[int, ...] = ()  # end-of-text ids
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "min_new_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 0:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 0.")
 
 
 @dataclass
@@ -192,16 +186,13 @@ class Generator(Chooser):
         ids: Sequence[int],
         values: Sequence[float],
         seed: int | None = None,
-        observe: Observer | None = None,
     ) -> None:
         super().__init__(heads, fields, settings, limits, ids, values, seed)
-        self.model, self.observe = model, observe
+        self.model = model
         room = model.config.context - len(ids)
         if room < 0 or not len(ids):
-            what = "has no token" if room >= 0 else f"has {len(ids)} tokens"
             raise ValueError(
-                f"The prompt {what}; this model reads 1 to {model.config.context}: "
-                f"{'write a few words' if room >= 0 else 'shorten it'}."
+                f"The prompt has {len(ids)} tokens; this model reads 1 to {model.config.context}."
             )
         self.steps = min(limits.max_new_tokens, room)
         self.cache = KeyValueCache(model.config, capacity=len(ids) + self.steps)
@@ -224,7 +215,7 @@ class Generator(Chooser):
         x = self.model.embed(ids)
         if self.heads is not None and self.num_token_id is not None:
             x = self.heads.embed_values(x, values, ids == self.num_token_id)
-        return self.model.forward(x, self.cache, self.observe)[0, -1]
+        return self.model.forward(x, self.cache)[0, -1]
 
     def _score(self, z: Float32) -> Float32:
         """loc_S. (H,) -> (V,)"""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +35,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # of numbers, by their type
 TEXT, ARRAY = 8, 9
+TOKENS = "tokenizer.ggml.tokens"
+SPECIAL = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}  # as in templates
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # types of tokens
 TILE = 1024  # rows that are widened at once
 LETTERS_AND_REST = (
@@ -208,7 +209,7 @@ def read_checkpoint(
     `has_blocks`, matrices of 4 bits stay what they are."""
     fields = {
         "model_type": file.architecture,
-        "vocab_size": len(file.fields["tokenizer.ggml.tokens"]),
+        "vocab_size": len(file.fields[TOKENS]),
         "hidden_size": file.get("embedding_length"),
         "intermediate_size": file.get("feed_forward_length"),
         "num_hidden_layers": file.get("block_count"),
@@ -249,11 +250,13 @@ def tiles_of(rows: int) -> list[slice]:
 def text_reader(file: GgufFile) -> TextReader:
     """The tokenizer, with <NUM> at the first id that no token uses, if there is one."""
     tokenizer, number = read_tokenizer(file), None
-    if tokenizer.get_vocab_size() < len(file.fields["tokenizer.ggml.tokens"]):
+    if tokenizer.get_vocab_size() < len(file.fields[TOKENS]):
         tokenizer.add_tokens([AddedToken(PLACEHOLDER, special=False, normalized=False)])
         number = tokenizer.token_to_id(PLACEHOLDER)
-    template = file.fields.get("tokenizer.chat_template")
-    return TextReader(tokenizer, number, "text", template, dict(special_tokens(file)))
+    template, tokens = file.fields.get("tokenizer.chat_template"), file.fields[TOKENS]
+    places = {name: file.fields.get(f"tokenizer.ggml.{name}_token_id") for name in SPECIAL}
+    special = {SPECIAL[name]: tokens[k] for name, k in places.items() if k is not None}
+    return TextReader(tokenizer, number, "text", template, special)
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
@@ -264,7 +267,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             f"{file.path} has a tokenizer {fields['pre'] or fields['model']!r}; those of "
             f"{', '.join(SPLITS)} are read. Convert the model's directory instead."
         )
-    tokens: list[str] = file.fields["tokenizer.ggml.tokens"]
+    tokens: list[str] = file.fields[TOKENS]
     kinds: list[int] = file.fields["tokenizer.ggml.token_type"]
     used = max(k for k, kind in enumerate(kinds) if kind != UNUSED) + 1
     vocabulary = {token: k for k, token in enumerate(tokens[:used])}
@@ -290,11 +293,3 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             single=[tokens[first], "$A"], special_tokens=[(tokens[first], first)]
         )
     return tokenizer
-
-
-def special_tokens(file: GgufFile) -> Mapping[str, str]:
-    """bos_token, eos_token, pad_token, as the chat template calls them."""
-    names = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
-    tokens = file.fields["tokenizer.ggml.tokens"]
-    places = {ours: file.fields.get(f"tokenizer.ggml.{n}_token_id") for n, ours in names.items()}
-    return {name: tokens[k] for name, k in places.items() if k is not None}

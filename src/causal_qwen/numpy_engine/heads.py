@@ -226,7 +226,8 @@ class CausalHeads:
 
     def score_shift(self, shift: Float32) -> Float32:
         """W shift. (B, C) -> (B, V)"""
-        size = _largest(shift)
+        largest = np.abs(shift).max(-1, keepdims=True)  # of each row (B, 1)
+        size: Float32 = np.maximum(largest, np.finfo(np.float32).tiny)
         return self.head(shift / size) * size
 
     def score_scale(self, scale: Float32) -> Float32:
@@ -268,9 +269,6 @@ class CausalHeads:
             self._norms = self.head.row_norms()
         return self._norms
 
-    def bound_by_blocks(self, scale: Float32, rows: NDArray[np.integer]) -> None:
-        return None  # the exact product is as fast in NumPy
-
     def absolute(self, scale: Float32, rows: NDArray[np.integer] | None = None) -> Float32:
         return self.head.absolute(scale, rows)
 
@@ -281,9 +279,3 @@ class CausalHeads:
 def is_identity(weight: Stored, bias: Float32) -> bool:
     """Whether loc_U = z, as before training."""
     return not bias.any() and np.array_equal(weight, np.eye(*weight.shape, dtype=weight.dtype))
-
-
-def _largest(shift: Float32) -> Float32:
-    """The size of the largest coordinate of each row. (B, C) -> (B, 1)"""
-    size: Float32 = np.abs(shift).max(-1, keepdims=True)
-    return np.maximum(size, np.finfo(np.float32).tiny)

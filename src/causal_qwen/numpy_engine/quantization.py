@@ -34,7 +34,6 @@ from causal_qwen.numpy_engine.weights import (
     Stored,
     read_json,
     read_tensors,
-    release,
     widen,
 )
 from causal_qwen.outputs import OURS, check_not_inside, new_directory
@@ -91,9 +90,7 @@ def quantized(fields: Fields, parameters: Mapping[str, Stored]) -> tuple[Fields,
     head, ignored = Matrix(found[HEAD]), []
     for name in linear:
         if name == HEAD or LAYER.search(name):
-            before = found[name]
-            found[name], found[name + SCALE] = quantize_rows(before)
-            release(before)
+            found[name], found[name + SCALE] = quantize_rows(found[name])
         else:  # of the causal heads: small, and float32 in every model
             ignored.append(name.removesuffix(".weight"))
     if NOISE in found:

@@ -36,7 +36,7 @@ from causal_qwen.numpy_engine.fast import (
     softmax_in_place,
     swiglu,
 )
-from causal_qwen.numpy_engine.weights import Float32, Stored, check_shapes, release, widen
+from causal_qwen.numpy_engine.weights import Float32, Stored, widen
 from causal_qwen.options import check_choice
 
 Ints = NDArray[np.int64]
@@ -46,7 +46,7 @@ BLOCK = 512  # tokens processed together by all layers
 QWEN3 = ("qwen3", "causal_qwen3")
 MODEL_TYPES = ("qwen2", "causal_qwen2", *QWEN3)
 QWEN3_HEAD_DIM = 128  # of config.json without head_dim
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_TYPES = ("default", "yarn", "llama3")
 
 
 # ---------------------------------------------------------------- the model's shape
@@ -67,7 +67,6 @@ class Qwen2Config:
     max_position_embeddings: int = 32_768
     tie_word_embeddings: bool = False
     rope: dict[str, Any] = field(default_factory=dict)
-    windows: tuple[int | None, ...] = ()  # sliding window of each layer, None for all tokens
     is_qwen3: bool = False  # queries and keys are normalised, and there are no biases
 
     @classmethod
@@ -76,26 +75,17 @@ class Qwen2Config:
         check_architecture(fields)
         sizes = {name: _size(fields, name) for name in _SIZES}
         heads = sizes["num_attention_heads"]
-        given = {"num_key_value_heads": heads, "max_position_embeddings": 32_768}
-        given |= {name: fields[name] for name in given if fields.get(name) is not None}
-        key_value_heads = _size(given, "num_key_value_heads")
-        if heads % key_value_heads:
-            raise ValueError(
-                f"num_attention_heads={heads} is no multiple of "
-                f"num_key_value_heads={key_value_heads}; config.json is damaged."
-            )
-        longest = _size(given, "max_position_embeddings")
+        longest = int(fields.get("max_position_embeddings") or 32_768)
         is_qwen3 = fields.get("model_type") in QWEN3
         head_dim = QWEN3_HEAD_DIM if is_qwen3 else sizes["hidden_size"] // heads
         return cls(
             **sizes,
-            num_key_value_heads=key_value_heads,
+            num_key_value_heads=int(fields.get("num_key_value_heads") or heads),
             head_dim=int(fields.get("head_dim") or head_dim),
             rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
             max_position_embeddings=longest,
             tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
-            rope=_rope_fields(fields, longest),
-            windows=_windows(fields, sizes["num_hidden_layers"]),
+            rope=_rope_fields(fields),
             is_qwen3=is_qwen3,
         )
 
@@ -114,6 +104,8 @@ def check_architecture(fields: Mapping[str, Any]) -> None:
         )
     if model_type in QWEN3 and fields.get("attention_bias"):
         raise ValueError("attention_bias=True: this engine runs Qwen3 without biases.")
+    if fields.get("use_sliding_window"):
+        raise ValueError("use_sliding_window=True: this engine has no windows; use torch.")
     if (activation := fields.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={activation!r} is unknown; Qwen2's is 'silu'.")
 
@@ -124,12 +116,6 @@ _SIZES = (
 )
 
 
-_ROPE_NUMBERS = {  # required fields of each scaling
-    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
-
-
 def _size(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or value < 1:
@@ -137,38 +123,15 @@ def _size(fields: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _rope_fields(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
+def _rope_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The RoPE fields of old (rope_theta, rope_scaling) and new checkpoints."""
-    given = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"config.json has rope_scaling={given!r}; it must be an object.")
-    rope = dict(given)
+    rope = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
     rope.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.get("type", "default"))
     check_choice("rope_type", rope["rope_type"], ROPE_TYPES)
-    if rope["rope_type"] in ("yarn", "llama3"):
-        rope.setdefault("original_max_position_embeddings", longest)
-    if rope["rope_type"] == "yarn" and rope.get("factor") is None:
-        rope["factor"] = longest / rope["original_max_position_embeddings"]
-    needed = _ROPE_NUMBERS.get(rope["rope_type"], ())
-    if lost := [name for name in needed if not isinstance(rope.get(name), int | float)]:
-        raise ValueError(
-            f"config.json has {lost[0]}={rope.get(lost[0])!r}; rope_type={rope['rope_type']!r} "
-            "needs a number there."
-        )
+    if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("truncate") is False:
+        raise ValueError("config.json scales RoPE by mscale or without truncation; use torch.")
     return rope
-
-
-def _windows(fields: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    if not fields.get("use_sliding_window", False):
-        return (None,) * layers
-    window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 28)
-    kinds = fields.get("layer_types")
-    if kinds is None:
-        return tuple(window if layer >= first else None for layer in range(layers))
-    if len(kinds) != layers:
-        raise ValueError(f"config.json has {len(kinds)} layer_types for {layers} layers.")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 # ---------------------------------------------------------------- the parts
@@ -197,62 +160,44 @@ def apply_rotary_pos_emb(
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
-def inverse_frequencies(
-    rope: Mapping[str, Any], size: int, longest: int, seen: int = 0
-) -> tuple[Float32, float]:
-    """theta^(-2i/D) for every pair i, scaled; and the factor on cos and sin. -> (D/2,)
-
-    `seen` is used only by "dynamic", whose theta grows when the text exceeds `longest`.
-    """
-    kind, theta, attention = rope["rope_type"], float(rope["rope_theta"]), 1.0
-    if kind == "dynamic":
-        growth = rope["factor"] * max(seen, longest) / longest - (rope["factor"] - 1)
-        theta *= growth ** (size / (size - 2))
+def inverse_frequencies(rope: Mapping[str, Any], size: int, longest: int) -> tuple[Float32, float]:
+    """theta^(-2i/D) for every pair i, scaled; and the factor on cos and sin. -> (D/2,)"""
     exponents = np.arange(0, size, 2).astype(np.float32) / np.float32(size)
-    wavelengths = (theta ** exponents.astype(np.float64)).astype(np.float32)  # over 2 pi
-    inverse = np.float32(1) / wavelengths
-    if kind == "linear":
-        inverse = inverse / np.float32(rope["factor"])
-    elif kind == "yarn":
-        inverse, attention = _yarn(rope, size, theta, wavelengths)
-    elif kind == "llama3":
-        inverse = _llama3(rope, inverse)
-    return inverse, attention
+    wavelengths = (float(rope["rope_theta"]) ** exponents.astype(np.float64)).astype(np.float32)
+    inverse = np.float32(1) / wavelengths  # over 2 pi
+    trained = rope.get("original_max_position_embeddings", longest)
+    if rope["rope_type"] == "yarn":
+        return _yarn(rope, size, trained, wavelengths)
+    if rope["rope_type"] == "llama3":
+        inverse = _llama3(rope, trained, inverse)
+    return inverse, 1.0
 
 
 def _yarn(
-    rope: Mapping[str, Any], size: int, theta: float, wavelengths: Float32
+    rope: Mapping[str, Any], size: int, trained: int, wavelengths: Float32
 ) -> tuple[Float32, float]:
     """Long waves are stretched by `factor`, short ones stay, with a ramp between the two."""
-    factor, trained = rope["factor"], rope["original_max_position_embeddings"]
+    factor, theta = rope["factor"], float(rope["rope_theta"])
 
     def pair_that_turns(times: float) -> float:
         return size * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = pair_that_turns(rope.get("beta_fast") or 32)
-    high = pair_that_turns(rope.get("beta_slow") or 1)
-    if rope.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
+    low = max(math.floor(pair_that_turns(rope.get("beta_fast") or 32)), 0)
+    high: float = min(math.ceil(pair_that_turns(rope.get("beta_slow") or 1)), size - 1)
     high = high + 0.001 if low == high else high
     ramp = (np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     kept = 1 - np.clip(ramp, 0, 1)  # 1: as trained, 0: stretched
     stretched = np.float32(1) / (np.float32(factor) * wavelengths)
     inverse = stretched * (1 - kept) + np.float32(1) / wavelengths * kept
-
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     attention = rope.get("attention_factor")
-    if attention is None and rope.get("mscale") and rope.get("mscale_all_dim"):
-        attention = magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
-    return inverse, float(magnitude(1.0) if attention is None else attention)
+    if attention is None:
+        attention = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    return inverse, float(attention)
 
 
-def _llama3(rope: Mapping[str, Any], inverse: Float32) -> Float32:
+def _llama3(rope: Mapping[str, Any], trained: int, inverse: Float32) -> Float32:
     """Waves longer than the trained context are stretched, short ones stay, smoothly between."""
-    factor, trained = rope["factor"], rope["original_max_position_embeddings"]
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    factor, low, high = (rope[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = trained * inverse.astype(np.float64) / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return ((1 - kept) * inverse / factor + kept * inverse).astype(np.float32)
@@ -262,23 +207,13 @@ class RotaryEmbedding:
     """cos and sin of position x frequency."""
 
     def __init__(self, config: Qwen2Config) -> None:
-        self.config = config
-        self.frequencies, self.attention = self._frequencies(0)
-
-    def _frequencies(self, seen: int) -> tuple[Float32, float]:
-        config = self.config
-        return inverse_frequencies(
-            config.rope, config.head_dim, config.max_position_embeddings, seen
+        self.frequencies, self.attention = inverse_frequencies(
+            config.rope, config.head_dim, config.max_position_embeddings
         )
 
-    def __call__(self, positions: Ints, seen: int = 0) -> tuple[Float32, Float32]:
-        """(B, T), of a text of `seen` tokens -> cos, sin (B, 1, T, D), the same for all heads
-
-        Stateless, so several texts can be generated at once.
-        """
-        is_dynamic = self.config.rope["rope_type"] == "dynamic"
-        frequencies = self._frequencies(seen)[0] if is_dynamic else self.frequencies
-        angles = positions.astype(np.float32)[:, None, :, None] * frequencies
+    def __call__(self, positions: Ints) -> tuple[Float32, Float32]:
+        """(B, T) -> cos, sin (B, 1, T, D), the same for all heads"""
+        angles = positions.astype(np.float32)[:, None, :, None] * self.frequencies
         angles = np.concatenate((angles, angles), axis=-1).astype(np.float64)
         cos, sin = self.attention * np.cos(angles), self.attention * np.sin(angles)
         return cos.astype(np.float32), sin.astype(np.float32)
@@ -311,10 +246,10 @@ def attention_forward(
     return (weights @ values).swapaxes(1, 2), weights
 
 
-def causal_mask(new: int, seen: int, window: int | None = None) -> Float32:
-    """0 where the i-th of the `new` last positions may attend, the lowest float elsewhere: at later
-    tokens and at tokens before the window. -> (1, 1, T, S)"""
-    mask: Float32 = np.where(is_masked(new, seen, window), LOWEST, np.float32(0))
+def causal_mask(new: int, seen: int) -> Float32:
+    """0 where the i-th of the `new` last positions may attend, the lowest float elsewhere.
+    -> (1, 1, T, S)"""
+    mask: Float32 = np.where(is_masked(new, seen), LOWEST, np.float32(0))
     return mask[None, None]
 
 
@@ -356,101 +291,78 @@ class Layer:
     query: Matrix  # (Q D, H)
     key: Matrix  # (K D, H)
     value: Matrix
-    query_bias: Float32 | None  # (Q D,)
-    key_bias: Float32 | None  # (K D,)
-    value_bias: Float32 | None
-    query_norm: Float32 | None  # (D,)
-    key_norm: Float32 | None
     output: Matrix  # (H, Q D)
     post_norm: Float32  # (H,)
     gate: Matrix  # (I, H)
     up: Matrix
     down: Matrix  # (H, I)
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, Stored], prefix: str) -> Layer:
-        def vector(name: str) -> Float32:
-            return widen(parameters[f"{prefix}.{name}"])
-
-        def optional(name: str) -> Float32 | None:
-            return vector(name) if f"{prefix}.{name}" in parameters else None
-
-        def matrix(name: str) -> Matrix:
-            return Matrix.of(parameters, f"{prefix}.{name}.weight")
-
-        return cls(
-            input_norm=vector("input_layernorm.weight"),
-            query=matrix("self_attn.q_proj"),
-            key=matrix("self_attn.k_proj"),
-            value=matrix("self_attn.v_proj"),
-            query_bias=optional("self_attn.q_proj.bias"),
-            key_bias=optional("self_attn.k_proj.bias"),
-            value_bias=optional("self_attn.v_proj.bias"),
-            query_norm=optional("self_attn.q_norm.weight"),
-            key_norm=optional("self_attn.k_norm.weight"),
-            output=matrix("self_attn.o_proj"),
-            post_norm=vector("post_attention_layernorm.weight"),
-            gate=matrix("mlp.gate_proj"),
-            up=matrix("mlp.up_proj"),
-            down=matrix("mlp.down_proj"),
-        )
+    query_bias: Float32 | None = None  # (Q D,)
+    key_bias: Float32 | None = None  # (K D,)
+    value_bias: Float32 | None = None
+    query_norm: Float32 | None = None  # (D,)
+    key_norm: Float32 | None = None
 
 
-def expected_tensors(config: Qwen2Config, head_size: int | None = None) -> dict[str, Any]:
-    """Name -> shape of every tensor of a checkpoint; the head reads `head_size` (H)."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    parts = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        **_attention_vectors(config, queries, keys),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
+def layer_tensors(config: Qwen2Config) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Field of `Layer` -> its name in a checkpoint, and its shape."""
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
+    found: dict[str, tuple[str, tuple[int, ...]]] = {
+        "input_norm": ("input_layernorm.weight", (hidden,)),
+        "query": ("self_attn.q_proj.weight", (queries, hidden)),
+        "key": ("self_attn.k_proj.weight", (keys, hidden)),
+        "value": ("self_attn.v_proj.weight", (keys, hidden)),
+        "output": ("self_attn.o_proj.weight", (hidden, queries)),
+        "post_norm": ("post_attention_layernorm.weight", (hidden,)),
+        "gate": ("mlp.gate_proj.weight", (inner, hidden)),
+        "up": ("mlp.up_proj.weight", (inner, hidden)),
+        "down": ("mlp.down_proj.weight", (hidden, inner)),
     }
-    shapes: dict[str, Any] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    if config.is_qwen3:
+        for name in ("query", "key"):
+            found[f"{name}_norm"] = (f"self_attn.{name[0]}_norm.weight", (size,))
+    else:
+        for name, width in {"query": queries, "key": keys, "value": keys}.items():
+            found[f"{name}_bias"] = (f"self_attn.{name[0]}_proj.bias", (width,))
+    return found
+
+
+def expected_tensors(
+    config: Qwen2Config, head_size: int | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a checkpoint; the head reads `head_size` (H)."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_hidden_layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+        parts = layer_tensors(config).values()
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts}
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, head_size or hidden)
     return shapes
 
 
-def _attention_vectors(config: Qwen2Config, queries: int, keys: int) -> dict[str, Any]:
-    if config.is_qwen3:
-        return {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
-    sizes = {"q": queries, "k": keys, "v": keys}
-    return {f"self_attn.{name}_proj.bias": (size,) for name, size in sizes.items()}
-
-
 class Qwen2:
     """The backbone and its head: ids -> hidden states -> logits."""
 
-    def __init__(
-        self,
-        config: Qwen2Config,
-        parameters: Mapping[str, Stored],
-        where: str = "The checkpoint",
-        head_size: int | None = None,
-    ) -> None:
-        expected = expected_tensors(config, head_size)
-        check_shapes(parameters, expected, where)
+    def __init__(self, config: Qwen2Config, parameters: Mapping[str, Stored]) -> None:
         self.config = config
         self.rotary = RotaryEmbedding(config)
         self.embedding = Matrix.of(parameters, "model.embed_tokens.weight")  # (V, H)
         self.norm = widen(parameters["model.norm.weight"])  # (H,)
         tied = config.tie_word_embeddings
         self.head = self.embedding if tied else Matrix.of(parameters, "lm_head.weight")  # (V, H)
-        if not tied:
-            release(self.embedding.stored)  # few of its rows are read
+
+        def read(name: str, shape: tuple[int, ...]) -> Any:
+            return Matrix.of(parameters, name) if len(shape) == 2 else widen(parameters[name])
+
         self.layers = [
-            Layer.of(parameters, f"model.layers.{layer}")
+            Layer(
+                **{
+                    field: read(f"model.layers.{layer}.{name}", shape)
+                    for field, (name, shape) in layer_tensors(config).items()
+                }
+            )
             for layer in range(config.num_hidden_layers)
         ]
         self.is_float32 = all(matrix.stored.dtype == np.float32 for matrix in self._matrices())
@@ -500,16 +412,15 @@ class Qwen2:
         block = BLOCK if block is None else block
         with self.limit_blas(embeddings.shape[0] * embeddings.shape[1]):
             blocks = [
-                self._read(embeddings[:, start : start + block], cache, total, observe)
+                self._read(embeddings[:, start : start + block], cache, observe)
                 for start in range(0, embeddings.shape[1], block)
             ]
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
 
-    def _read(
-        self, x: Float32, cache: KeyValueCache, total: int, observe: Observer | None
-    ) -> Float32:  # (B, T, H) -> (B, T, H)
+    def _read(self, x: Float32, cache: KeyValueCache, observe: Observer | None) -> Float32:
+        """One block. (B, T, H) -> (B, T, H)"""
         eps, end = self.config.rms_norm_eps, cache.length + x.shape[1]
-        cos, sin = self.rotary(np.arange(cache.length, end)[None], total)
+        cos, sin = self.rotary(np.arange(cache.length, end)[None])
         if observe is not None:
             observe("embedding", x)
         for index, layer in enumerate(self.layers):
@@ -517,14 +428,13 @@ class Qwen2:
             q, k, v = self._heads(layer, normed)  # (B, Q, T, D), (B, K, T, D) twice
             q, k = apply_rotary_pos_emb(q, k, cos, sin)
             keys, values = cache.append(index, k, v)  # (B, K, S, D)
-            window = self.config.windows[index]
-            mixed = attend(q, keys, values, window)  # (B, T, Q D)
+            mixed = attend(q, keys, values)  # (B, T, Q D)
             x = x + layer.output(mixed)
             normed = rms_norm(x, layer.post_norm, eps)
             gate, up = project(normed, layer.gate, layer.up)  # (B, T, I)
             x = x + layer.down(swiglu(gate, up))
             if observe is not None:
-                observe(f"attention.{index}", self._weights(q, keys, values, window))
+                observe(f"attention.{index}", self._weights(q, keys, values))
                 observe(f"layer.{index}", x)
         cache.length = end
         z = rms_norm(x, self.norm, eps)
@@ -548,9 +458,9 @@ class Qwen2:
             q, k = rms_norm(q, layer.query_norm, eps), rms_norm(k, layer.key_norm, eps)
         return q, k, v
 
-    def _weights(self, q: Float32, keys: Float32, values: Float32, window: int | None) -> Float32:
+    def _weights(self, q: Float32, keys: Float32, values: Float32) -> Float32:
         """The attention weights of the positions just read. -> (B, Q, T, S)"""
-        mask = causal_mask(q.shape[2], keys.shape[2], window)
+        mask = causal_mask(q.shape[2], keys.shape[2])
         groups = q.shape[1] // keys.shape[1]
         return attention_forward(q, keys, values, mask, self.config.head_dim**-0.5, groups)[1]
 

@@ -81,10 +81,8 @@ class TextReader:
         the answer begins."""
         if not isinstance(self.template, str):
             raise ValueError("This checkpoint has no chat template; leave out chat=True.")
-        try:
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError:
-            raise ImportError("Chat templates need Jinja2: pip install jinja2") from None
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         if isinstance(conversation, str):
             conversation = [{"role": "user", "content": conversation}]
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -117,21 +115,12 @@ class TextReader:
                 values += [0.0] * len(new)
         return ids + after, values + [0.0] * len(after)
 
-    def decode(
-        self,
-        ids: NDArray[np.int64],
-        values: NDArray[np.float64],
-        skip_special_tokens: bool = True,
-        digits: int = 6,
-    ) -> str:
-        """Ids and values -> text"""
+    def decode(self, ids: NDArray[np.int64], values: NDArray[np.float64]) -> str:
+        """Ids and values -> text, without special tokens"""
         positions = [i for i, token in enumerate(ids) if token == self.num_token_id]
         edges = [-1, *positions, len(ids)]
-        texts = [
-            self.tokenizer.decode(ids[a + 1 : b].tolist(), skip_special_tokens=skip_special_tokens)
-            for a, b in pairwise(edges)
-        ]
-        return interleave(texts, [_render(float(values[i]), digits) for i in positions])
+        texts = [self.tokenizer.decode(ids[a + 1 : b].tolist()) for a, b in pairwise(edges)]
+        return interleave(texts, [_render(float(values[i])) for i in positions])
 
     def show(self, token: int, value: float = 0.0) -> str:
         """One token as text, special tokens included."""
@@ -141,7 +130,7 @@ class TextReader:
         return text or self.tokenizer.id_to_token(token) or f"#{token}"
 
 
-def _render(value: float, digits: int = 6) -> str:
+def _render(value: float) -> str:
     from causal_qwen.text.numerals import render  # compiles the grammar: slow to import
 
-    return render(value, digits)
+    return render(value)

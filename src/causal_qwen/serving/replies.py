@@ -35,12 +35,8 @@ class Reply:
     def __init__(
         self, request: TextRequest, call: Call, jobs: list[Job], batcher: Batcher, model: str
     ) -> None:
-        self.request, self.jobs, self.batcher, self.backend = (
-            request,
-            jobs,
-            batcher,
-            batcher.backend,
-        )
+        self.request, self.jobs, self.batcher = request, jobs, batcher
+        self.backend = batcher.backend
         kind = "chatcmpl" if request.is_chat else "cmpl"
         self.head = {
             "id": f"{kind}-{secrets.token_hex(12)}",

@@ -1,14 +1,12 @@
 """Security: which requests a server on this machine answers; the playground's, too.
 
-A page of another site runs in the same browser as ours and can send requests to our address. By
-DNS rebinding (the name of its own host now resolves to 127.0.0.1) it can even read the answers.
-Such a request carries the foreign name in `Host` or in `Origin`.
+A page of another site can send requests to our address and, by DNS rebinding (its own name now
+resolves to 127.0.0.1), read the answers. Such a request has the foreign name in `Host` or `Origin`.
 
     request -> Host -> Origin -> key -> length of the body -> the app
                 400     403      401                   413
 
-A server that other machines reach answers to any name, and asks for a key or a login: another site
-does not know it.
+A server that other machines reach answers to any name, and asks for a key or a login.
 """
 
 from __future__ import annotations
@@ -108,11 +106,8 @@ def has_key(headers: Headers, key: str) -> bool:
 
 def is_foreign(headers: Headers, allowed: Collection[str] = ()) -> bool:
     """Whether a page of another site sends this: its `Origin`, which browsers send with every
-    write, is neither this server nor an `allowed` site.
-
-    Other programs send none. A hostile page can also cause requests without it, such as those of
-    its images: browsers then say `Sec-Fetch-Site`. Links from other sites are welcome.
-    """
+    write, is neither this server nor `allowed`; of images, browsers say `Sec-Fetch-Site`. Links
+    from other sites are welcome."""
     origin, here = headers.get("origin"), headers.get("host", "").lower()
     if origin in allowed:
         return False

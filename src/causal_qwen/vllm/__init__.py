@@ -15,10 +15,8 @@ Out:  the choice of every row, decided by the code that decides in `generate`.
 
     HTTP -> middleware -> vLLM -> admission -> vLLM's scheduler -> model -> processor -> rows
 
-vLLM calls `compute_logits` with the states of the rows that it gives to the logits processors. The
-model keeps U of these rows; the processor, which knows the requests, turns loc_S into the choice
-and leaves only that token finite, so that whatever vLLM draws from is the choice.
+The model keeps U of the rows of a step; the processor turns loc_S into the choice and leaves only
+that token finite. Runs with the older transformers of vLLM: uses no Hugging Face model.
 
-Runs with the transformers that vLLM asks for, older than our own: uses no Hugging Face model.
 Open `rows` first, then `processor`.
 """

@@ -1,8 +1,7 @@
 """Admission: a request to vLLM -> its settings and its individual, before it is queued.
 
-vLLM validates a request once, in the process that received it, and may then send it to a worker
-several times (after preemption), or as several rows (n > 1). So everything is resolved here, and
-nothing is left to chance:
+vLLM validates a request once and may send it to a worker several times, so nothing is left to
+chance:
 
     extra_args["resolved"]   the options of `generate`
     seed                     the individual of a mode with noise: named, a user's, or drawn here
@@ -11,10 +10,9 @@ nothing is left to chance:
     repetition_penalty       1 in our modes: `rows` applies it, and vLLM's second model runner
                              would, too
 
-vLLM gives the copies of a request the seeds after its own, which are the individual's successors.
-The parameters may belong to the caller, who may use them again: `resolved` has the caller's values.
-Hazard: a seed and a temperature make vLLM keep a random generator for the request, which fails on
-CPUs where a prompt is read in parts (0.32).
+Copies of a request have the seeds after its own: the individual's successors. The caller may use
+the parameters again: `resolved` has the caller's values. Hazard: a seed and a temperature make vLLM
+keep a random generator, which fails on CPUs where a prompt is read in parts (0.32).
 """
 
 from __future__ import annotations

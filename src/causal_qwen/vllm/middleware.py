@@ -2,10 +2,9 @@
 
     vllm ... --middleware causal_qwen.vllm.middleware.CausalFields
 
-vLLM reads fields of plugins from `vllm_xargs` only. This moves ours there: `{"individual": 7}` at
-the top of a request becomes `{"vllm_xargs": {"individual": 7}}`, and so does `user`. It also says
-which of OpenAI's fields the request names: vLLM fills in the others, and a temperature of 1 that
-nobody asked for would mean sampling. Without it, requests write `vllm_xargs` themselves.
+`{"individual": 7}` at the top of a request becomes `{"vllm_xargs": {"individual": 7}}`, where vLLM
+reads fields of plugins. It also says which of OpenAI's fields the request names: vLLM fills in the
+others, and a temperature of 1 that nobody asked for would mean sampling.
 """
 
 from __future__ import annotations

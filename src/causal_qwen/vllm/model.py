@@ -2,12 +2,9 @@
 
     z -> U (abduction) -> loc_S = W loc_U, which is what vLLM calls logits
 
-The layers up to z are vLLM's. The heads are those of `causal_qwen.modeling`, with the parameters of
-the checkpoint; the choice is made in `rows`.
-
-With tensor parallelism vLLM keeps a part of W on every device and gathers the scores, so that every
-device samples. The choice reads rows of W anywhere: every device gets a copy of the whole W, when
-the weights are loaded, so that vLLM counts it before it takes the rest of the memory for its cache.
+The layers up to z are vLLM's, the heads those of `causal_qwen.modeling`. With tensor parallelism
+every device gets a copy of the whole W, whose rows the choice reads, when the weights are loaded:
+before vLLM takes the rest of the memory for its cache.
 """
 
 from __future__ import annotations

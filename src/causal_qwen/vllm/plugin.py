@@ -1,8 +1,7 @@
 """Plugin: what vLLM loads by the entry point `vllm.general_plugins`.
 
-Names our architectures, and hangs a check into vLLM's table of checks by architecture. The check
-refuses what is not served, and gives the model its logits processor. So the processor belongs to
-our models only: an installed plugin changes nothing for any other model.
+Names our architectures, with a check of each, which refuses what is not served and gives the model
+its logits processor. Other models are untouched.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class ModelCheck:
     """vLLM calls it once per model, with its whole configuration, before anything is loaded."""
 
     @staticmethod
-    def verify_and_update_model_config(model_config: Any) -> None:
-        """Nothing: what is refused depends on the other configurations, too."""
+    def verify_and_update_model_config(model_config: Any) -> None: ...
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:

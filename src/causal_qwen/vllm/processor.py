@@ -1,8 +1,7 @@
 """Processor: the logits processors that vLLM calls with the scores of every step.
 
-vLLM has two model runners. The first tells its processor which requests join, move and leave the
-batch; the second gives every request a slot, and every step the slots of its rows. Both know the
-texts, and build the steps of `rows.decide_rows`. `validate_params` runs in the process that
+vLLM's first model runner says which requests join, move and leave the batch; the second gives every
+request a slot, and every step the slots of its rows. `validate_params` runs in the process that
 receives requests, where `plugin` has left what it needs to know of the model.
 """
 

@@ -3,9 +3,7 @@
     loc_S -> penalties, candidates -> + W (noise) -> rule of the mode -> one token
 
 Rows with equal rules are a group, which passes together through the logits processors that
-`generate` applies; the last one is the mode's. Every row keeps its own noise and its own text.
-Noise is multiplied with the rows of W that belong to candidates; where `min_p` is 0 and all tokens
-are candidates, with all of W, for the rows of a group together.
+`generate` applies; the last one is the mode's. Every row keeps its own noise and text.
 """
 
 from __future__ import annotations
@@ -67,22 +65,17 @@ class Group:
         decision = self.decision
         decision.noise = JoinedNoise([step.row.noise for step in steps])
         decision.u, decision.bar = u, bar
-        self._move(decision, [step.length - 1 for step in steps])
+        decision.shift_u = decision.shift = None
+        if (noise := decision.noise.at([step.length - 1 for step in steps])) is not None:
+            moved = self.law.action.displacement(u, to_tensors(noise, u.scale))  # (n, C)
+            decision.shift_u = moved
+            if not self.min_p:  # all tokens are candidates
+                decision.shift = score_shift(moved, self.law.lm_head, u.loc.dtype)
         decision.positions = [len(text) - 1 for text in texts]
         ids = pad_texts(texts)
         if self.settings.mode == "compatible":
             return decision(ids, scores)
         return decision.choose(ids, scores)
-
-    def _move(self, decision: DecisionProcessor, positions: Sequence[int]) -> None:
-        """Tell a decision what noise adds to U, and to S if all tokens are candidates."""
-        decision.shift_u = decision.shift = None
-        if (noise := decision.noise.at(positions)) is None:
-            return
-        u = decision.u
-        decision.shift_u = self.law.action.displacement(u, to_tensors(noise, u.scale))  # (n, C)
-        if not self.min_p:
-            decision.shift = score_shift(decision.shift_u, self.law.lm_head, u.loc.dtype)
 
 
 class Row:
