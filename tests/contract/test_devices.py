@@ -278,7 +278,7 @@ def test_a_model_offloaded_in_another_dtype_has_equal_scales(tmp_path: Path) -> 
 def test_a_plain_checkpoint_is_not_offloaded_before_its_conversion(tmp_path: Path) -> None:
     with quiet():
         make_base("qwen2").save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"is a plain checkpoint: .*convert --merge first"):
+        with pytest.raises(ValueError, match=r"is a plain checkpoint: .*convert it first"):
             CausalQwenForCausalLM.from_pretrained(
                 tmp_path, device_map={"": "disk"}, offload_folder=str(tmp_path / "o")
             )
