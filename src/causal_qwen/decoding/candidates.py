@@ -35,6 +35,8 @@ def array_namespace(array: Array) -> Any:
 def in_any_row(is_kept: Array) -> Array:
     """Columns that a row keeps. (B, V) -> (K,)"""
     xp = array_namespace(is_kept)
+    if len(is_kept) == 1:
+        return xp.nonzero(is_kept[0])[0]
     return xp.nonzero(xp.max(xp.astype(is_kept, xp.uint8), axis=0))[0]  # torch's `any` is slow
 
 

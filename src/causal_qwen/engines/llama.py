@@ -106,7 +106,7 @@ class Context:
         """loc_S at every position of a short text. -> (T, V)"""
         tokens = [(0, place, token) for place, token in enumerate(ids)]
         parts = [tokens[first : first + ROWS] for first in range(0, len(tokens), ROWS)]
-        found = [last.scores for part in parts for last in self.read(part, needs_z=False)]
+        found = [last.scores.copy() for part in parts for last in self.read(part, needs_z=False)]
         self.forget(0)
         return np.stack(found)
 
@@ -134,7 +134,7 @@ class Context:
 
     def _last(self, place: int, needs_z: bool) -> Last:
         logits = cpp.llama_get_logits_ith(self.context, place)
-        scores = np.ctypeslib.as_array(logits, (self.vocabulary,)).copy()
+        scores = np.ctypeslib.as_array(logits, (self.vocabulary,))  # until the next call
         if not needs_z:
             return Last(scores, np.zeros(self.width, np.float32))
         states = cpp.llama_get_embeddings_ith(self.context, place)

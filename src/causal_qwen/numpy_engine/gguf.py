@@ -39,6 +39,7 @@ TOKENS = "tokenizer.ggml.tokens"
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}  # as in templates
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # types of tokens
 TILE = 1024  # rows that are widened at once
+KEPT = 4096  # rows that are kept widened: the candidates of a text come again
 LETTERS_AND_REST = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -161,6 +162,7 @@ class GgufHead:
         self.name = next(n for n in ("output.weight", "token_embd.weight") if n in file.tensors)
         self.shape: Any = file.tensors[self.name].shape
         self._norms = norms
+        self._kept: dict[int, Float32] = {}  # rows that were widened lately
 
     def __call__(self, x: Float32) -> Float32:
         """W x. (..., C) -> (..., V)"""
@@ -168,7 +170,15 @@ class GgufHead:
         return np.concatenate(parts, -1)
 
     def rows(self, ids: Any) -> Float32:
-        return self.file.rows(self.name, ids)
+        if isinstance(ids, slice):
+            return self.file.rows(self.name, ids)
+        kept = self._kept
+        if new := [k for k in ids.tolist() if k not in kept]:
+            if len(kept) > KEPT:
+                kept.clear()
+                new = ids.tolist()
+            kept.update(zip(new, self.file.rows(self.name, new), strict=True))
+        return np.stack([kept[k] for k in ids.tolist()])
 
     def absolute(self, scale: Float32, rows: NDArray[np.integer] | None = None) -> Float32:
         """|W| scale. (C,) -> (V,)"""

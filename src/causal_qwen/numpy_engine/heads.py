@@ -15,12 +15,13 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from causal_qwen.decoding.decision import SCALE_FLOOR
+from causal_qwen.decoding.decision import SCALE_FLOOR, SLACK
 from causal_qwen.decoding.noise import UNoise
 from causal_qwen.numpy_engine.fast import Matrix
 from causal_qwen.numpy_engine.weights import Float32, Stored, widen
@@ -239,8 +240,8 @@ class CausalHeads:
         """h = logsumexp(loc_S), or None without a bar. (..., V) -> (..., 1)"""
         if self.context == "none":
             return None
-        top = scores.max(-1, keepdims=True).astype(np.float64)
-        total: Float64 = np.exp(scores - top).sum(-1, keepdims=True)
+        top = scores.max(-1, keepdims=True)
+        total: Float64 = np.exp(scores - top).sum(-1, keepdims=True, dtype=np.float64)
         return top + np.log(total)
 
     def level(self, scores: Float32) -> Float64:
@@ -258,8 +259,18 @@ class CausalHeads:
 
     has_rows = True
 
-    def scale_range(self, scale: Float32) -> None:
-        return None  # `choose_pruned` row by row is as fast in NumPy
+    def scale_range(self, scale: Float32) -> tuple[Float32, Float32] | None:
+        if self.scale is not None:  # of every context its own: `choose_pruned` is as fast
+            return None
+        least, most = self._unit_range
+        low, high = scale.min(-1, keepdims=True), scale.max(-1, keepdims=True)
+        return low * least, high * most
+
+    @cached_property
+    def _unit_range(self) -> tuple[np.float32, np.float32]:
+        """Of ||W_k||_1 + |a_k|, which conversion makes equal."""
+        unit = self.row_norms() + self.decision_noise
+        return unit.min() * np.float32(1 - SLACK), unit.max() * np.float32(1 + SLACK)
 
     def score_scales(self, scale: Float32) -> Float32:
         return np.stack([self.score_scale(row) for row in scale])

@@ -50,6 +50,7 @@ def penalize_repetition(scores: Float32, ids: NDArray[np.int64], penalty: float)
 
 def draw(scores: Float32, seed: int, index: int) -> int:
     """A token drawn from softmax(scores), by draw `index` of `seed`. (V,)"""
-    mass = np.cumsum(softmax(scores))
-    token = int(np.searchsorted(mass, draw_noise(seed, 1, index)[0] * mass[-1], side="right"))
-    return min(token, int(np.flatnonzero(scores > NEVER)[-1]))
+    kept = np.flatnonzero(scores > NEVER)
+    mass = np.cumsum(softmax(scores[kept]))
+    place = int(np.searchsorted(mass, draw_noise(seed, 1, index)[0] * mass[-1], side="right"))
+    return int(kept[min(place, len(kept) - 1)])
