@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf import GGMLQuantizationType, quants
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -135,25 +134,6 @@ def test_the_numpy_engine_reads_the_file(
     if dtype == "float32":
         text = llama.generate("the cat", 7, max_new_tokens=12).text
         assert session.generate("the cat", 7, max_new_tokens=12).text == text
-
-
-def test_matrices_of_four_bits_are_multiplied_as_they_are_stored() -> None:
-    numba = pytest.importorskip("numba", reason="numba is not installed")
-    assert numba
-    from causal_qwen.numpy_engine.blocks import BlockMatrix
-
-    rng = np.random.default_rng(1)
-    stored = rng.integers(0, 256, (40, 144 * 3), dtype=np.uint8)
-    halves = stored.reshape(40, 3, 144)[:, :, :4].view(np.float16)
-    halves[...] = rng.uniform(0.001, 0.01, halves.shape).astype(np.float16)
-    matrix = BlockMatrix(stored)
-    expected = quants.dequantize(stored, GGMLQuantizationType.Q4_K)
-    assert matrix.shape == expected.shape == (40, 768)
-    np.testing.assert_array_equal(matrix.rows(np.array([3, 39])), expected[[3, 39]])
-    for count in (1, 3, 20):
-        x = rng.standard_normal((count, 768)).astype(np.float32)
-        np.testing.assert_allclose(matrix(x), x @ expected.T, rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(matrix.row_norms(), np.abs(expected).sum(1), rtol=1e-5)
 
 
 def test_the_numpy_engine_makes_a_layer_of_its_own(

@@ -77,16 +77,15 @@ class NumpyEngine(ReadsTexts):
         kernel: str = "numpy",
         progress: Callable[[str], None] = lambda _: None,
     ) -> NumpyEngine:
-        """A directory; or a GGUF file, with its layer from the cache, or a layer. numba multiplies
-        weights of 4 bits as they are; all others become int8, or float32 if `dtype` says so."""
+        """A directory; or a GGUF file, with its layer from the cache, or a layer. The weights of a
+        GGUF file become int8, or float32 if `dtype` says so."""
         layer = CausalLayer.load(path) if is_layer(path) else None
         base = path if layer is None else layer.base
         if not is_gguf(base):
             return cls(Engine.from_pretrained(path, dtype, kernel))
         progress("widening the weights, for the NumPy engine")
         file = GgufFile(base)
-        has_blocks = dtype is None and kernel == "numba"
-        fields, tensors = read_checkpoint(file, dtype or "int8", has_blocks)
+        fields, tensors = read_checkpoint(file, dtype or "int8")
         reader, compiled = text_reader(file), find_kernel(kernel)
         if layer is not None:
             layer.check_base(base)

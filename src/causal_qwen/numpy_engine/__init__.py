@@ -10,7 +10,6 @@ Out:  generated tokens, their values and probabilities; logits and layer outputs
     generation         the loop over tokens, in one of the four modes
     calibration        scores on a few texts -> threshold, scales and noise gains
     gguf               GGUF files: metadata, tokenizer, weights
-    blocks             matrices of 4 bits, by compiled loops
     heads              CausalQwen's heads: z -> U -> S, Y
     qwen2              the backbone, from token ids to hidden states and logits
     fast               products with weights in 8, 16 or 32 bits, shared among cores

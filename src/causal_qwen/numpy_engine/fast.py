@@ -67,9 +67,7 @@ class Matrix:
         self.kernel: Any = None  # a `Kernel`: a compiled product with few vectors
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any], name: str) -> Matrix:
-        if isinstance(parameters[name], Matrix):  # of 4 bits
-            return parameters[name]
+    def of(cls, parameters: Mapping[str, Stored], name: str) -> Matrix:
         return cls(parameters[name], parameters.get(name + SCALE))
 
     def widened(self, rows: slice) -> Float32:
@@ -242,13 +240,6 @@ def numba_kernel() -> Kernel:
     if hasattr(os, "register_at_fork"):  # GNU's threads do not survive a fork
         os.register_at_fork(after_in_child=partial(kernel.use, partial(_compile, numba, False)))
     return kernel
-
-
-def compile_loop(loop: Loop, is_alone: bool = True) -> Loop:
-    """A loop by numba, divided among its threads unless others run beside it."""
-    import numba
-
-    return _compile(numba, is_alone and _has_spinning(), loop)
 
 
 def _has_spinning() -> bool:

@@ -24,7 +24,6 @@ from tokenizers import (
     processors,
 )
 
-from causal_qwen.numpy_engine.blocks import Q4_K, BlockMatrix
 from causal_qwen.numpy_engine.quantization import quantize_rows
 from causal_qwen.numpy_engine.qwen2 import check_architecture
 from causal_qwen.numpy_engine.tokenization import TextReader
@@ -212,11 +211,8 @@ TENSORS = {
 }
 
 
-def read_checkpoint(
-    file: GgufFile, dtype: str = "int8", has_blocks: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of config.json and the tensors of a Qwen2 or Qwen3, in int8 or float32; with
-    `has_blocks`, matrices of 4 bits stay what they are."""
+def read_checkpoint(file: GgufFile, dtype: str = "int8") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of config.json and the tensors of a Qwen2 or Qwen3, in int8 or float32."""
     fields = {
         "model_type": file.architecture,
         "vocab_size": len(file.fields[TOKENS]),
@@ -236,12 +232,10 @@ def read_checkpoint(
     if file.get("rope.scaling.type", "none") != "none":
         raise ValueError(f"{file.path} scales its rotation; use llama.cpp, or convert --merge.")
     tensors: dict[str, Any] = {}
-    for own, (kind, shape, _) in file.tensors.items():
+    for own, (_, shape, _) in file.tensors.items():
         block, _, part = own.removeprefix("blk.").partition(".")
         name = TENSORS.get(own) or f"model.layers.{block}.{LAYER_TENSORS[part]}"
-        if has_blocks and kind == Q4_K:
-            tensors[name] = BlockMatrix(file.stored(own))
-        elif own == "token_embd.weight" and dtype == "int8":
+        if own == "token_embd.weight" and dtype == "int8":
             tensors[name] = np.concatenate(
                 [file.rows(own, part).astype(np.float16) for part in tiles_of(shape[0])]
             )
