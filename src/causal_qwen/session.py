@@ -55,11 +55,12 @@ def open(
     from causal_qwen.conversion.location import directory_of, path_of
     from causal_qwen.layer import base_of, is_gguf
 
-    chosen = choose_engine(engine, model)
+    base = base_of(model)
+    chosen = choose_engine(engine, base)
     if device not in ("auto", "cpu") and chosen == "numpy":
         raise ValueError(f"device={device!r} is for torch; the NumPy engine runs on the CPU.")
     path: Any = model  # the embedded model is converted at its first use
-    if not is_gguf(base_of(model)):
+    if not is_gguf(base):
         path = path_of(model) if chosen == "torch" else directory_of(model)
     opened: Any
     with status() as progress:
@@ -78,7 +79,7 @@ def open(
 
             kind = None if dtype == "auto" else dtype
             if kernel == "auto":
-                kernel = "numba" if is_gguf(base_of(model)) and _is_installed("numba") else "numpy"
+                kernel = "numba" if is_gguf(base) and _is_installed("numba") else "numpy"
             opened = NumpyEngine.open(path, kind, kernel, progress)
             reader = opened.reader
     reader.encode_numbers = numbers or reader.encode_numbers

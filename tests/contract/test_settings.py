@@ -137,10 +137,13 @@ def test_softmax_sampling_has_hugging_faces_implicit_top_k_in_both_engines() -> 
     assert resolve_settings({"causal_mode": "sampling"}, {"do_sample": True}).top_k is None
 
 
-def test_the_engine_refuses_options_that_it_does_not_know(directory: Path) -> None:
+def test_the_engine_refuses_what_it_cannot_do(directory: Path) -> None:
     engine = Engine.from_pretrained(directory)
     with pytest.raises(TypeError, match="temprature"):
         engine.generate(PROMPT, temprature=1.0)
+    engine.saved["typical_p"] = 0.9
+    with pytest.raises(ValueError, match="typical_p"):
+        engine.generate(PROMPT)
 
 
 def test_a_generation_config_of_the_call_asks_for_repeats_and_words_in_sampling(

@@ -73,7 +73,6 @@ class Engine(Protocol):
     default_mode: str  # of a call that names neither mode nor individual
     ends: frozenset[int]  # tokens that end a text
     num_token_id: int | None  # <NUM>
-    has_chat: bool
 
     def encode(self, text: str) -> Tokens: ...
     def encode_chat(self, messages: list[dict[str, str]]) -> Tokens: ...

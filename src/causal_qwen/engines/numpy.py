@@ -37,7 +37,6 @@ class ReadsTexts:
     def __init__(self, reader: TextReader) -> None:
         self.reader = reader
         self.num_token_id = reader.num_token_id  # <NUM>
-        self.has_chat = isinstance(reader.template, str)
 
     def encode(self, text: str) -> Tokens:
         return Tokens(*self.reader.encode(text))

@@ -51,7 +51,6 @@ class TorchEngine:
         self.ends = frozenset(end_ids(model))
         self.default_mode = self.resolve().mode
         self.num_token_id = model.config.num_token_id
-        self.has_chat = processor.chat_template is not None
 
     @classmethod
     def open(

@@ -48,6 +48,7 @@ from causal_qwen.options import check_choice
 
 DTYPES = (None, "float32", "int8")
 OPTIONS = tuple(name for name in (*DEFAULTS, *SOFTMAX) if name != "causal_mode")
+TORCH_ONLY = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 Prompt = str | Sequence[int]
 
 
@@ -164,6 +165,11 @@ class Engine:
         if unknown:
             raise TypeError(
                 f"Unknown option {', '.join(unknown)}; there are mode, {', '.join(OPTIONS)}."
+            )
+        if unsupported := [name for name in TORCH_ONLY if self.saved.get(name) is not None]:
+            raise ValueError(
+                f"generation_config.json has {unsupported[0]}={self.saved[unsupported[0]]}, which "
+                "the NumPy engine does not support; remove it, or use torch."
             )
         return resolve_settings(
             {"causal_mode": mode, **options},
